@@ -8,10 +8,9 @@ larger ones: the edge of one of half a billion weights on two cores, the cloud o
 token in 27 ms and is 50 ms away. That changes when a token comes, and never which.
 """
 
-import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +22,7 @@ from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import make_policy
 from edgewise.prompts import Message, prompt_of
-from edgewise.server.chat import ChatReply
-from edgewise.server.requests import ChatRequest
+from edgewise.server.chat import ChatReply, ChatRequest
 from edgewise.settings import Settings
 from edgewise_lab.bench.pace import HALF_BILLION, EnginePace, LateCloud, PacedEdge
 from edgewise_lab.evaluation.tasks.base import Question
@@ -122,21 +120,12 @@ def chunks(pair: Pair, prompt: str, model: str) -> list[tuple[float, dict[str, A
             "edgewise": {"provenance": True, "pending": True},
         }
     )
-    writer = ChatReply(body, pair.edge.tokenizer, local=False)
-    return asyncio.run(_written(writer, list(answer(pair, prompt, model, paced=True))))
-
-
-async def _written(writer: ChatReply, timed: Sequence[Timed]) -> list[tuple[float, dict[str, Any]]]:
-    now = 0.0
-
-    async def events() -> AsyncGenerator[Event]:
-        nonlocal now
-        for seconds, event in timed:
-            if isinstance(event, Token | Pending | RolledBack | Finished):
-                now = round(seconds, 3)
-                yield event
-
-    return [(now, pruned(chunk)) async for chunk in writer.chunks(events())]
+    writer = ChatReply(body, pair.edge.tokenizer)
+    timed: list[tuple[float, dict[str, Any]]] = [(0.0, pruned(one)) for one in writer.begun()]
+    for seconds, event in answer(pair, prompt, model, paced=True):
+        if isinstance(event, Token | Pending | RolledBack | Finished):
+            timed += [(round(seconds, 3), pruned(one)) for one in writer.more(event)]
+    return timed
 
 
 def pruned(chunk: dict[str, Any]) -> dict[str, Any]:

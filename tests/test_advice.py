@@ -8,6 +8,7 @@ from decimal import Decimal
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
 from edgewise.advice import (
     ANSWER,
@@ -25,7 +26,7 @@ from edgewise.costs.price import Price
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudError
 from edgewise.testing.link import Link, Quality
-from edgewise_lab.bench.pace import EnginePace, Pace, PacedEdge, PacedEngine
+from edgewise_lab.bench.pace import EnginePace, Pace, PacedEdge
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
 from tests.llama_server_process import llama_server
 

@@ -5,6 +5,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
 from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.base import EdgeModel
@@ -17,7 +18,7 @@ from edgewise_lab.bench.frontier.billing import MeasuredSystem
 from edgewise_lab.bench.frontier.pair_systems import PLACE_NOTE, MeasuredStore, PairSystems
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE
 from edgewise_lab.bench.link import http_target
-from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, EnginePace, Pace, PacedEngine
+from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, EnginePace, Pace
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.tasks.base import Task
 from tests.llama_server_process import llama_server

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from edgewise.errors import AddressError
 from edgewise.hub import HubAddress, require_plain, short
@@ -217,9 +217,7 @@ def engine_at(address: str) -> str:
 def resolve_folder(address: str, engine: str, reads: tuple[str, ...]) -> tuple[Path, str]:
     """The folder of a model for `engine`, downloaded if need be, and what to call the model.
 
-    Of a repository only the files are downloaded whose names end as in `reads`: what the engine
-    says that it reads.
-    Raises `AddressError`.
+    Of a repository only files whose names end as in `reads` are downloaded. Raises `AddressError`.
     """
     if folder := local_folder(address):
         return folder, folder.resolve().name
@@ -232,8 +230,15 @@ def resolve_folder(address: str, engine: str, reads: tuple[str, ...]) -> tuple[P
         )
     repository = _repository(parsed, "edge")
     inside = _inside(parsed, repository.names)
-    root = repository.folder(_files_of(reads, repository.names, inside))
-    return root / inside, f"{parsed.repo}/{inside}".rstrip("/").rpartition("/")[2]
+    names = [
+        name
+        for name in repository.names
+        if name.startswith(inside)
+        and "/" not in (file := name.removeprefix(inside))
+        and file.endswith(reads)
+        and not file.startswith("consolidated")  # a second copy of the weights, for Mistral's own
+    ]
+    return repository.folder(names) / inside, f"{parsed.repo}/{inside}".rstrip("/").split("/")[-1]
 
 
 def checkpoint(name: str) -> Path | None:
@@ -253,24 +258,6 @@ def checkpoint(name: str) -> Path | None:
             f"{address.repo!r} does not hold a router", hint="name another", setting="router"
         )
     return repository.folder(wanted)
-
-
-def upload(folder: Path, repo: str, *, private: bool) -> str:
-    """Publish a router's checkpoint as a hub repository; returns its address on the web.
-
-    Raises `AddressError`.
-    """
-    from edgewise.hub import client
-
-    message = "A router trained with Edgewise"
-    return client.upload(folder, repo, CHECKPOINT, private=private, message=message)
-
-
-def dataset_file(repo: str, name: str) -> Path:
-    """A file of a hub dataset, downloaded if need be. Raises `AddressError`."""
-    from edgewise.hub import client
-
-    return client.dataset_file(repo, name)
 
 
 def models_among(names: Iterable[str]) -> list[str]:
@@ -314,60 +301,37 @@ def _engine_among(
 ) -> str:
     """The edge engine for a folder's files; `config` is its `config.json`. Raises `AddressError`.
 
-    MLX says so in `config.json` if it quantised the model, else in the header of its weights;
-    before these are downloaded, the `library` that the hub names counts.
+    `library` is what the hub names, before the weights are downloaded.
     """
     if "genai_config.json" in names:
         return "onnx"
     if "config.json" in names and config and any(n.endswith(".safetensors") for n in names):
-        is_mlx = library == "mlx" or _is_quantised(config) or _is_mlx(config.parent)
-        return "mlx" if is_mlx else "transformers"
+        return "mlx" if library == "mlx" or _is_mlx(config) else "transformers"
     if ggufs := sorted(name for name in names if name.endswith(".gguf")):
-        found, hint = "is a folder", f"name a file in it, such as {ggufs[0]}"
+        problem, hint = "is a folder", f"name a file in it, such as {ggufs[0]}"
     elif any(name.endswith(_PICKLES) for name in names):
-        found = "holds weights in pickles alone, which are never read"
+        problem = "holds weights in pickles alone, which are never read"
         hint = "name a repository with safetensors, or a GGUF"
     else:
-        found = "holds neither genai_config.json nor config.json with safetensors"
+        problem = "holds neither genai_config.json nor config.json with safetensors"
         hint = "name a GGUF file, a model's folder or a hub repository of one"
-    raise AddressError(f"{where!r} {found}", hint=hint, setting="edge")
+    raise AddressError(f"{where!r} {problem}", hint=hint, setting="edge")
 
 
-def _files_of(reads: tuple[str, ...], names: Iterable[str], inside: str) -> list[str]:
-    """Files of the folder `inside`, which ends with a slash, that end as an engine `reads`."""
-    held = [name for name in names if name.startswith(inside)]
-    return [
-        name
-        for name in held
-        if "/" not in (file := name.removeprefix(inside))
-        and file.endswith(reads)
-        and not file.startswith("consolidated")  # a second copy of the weights, for Mistral's own
-    ]
-
-
-def _is_quantised(config: Path) -> bool:
-    """Whether MLX quantised the model."""
-    try:
-        if config.stat().st_size > MAX_CONFIG:
-            return False
-        described: object = json.loads(config.read_bytes())
-        return isinstance(described, dict) and bool(
-            cast(dict[str, Any], described).get("quantization")
-        )
-    except (OSError, ValueError, RecursionError):
-        return False  # the engine says what is wrong with it
-
-
-def _is_mlx(folder: Path) -> bool:
-    """Whether MLX wrote the safetensors there: their headers name the form."""
+def _is_mlx(config: Path) -> bool:
+    """Whether MLX wrote the model: its config has a quantization, or its weights say so."""
     from safetensors import SafetensorError, safe_open
 
-    for path in sorted(folder.glob("model*.safetensors"))[:1]:
-        try:
+    try:
+        if config.stat().st_size <= MAX_CONFIG:
+            described: object = json.loads(config.read_bytes())
+            if isinstance(described, dict) and "quantization" in described:
+                return True
+        for path in sorted(config.parent.glob("model*.safetensors"))[:1]:
             with safe_open(path, framework="numpy") as opened:
                 return (opened.metadata() or {}).get("format") == "mlx"
-        except (OSError, SafetensorError, ValueError):
-            return False
+    except (OSError, SafetensorError, ValueError, RecursionError):
+        pass  # the engine says what is wrong with the files
     return False
 
 
@@ -424,7 +388,7 @@ def _unknown(address: str, role: Role) -> AddressError:
     elif _is(address, Path.is_symlink):
         problem = f"{named!r} is a link to a file that does not exist"
         hint = "correct it, or name a file"
-    elif close := get_close_matches(address, ["bundled", *_beside(address)], 1, _TYPO):
+    elif close := get_close_matches(address, ["bundled"], 1, _TYPO):
         hint = f"did you mean {close[0]!r}? If not: {hint}"
     elif other := _elsewhere(address):
         hint = f"did you mean {other!r}? If not: {hint}"
@@ -441,15 +405,6 @@ def _elsewhere(address: str) -> str | None:
         if wanted in (name, name.removesuffix(":latest"), name.rpartition("/")[2]):
             return one.address
     return f"ollama:{address}" if _TAGGED.fullmatch(address) else None
-
-
-def _beside(address: str) -> list[str]:
-    """The GGUF files in the folder that an address names a file in."""
-    inside = address[: address.rfind("/") + 1]
-    try:
-        return [inside + path.name for path in from_home(address).parent.glob("*.gguf")]
-    except (OSError, ValueError):
-        return []
 
 
 def _file(address: str) -> Path | None:

@@ -30,13 +30,13 @@ _Body = bytes
 
 
 class Sent:
-    """What has travelled for a consult or a push: token ids, and bytes of the messages' bodies.
+    """What has travelled for a consult or a prefetch: token ids, and bytes of the messages' bodies.
 
     A session adds to it in whichever thread sends; nothing travels to a model in this process.
     `requests` of its messages were about tokens; `repeats` of them had been sent before. Of no more
     than `most` may be sent. `prefix` is the whole sequence that is asked about, in ids of the
     cloud's vocabulary. `request_id` is what logs on the way call the consult, once the session has
-    named it; `under_way` is a push that nobody waits for.
+    named it; `under_way` is a prefetch that nobody waits for.
     """
 
     def __init__(

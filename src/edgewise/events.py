@@ -119,7 +119,7 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str | None = None
     consults: int = 0
-    pushes: int = 0
+    prefetches: int = 0
     bytes: int = 0
     tokens: int = 0
 

@@ -15,9 +15,8 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
 from edgewise.cloud.bridge.context_filter import ContextFilter, ContextFilterMaker
 from edgewise.cloud.key import cloud_key
-from edgewise.costs.billing import Billing
 from edgewise.costs.daily import DailyTotal, spent_place
-from edgewise.costs.meter import Limits
+from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES

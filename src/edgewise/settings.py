@@ -266,7 +266,7 @@ def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) 
         raise UsageError(f"{reader} cannot honour {which}", hint=f"take {them} out there")
 
 
-def _file_bytes(path: Path, called: str, *, own: bool) -> bytes:
+def file_bytes(path: Path, called: str, *, own: bool = False) -> bytes:
     """The content of a file of settings, `called` so in errors; `own`: it must be this user's.
 
     Nobody else decides where a user's prompts and key go. Raises `UsageError`.
@@ -295,7 +295,7 @@ def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, objec
     if own and not path.is_file():
         return {}
     try:
-        content = _file_bytes(path, called, own=own)
+        content = file_bytes(path, called, own=own)
         values: dict[str, object] = msgspec.toml.decode(content, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{called} is not valid TOML: {error}.") from error

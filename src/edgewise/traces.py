@@ -221,8 +221,8 @@ class _CloudSession(WrappedSession):
         self._recorder.consult(future, args, sent)
         return future
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        fresh = super().push(ids, sent)
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        fresh = super().prefetch(ids, sent)
         if fresh:
             args = {"position": len(ids) - fresh, "new_ids": fresh}
             self._recorder.moment(_ANSWER, "pushed", args)

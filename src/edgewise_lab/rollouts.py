@@ -22,7 +22,6 @@ class Prefix(msgspec.Struct, frozen=True):
 
     ids: tuple[int, ...]
     n: int
-    sampling: Sampling = Sampling()
 
 
 class Continuation(msgspec.Struct, frozen=True):
@@ -82,7 +81,7 @@ class SequentialRollouts:
         while len(ids) < room and not (ids and ids[-1] in self._eos_ids):
             self._session.extend(ids[-1:])
             step = self._session.step()
-            ids.append(prefix.sampling.choose(step))
+            ids.append(step.proposed)
             logprobs.append(step.logprob(ids[-1]))
         return Continuation(tuple(ids), tuple(logprobs))
 
@@ -135,7 +134,7 @@ class CloudRollouts:
         return [written[index] for index in range(len(prefixes))]
 
     def _ask(self, session: CloudSession, prefix: Prefix) -> Future[Completion]:
-        return session.ask(prefix.ids, prefix.n, prefix.sampling, self._deadline)
+        return session.ask(prefix.ids, prefix.n, Sampling(), self._deadline)
 
 
 class BatchedRollouts:
@@ -216,7 +215,7 @@ class BatchedRollouts:
 
     def _write(self, rollout: "_Rollout", step: Step) -> bool:
         """Choose the next id; whether the rollout has ended."""
-        token = rollout.prefix.sampling.choose(step)
+        token = step.proposed
         rollout.ids.append(token)
         rollout.logprobs.append(step.logprob(token))
         # Nothing is computed after the last id, which may stand behind the context.

@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 
+from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
 from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.llamacpp import LlamaModel
@@ -25,7 +26,7 @@ from edgewise_lab.bench.frontier.systems import (
     timed_edge,
 )
 from edgewise_lab.bench.link import http_target
-from edgewise_lab.bench.pace import UNPACED, EnginePace, LateCloud, Pace, PacedEdge, PacedEngine
+from edgewise_lab.bench.pace import UNPACED, EnginePace, LateCloud, Pace, PacedEdge
 from edgewise_lab.evaluation.systems import CloudAlone
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa

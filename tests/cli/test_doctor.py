@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.completion import Completion, Sent
@@ -21,7 +22,7 @@ from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise_lab.bench.pace import EnginePace, PacedEngine
+from edgewise_lab.bench.pace import EnginePace
 from tests.cli.conftest import Edgewise
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 from tests.doubles.scripted_text import ScriptedText
@@ -62,7 +63,7 @@ class RecordedSession:
         future.set_result(Completion(ids=(33,) * n, logprobs=(None,) * n))
         return future
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         return 0
 
     def close(self) -> None:
@@ -105,8 +106,7 @@ def test_how_the_edge_goes_back(
     for path in (bpe_path, hybrid_paths["gemma3"]):
         assert rewinds(edgewise, "--edge", str(path))["detail"].startswith("anywhere")
     found = rewinds(edgewise, "--edge", str(hybrid_paths["qwen35"]))
-    # Bytes that llama.cpp writes of a sequence of 40 ids: 11340.
-    assert (found["status"], "11.1 KiB" in found["detail"]) == ("ok", True)
+    assert (found["status"], found["detail"].startswith("to checkpoints")) == ("ok", True)
 
 
 def test_an_edge_that_cannot_go_back(
@@ -207,7 +207,7 @@ def test_a_compiled_engine_is_promised_what_was_measured(
     edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads prompts quicker; whether it decodes quicker depends on which one is compiled."""
-    monkeypatch.setattr(binding, "is_slower", lambda: True)
+    monkeypatch.setattr(binding, "package", lambda: binding.PREBUILT)
     report = edgewise("doctor", "--cloud", "none", "--json").out
     (engine,) = (one for one in json.loads(report)["checks"] if one["name"] == "engine")
     assert engine["detail"].endswith("compiles one for this machine, which may read prompts faster")

@@ -152,7 +152,7 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (("--engine", "bundled", "--host", "0.0.0.0"), "give --keys FILE"),
         (("--engine", "bundled", "--keys", "none.json"), "edgewise keys add"),
         (("--engine", "bundled", "--certificate", "c.pem"), "both --certificate"),
-        (("--engine", "bundled", "--engine-kind", "vllm"), "no vllm; leave the kind out"),
+        (("--engine", "bundled", "--engine-kind", "vllm"), "bundled"),
         (("--engine", "ftp://x"), "no http://"),
         (("--engine", "bundeld"), "name an engine's URL, or bundled (--engine)"),
         (("--engine", "./large.gguf"), "name an engine's URL, or bundled (--engine)"),

@@ -80,8 +80,6 @@ def test_what_cannot_be_downloaded_is_said(edgewise: Edgewise, hub: Hub, model: 
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
-        (("run", "Hello", "--edge", "smal.gguf"), "'small.gguf'"),
-        (("run", "Hello", "--edge", "./smal.gguf"), "'./small.gguf'"),
         (("run", "Hello", "--edge", "bundeld"), "'bundled'"),
         (("run", "Hello", "--router", "entrpy"), "'entropy'"),
         (("run", "Hello", "--cloud", "http://127.0.0.1:9", "--cloud-engine", "vlm"), "'vllm'"),
@@ -90,9 +88,8 @@ def test_what_cannot_be_downloaded_is_said(edgewise: Edgewise, hub: Hub, model: 
     ],
 )
 def test_a_name_that_is_nearly_one_is_asked_back(
-    edgewise: Edgewise, tmp_path: Path, arguments: tuple[str, ...], meant: str
+    edgewise: Edgewise, arguments: tuple[str, ...], meant: str
 ) -> None:
-    (tmp_path / "small.gguf").write_bytes(SMALL)
     assert meant in edgewise(*arguments).err
 
 

@@ -190,7 +190,7 @@ def test_a_template_that_refuses_is_a_consult_that_failed() -> None:
     with pytest.raises(CloudRejected, match="no system role"):
         ask(model, "", prompt=asked)
     with closing(model.open(asked)) as session:
-        assert session.push(asked.ids) == 0
+        assert session.prefetch(asked.ids) == 0
 
 
 def test_what_is_sent_ahead_is_in_the_clouds_ids() -> None:
@@ -200,7 +200,7 @@ def test_what_is_sent_ahead_is_in_the_clouds_ids() -> None:
         def open(self, prompt: Prompt) -> "Pushing":  # type: ignore[override]
             return self
 
-        def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
             pushed.append(bytes(ids))
             return len(ids)
 
@@ -208,7 +208,7 @@ def test_what_is_sent_ahead_is_in_the_clouds_ids() -> None:
     session = Bridge(cloud, own=OWN, edge=EDGE).open(PROMPT)
     text = b"so it is and so it stays for ever"
     for end in range(len(text)):
-        session.push([*PROMPT.ids, *text[:end]])
+        session.prefetch([*PROMPT.ids, *text[:end]])
     assert pushed == [b"sky: ", b"sky: so it is and so", b"sky: so it is and so it stays for"]
 
 
@@ -276,11 +276,11 @@ def test_word_for_word_it_writes_what_the_large_model_writes_in_one_go(
             whole = session.ask(theirs, 64, Sampling(), 60).result(60)
         ids = list(asked.ids)
         with closing(model.open(asked)) as session:
-            session.push(ids)
+            session.prefetch(ids)
             for _ in range(99):
                 completion = session.ask(ids, 1, Sampling(), 60).result(60)
                 ids += completion.ids
-                session.push(ids)
+                session.prefetch(ids)
                 if completion.stopped:
                     break
         assert completion.stopped

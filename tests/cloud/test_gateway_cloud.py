@@ -16,7 +16,7 @@ from aiohttp import web
 
 from edgewise.cloud import gateway as cloud_gateway
 from edgewise.cloud import gateway_link as gateway_link
-from edgewise.cloud.gateway import MOST_IDLE, PUSHED, GatewayCloud
+from edgewise.cloud.gateway import MOST_IDLE, PREFETCHED, GatewayCloud
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -360,10 +360,10 @@ def test_what_nobody_waits_for_is_logged(
     with gateway([engine.url]) as running:
         cloud = GatewayCloud(running.url)
         cloud.check(ByteTokenizer())
-        monkeypatch.setattr(gateway_link.GatewayLink, "push", broken)
+        monkeypatch.setattr(gateway_link.GatewayLink, "prefetch", broken)
         monkeypatch.setattr(GatewayCloud, "give", not_given)
         session = cloud.open(PROMPT)
-        session.push(IDS)
+        session.prefetch(IDS)
         session.close()
         cloud.close()
     engine.close()
@@ -384,7 +384,7 @@ def test_a_push_that_takes_too_long_is_no_alarm(
         link.cut()
         link.stall()
         session = cloud.open(PROMPT)
-        session.push(IDS)
+        session.prefetch(IDS)
         end = time.monotonic() + 60
         while not [r for r in caplog.records if "did not answer" in r.message]:
             assert time.monotonic() < end
@@ -400,7 +400,7 @@ def test_nothing_is_connected_for_a_session_that_says_nothing() -> None:
     with gateway([engine.url]) as running:
         cloud = GatewayCloud(running.url)
         session = cloud.open(PROMPT)
-        assert session.push([]) == 0
+        assert session.prefetch([]) == 0
         session.close()
         time.sleep(0.05)
         assert not running.gateway.connections
@@ -416,7 +416,7 @@ def test_after_closing_sessions_fail_and_close() -> None:
     cloud.close()
     with pytest.raises(CloudUnavailable, match="was closed"):
         session.ask(IDS, 1, Sampling(), 30).result()
-    session.push(list(range(PUSHED)))
+    session.prefetch(list(range(PREFETCHED)))
     session.close()
 
 

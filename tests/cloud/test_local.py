@@ -78,7 +78,7 @@ def test_opening_waits_for_nobody(cloud: LocalCloud, script: Held, model: Script
     flying = busy(cloud, script)
     sessions = [cloud.open(PROMPT) for _ in range(20)]
     for session in sessions:
-        assert session.push(IDS) == 0
+        assert session.prefetch(IDS) == 0
         session.close()
     assert not flying.done()
     # One is the consult's own.
@@ -87,7 +87,7 @@ def test_opening_waits_for_nobody(cloud: LocalCloud, script: Held, model: Script
 
 def test_a_session_that_never_asks_takes_no_place(cloud: LocalCloud, model: ScriptedEdge) -> None:
     session = cloud.open(PROMPT)
-    assert session.push(IDS) == 0
+    assert session.prefetch(IDS) == 0
     session.close()
     session.close()
     assert model.sessions == 0

@@ -74,7 +74,7 @@ class ShoutingSession:
         future.set_result(Completion(ids=(33,) * n, logprobs=(None,) * n))
         return future
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         return 0
 
     def close(self) -> None:

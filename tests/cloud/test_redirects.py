@@ -97,7 +97,7 @@ def refusals(cloud: CloudModel) -> list[CloudError]:
     """How a check, a push and a consult end."""
     found: list[CloudError] = []
     session = cloud.open(Prompt((1,)))
-    session.push([1])
+    session.prefetch([1])
     for work in (
         lambda: cloud.check(ByteTokenizer()),
         lambda: session.ask([1], 1, Sampling(), 20).result(),

@@ -253,12 +253,12 @@ def test_counts_lie_in_the_users_folder_of_state(
 def test_what_leaves_after_an_answer_is_counted_with_it(tmp_path: Path) -> None:
     file = CountsFile(tmp_path / "sent.jsonl")
     answer = SentRecord(file).answer(Prompt((1,)), "http://host.example", ByteTokenizer())
-    late, other = answer.push([1]), answer.consult([1, 2])
+    late, other = answer.prefetch([1]), answer.consult([1, 2])
     other.add(2, b"12345")
     answer.close()
     late.add(1, b"123")
     ((told,), broken) = file.read()
-    assert (told.consults, told.pushes, told.bytes, told.tokens, broken) == (1, 1, 8, 3, 0)
+    assert (told.consults, told.prefetches, told.bytes, told.tokens, broken) == (1, 1, 8, 3, 0)
 
 
 def test_a_pair_keeps_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ class Wired:
         tokens: int = 40,
         ahead: int = 4,
     ) -> list[Event]:
-        """The events of an answer that consults and pushes much, and goes other ways."""
+        """The events of an answer that consults and prefetches much, and goes other ways."""
         decoder = Decoder(
             ScriptedEdge(noise(seed)),
             router=Random(seed),

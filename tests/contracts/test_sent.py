@@ -80,7 +80,7 @@ def test_an_engine_is_sent_the_whole_prefix(direct: Watched) -> None:
         sent = consult(session, ids)
         assert sent.ids == len(ids)
         assert (sent.ids, sent.bytes) == (direct.recorder.ids, direct.recorder.size)
-    assert session.push([*PROMPT, 1, 2, 3, 4]) == 0
+    assert session.prefetch([*PROMPT, 1, 2, 3, 4]) == 0
     session.close()
     assert len(direct.recorder.messages) == 1
 
@@ -99,12 +99,12 @@ def test_a_gateway_is_sent_only_what_it_lacks(through: Watched) -> None:
 
 def test_pushed_ids_do_not_travel_again(through: Watched) -> None:
     session = through.open()
-    assert session.push(PROMPT) == len(PROMPT)
+    assert session.prefetch(PROMPT) == len(PROMPT)
     ids = list(PROMPT)
     pushed = []
     for token in range(50):
         ids.append(token)
-        pushed.append(session.push(ids))
+        pushed.append(session.prefetch(ids))
     assert [fresh for fresh in pushed if fresh] == [16, 16, 16]
     sent = consult(session, ids)
     assert sent.ids == 2
@@ -114,10 +114,10 @@ def test_pushed_ids_do_not_travel_again(through: Watched) -> None:
 
 def test_a_rewound_answer_is_pushed_from_where_it_parts(through: Watched) -> None:
     session = through.open()
-    session.push(PROMPT)
-    session.push([*PROMPT, *range(20)])
+    session.prefetch(PROMPT)
+    session.prefetch([*PROMPT, *range(20)])
     other = [*PROMPT, *range(100, 130)]
-    assert session.push(other) == 30
+    assert session.prefetch(other) == 30
     assert consult(session, other).ids == 0
     session.close()
 
@@ -233,7 +233,7 @@ def test_an_engine_asked_again_over_a_new_connection_counts_both(engine: Scripte
 def test_a_model_in_this_process_is_sent_nothing() -> None:
     cloud = LocalCloud(ScriptedEdge(replying("yes", prompt="sky: ")))
     session = cloud.open(Prompt(tuple(b"sky: ")))
-    assert session.push(list(b"sky: ")) == 0
+    assert session.prefetch(list(b"sky: ")) == 0
     sent = consult(session, list(b"sky: "))
     assert (sent.ids, sent.bytes) == (0, 0)
     session.close()

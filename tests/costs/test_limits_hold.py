@@ -1,9 +1,14 @@
 """No limit is passed by a provider that repeats, is cut off, fails or lies in its meter.
 
-The invoice is what a provider bills that charges every request which reached it, whatever it said.
+A day's sum holds across processes, and a file that cannot hold it is said to. An invoice is what
+a provider bills that charges every request which reached it, whatever it said.
 """
 
+import logging
 import sqlite3
+import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,11 +23,10 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel, CloudSession, WrappedSession, then
 from edgewise.cloud.engine import EngineCloud, LlamaServer
 from edgewise.completion import Completion
-from edgewise.costs.billing import Billing
-from edgewise.costs.daily import DailyTotal, today
-from edgewise.costs.meter import Limits
+from edgewise.costs.daily import DailyTotal, spent_place, today
+from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
-from edgewise.errors import CloudUnavailable
+from edgewise.errors import CloudUnavailable, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
@@ -35,6 +39,15 @@ from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire,
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
 PRICE = price_of("2000,2000,8000")
+DAY = "2026-01-02"
+ADDING = """
+import sys
+from decimal import Decimal
+from pathlib import Path
+from edgewise.costs.daily import DailyTotal
+file = DailyTotal(Path(sys.argv[1]))
+print(sum(file.add("2026-01-02", "", Decimal("0.1"), Decimal("1")) for _ in range(8)))
+"""
 CUT = Wire([b""])
 """The engine reads the request, computes, and the connection breaks."""
 
@@ -101,7 +114,7 @@ def test_the_limit_of_a_day_holds(
     spent = DailyTotal(tmp_path / "spent.db")
     for _ in range(4):
         decoder(cloud, Limits(False, None, most), spent).generate(IDS, max_tokens=4)
-    assert 0 < provider.invoice <= spent.of(today(), "") <= most
+    assert 0 < provider.invoice <= spent_on(spent, today()) <= most
 
 
 def decoder(cloud: CloudModel, limits: Limits, spent: DailyTotal | None = None) -> Decoder:
@@ -184,8 +197,80 @@ def test_less_than_nothing_spent_is_no_credit(tmp_path: Path) -> None:
     assert file.add(today(), "", Decimal(1))
     with closing(sqlite3.connect(file.path)) as raw, raw:
         raw.execute("UPDATE spent SET amount = '-100'")
-    assert file.of(today(), "") == 0
     assert not file.add(today(), "", Decimal(2), Decimal(1))
     # Nor where somebody deleted the file in the middle of an answer.
     assert file.add(today(), "", Decimal(-5))
-    assert file.of(today(), "") == 0
+    assert spent_on(file, today()) == 0
+
+
+def spent_on(file: DailyTotal, day: str, currency: str = "") -> Decimal:
+    with closing(sqlite3.connect(file.path)) as raw:
+        found = raw.execute(
+            "SELECT amount FROM spent WHERE day = ? AND currency = ?", (day, currency)
+        )
+        return Decimal((found.fetchone() or ["0"])[0])
+
+
+def test_sums_are_exact_and_apart(tmp_path: Path) -> None:
+    file = DailyTotal(tmp_path / "state" / "spent.db")
+    for _ in range(10):
+        assert file.add(DAY, "", Decimal("0.1"))
+    assert file.add(DAY, "EUR", Decimal(5))
+    assert file.add(today(), "", Decimal(7))
+    assert spent_on(file, DAY) == 1
+    assert spent_on(file, DAY, "EUR") == 5
+    assert spent_on(file, "2026-01-03") == 0
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert file.path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_never_above_the_most(tmp_path: Path) -> None:
+    file, most = DailyTotal(tmp_path / "spent.db"), Decimal("0.3")
+    assert file.add(DAY, "", Decimal("0.2"), most)
+    assert not file.add(DAY, "", Decimal("0.100001"), most)
+    assert file.add(DAY, "", Decimal("-0.1"), most)
+    assert file.add(DAY, "", Decimal("0.2"), most)
+    assert not file.add(DAY, "", Decimal("0.000001"), most)
+    # What was spent without a limit counts, and what is given back always may be.
+    assert file.add(DAY, "", Decimal(1))
+    assert file.add(DAY, "", Decimal("-0.1"), most)
+    assert spent_on(file, DAY) == Decimal("1.2")
+
+
+def test_processes_share_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "spent.db"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", ADDING, str(path)], stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    added = [int(process.communicate(timeout=60)[0]) for process in processes]
+    assert sum(added) == 10
+    assert spent_on(DailyTotal(path), DAY) == 1
+
+
+@pytest.mark.parametrize("broken", ["no database", "a folder", "no number", "not finite"])
+def test_a_file_that_cannot_be_used(
+    tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "spent.db"
+    file = DailyTotal(path)
+    if broken == "no database":
+        path.write_bytes(b"not a database" * 100)
+    elif broken == "a folder":
+        path.mkdir()
+    else:
+        file.add(today(), "", Decimal(0))
+        with sqlite3.connect(path) as raw:
+            raw.execute("UPDATE spent SET amount = ?", ("abc" if broken == "no number" else "NaN",))
+    with pytest.raises(UsageError) as refused:
+        file.require_usable()
+    assert refused.value.setting == "max_cost_day"
+    with caplog.at_level(logging.WARNING):
+        assert not file.add(today(), "", Decimal(1), Decimal(5))
+        assert not file.add(today(), "", Decimal(1))
+    assert len(caplog.records) == 1
+
+
+def test_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert spent_place() == tmp_path / "edgewise" / "spent.db"

@@ -12,8 +12,7 @@ from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud
 from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.engine import LlamaServer
 from edgewise.completion import Completion, Sent
-from edgewise.costs.billing import Billing
-from edgewise.costs.meter import AnswerCosts, CloudTokens, Limits
+from edgewise.costs.meter import AnswerCosts, Billing, CloudTokens, Limits
 from edgewise.costs.price import BilledTokens, price_of
 from edgewise.errors import (
     CloudError,
@@ -427,7 +426,7 @@ def test_with_a_price_nothing_is_read_ahead_of_its_bill(billing: Billing | None)
     class Pushed(ScriptedCloud):
         def open(self, prompt: Prompt) -> Any:
             session = super().open(prompt)
-            session.push = lambda ids, sent=None: pushed.append(len(ids)) or 0  # type: ignore[method-assign]
+            session.prefetch = lambda ids, sent=None: pushed.append(len(ids)) or 0  # type: ignore[method-assign]
             return session
 
     script = replying("blue", prompt=bytes(IDS).decode())

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from edgewise.costs.billing import Billing
-from edgewise.costs.meter import Limits
+from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import Price, price_of
 from edgewise.edge.base import Floats
 from edgewise.errors import CloudError, CloudRejected, CloudTimeout

@@ -11,8 +11,7 @@ import pytest
 
 from edgewise.edge.base import Chunk, EdgeAbilities, Floats, Needs
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp.batched import width_for
-from edgewise.edge.llamacpp.cache import LlamaSequence
+from edgewise.edge.llamacpp.cache import LlamaSequence, width_for
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.sequence import MOST
 from edgewise.errors import UsageError

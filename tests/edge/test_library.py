@@ -130,19 +130,6 @@ def test_another_build_is_refused(
         binding.load_library(prebuilt)
 
 
-def test_structs_that_do_not_fit_are_seen(prebuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the release before, which had a field fewer in the middle."""
-    fields = {name: (name, kind) for name, kind in binding.llama_context_params._fields_}
-    shifted = fields.pop("moe_cache_size")
-
-    class Older(ctypes.Structure):
-        _fields_ = (*fields.values(), shifted)
-
-    monkeypatch.setitem(binding.CALLS, "llama_context_default_params", (Older, ()))
-    with pytest.raises(UsageError, match="llama_context_default_params"):
-        binding.load_library(prebuilt)
-
-
 BROKEN = {
     "llama_cpp": (
         "llama-cpp-python",

@@ -164,19 +164,6 @@ def test_many_at_once_disturb_each_other_not(tried: Tried, sound: Path) -> None:
     assert tried() == before
 
 
-def test_the_record_stays_small(
-    tried: Tried, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trial, "KEPT", 2)
-    for second in range(4):
-        os.utime(sound, (second, second))
-        load(sound)
-    assert tried() == 4
-    assert len([path for path in (tmp_path / "cache").rglob("*") if path.is_file()]) == 2
-    load(sound)
-    assert tried() == 4
-
-
 def test_a_load_without_end_is_a_sentence(
     tried: Tried, sound: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,7 @@ def test_consults_send_only_what_is_new(running: Running) -> None:
         assert completion.ids == (reply_to(ids),)
         assert completion.top[0][0].id == completion.ids[0]
         ids += completion.ids
-        session.push(ids)
+        session.prefetch(ids)
     again = session.ask([*prompt[:3], *b"xyz"], 2, GREEDY, 30).result()
     assert again.ids[0] == reply_to([*prompt[:3], *b"xyz"])
     session.close()
@@ -399,7 +399,7 @@ def test_pushes_warm_the_engine_while_nobody_waits(
 ) -> None:
     cloud = cloud_of(running)
     session = cloud.open(Prompt((1,)))
-    session.push([1, 2, 3])
+    session.prefetch([1, 2, 3])
     end = time.monotonic() + 60
     while engine.prefills == 0 and time.monotonic() < end:
         time.sleep(0.01)
@@ -430,7 +430,7 @@ def test_many_devices_each_get_their_own_answers(running: Running) -> None:
             completion = session.ask(ids, 1, GREEDY, 30).result()
             assert completion.ids == (reply_to(ids),)
             ids += completion.ids
-            session.push(ids)
+            session.prefetch(ids)
         session.close()
         cloud.close()
         return number

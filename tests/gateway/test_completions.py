@@ -112,7 +112,7 @@ def test_a_push_that_meets_a_bug_is_logged_and_no_more(
         cloud = GatewayCloud(running.url)
         cloud.check(TOKENIZER)
         session = cloud.open(Prompt((1,)))
-        session.push([1, 2, 3])
+        session.prefetch([1, 2, 3])
         end = time.monotonic() + 60
         while 'pushes_total{outcome="failed"}' not in metrics(running):
             assert time.monotonic() < end

@@ -34,7 +34,6 @@ GONE = CloudUnavailable("gone.")
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets, "HEALTH_SECONDS", 0.02)
-    monkeypatch.setattr(fleets, "LOOKS", 500)
 
 
 @asynccontextmanager
@@ -566,7 +565,7 @@ def test_no_end_of_one_look_ends_a_watch(problem: BaseException, where: str) -> 
 def test_a_replica_that_stalls_keeps_nobody_from_looking_at_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleets, "LOOKS", 1e6)
+    monkeypatch.setattr(fleets, "LOOK_SECONDS", 3600.0)
 
     class Stalling(PlainEngine):
         stalled = False

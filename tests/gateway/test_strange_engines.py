@@ -16,7 +16,7 @@ from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, Other
 from edgewise.events import Candidate, Consult, Event
 from edgewise.gateway import fleet as fleets
 from edgewise.gateway.bundled import BundledEngine
-from edgewise.gateway.consults import WAITING_ASKS
+from edgewise.gateway.connection import WAITING_ASKS
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt

@@ -166,7 +166,7 @@ def test_an_engine_is_told_whose_consult_and_whose_push_it_is(
             cloud = GatewayCloud(running.url, key=secret)
             cloud.check(ByteTokenizer())
             session = cloud.open(Prompt(()))
-            session.push(list(range(40)))
+            session.prefetch(list(range(40)))
             session.ask(list(range(41)), 1, Sampling(), 30).result()
             cloud.close()
     assert {client.tenant for client in engine.clients} == {"laptop", "phone"}

@@ -69,7 +69,7 @@ class WatchedSession(ScriptedCloudSession):
         self._watched.flying.append(future)
         return future
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         self._watched.pushed.append(tuple(ids))
         return len(ids)
 
@@ -141,7 +141,7 @@ def test_a_cloud_that_fails_at_the_start_gives_the_slot_back(stage: str) -> None
             return BrokenSession(self)
 
     class BrokenSession(WatchedSession):
-        def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
             raise RuntimeError("no push")
 
     edge, cloud = edge_saying("blue"), Broken(noise())

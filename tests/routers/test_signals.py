@@ -32,12 +32,12 @@ logits = arrays(
 
 
 def test_one_value_in_the_list_is_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ranks(step: Step, k: int) -> Floats:
+    def likeliest(step: Step, k: int) -> Floats:
         return step.top(k)[0].astype(np.float32)
 
-    added = Signal("ranks", ranks, "k", Needs.TOP)
-    monkeypatch.setitem(SIGNALS, "ranks", added)
-    inputs = ("ranks", "scalars")
+    added = Signal("likeliest", likeliest, "k", Needs.TOP)
+    monkeypatch.setitem(SIGNALS, "likeliest", added)
+    inputs = ("likeliest", "scalars")
     edge = ScriptedEdge(noise())
     session = edge.session(needs_of(inputs), top=top_of(inputs, 12))
     session.open([1, 2, 3])

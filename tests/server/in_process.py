@@ -7,7 +7,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from edgewise.cloud.base import CloudModel
-from edgewise.costs.billing import Billing
+from edgewise.costs.meter import Billing
 from edgewise.pair import Pair
 from edgewise.routers.constant import Constant
 from edgewise.server.answering import Answering

@@ -36,7 +36,7 @@ def test_metrics_count_tokens_by_source(url: str) -> None:
 
     def counted() -> float:
         lines = get(f"{url}/metrics").text.splitlines()
-        wanted = 'edgewise_tokens_total{source="edge"} '
+        wanted = 'edgewise_tokens_total{model="edgewise",source="edge"} '
         return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
 
     before = counted()

@@ -55,7 +55,7 @@ CALL = {"id": "x", "type": "function", "function": {"name": "a", "arguments": "{
             "responses",
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input.0.content.0.type is not valid: "
-            "input should be 'input_text', 'output_text' or 'text'.",
+            "input should be 'text', 'input_text' or 'output_text'.",
         ),
         (
             "messages",
@@ -66,7 +66,8 @@ CALL = {"id": "x", "type": "function", "function": {"name": "a", "arguments": "{
         (
             "chat/completions",
             user(content=[PICTURE]),
-            "messages.0.content.0.type is not valid: input should be 'text'.",
+            "messages.0.content.0.type is not valid: "
+            "input should be 'text', 'input_text' or 'output_text'.",
         ),
         (
             "chat/completions",

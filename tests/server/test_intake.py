@@ -17,12 +17,12 @@ from fastapi import Request
 from edgewise.keys.keys import ANYBODY
 from edgewise.prompts import Message, Prompt
 from edgewise.server.answering import Unread
+from edgewise.server.app import make_app
 from edgewise.server.callers import Caller, Callers
-from edgewise.server.completions import TextReply
-from edgewise.server.decoding import decode_request
+from edgewise.server.completions import CompletionRequest, TextReply
 from edgewise.server.errors import ApiError
-from edgewise.server.requests import CompletionRequest
-from edgewise.server.streaming import reply_with
+from edgewise.server.models import Models, decode_request
+from edgewise.server.replies import reply_with
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
 from tests.server.in_process import ASK, CHAT, answering_of, app
 from tests.server.serving import running
@@ -208,14 +208,10 @@ def test_who_leaves_while_a_prompt_is_read_gives_the_place_back() -> None:
     """Two wait in a thread each, a third for one of these; slot and queue are free again after."""
     held = Held()
     answering = answering_of(ScriptedEdge(noise(), tokenizer=held), queue=2)
-    asked = decode_request(
-        answering,
-        CompletionRequest(model="edgewise", prompt="x"),
-        Unread(read=lambda: Prompt(tuple(held.encode_prompt("x")))),
-        messages=[Message("user", "x")],
-        max_tokens=1,
-        candidates=False,
-    )
+    body = CompletionRequest(model="edgewise", prompt="x", max_tokens=1)
+    unread = Unread(read=lambda: Prompt(tuple(held.encode_prompt("x"))))
+    asked = decode_request(answering, body, unread, messages=[Message("user", "x")])
+    made = make_app(Models([answering]))
 
     async def served() -> None:
         leaving = [asyncio.Event() for _ in range(3)]
@@ -225,16 +221,14 @@ def test_who_leaves_while_a_prompt_is_read_gives_the_place_back() -> None:
                 await leaving[number].wait()
                 return {"type": "http.disconnect"}
 
-            made = Request({"type": "http", "headers": []}, receive)
-            made.state.caller = Caller(Callers(), ANYBODY)
-            return made
+            request = Request({"type": "http", "headers": [], "app": made}, receive)
+            request.state.caller = Caller(Callers(), ANYBODY)
+            return request
 
-        writer = TextReply(CompletionRequest(model="edgewise", prompt="x"), held)
         for stream in (True, False):
+            writer = TextReply(body.model_copy(update={"stream": stream}), held)
             tasks = [
-                asyncio.create_task(
-                    reply_with(writer, asked, answering, request(number), stream=stream)
-                )
+                asyncio.create_task(reply_with(writer, asked, answering, request(number)))
                 for number in range(3)
             ]
             await asyncio.to_thread(held.begun.acquire)

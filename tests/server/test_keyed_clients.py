@@ -197,7 +197,8 @@ def test_answers_and_their_prompts_at_a_time(keys: Path) -> None:
         assert held.begun.wait(60)
         assert "1 answers" in over(post(client, one))
         second = pool.submit(post, client, few)
-        until(lambda: "edgewise_waiting 1.0" in metrics(client, one), "the second answer")
+        waiting = 'edgewise_waiting{model="edgewise"} 1.0'
+        until(lambda: waiting in metrics(client, one), "the second answer")
         assert "7 tokens" in over(post(client, few))
         held.gate.set()
         assert [first.result(60).status_code, second.result(60).status_code] == [200, 200]

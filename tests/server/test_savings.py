@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.costs.billing import Billing
-from edgewise.costs.meter import Limits
+from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server.in_process import ASK, CHAT, app
@@ -25,7 +24,7 @@ def metric(client: Any, name: str) -> float:
     (found,) = [
         line.split()[1]
         for line in client.get("/metrics").text.splitlines()
-        if line.startswith(f"edgewise_cost_{name} ")
+        if line.startswith(f"edgewise_cost_{name}{{")
     ]
     return float(found)
 

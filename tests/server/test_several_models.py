@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.costs.billing import Billing
+from edgewise.costs.meter import Billing
 from edgewise.costs.price import price_of
 from edgewise.server.answering import Answering
 from edgewise.server.app import make_app

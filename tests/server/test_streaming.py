@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 
 from edgewise.errors import CloudUnavailable
-from edgewise.server import streaming
+from edgewise.events import Event, Pending
+from edgewise.server import replies
 from edgewise.server.answering import Admission
-from edgewise.server.streaming import EventStream
+from edgewise.server.completions import CompletionRequest, TextReply
+from edgewise.server.replies import EventStream
+from edgewise.testing.scripted_edge import ByteTokenizer
+
+DRAFT = Pending(0, 97, "draft")
 
 
-async def sent(chunks: AsyncGenerator[dict[str, Any]], admission: Admission) -> str:
+async def sent(events: AsyncGenerator[Event], admission: Admission) -> str:
     """What a client reads that stays to the end."""
     parts: list[bytes] = []
 
@@ -24,29 +29,30 @@ async def sent(chunks: AsyncGenerator[dict[str, Any]], admission: Admission) -> 
         parts.append(message.get("body", b""))
 
     scope = {"type": "http", "method": "POST", "headers": []}
-    await EventStream(chunks, admission.enter())(scope, receive, send)
+    writer = TextReply(CompletionRequest(model="edgewise", prompt="x"), ByteTokenizer())
+    await EventStream(writer, events, admission.enter())(scope, receive, send)
     return b"".join(parts).decode()
 
 
 def test_pings_come_while_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "PING_SECONDS", 1)
+    monkeypatch.setattr(replies, "PING_SECONDS", 1)
 
-    async def slow() -> AsyncGenerator[dict[str, Any]]:
+    async def slow() -> AsyncGenerator[Event]:
         await asyncio.sleep(1.5)
-        yield {"a": 1}
+        yield DRAFT
 
     admission = Admission(1, 0)
     told = asyncio.run(sent(slow(), admission))
-    before, data, after = told.partition('data: {"a":1}')
+    before, data, after = told.partition("draft")
     assert ": ping" in before
     assert data
-    assert after.strip() == "data: [DONE]"
+    assert after.strip().endswith("data: [DONE]")
     assert (admission.waiting, admission.running) == (0, 0)
 
 
 def test_a_fault_in_the_middle_is_an_event() -> None:
-    async def failing(error: Exception) -> AsyncGenerator[dict[str, Any]]:
-        yield {"a": 1}
+    async def failing(error: Exception) -> AsyncGenerator[Event]:
+        yield DRAFT
         raise error
 
     for error, code in (
@@ -54,7 +60,7 @@ def test_a_fault_in_the_middle_is_an_event() -> None:
         (ZeroDivisionError("secret"), "internal_error"),
     ):
         told = asyncio.run(sent(failing(error), Admission(1, 0)))
-        assert 'data: {"a":1}' in told
+        assert "draft" in told
         assert code in told
         assert "secret" not in told
         assert told.strip().endswith("data: [DONE]")

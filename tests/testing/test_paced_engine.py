@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
 from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise_lab.bench.pace import EnginePace, PacedEngine
+from edgewise_lab.bench.pace import EnginePace
 from tests.llama_server_process import free_port, llama_server
 
 PACE = EnginePace(first=0.2, token=0.05, read=0.01)

@@ -29,7 +29,7 @@ def test_it_records_every_ask_and_counts_sessions() -> None:
     second.ask([*IDS, 7], 3, Sampling(), 30)
     assert cloud.opened == 2
     assert cloud.asks == [(tuple(IDS), 1), ((*IDS, 7), 3)]
-    assert first.push(IDS) == 0
+    assert first.prefetch(IDS) == 0
 
 
 def test_it_fails_where_it_is_told_to() -> None:

@@ -25,7 +25,7 @@ class Linear:
 
     def __init__(self, card: RouterCard, folder: Path) -> None:
         self.needs, self.top = needs_of(card.inputs), top_of(card.inputs, card.top_k)
-        self._inputs, self._top_k = card.inputs, card.top_k
+        self._read = reader_of(card.inputs, card.top_k, card.reference)
         self._tensors = load_file(folder / WEIGHTS)
 
     @classmethod
@@ -52,5 +52,5 @@ class Linear:
 
     def score(self, step: Step) -> float:
         held = self._tensors
-        x = (reader_of(self._inputs, self._top_k)(step) - held["mean"]) / held["std"]
+        x = (self._read(step) - held["mean"]) / held["std"]
         return float(np.clip(x @ held["weights"][:-1] + held["weights"][-1], 0.0, 1.0))

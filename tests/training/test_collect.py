@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgewise.errors import UsageError
-from edgewise.routers.signals import needs_of, reader_of, top_of
+from edgewise.routers.signals import needs_of, signals_of, top_of
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.rollouts import Continuation, Done, Prefix, SequentialRollouts, ignore
@@ -98,9 +98,9 @@ def test_rows_are_what_the_router_sees_at_run_time(tmp_path: Path) -> None:
         session.open(answer.prompt)
         for token in answer.ids:
             step = session.step()
-            np.testing.assert_allclose(
-                reader_of(COLUMNS, KEPT)(step), np.concatenate(next(rows)), rtol=1e-5
-            )
+            for one, row in zip(signals_of(COLUMNS), next(rows), strict=True):
+                assert one.read is not None
+                np.testing.assert_allclose(one.read(step, KEPT), row, rtol=1e-5)
             assert found.proposed[at] == step.proposed
             assert found.written[at] == token
             assert found.edge_logprob[at] == pytest.approx(step.logprob(token), abs=1e-4)

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from edgewise.edge.base import Floats
 from edgewise.errors import UsageError
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, replying
+from edgewise.testing.scripted_edge import EOS, ScriptedEdge, replying
 from edgewise_lab.evaluation.systems import paired
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.rollouts import Continuation, Done, Prefix, SequentialRollouts, ignore
@@ -28,7 +27,7 @@ from edgewise_lab.training.labels.base import (
     label_all,
     labels_named,
 )
-from edgewise_lab.training.labels.published import Citer, CoLlm, Mismatch, Value
+from edgewise_lab.training.labels.published import Citer, CoLlm, Mismatch, Rescue, Value
 
 PROMPT = "How many?"
 QUESTION = Question("q", "sums", PROMPT, "7", "number")
@@ -86,25 +85,16 @@ def test_a_wrong_answer_of_the_cloud_is_worth_nothing(tmp_path: Path) -> None:
     assert positive(values(Value(), wrong, tmp_path)) == {}
 
 
-def test_more_rollouts_give_probabilities(tmp_path: Path) -> None:
-    def coin(ids: Sequence[int]) -> Floats:
-        """Writes "7" or "3" with equal chance after "is ", else the text."""
-        logits = np.full(SIZE, -30.0, np.float32)
-        offset = len(ids) - len(PROMPT)
-        written = bytes(token for token in ids[len(PROMPT) :])
-        if written.endswith(b"is "):
-            logits[[ord("7"), ord("3")]] = 5.0
-        else:
-            text = [*b"Oh it is 3.", EOS]
-            logits[text[min(offset, len(text) - 1)]] = 5.0
-        return logits
-
-    found = case("Oh it xs 3.", "Oh it is 7.")
-    rollouts: dict[Writer, SequentialRollouts] = {"cloud": SequentialRollouts(ScriptedEdge(coin))}
-    values = label_all(Value(16), [found], rollouts, tmp_path)["q"]
-    assert set(positive(values)) <= {6, 9}
-    assert values[9] == 1.0  # 7 against 3, with nothing left to chance after it
-    assert 0.1 < values[6] < 0.9  # "xs" never ends right here, "is" half of the time
+@pytest.mark.parametrize(("right", "expected"), [(False, {9: 1.0}), (True, {})])
+def test_rescue_is_where_the_clouds_token_turns_a_wrong_answer_right(
+    right: bool, expected: dict[int, float], tmp_path: Path
+) -> None:
+    """The cloud would write "Oh it is 7." along the edge's own answer; the edge goes on."""
+    own = case("So it is 3.", "So it is 3.", right=right)
+    read = replace(own.sample, cloud=(*b"Oh it is 7.", EOS))
+    assert positive(values(Rescue(), own._replace(sample=read), tmp_path, edge="x" * 10 + ".")) == (
+        expected
+    )
 
 
 REFERENCE = "I see 7."
@@ -148,8 +138,6 @@ def test_the_second_round_asks_the_pair() -> None:
     assert names == ["citer-edge", "citer-pair"]
     with pytest.raises(UsageError, match="1 or 2"):
         labels_named("citer", rounds=3)
-    with pytest.raises(UsageError, match="1 or more"):
-        labels_named("value", rollouts=0)
 
 
 def test_rollouts_of_many_answers_go_together_and_are_kept(tmp_path: Path) -> None:
@@ -180,13 +168,12 @@ def test_a_label_says_all_that_a_training_asks_for(name: str) -> None:
 
 
 def test_options_are_those_of_the_label() -> None:
-    assert [label.name for label in labels_named("value", rollouts=3, rounds=None)] == ["value-3"]
     assert [label.name for label in labels_named("citer", rounds=1)] == ["citer-edge"]
     for name, option, takes in (
-        ("value", "rounds", "it takes rollouts"),
-        ("citer", "rollouts", "it takes rounds"),
+        ("value", "rounds", "it takes no options"),
+        ("citer", "judge", "it takes rounds"),
         ("r2r", "rounds", "it takes judge"),
-        ("mismatch", "rollouts", "it takes no options"),
+        ("mismatch", "judge", "it takes no options"),
         ("co-llm", "rounds", "it takes no options"),
     ):
         with pytest.raises(UsageError, match=takes) as caught:

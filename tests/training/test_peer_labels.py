@@ -275,21 +275,3 @@ def test_where_a_sentence_ends(first: str, second: str, parted: tuple[str, str, 
 def test_answers_that_conclude_alike(check: Grading, one: str, other: str, alike: bool) -> None:
     question = Question("q", "any", PROMPT, "wood", check, choices=("wood", "iron"))
     assert same_end(question, one, other) is alike
-
-
-def test_drawn_values_say_their_seed(tmp_path: Path) -> None:
-    told = ANSWERS[0]
-    seeds: list[set[int]] = []
-    for seed in (0, 5):
-        (label,) = labels_named("value", rollouts=3, seed=seed)
-        assert label.name == ("value-3-seed-5" if seed else "value-3")
-        assert label.described.endswith(f"of the cloud a branch, drawn with seed {seed}")
-        cloud = Asked(told.cloud)
-        found = label_all(label, [case(told)], {"cloud": cloud}, tmp_path)["q"]
-        assert marked(found, told.text) == told.labels["value"]
-        assert all(prefix.sampling.temperature == 1.0 for prefix in cloud.prefixes)
-        seeds.append({prefix.sampling.seed for prefix in cloud.prefixes})
-    assert len(seeds[0]) == len(seeds[1]) == 3
-    assert not seeds[0] & seeds[1]
-    assert [label.name for label in labels_named("value", seed=5)] == ["value"]
-    assert [label.name for label in labels_named("mismatch", seed=5)] == ["mismatch"]

@@ -20,7 +20,7 @@ from tests.training.scripted_training import CLOUD, EDGE, PROMPT, scripted, trai
 @pytest.mark.parametrize(
     ("label", "objective", "described"),
     [
-        ("value", "cross-entropy", "value of a consult, 1 rollout(s)"),
+        ("value", "cross-entropy", "value of a consult, by the cloud"),
         ("mismatch", "cross-entropy", "the edge's token differs"),
         ("co-llm", "marginal-likelihood", "marginal likelihood"),
     ],

@@ -27,9 +27,12 @@ from edgewise.routers.card import (
     read_card,
     trained_digests,
 )
+from edgewise.routers.signals import reference_of
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise_lab.evaluation.store import read
+from edgewise_lab.training.collect import OWN, Sample, collect_features, steps_along
 from edgewise_lab.training.fit import Recipe
 from edgewise_lab.training.labels.base import Labelled, labels_named
 from edgewise_lab.training.publish import README
@@ -353,3 +356,36 @@ def test_two_vocabularies_are_refused(tmp_path: Path) -> None:
     cloud = ScriptedCloud(replying("", prompt=""), tokenizer=own)
     with pytest.raises(VocabularyMismatch, match="one vocabulary"):
         training(tmp_path, cloud=Bridge(cloud, own=own, edge=ByteTokenizer()))
+
+
+@pytest.mark.parametrize("label", ["rescue", "mismatch"])
+def test_text_and_ranks_are_learnt_and_served(label: str, tmp_path: Path) -> None:
+    """Ranks are among the edge's own writing, whatever text the label reads."""
+    prompt = tuple(PROMPT.format(0).encode())
+    sample = Sample("", prompt, tuple(EDGE.encode()), (), True)
+    other = tmp_path / "other"
+    other.mkdir()
+    one = training(tmp_path, label, inputs=("text", "ranks"))
+    one.run()
+    card = read_card(tmp_path)
+    assert len(card.reference) == 3
+    own = collect_features(read(tmp_path / "data" / OWN, Sample), "own", scripted(EDGE), other)
+    assert card.reference == reference_of(own.inputs["ranks"])
+    edge = scripted(EDGE)
+    router = open_router(Settings(router=str(tmp_path)), edge)[0]
+    scores = [
+        router.score(step)
+        for step in steps_along(edge.session(router.needs, top=router.top), sample)
+    ]
+    assert max(scores[0], scores[9]) > max(scores[2:8])
+
+
+@pytest.mark.parametrize("reference", [(), ((0.0, 1.0),) * 2, ((1.0, 0.0),) * 3, ((1.0,),) * 3])
+def test_ranks_need_what_they_are_taken_among(
+    reference: tuple[tuple[float, ...], ...], tmp_path: Path
+) -> None:
+    training(tmp_path, inputs=("ranks",)).run()
+    card = msgspec.structs.replace(read_card(tmp_path), reference=reference)
+    (tmp_path / CONFIG).write_bytes(msgspec.json.encode(card))
+    with pytest.raises(UsageError, match="reference"):
+        read_card(tmp_path)

@@ -193,9 +193,8 @@ class _Doctor:
 def _engine() -> Check:
     gpu = "with GPU" if binding.llama_cpp.llama_supports_gpu_offload() else "CPU only"
     told = f"llama.cpp ({binding.build()}), {gpu}"
-    if binding.is_slower():
-        told += "; make native in a clone builds one that may be faster"
-        told += f", elsewhere {binding.how_to_compile()}, which may read prompts faster"
+    if binding.package() == binding.PREBUILT:
+        told += f"; {binding.how_to_compile()}, which may read prompts faster"
     return Check("engine", "ok", told)
 
 

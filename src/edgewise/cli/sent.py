@@ -13,7 +13,7 @@ from edgewise.cloud.record import AnswerSent, CountsFile, counts_of, counts_plac
 from edgewise.errors import UsageError
 from edgewise.events import SentCounts
 
-_COUNTS = ("consults", "pushes", "bytes", "tokens")
+_COUNTS = ("consults", "prefetches", "bytes", "tokens")
 
 
 def sent(

@@ -115,7 +115,8 @@ def serve(
         )
         app = _app(models, callers, origins, host)
         where = address_of(listening, host, tls=listens.tls)
-        serving = f"serving {_shown(models)} at {where} (page, /v1, /docs)"
+        names = ", ".join(f"{one.name} ({one.edge.name})" for one in models.all)
+        serving = f"serving {names} at {where} (page, /v1, /docs)"
         _run(app, (listening, most, secured), callers, serving)
 
 
@@ -137,13 +138,6 @@ def _callers(api_key: str | None, keys: Path | None, limits: str | None) -> "Cal
     from edgewise.server.callers import Callers
 
     return Callers(api_key=api_key, keys=Keys(keys), limits=limits_at(limits, keys))
-
-
-def _shown(models: "Models") -> str:
-    """The edge models, with the names that they are served under where these are the user's."""
-    if not models.told_apart:
-        return models.first.edge.name
-    return ", ".join(f"{one.name} ({one.edge.name})" for one in models.all)
 
 
 def _app(models: "Models", callers: "Callers", origins: Sequence[str], host: str) -> "FastAPI":

@@ -45,7 +45,7 @@ class CloudSession(Protocol):
         """
         ...
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         """Told of the prompt and then after every token; returns how many new ids it sends on.
 
         What can be sent ahead of a consult is sent here, less what the other side turns out to
@@ -258,8 +258,8 @@ class WrappedSession:
     ) -> "Future[Completion]":
         return self.session.ask(ids, n, sampling, deadline, sent)
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        return self.session.push(ids, sent)
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        return self.session.prefetch(ids, sent)
 
     def close(self) -> None:
         self.session.close()

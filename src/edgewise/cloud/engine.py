@@ -91,7 +91,7 @@ class EngineSession:
         work = self._cloud.complete(list(ids), n, sampling, client)
         return self._cloud.submit(work, deadline)
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         return 0
 
     def close(self) -> None:

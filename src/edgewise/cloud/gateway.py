@@ -38,8 +38,8 @@ HEARTBEAT_SECONDS = 20.0
 MOST_IDLE = 8
 """Sessions that are kept for the next answers; each holds a conversation at the gateway."""
 
-PUSHED = 16
-"""New ids that are pushed together: an engine's cache block, and one prefill instead of many."""
+PREFETCHED = 16
+"""New ids that are sent ahead at once: an engine's cache block, one prefill instead of many."""
 
 
 class GatewayText(LlamaServerEngine):
@@ -218,13 +218,13 @@ class GatewaySession:
         work = self._ask(self._sent, n, sampling, deadline, sent or Sent())
         return self._gateway.submit(work, deadline)
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         fresh = len(ids) - shared(self._sent, ids)
-        if not fresh or (self._sent and fresh < PUSHED):
+        if not fresh or (self._sent and fresh < PREFETCHED):
             return 0
         self._sent = list(ids)
         sent = sent or Sent()
-        sent.under_way = self._in_background(self._push(self._sent, sent))
+        sent.under_way = self._in_background(self._prefetch(self._sent, sent))
         return fresh
 
     def close(self) -> None:
@@ -250,10 +250,10 @@ class GatewaySession:
         completion = await self._linked(ids).ask(ids, n, sampling, deadline, sent)
         return self._gateway.checked(completion, n, len(ids))
 
-    async def _push(self, ids: list[int], sent: Sent) -> None:
+    async def _prefetch(self, ids: list[int], sent: Sent) -> None:
         # Best effort: what goes wrong shows at the next consult.
         with contextlib.suppress(CloudError):
-            await self._linked(ids).push(ids, sent)
+            await self._linked(ids).prefetch(ids, sent)
 
     async def _leave(self) -> None:
         if self._link is not None:

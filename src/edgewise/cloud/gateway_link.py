@@ -131,7 +131,7 @@ class GatewayLink:
                 return await self._ask_once(ids, n, sampling, end, sent)
         raise AssertionError("tenacity gives up by raising")
 
-    async def push(self, ids: list[int], sent: Sent) -> None:
+    async def prefetch(self, ids: list[int], sent: Sent) -> None:
         """Send what the gateway does not hold; raises a `CloudError`."""
         async with self._sending:
             await self._connected(sent)

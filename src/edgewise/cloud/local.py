@@ -116,7 +116,7 @@ class LocalSession:
         end = time.monotonic() + deadline
         return self._cloud.submit(partial(self._answer, list(ids), n, sampling, end))
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         # The one thread would be busy when a consult comes.
         return 0
 

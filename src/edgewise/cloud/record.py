@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class AnswerSent(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer sent to `host`: counts of messages' bodies, of `consults` and of `pushes`.
+    """What an answer sent to `host`: counts of messages' bodies, of `consults` and of `prefetches`.
 
     `at` is when it began, in seconds since 1970. `tokens` ids travelled, again each time they did;
     where text travels there are none. In a file a line may hold what left after the answer's end.
@@ -64,7 +64,7 @@ class AnswerSent(msgspec.Struct, frozen=True, kw_only=True):
     answer: _Name
     host: Annotated[str, Meta(max_length=300)]
     consults: _Count = 0
-    pushes: _Count = 0
+    prefetches: _Count = 0
     bytes: _Count = 0
     tokens: _Count = 0
 
@@ -73,7 +73,7 @@ class AnswerSent(msgspec.Struct, frozen=True, kw_only=True):
         return replace(
             self,
             consults=self.consults + more.consults,
-            pushes=self.pushes + more.pushes,
+            prefetches=self.prefetches + more.prefetches,
             bytes=self.bytes + more.bytes,
             tokens=self.tokens + more.tokens,
         )
@@ -143,9 +143,9 @@ class SentAnswer:
         """For a consult after `ids`."""
         return self._begun("consult", ids)
 
-    def push(self, ids: Sequence[int]) -> Sent:
+    def prefetch(self, ids: Sequence[int]) -> Sent:
         """For a prefetch of `ids`."""
-        made = self._begun("push", ids)
+        made = self._begun("prefetch", ids)
         flying = [one for one in self._prefetches if one.under_way and not one.under_way.done()]
         self._prefetches = [*flying, made]
         return made
@@ -164,7 +164,7 @@ class SentAnswer:
                 self._keep(self.sums)
             self._closed = True
 
-    def _begun(self, kind: Literal["consult", "push"], ids: Sequence[int]) -> Sent:
+    def _begun(self, kind: Literal["consult", "prefetch"], ids: Sequence[int]) -> Sent:
         with self._record.lock:
             self._number += 1
             number = self._number - 1
@@ -186,7 +186,7 @@ class SentAnswer:
             more = replace(
                 self.sums,
                 consults=int(first and kind == "consult"),
-                pushes=int(first and kind == "push"),
+                prefetches=int(first and kind == "prefetch"),
                 bytes=len(message),
                 tokens=ids,
             )
@@ -204,7 +204,7 @@ def counts_of(answers: Sequence[AnswerSent]) -> SentCounts:
     return SentCounts(
         host=answers[-1].host if answers and answers[-1].bytes else None,
         consults=sum(one.consults for one in answers),
-        pushes=sum(one.pushes for one in answers),
+        prefetches=sum(one.prefetches for one in answers),
         bytes=sum(one.bytes for one in answers),
         tokens=sum(one.tokens for one in answers),
     )
@@ -307,7 +307,7 @@ class PayloadsFile:
     def write(
         self, about: AnswerSent, kind: str, number: int, message: bytes, tokens: int, text: str
     ) -> None:
-        """One message of an answer's consult or push, whose ids stand for `text`.
+        """One message of an answer's consult or prefetch, whose ids stand for `text`.
 
         Raises `CloudUnavailable`: do not send it.
         """

@@ -65,16 +65,15 @@ class DailyTotal:
             self._warned = True
             return False
 
-    def of(self, day: str, currency: str) -> Decimal:
-        """A day's sum. Raises `sqlite3.Error`, `OSError` or `InvalidOperation` as `add` logs."""
-        with closing(self._opened()) as file:
-            return _sum(file, day, currency)
-
     def _add(self, day: str, currency: str, cost: Decimal, most: Decimal | None) -> bool:
         with closing(self._opened()) as file:
             # Nobody else reads a sum that is about to change.
             file.execute("BEGIN IMMEDIATE")
-            found = _sum(file, day, currency)
+            row = file.execute(_GET, (day, currency)).fetchone()
+            # Less than nothing would be credit.
+            found = max(Decimal(str(row[0])) if row else Decimal(0), Decimal(0))
+            if not found.is_finite():
+                raise InvalidOperation(f"{found} is not a sum")
             if most is not None and cost > 0 and found + cost > most:
                 return False
             file.execute(_SET, (day, currency, str(max(found + cost, Decimal(0)))))
@@ -92,12 +91,3 @@ class DailyTotal:
             file.close()
             raise
         return file
-
-
-def _sum(file: sqlite3.Connection, day: str, currency: str) -> Decimal:
-    row = file.execute(_GET, (day, currency)).fetchone()
-    found = Decimal(str(row[0])) if row else Decimal(0)
-    if not found.is_finite():
-        raise InvalidOperation(f"{found} is not a sum")
-    # Less than nothing would be credit.
-    return max(found, Decimal(0))

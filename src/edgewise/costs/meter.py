@@ -1,9 +1,11 @@
-"""What one answer's consults cost, what the cloud alone would have cost, whether another may go.
+"""What answers cost, what the cloud alone would have cost, whether another consult may go.
 
 All of it follows from the provider's meter for consults that are over, and from the most that the
 others can be billed.
 """
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from decimal import Decimal
@@ -21,6 +23,9 @@ from edgewise.events import AnswerCost
 UNLIMITED = 1 << 30
 """Requests of a consult that no limit bounds."""
 
+KEPT_CONVERSATIONS = 100
+"""The last ones, whose sums are shown."""
+
 
 class Limits(NamedTuple):
     """What consults may cost: no more than the cloud alone; `answer` an answer, `day` a day."""
@@ -31,14 +36,16 @@ class Limits(NamedTuple):
 
 
 class CostReport(NamedTuple):
-    """What was billed, and what the cloud alone would have cost."""
+    """What was billed, and what the cloud alone would have cost, for so many answers."""
 
     billed: BilledTokens = NOTHING
     alone: Decimal = Decimal(0)
+    answers: int = 1
 
     def plus(self, other: "CostReport") -> "CostReport":
         """The sum of two."""
-        return CostReport(self.billed + other.billed, self.alone + other.alone)
+        answers = self.answers + other.answers
+        return CostReport(self.billed + other.billed, self.alone + other.alone, answers)
 
     def shown(self, price: Price) -> AnswerCost:
         """As events and replies show it."""
@@ -53,6 +60,77 @@ class CostReport(NamedTuple):
             output_tokens=self.billed.output,
             estimated=self.billed.estimated,
         )
+
+
+class Savings(NamedTuple):
+    """What answers cost together, those of one conversation or all."""
+
+    conversation: str | None
+    answers: int
+    cost: AnswerCost
+
+
+class Billing:
+    """Price, limits and sums of the answers of a pair or a server; thread-safe."""
+
+    def __init__(
+        self, price: Price, *, limits: Limits | None = None, daily: DailyTotal | None = None
+    ) -> None:
+        """By default an answer costs no more than the cloud alone.
+
+        Raises `UsageError` for a limit of a day whose `daily` file cannot be used.
+        """
+        self.price, self.limits, self.daily = price, limits or Limits(), daily
+        if self.limits.day is not None and daily is not None:
+            daily.require_usable()
+        self._lock = threading.Lock()
+        self._all = CostReport(answers=0)
+        self._conversations: OrderedDict[str, CostReport] = OrderedDict()
+
+    def answer(
+        self,
+        prompt: Sequence[int],
+        edge: Tokenizer,
+        cloud: CloudModel | None,
+        *,
+        cloud_alone: bool,
+        whole: bool,
+    ) -> "AnswerCosts":
+        """A new answer's meter; with `cloud_alone` it is not held to what that costs.
+
+        `whole`: nothing but the answer's length cuts a completion short.
+        """
+        return AnswerCosts(
+            self.price,
+            self.limits._replace(alone=self.limits.alone and not cloud_alone),
+            CloudTokens(prompt, edge, cloud),
+            cloud.requests if cloud is not None else lambda n: (1, n),
+            whole=whole,
+            daily=self.daily,
+            report=self._add,
+        )
+
+    def savings(self) -> Savings:
+        """Of all answers so far."""
+        with self._lock:
+            return self._shown(None, self._all)
+
+    def conversations(self) -> list[Savings]:
+        """Of each of the last conversations, the latest first."""
+        with self._lock:
+            kept = list(self._conversations.items())
+        return [self._shown(name, sums) for name, sums in reversed(kept)]
+
+    def _add(self, conversation: str, report: CostReport) -> None:
+        with self._lock:
+            self._all = self._all.plus(report)
+            before = self._conversations.pop(conversation, CostReport(answers=0))
+            self._conversations[conversation] = before.plus(report)
+            if len(self._conversations) > KEPT_CONVERSATIONS:
+                self._conversations.popitem(last=False)
+
+    def _shown(self, conversation: str | None, report: CostReport) -> Savings:
+        return Savings(conversation, report.answers, report.shown(self.price))
 
 
 class CloudTokens:
@@ -94,21 +172,31 @@ class CloudTokens:
         return len(self._own.encode(bytes_of(self._edge, ids).decode("utf-8", "replace")))
 
 
-class _Call(NamedTuple):
-    """A sent consult. `tokens`: prompt length; `written`: how many of them are answer.
+class _Estimate(NamedTuple):
+    """What a consult with `tokens` prompt tokens is billed: likely; at most without requests that
+    are repeated; at most for each of those."""
 
-    `expected`: predicted cache hits. `dearest`: the most it is billed without repeated requests,
-    `again` the most for each of those.
-    """
-
-    position: int
     tokens: int
-    written: int
-    expected: int
+    likely: BilledTokens
     dearest: BilledTokens
     again: BilledTokens
+
+
+class _Call(NamedTuple):
+    """A consult behind `position` ids, of which the answer is `written` tokens."""
+
+    position: int
+    written: int
+    estimate: _Estimate
     sent: Sent
     future: "Future[Completion]"
+
+    @property
+    def declined(self) -> bool:
+        """Whether it cost nothing. Nobody knows what an engine that is busy or broken bills."""
+        error = self.future.exception()
+        declined = isinstance(error, CloudError) and error.declined
+        return declined and not isinstance(error, CloudUnavailable) and self.sent.requests == 1
 
 
 class AnswerCosts:
@@ -146,25 +234,23 @@ class AnswerCosts:
         """Requests that a consult for `n` tokens behind `ids` may take; 0 refuses it."""
         self._settle()
         spent = self._price.of(self._billed())
-        likely, dearest, _ = self._expected(ids, n)
+        expected = self._estimate(ids, n)
         # A token will be written here by either model; if none is cut off, all `n` of a completion.
         alone = self._alone(self._tokens.written(ids) + (n if self._whole else 1))
         limits = self._limits
-        if limits.alone and spent + self._price.of(likely) > alone:
+        if limits.alone and spent + self._price.of(expected.likely) > alone:
             return 0
         if limits.answer is None and limits.day is None:
             return UNLIMITED
         # A broken connection repeats a request, and both are billed: if the limit has room.
-        cost, requests = self._price.of(dearest), self._requests(n)[0]
+        cost, requests = self._price.of(expected.dearest), self._requests(n)[0]
         fitting = (count for count in (2, 1) if self._fits(spent + count * cost))
         return requests * next(fitting, 0)
 
     def sent(self, ids: Sequence[int], n: int, sent: Sent, future: "Future[Completion]") -> None:
         """A consult is on its way; its outcome is read from `sent` and `future`."""
-        likely, dearest, again = self._expected(ids, n)
         written = self._tokens.written(ids)
-        tokens = self._tokens.prompt + written
-        call = _Call(len(ids), tokens, written, likely.cached, dearest, again, sent, future)
+        call = _Call(len(ids), written, self._estimate(ids, n), sent, future)
         self._open.append(call)
         self._first = self._first or call
 
@@ -205,10 +291,7 @@ class AnswerCosts:
         cached = min(self._prefix, prompt)
         return self._price.of(BilledTokens(input=prompt - cached, cached=cached, output=written))
 
-    def _expected(
-        self, ids: Sequence[int], n: int
-    ) -> tuple[BilledTokens, BilledTokens, BilledTokens]:
-        """What a consult is likely billed, at most, and at most for a request that is repeated."""
+    def _estimate(self, ids: Sequence[int], n: int) -> _Estimate:
         requests, asked = self._requests(n)
         tokens = self._tokens.prompt + self._tokens.written(ids)
         least = self._price.cached_from
@@ -219,7 +302,8 @@ class AnswerCosts:
         cached = min(tokens, cached)
         # Each further request sends again what the ones before it wrote.
         more = asked * requests * (requests - 1) // 2
-        return (
+        return _Estimate(
+            tokens,
             BilledTokens(input=tokens - cached, cached=cached, output=asked),
             BilledTokens(input=requests * tokens + more, output=requests * asked, estimated=True),
             BilledTokens(input=tokens + asked * (requests - 1), output=asked, estimated=True),
@@ -230,14 +314,14 @@ class AnswerCosts:
         for call in self._open:
             # A consult that was given up before it left cost nothing.
             if not call.future.cancelled() or call.sent.requests:
-                billed += call.dearest + self._repeated(call)
+                billed += call.estimate.dearest + self._repeated(call)
         return billed
 
     def _repeated(self, call: _Call) -> BilledTokens:
         """What repeated requests are billed at most: the meter of a completion counts none."""
         # With a shared vocabulary a consult is one request.
         repeats = call.sent.requests - 1 if self._tokens.shared else call.sent.repeats
-        return sum([call.again] * repeats, NOTHING)
+        return sum([call.estimate.again] * repeats, NOTHING)
 
     def _settle(self) -> None:
         """Count what is over. What was cancelled stays open: nobody knows what it is billed."""
@@ -250,16 +334,12 @@ class AnswerCosts:
         self._open = still
 
     def _outcome(self, call: _Call) -> BilledTokens:
-        error = call.future.exception()
-        if error is None:
+        if call.future.exception() is None:
             billed = self._metered(call.future.result(), call)
             self._learn(billed, call)
             return billed + self._repeated(call)
-        declined = isinstance(error, CloudError) and error.declined
-        # Nobody knows what an engine that is busy or broken computed, and bills.
-        free = declined and not isinstance(error, CloudUnavailable) and call.sent.requests == 1
-        if call.sent.requests and not free:
-            return call.dearest + self._repeated(call)
+        if call.sent.requests and not call.declined:
+            return call.estimate.dearest + self._repeated(call)
         if call is self._first:
             # The cloud has cached nothing of it.
             self._first = None
@@ -274,9 +354,9 @@ class AnswerCosts:
         # A count of zero is not one: something was sent.
         known = bool(prompt) and not (matters and cached is None)
         if not prompt:
-            prompt = call.tokens * self._requests_of(call, call.tokens)
+            prompt = call.estimate.tokens * self._requests_of(call, call.estimate.tokens)
         # What is counted exactly here is billed at least, whatever the meter says.
-        floor = call.tokens if self._tokens.shared else call.sent.ids
+        floor = call.estimate.tokens if self._tokens.shared else call.sent.ids
         known, prompt = known and prompt >= floor, max(prompt, floor)
         cached, output = min(cached or 0, prompt), completion.billed
         if not output and completion.ids:
@@ -293,7 +373,7 @@ class AnswerCosts:
         if call is self._first:
             # Further requests of a consult find what its first one sent.
             self._prefix = max(0, billed.cached - (requests - 1) * tokens)
-        missed = cached < call.expected
+        missed = cached < call.estimate.likely.cached
         self._missed = self._missed or missed
         self._last, self._cached = tokens, 0 if missed else cached
 
@@ -301,4 +381,4 @@ class AnswerCosts:
         """Requests that it took; a model in this process took as many as `prompts` are for."""
         if self._tokens.shared:
             return 1
-        return call.sent.requests or max(1, round(prompts / max(1, call.tokens)))
+        return call.sent.requests or max(1, round(prompts / max(1, call.estimate.tokens)))

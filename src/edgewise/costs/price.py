@@ -9,12 +9,10 @@ from msgspec import Meta
 
 from edgewise.addresses import from_home
 from edgewise.errors import UsageError
+from edgewise.settings import file_bytes
 
 MAX_PRICE = 1_000_000
 """Dearest price, money per million tokens."""
-
-MAX_FILE = 4096
-"""Largest price list, bytes."""
 
 _PLACES = 6
 _MILLIONTH = Decimal("0.000001")
@@ -92,20 +90,13 @@ def price_of(given: str) -> Price:
 
 
 def _read(path: Path) -> Price:
-    unread = f"The price {str(path)!r} is neither three numbers nor a file that can be read"
+    if not path.is_file():
+        raise _wrong(f"The price {str(path)!r} is neither three numbers nor a file")
+    called = f"The price list {str(path)!r}"
     try:
-        # A device would be read for ever.
-        if not path.is_file():
-            raise _wrong(unread)
-        if path.stat().st_size > MAX_FILE:
-            raise _wrong(f"The price list {str(path)!r} has more than {MAX_FILE} bytes")
-        data = path.read_bytes()
-    except OSError as error:
-        raise _wrong(f"{unread} ({error.strerror})") from error
-    try:
-        return msgspec.toml.decode(data, type=Price)
+        return msgspec.toml.decode(file_bytes(path, called), type=Price)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _wrong(f"The price list {str(path)!r} is not valid ({error})") from error
+        raise _wrong(f"{called} is not valid ({error})") from error
 
 
 def _wrong(message: str) -> UsageError:

@@ -37,6 +37,15 @@ class Needs(Flag):
     TOP = auto()
     LOGITS = auto()
     HIDDEN = auto()
+    TEXT = auto()
+
+
+class Written(NamedTuple):
+    """What stands before a step: `ids`, the first `prompt` of which are the prompt."""
+
+    ids: Sequence[int]
+    prompt: int
+    tokenizer: "Tokenizer"
 
 
 class Step(Protocol):
@@ -69,6 +78,11 @@ class Step(Protocol):
     @property
     def hidden(self) -> Floats:
         """float32[d], the hidden state after the final norm."""
+        ...
+
+    @property
+    def written(self) -> Written:
+        """The text before the position; only where `needs` names it."""
         ...
 
     @property

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from edgewise.edge.base import EdgeModel, Floats, Needs
+from edgewise.edge.base import EdgeModel, Floats, Needs, Written
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import ContextOverflow, UsageError
 
@@ -114,6 +114,7 @@ class KvSession:
         self._few = min(FEW, cache.batch) if self._checkpointed else 1
         self._needs, self._top = needs, top
         self._hidden = Needs.HIDDEN in needs
+        self._tokenizer = model.tokenizer if Needs.TEXT in needs else None
         self._ids: list[int] = []
         self._prompt = self._computed = 0
         self._wanted: set[int] = set()
@@ -262,6 +263,12 @@ class KvSession:
                     buffer=self._buffer,
                     needs=needs,
                     top=self._top,
+                    written=self._written(position),
                 )
                 for position, row in enumerate(rows, end - len(rows) + 1)
             ]
+
+    def _written(self, position: int) -> Written | None:
+        if self._tokenizer is None:
+            return None
+        return Written(self._ids[:position], self._prompt, self._tokenizer)

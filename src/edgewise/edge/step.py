@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgewise.edge.base import Floats, Ids, Needs
+from edgewise.edge.base import Floats, Ids, Needs, Written
 from edgewise.errors import StaleStepError
 from edgewise.events import Candidate
 
@@ -70,6 +70,7 @@ class LogitsStep:
         "_logits",
         "_owned",
         "_top",
+        "_written",
         "position",
         "proposed",
         "size",
@@ -85,6 +86,7 @@ class LogitsStep:
         buffer: Floats,
         needs: Needs = Needs.NOTHING,
         top: int = 0,
+        written: Written | None = None,
     ) -> None:
         """`buffer` float32[vocabulary] is scratch space, shared by the steps of one session.
 
@@ -101,6 +103,7 @@ class LogitsStep:
         self._top: tuple[Ids, Floats] | None = None
         self._logits = logits
         self._hidden = hidden
+        self._written = written
         self._keep(needs.value, top)
 
     def _keep(self, needs: int, top: int) -> None:
@@ -153,6 +156,12 @@ class LogitsStep:
         if self._hidden is None:
             raise StaleStepError("This step was computed without hidden states.")
         return self._hidden
+
+    @property
+    def written(self) -> Written:
+        if self._written is None:
+            raise StaleStepError("This step was computed without its text.")
+        return self._written
 
     @property
     def entropy(self) -> float:

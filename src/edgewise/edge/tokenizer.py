@@ -21,10 +21,10 @@ def open_tokenizer(address: str) -> Tokenizer:
 
         return HubTokenizer(path)
     from edgewise.edge.llamacpp.library import llama_cpp
-    from edgewise.edge.llamacpp.load import load_vocabulary
+    from edgewise.edge.llamacpp.load import load_weights
     from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
 
-    model = load_vocabulary(path)
+    model = load_weights(path, vocabulary_only=True)
     tokenizer = LlamaTokenizer(model)
     # Nobody else holds the model.
     weakref.finalize(tokenizer, llama_cpp.llama_model_free, model).atexit = False

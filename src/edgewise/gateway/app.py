@@ -28,6 +28,9 @@ from edgewise.wire.protocol import PATH, VERSION
 SWEEP_SECONDS = 0.25
 """Time between two looks for sessions that have expired and keys that were revoked."""
 
+DRAIN_SECONDS = 20
+"""How long consults in flight may take to end after SIGTERM."""
+
 OWNER = "edgewise-gateway"
 """The models' owner, by which a device recognises a gateway."""
 
@@ -74,7 +77,11 @@ class Gateway:
     async def drain(self) -> None:
         """Take no new sessions, let consults in flight end, send the devices elsewhere."""
         self.draining = True
-        await asyncio.gather(*(connection.drain() for connection in list(self.connections)))
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await asyncio.gather(*(connection.drain() for connection in list(self.connections)))
+        except TimeoutError:
+            log.warning("drain took too long")
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:

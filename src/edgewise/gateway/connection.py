@@ -4,18 +4,16 @@ import asyncio
 import contextlib
 import time
 from asyncio import to_thread
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from edgewise.errors import CloudProtocolError
-from edgewise.gateway.consults import KeyedConsults
-from edgewise.gateway.fleet import Fleet
-from edgewise.gateway.sessions import Session, Sessions
-from edgewise.gateway.telemetry import GatewayMetrics
-from edgewise.keys.keys import Key, Keys
-from edgewise.keys.limits import KeyLimits, Unbilled
+from edgewise.gateway.consults import SessionPrefix, failed
+from edgewise.gateway.sessions import Session
+from edgewise.keys.keys import Key
+from edgewise.keys.limits import Unbilled
 from edgewise.wire.protocol import (
     MAX_IDS,
     VERSION,
@@ -34,6 +32,12 @@ from edgewise.wire.protocol import (
     encode,
     from_device,
 )
+
+if TYPE_CHECKING:
+    from edgewise.gateway.app import Gateway
+
+WAITING_ASKS = 8
+"""Consults of one session that may wait for their turn."""
 
 OPEN_SECONDS = 10.0
 """How long a device may take to send `Open`, and to read what it is sent."""
@@ -72,17 +76,6 @@ def _decoded(data: bytes) -> Received:
     return Received(frame, Ledger(frame.ids if isinstance(frame, Ask | Push) else ()))
 
 
-class Shared(Protocol):
-    """What all connections of a gateway share."""
-
-    fleet: Fleet
-    keys: Keys
-    limits: KeyLimits
-    sessions: Sessions
-    consults: KeyedConsults
-    metrics: GatewayMetrics
-
-
 class DeviceLeft(Exception):
     """The device does not read what it is sent."""
 
@@ -90,8 +83,8 @@ class DeviceLeft(Exception):
 class Connection:
     """One device, and its session."""
 
-    def __init__(self, shared: Shared, socket: WebSocket, key: Key) -> None:
-        self._shared, self._socket, self._key = shared, socket, key
+    def __init__(self, gateway: "Gateway", socket: WebSocket, key: Key) -> None:
+        self._gateway, self._socket, self._key = gateway, socket, key
         self._session: Session | None = None
         self._asks: dict[int, asyncio.Task[None]] = {}
         self._warming: asyncio.Task[None] | None = None
@@ -118,7 +111,7 @@ class Connection:
 
     def check_key(self) -> None:
         """If the key was revoked or has expired, cancel what is in flight and hang up."""
-        if self._in_force is not None and self._shared.keys.find_named(self._key) is None:
+        if self._in_force is not None and self._gateway.keys.find_named(self._key) is None:
             self._stop()
             self._in_force.reschedule(0.0)
             self._in_force = None
@@ -141,28 +134,24 @@ class Connection:
 
     async def _open(self) -> Session:
         frame = await self._first_frame()
-        self._require_same(frame)
         session = self._session_for(frame)
         try:
-            resumed = "resumed" if session.name == frame.session else "new"
-            self._shared.metrics.opens.labels(resumed).inc()
-            log.info(
-                "open",
-                key=self._key.name,
-                session=session.name[:8],
-                how=resumed,
-                peer=_peer(self._socket),
+            how = "resumed" if session.name == frame.session else "new"
+            self._gateway.metrics.opens.labels(how).inc()
+            about = {"session": session.name[:8], "how": how, "peer": _peer(self._socket)}
+            log.info("open", key=self._key.name, **about)
+            ledger, fleet = session.ledger, self._gateway.fleet
+            opened = Opened(
+                VERSION, session.name, len(ledger), ledger.check, fleet.engine, fleet.model[:200]
             )
-            ledger, fleet = session.ledger, self._shared.fleet
-            known, check = len(ledger.ids), ledger.check
-            model = fleet.model[:200]
-            await self._send(Opened(VERSION, session.name, known, check, fleet.engine, model))
+            await self._send(opened)
         except BaseException:
-            self._shared.sessions.leave(session)
+            self._gateway.sessions.leave(session)
             raise
         return session
 
     async def _first_frame(self) -> Open:
+        """Both sides must have the same protocol and vocabulary."""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 data = await self._receive()
@@ -171,19 +160,16 @@ class Connection:
         frame = from_device(data) if len(data) <= LARGE else None
         if not isinstance(frame, Open):
             raise CloudProtocolError("The first frame must be open.")
-        return frame
-
-    def _require_same(self, frame: Open) -> None:
-        """Both sides must have the same protocol and vocabulary."""
         if frame.version != VERSION:
             message = f"This gateway speaks version {VERSION} of the protocol, not {frame.version}."
             raise _Ended(POLICY, "rejected", message)
-        known = self._shared.fleet.tokenizer
+        known = self._gateway.fleet.tokenizer
         if not known or frame.tokenizer != known:
             raise _Ended(POLICY, VOCABULARY, "The vocabulary is not that of the gateway's model.")
+        return frame
 
     def _session_for(self, frame: Open) -> Session:
-        key, sessions = self._key, self._shared.sessions
+        key, sessions = self._key, self._gateway.sessions
         if key.sessions and sessions.attached(key.name) >= key.sessions:
             message = f"The key has its {key.sessions} sessions open already."
             raise _Ended(TRY_LATER, "unavailable", message, 1.0)
@@ -208,11 +194,11 @@ class Connection:
         self._count_frame()
         # If more frames wait, nothing above yields to the event loop.
         await asyncio.sleep(0)
-        key, unbilled = self._standing(), self._unbilled
+        key, unbilled = self._key_now(), self._unbilled
         try:
             async with asyncio.timeout(PAUSE_SECONDS):
                 if len(data) > LARGE or unbilled.ids > LARGE_IDS:
-                    await self._shared.limits.pay(key, unbilled)
+                    await self._gateway.limits.pay(key, unbilled)
         except TimeoutError as error:
             message = "Too many token ids in too short a time."
             raise _Ended(TRY_LATER, "unavailable", message, PAUSE_SECONDS) from error
@@ -220,9 +206,9 @@ class Connection:
         unbilled.ids += len(received.ids)
         return received
 
-    def _standing(self) -> Key:
+    def _key_now(self) -> Key:
         """The key as it is now."""
-        key = self._shared.keys.find_named(self._key)
+        key = self._gateway.keys.find_named(self._key)
         if key is None:
             raise _revoked()
         return key
@@ -238,65 +224,57 @@ class Connection:
     async def _take(self, received: Received, session: Session) -> None:
         frame = received.frame
         if isinstance(frame, Ask):
-            self._begin(frame, self._put(received, frame, session), session)
+            self._begin(frame, self._put(received, frame, session))
         elif isinstance(frame, Push):
-            ids = self._put(received, frame, session)
-            if ids is None:
-                self._shared.metrics.pushes.labels("need_full").inc()
+            prefix = self._put(received, frame, session)
+            if prefix is None:
+                self._gateway.metrics.pushes.labels("need_full").inc()
                 await self._send(NeedFull())
             elif not self._asks:
-                self._warm(ids, session)
+                # The engine computes what was pushed last while nobody waits.
+                self._stop_warming()
+                self._warming = asyncio.create_task(self._gateway.consults.warm(prefix))
         elif isinstance(frame, Cancel):
             if task := self._asks.get(frame.ask):
                 task.cancel()
         elif isinstance(frame, Close):
-            self._shared.sessions.forget(session)
+            self._gateway.sessions.forget(session)
             self._session = None
         else:
             raise CloudProtocolError("A session is opened once.")
 
-    def _put(self, received: Received, frame: Ask | Push, session: Session) -> Ledger | None:
-        """The session's ids after this frame. A later frame may replace them."""
+    def _put(self, received: Received, frame: Ask | Push, session: Session) -> SessionPrefix | None:
+        """What the session holds after this frame. A later frame may replace it."""
         if frame.position + len(received.ids) > MAX_IDS:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
-        most = self._standing().ids
-        put = self._shared.sessions.put
-        return put(session, frame.position, received.ids, frame.check, most=most)
+        key = self._key_now()
+        put = self._gateway.sessions.put
+        ids = put(session, frame.position, received.ids, frame.check, most=key.ids)
+        return None if ids is None else SessionPrefix(ids, session, key, self._unbilled)
 
-    def _begin(self, frame: Ask, ids: Ledger | None, session: Session) -> None:
+    def _begin(self, frame: Ask, prefix: SessionPrefix | None) -> None:
         if frame.ask in self._asks:
             raise CloudProtocolError(f"Consult {frame.ask} is being answered already.")
-        if self._warming is not None:
-            self._warming.cancel()
-        work = self._answer(frame, ids, session, self._standing(), others=len(self._asks))
+        self._stop_warming()
+        work = self._answer(frame, prefix, crowded=len(self._asks) >= WAITING_ASKS)
         task = self._asks[frame.ask] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._asks.pop(frame.ask, None))
 
-    async def _answer(
-        self, frame: Ask, ids: Ledger | None, session: Session, key: Key, *, others: int
-    ) -> None:
-        """`others` of the session's consults were waiting when it came."""
+    async def _answer(self, frame: Ask, prefix: SessionPrefix | None, *, crowded: bool) -> None:
         begun, outcome = time.monotonic(), "cancelled"
-        consults = self._shared.consults
         try:
-            answer = await consults.answer(frame, ids, session, key, self._unbilled, others=others)
-            outcome = "answered"
-            if isinstance(answer, Failed):
-                outcome = answer.reason
-            elif isinstance(answer, NeedFull):
-                outcome = "need_full"
+            if prefix is None:
+                answer, outcome = NeedFull(frame.ask), "need_full"
+            else:
+                consults = self._gateway.consults
+                answer = _crowded(frame) if crowded else await consults.answer(frame, prefix)
+                outcome = answer.reason if isinstance(answer, Failed) else "answered"
             await self._send(answer)
         except DeviceLeft:
             outcome = "device left"
         finally:
-            consults.ended(outcome, begun)
-
-    def _warm(self, ids: Ledger, session: Session) -> None:
-        """Let the engine compute what was pushed while nobody waits; the latest push counts."""
-        if self._warming is not None:
-            self._warming.cancel()
-        work = self._shared.consults.warm(ids, session, self._standing(), self._unbilled)
-        self._warming = asyncio.create_task(work)
+            self._gateway.metrics.asks.labels(outcome).inc()
+            self._gateway.metrics.seconds.observe(time.monotonic() - begun)
 
     async def _send(self, frame: FromGateway) -> None:
         """Raises `DeviceLeft`."""
@@ -321,12 +299,17 @@ class Connection:
     def _leave(self) -> None:
         self._stop()
         if self._session is not None:
-            self._shared.sessions.leave(self._session)
+            self._gateway.sessions.leave(self._session)
 
     def _stop(self) -> None:
         """What is in flight."""
-        for task in [*self._asks.values(), *([self._warming] if self._warming else [])]:
+        self._stop_warming()
+        for task in self._asks.values():
             task.cancel()
+
+    def _stop_warming(self) -> None:
+        if self._warming is not None:
+            self._warming.cancel()
 
 
 class _Ended(Exception):
@@ -335,6 +318,10 @@ class _Ended(Exception):
     ) -> None:
         super().__init__(message)
         self.code, self.reason, self.retry_after = code, reason, retry_after
+
+
+def _crowded(frame: Ask) -> Failed:
+    return failed(frame, "unavailable", "Too many consults of one session wait.", 0.1)
 
 
 def _revoked() -> _Ended:

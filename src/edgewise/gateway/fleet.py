@@ -38,8 +38,8 @@ KEPT_TEXTS = 64
 LONGEST_TEXT = 1 << 19
 """Characters of one that is."""
 
-LOOKS = 5
-"""How many times that a look may take."""
+LOOK_SECONDS = 10.0
+"""How long a look may take."""
 
 log = structlog.get_logger("edgewise.gateway")
 
@@ -48,7 +48,7 @@ class Busy(Exception):
     """Too many consults wait already; `retry_after` in seconds."""
 
     def __init__(self, retry_after: float) -> None:
-        super().__init__("busy")
+        super().__init__("Too many consults; try again later.")
         self.retry_after = retry_after
 
 
@@ -78,7 +78,7 @@ class Replica:
         """
         problem: BaseException | None = None
         try:
-            async with asyncio.timeout(LOOKS * HEALTH_SECONDS):
+            async with asyncio.timeout(LOOK_SECONDS):
                 await self.check.run()
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -163,11 +163,11 @@ class Fleet:
 
     async def warn_of_shared_caches(self) -> None:
         """Log what the operator should change if keys share the engines' caches."""
-        well = [replica for replica in self.replicas if replica.up]
-        told = await asyncio.gather(*(_advice(replica.engine) for replica in well))
-        for replica, advice in zip(well, told, strict=True):
+        engines = [replica.engine for replica in self._well]
+        advices = await asyncio.gather(*(_advice(engine) for engine in engines))
+        for engine, advice in zip(engines, advices, strict=True):
             if advice is not None:
-                log.warning("caches are shared", engine=replica.engine.url, why=advice)
+                log.warning("caches are shared", engine=engine.url, why=advice)
 
     async def close(self) -> None:
         """Stop the watches, close the connections."""
@@ -195,24 +195,30 @@ class Fleet:
         if not ids:
             raise CloudRejected("A consult needs at least one id before it.")
 
-        async def ask(replica: Replica) -> Completion:
-            async with replica.turn(self._queue):
-                completion = await replica.check.complete(ids, n, sampling, client)
-            # An end token that the engine kept to itself is for the device to know.
-            ended = completion.stopped
-            completion.check(asked=n, prompt=len(ids), size=self.size, may_be_empty=ended)
-            return completion
-
-        return await self._at_replica(client.session, ask)
+        problem: CloudError | None = None
+        for replica in self._ranked(client.session)[:2]:
+            try:
+                async with replica.turn(self._queue):
+                    completion = await replica.check.complete(ids, n, sampling, client)
+                # An end token that the engine kept to itself is for the device to know.
+                ended = completion.stopped
+                completion.check(asked=n, prompt=len(ids), size=self.size, may_be_empty=ended)
+                return completion
+            except (CloudUnavailable, OtherVocabulary) as error:
+                if await replica.look() is None:
+                    # It is well, only busy: elsewhere the session's cache would be missing.
+                    raise
+                problem = error
+        raise problem or _none_ready()
 
     async def detokenize(self, ids: Sequence[int]) -> str | None:
         """The text of `ids`, of which all engines make the same; None where one makes none.
 
         Raises a `CloudError`, `OtherVocabulary` where two differ.
         """
-        engines = [replica.engine for replica in self.replicas if replica.up]
+        engines = [replica.engine for replica in self._well]
         if not engines:
-            raise CloudUnavailable("No engine is ready", hint="try again shortly")
+            raise _none_ready()
         return await self._texts.of(ids, engines)
 
     async def prefill(self, ids: Sequence[int], client: Client) -> None:
@@ -227,27 +233,15 @@ class Fleet:
             except TimeoutError as error:
                 raise CloudTimeout("The engine did not compute what was pushed.") from error
 
-    async def _at_replica(
-        self, session: str, work: Callable[[Replica], Coroutine[Any, Any, Completion]]
-    ) -> Completion:
-        problem: CloudError | None = None
-        for replica in self._ranked(session)[:2]:
-            try:
-                return await work(replica)
-            except (CloudUnavailable, OtherVocabulary) as error:
-                if await replica.look() is None:
-                    # It is well, only busy: elsewhere the session's cache would be missing.
-                    raise
-                problem = error
-        raise problem or CloudUnavailable("No engine is ready", hint="try again shortly")
-
     def _ranked(self, session: str) -> list[Replica]:
         def weight(replica: Replica) -> bytes:
-            text = f"{replica.engine.url} {session}"
-            return hashlib.blake2b(text.encode(), digest_size=8).digest()
+            return hashlib.blake2b(f"{replica.engine.url} {session}".encode()).digest()
 
-        well = [replica for replica in self.replicas if replica.up]
-        return sorted(well, key=weight, reverse=True)
+        return sorted(self._well, key=weight, reverse=True)
+
+    @property
+    def _well(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.up]
 
     async def _accept(self, engine: Engine) -> None:
         """Raises `UsageError` for an engine of another vocabulary, or of none that is known."""
@@ -326,7 +320,7 @@ def _watch(engine: Engine, ids: "array[int]", text: str) -> None:
 
 async def _advice(engine: Engine) -> str | None:
     try:
-        async with asyncio.timeout(HEALTH_SECONDS * 5):
+        async with asyncio.timeout(LOOK_SECONDS):
             return await engine.advice()
     except (CloudError, TimeoutError) as error:
         return f"Nothing shows that it keeps the caches of several keys apart ({_said(error)})."
@@ -340,6 +334,10 @@ async def _keep_looking(replica: Replica) -> None:
         # A log that cannot be written ends no watch.
         with suppress(OSError):
             replica.tell(problem)
+
+
+def _none_ready() -> CloudUnavailable:
+    return CloudUnavailable("No engine is ready", hint="try again shortly")
 
 
 def _said(problem: BaseException | None) -> str:

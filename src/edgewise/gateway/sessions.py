@@ -8,13 +8,11 @@ from collections.abc import Sequence
 
 from edgewise.wire.protocol import Ledger
 
-_InOrder = OrderedDict[str, "Session"]
-
 
 class Session:
     """The ids of one device's conversation; consults go one after the other.
 
-    `counted` of its ids are counted in the books of `Sessions`.
+    `counted` of its ids are in the sums of `Sessions`.
     """
 
     def __init__(self, key: str) -> None:
@@ -28,18 +26,14 @@ class Session:
 
 
 class _Share:
-    """What a key, or all of them, hold. `left` sessions stand in the order in which they left,
-    `holding` ones, which have ids and their device here, in that of their last use."""
+    """Sessions of a key, or of all, by name: those that were left, in the order in which they were;
+    those whose device is here; and those of these that hold ids, in the order of their last use.
+    """
 
     def __init__(self) -> None:
-        self.left, self.holding = _InOrder(), _InOrder()
-        self.attached = self.ids = 0
-
-    @property
-    def victim(self) -> Session | None:
-        """The session that gives up its ids first."""
-        waiting = self.left or self.holding
-        return next(iter(waiting.values()), None)
+        self.left, self.attached = dict[str, Session](), dict[str, Session]()
+        self.holding = OrderedDict[str, Session]()
+        self.ids = 0
 
 
 class Sessions:
@@ -55,10 +49,9 @@ class Sessions:
         self._most, self._most_ids, self._idle = most, most_ids, idle
         self._all = _Share()
         self._shares: dict[str, _Share] = {}
-        self._attached: dict[str, Session] = {}
 
     def __len__(self) -> int:
-        return len(self._all.left) + len(self._attached)
+        return len(self._all.left) + len(self._all.attached)
 
     @property
     def ids(self) -> int:
@@ -67,11 +60,11 @@ class Sessions:
 
     def all(self) -> list[Session]:
         """Every session held."""
-        return [*self._all.left.values(), *self._attached.values()]
+        return [*self._all.left.values(), *self._all.attached.values()]
 
     def attached(self, key: str) -> int:
         """Sessions of a key whose device is here."""
-        return self._shares[key].attached if key in self._shares else 0
+        return len(self._shares[key].attached) if key in self._shares else 0
 
     def held(self, key: str) -> int:
         """Ids held by all sessions of a key."""
@@ -84,13 +77,11 @@ class Sessions:
             if len(self) >= self._most and not self._drop_one(key):
                 return None
             session = Session(key)
-        share = self._shares.setdefault(key, _Share())
-        for place in (self._all, share):
-            place.left.pop(session.name, None)
-            place.attached += 1
-            if len(session.ledger):
-                place.holding[session.name] = session
-        self._attached[session.name] = session
+        for share in self._shares_of(session):
+            share.left.pop(session.name, None)
+            share.attached[session.name] = session
+            if session.counted:
+                share.holding[session.name] = session
         return session
 
     def put(
@@ -106,25 +97,24 @@ class Sessions:
             self._empty(session)
             return None
         copied = ledger.copy()
-        share = self._shares[session.key]
-        for place in (self._all, share):
-            place.ids += len(copied) - session.counted
-            place.holding[session.name] = session
-            place.holding.move_to_end(session.name)
+        own, everybody = self._shares_of(session)
+        for share in (own, everybody):
+            share.ids += len(copied) - session.counted
+            share.holding[session.name] = session
+            share.holding.move_to_end(session.name)
         session.counted = len(copied)
-        self._make_room(share, most or self._most_ids)
-        self._make_room(self._all, self._most_ids)
+        self._make_room(own, most or self._most_ids)
+        self._make_room(everybody, self._most_ids)
         return copied
 
     def leave(self, session: Session) -> None:
         """The device is gone, perhaps to come back."""
-        if self._attached.pop(session.name, None) is None:
-            return
-        session.left = time.monotonic()
-        for place in (self._all, self._shares[session.key]):
-            place.attached -= 1
-            place.holding.pop(session.name, None)
-            place.left[session.name] = session
+        if session.name in self._all.attached:
+            session.left = time.monotonic()
+            for share in self._shares_of(session):
+                del share.attached[session.name]
+                share.holding.pop(session.name, None)
+                share.left[session.name] = session
 
     def forget(self, session: Session) -> None:
         """The device will not come back."""
@@ -135,6 +125,10 @@ class Sessions:
         """Drop what has been left for long."""
         while (first := next(iter(self._all.left.values()), None)) and self._is_idle(first):
             self._drop(first)
+
+    def _shares_of(self, session: Session) -> tuple[_Share, _Share]:
+        """That of its key, and that of all."""
+        return self._shares.setdefault(session.key, _Share()), self._all
 
     def _is_idle(self, session: Session) -> bool:
         return time.monotonic() - session.left > self._idle
@@ -148,26 +142,28 @@ class Sessions:
         return oldest is not None
 
     def _make_room(self, share: _Share, most: int) -> None:
-        while share.ids > most and (victim := share.victim):
-            if victim.name in share.left:
-                self._drop(victim)
-            else:
+        while share.ids > most:
+            victim = next(iter((share.left or share.holding).values()))
+            if victim.name in share.attached:
                 self._empty(victim)
+            else:
+                self._drop(victim)
 
     def _empty(self, session: Session) -> None:
         """It stays, without its ids."""
         session.ledger = Ledger()
-        for place in (self._all, self._shares[session.key]):
-            place.ids -= session.counted
-            place.holding.pop(session.name, None)
+        for share in self._shares_of(session):
+            share.ids -= session.counted
+            share.holding.pop(session.name, None)
         session.counted = 0
 
     def _drop(self, session: Session) -> None:
         """A session whose device is not here."""
-        share = self._shares.get(session.key)
-        if share is None or share.left.pop(session.name, None) is None:
+        if session.name not in self._all.left:
             return
-        del self._all.left[session.name]
         self._empty(session)
+        for share in self._shares_of(session):
+            del share.left[session.name]
+        share = self._shares[session.key]
         if not share.left and not share.attached:
             del self._shares[session.key]

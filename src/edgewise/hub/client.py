@@ -1,29 +1,20 @@
-"""The model hub, through huggingface_hub: a repository's files, and what went wrong, in a sentence.
+"""The model hub, through huggingface_hub: the files of a repository, and errors in one sentence.
 
-The hub's client names files on this disk after what the hub's replies say, so each reply is
-checked before the client acts on it. Its cache (HF_HOME) is shared with every other program that
-downloads from the hub; `hf cache` lists it and removes from it.
+The hub's client makes file names of what the hub replies, so each reply is checked before the
+client acts on it. Its cache (HF_HOME) is shared with every other program that downloads from the
+hub; `hf cache` lists it and removes from it.
 """
 
 import re
-import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import huggingface_hub
-from httpx2 import (
-    Client,
-    HTTPError,
-    InvalidURL,
-    ReadTimeout,
-    Request,
-    Response,
-    SyncByteStream,
-)
+from httpx2 import Client, HTTPError, InvalidURL, Request, Response, SyncByteStream
 from huggingface_hub import constants
 from huggingface_hub.errors import (
     CacheNotFound,
@@ -36,18 +27,21 @@ from huggingface_hub.errors import (
 from edgewise.errors import AddressError
 from edgewise.hub import HubAddress, is_plain, require_plain, short
 
-_LISTING_SECONDS, _LISTING_END = 10.0, 30.0
-"""Until the hub begins to answer which files a repository has, and until it has done so."""
+_LISTING_SECONDS = 10.0
+"""Until the hub begins to answer which files a repository has."""
 
 _LARGEST_LISTING, _LARGEST_FILE = 16 << 20, 1 << 40
 _MOST_FILES = 1000
 
-# The client makes names of files of these.
+# The client makes file names of these.
 _ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9-]{1,256}"?')
 _COMMIT = re.compile(r"[A-Za-z0-9]{1,64}")
 _DIGITS = re.compile(r"[0-9]{1,13}")
 
-_NOT_A_HUB = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_NOT_A_HUB = (
+    *(ArithmeticError, AttributeError, InvalidURL, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
 """What the hub's client raises for replies that no hub sends."""
 
 _CHECK = "check HF_ENDPOINT, or name a file on this disk"
@@ -64,13 +58,12 @@ class Repository:
         """Ask the hub, once a process. Raises `AddressError`; `setting` names the address."""
         require_plain(address, setting=setting)
         self._address, self._setting = address, setting
-        with explained(address):
-            try:
+        self.library, self.online = None, True
+        try:
+            with explained(address):
                 self.names, self.library = _listed(address.repo, address.revision)
-                self.online = True
-            except _NoAnswer as problem:
-                self.names, self.library = _cached(address, problem), None
-                self.online = False
+        except _NoAnswer as problem:
+            self.names, self.online = _cached(address, problem), False
 
     def file(self, name: str, *, largest: int = _LARGEST_FILE, kind: str = "model") -> Path:
         """One file of at most `largest` bytes, downloaded if need be. Raises `AddressError`."""
@@ -102,33 +95,10 @@ def dataset_file(repo: str, name: str) -> Path:
         try:
             return _fetched(address, name, online=False, kind="dataset")
         except LocalEntryNotFoundError:
-            with _listing():
+            with _bounded(_LARGEST_LISTING):
                 # Once, so that a machine without a network does not wait through retries.
                 huggingface_hub.HfApi().dataset_info(repo, timeout=_LISTING_SECONDS)
             return _fetched(address, name, kind="dataset")
-
-
-def upload(folder: Path, repo: str, names: Sequence[str], *, private: bool, message: str) -> str:
-    """Publish these files of a folder as a repository; returns its address on the web.
-
-    A repository that exists gets a new commit. Raises `AddressError`.
-    """
-    address = HubAddress(repo, None, None, None)
-    require_plain(address, setting=None)
-    with explained(address):
-        if huggingface_hub.get_token() is None:
-            raise AddressError(
-                "The hub needs to know who publishes",
-                hint="set HF_TOKEN to a token that may write, or run hf auth login",
-            )
-        url = huggingface_hub.create_repo(repo, private=private, exist_ok=True)
-        huggingface_hub.upload_folder(
-            repo_id=repo,
-            folder_path=folder,
-            allow_patterns=list(names),
-            commit_message=message,
-        )
-        return str(url)
 
 
 class CachedRepository(NamedTuple):
@@ -156,23 +126,16 @@ def cached_repositories() -> list[CachedRepository]:
 @lru_cache
 def _listed(repo: str, revision: str | None) -> tuple[list[str], str | None]:
     """Names of a repository's files, and the library that its card names."""
-    address = HubAddress(repo, revision, None, None)
     try:
-        with _listing():
+        with _bounded(_LARGEST_LISTING):
             model = huggingface_hub.HfApi().model_info(
                 repo, revision=revision, timeout=_LISTING_SECONDS
             )
         names = [file.rfilename for file in model.siblings or []]
-    except HFValidationError:
+    except (HFValidationError, HfHubHTTPError):
         raise
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        if status != 429 and status < 500:
-            raise
-        refused = _explained_answer(address, error)
-        raise _NoAnswer(refused.message, hint=refused.hint) from error
-    except (OSError, HTTPError, InvalidURL, *_NOT_A_HUB) as error:
-        raise _unreachable(address) from error
+    except (OSError, HTTPError, *_NOT_A_HUB) as error:
+        raise _unreachable(repo) from error
     # A name that is not plain would lead out of the cache's folder.
     return [name for name in names if isinstance(name, str) and is_plain(name)], model.library_name  # pyright: ignore[reportUnnecessaryIsInstance]
 
@@ -223,33 +186,22 @@ def _inside_cache(path: Path, name: str) -> Path:
     return path
 
 
-class _Bounds(NamedTuple):
-    """A reply may have `size` bytes; all replies must have ended at `end`, a monotonic time."""
-
-    size: int
-    end: float | None
-
-
-_bounds: ContextVar[_Bounds | None] = ContextVar("hub_bounds", default=None)
-
-
-def _listing() -> AbstractContextManager[None]:
-    return _bounded(_LARGEST_LISTING, _LISTING_END)
+_largest: ContextVar[int | None] = ContextVar("largest_reply", default=None)
 
 
 @contextmanager
-def _bounded(size: int, seconds: float | None = None) -> Generator[None]:
+def _bounded(size: int) -> Generator[None]:
     """Check each reply that the hub's client acts on here, those of redirects and retries too.
 
     Raises `AddressError` for a reply of more than `size` bytes, and for one that would make the
     client write outside of its cache.
     """
     _install()
-    token = _bounds.set(_Bounds(size, None if seconds is None else time.monotonic() + seconds))
+    token = _largest.set(size)
     try:
         yield
     finally:
-        _bounds.reset(token)
+        _largest.reset(token)
 
 
 @cache
@@ -271,14 +223,14 @@ def _install() -> None:
 
 
 def _ask_plainly(request: Request) -> None:
-    if _bounds.get() is not None:
+    if _largest.get() is not None:
         # A compressed reply of a few bytes could become any number of bytes.
         request.headers["Accept-Encoding"] = "identity"
 
 
 def _check_reply(response: Response) -> None:
-    bounds = _bounds.get()
-    if bounds is None:
+    largest = _largest.get()
+    if largest is None:
         return
     headers = response.headers
     commit = headers.get("X-Repo-Commit")
@@ -289,40 +241,39 @@ def _check_reply(response: Response) -> None:
         _require(etag is None or _ETAG.fullmatch(etag), f"has the ETag {short(etag or '')!r}")
     size = headers.get("X-Linked-Size") or headers.get("Content-Length") or "0"
     _require(_DIGITS.fullmatch(size), f"has the size {short(size)!r}")
-    _require(int(size) <= bounds.size, f"has more than {bounds.size} bytes")
+    _require(int(size) <= largest, f"has more than {largest} bytes")
     encoding = headers.get("Content-Encoding", "identity")
     _require(encoding == "identity", f"has the encoding {short(encoding)!r}")
     assert isinstance(response.stream, SyncByteStream)
-    response.stream = _Bounded(response.stream, bounds, response.request)
+    response.stream = _Bounded(response.stream, largest)
 
 
 class _Bounded(SyncByteStream):
-    """A reply's body, up to the bounds."""
+    """A reply's body of at most `largest` bytes, whatever its headers say."""
 
-    def __init__(self, stream: SyncByteStream, bounds: _Bounds, request: Request) -> None:
-        self._stream, self._bounds, self._request = stream, bounds, request
+    def __init__(self, stream: SyncByteStream, largest: int) -> None:
+        self._stream, self._largest = stream, largest
 
     def __iter__(self) -> Iterator[bytes]:
-        read, bounds = 0, self._bounds
+        read = 0
         for chunk in self._stream:
             read += len(chunk)
-            _require(read <= bounds.size, f"has more than {bounds.size} bytes")
-            if bounds.end is not None and time.monotonic() > bounds.end:
-                raise ReadTimeout("its reply does not end", request=self._request)
+            _require(read <= self._largest, f"has more than {self._largest} bytes")
             yield chunk
 
     def close(self) -> None:
         self._stream.close()
 
 
-def _require(good: object, what: str) -> None:
+def _require(good: object, problem: str) -> None:
     if not good:
-        raise AddressError(f"The hub at {constants.ENDPOINT} sent a reply that {what}", hint=_CHECK)
+        sent = f"The hub at {constants.ENDPOINT} sent a reply that {problem}"
+        raise AddressError(sent, hint=_CHECK)
 
 
 @contextmanager
 def explained(address: HubAddress) -> Generator[None]:
-    """What the hub's client raises, as an `AddressError`."""
+    """Turn what the hub's client raises into an `AddressError`."""
     named = f"{address.repo}/{address.file}" if address.file else address.repo
     try:
         yield
@@ -332,15 +283,15 @@ def explained(address: HubAddress) -> Generator[None]:
         ) from error
     except LocalEntryNotFoundError as error:
         if isinstance(error.__cause__, HfHubHTTPError):
-            raise _explained_answer(address, error.__cause__) from error
-        raise _unreachable(address) from error
+            raise _refusal(address, named, error.__cause__) from error
+        raise _unreachable(named) from error
     except HfHubHTTPError as error:
-        raise _explained_answer(address, error) from error
+        raise _refusal(address, named, error) from error
     except (OSError, HTTPError) as error:
         raise AddressError(
             f"The download of {named!r} failed ({_first_line(error)})", hint="try again"
         ) from error
-    except (*_NOT_A_HUB, InvalidURL) as error:
+    except _NOT_A_HUB as error:
         raise AddressError(
             f"{constants.ENDPOINT} does not answer as a hub does for {named!r} "
             f"({_first_line(error)})",
@@ -353,8 +304,7 @@ def _first_line(error: Exception) -> str:
     return short(line) if line else type(error).__name__
 
 
-def _unreachable(address: HubAddress) -> _NoAnswer:
-    named = f"{address.repo}/{address.file}" if address.file else address.repo
+def _unreachable(named: str) -> _NoAnswer:
     if constants.is_offline_mode():
         return _NoAnswer(
             f"HF_HUB_OFFLINE forbids to ask the hub, and {named!r} is not in the local cache",
@@ -367,9 +317,10 @@ def _unreachable(address: HubAddress) -> _NoAnswer:
     )
 
 
-def _explained_answer(address: HubAddress, error: HfHubHTTPError) -> AddressError:
-    named = f"{address.repo}/{address.file}" if address.file else address.repo
+def _refusal(address: HubAddress, named: str, error: HfHubHTTPError) -> AddressError:
     status = error.response.status_code
+    if status == 429 or status >= 500:
+        return _NoAnswer(f"The hub answered HTTP {status} for {named!r}", hint="try again later")
     if status in (401, 403):
         return AddressError(
             f"The hub refuses {named!r} (HTTP {status}): it does not exist or needs access",
@@ -379,6 +330,4 @@ def _explained_answer(address: HubAddress, error: HfHubHTTPError) -> AddressErro
         return AddressError(
             f"{address.repo!r} has no revision {address.revision!r} on the hub", hint="check it"
         )
-    if status == 404:
-        return AddressError(f"The hub has no {named!r}", hint="check the spelling")
-    return AddressError(f"The hub answered HTTP {status} for {named!r}", hint="try again later")
+    return AddressError(f"The hub has no {named!r} (HTTP {status})", hint="check the spelling")

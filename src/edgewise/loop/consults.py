@@ -82,7 +82,7 @@ class Consults:
         Not where tokens have a price: what is read ahead is billed, and no meter counts it.
         """
         if self._meter is None and self._policy.may_ask(budget):
-            self._session.push(ids, self.sent.push(ids))
+            self._session.prefetch(ids, self.sent.prefetch(ids))
 
     def ask(self, ids: Sequence[int], n: int) -> Flight | Refusal:
         """The consult for the token after `ids`: sent now, or in flight since a draft."""

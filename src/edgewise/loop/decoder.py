@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.record import SentRecord
-from edgewise.costs.billing import Billing
-from edgewise.costs.meter import AnswerCosts
+from edgewise.costs.meter import AnswerCosts, Billing
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage

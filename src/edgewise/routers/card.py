@@ -14,7 +14,7 @@ import numpy as np
 from edgewise.edge.base import PROBES, EdgeModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
-from edgewise.routers.signals import signals_of
+from edgewise.routers.signals import Reference, signals_of
 
 CONFIG, WEIGHTS, TRAINED_ON = "config.json", "model.safetensors", "trained_on.txt"
 MISSED = 0.1
@@ -39,7 +39,8 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What a checkpoint says of itself.
 
     `kind` is a router's name: a registered one, `module:Class`, or `file.py:Class` with the file
-    relative to the checkpoint's folder. `inputs` are the signals that it reads, in this order.
+    relative to the checkpoint's folder. `inputs` are the signals that it reads, in this order;
+    `reference` is what the input `ranks` ranks among.
     `thresholds` maps a cloud share (as text, "0.05") to the threshold that realises it, measured
     on `calibrated_on`; `realised` maps it to what came of it there, with the ends of the 95%
     interval. Fingerprints are those of the edge model's file and of its tokenizer. `trained_on` and
@@ -57,6 +58,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hidden_size: int
     inputs: tuple[str, ...] = ()
     top_k: int = 0
+    reference: Reference = ()
     thresholds: dict[str, float] = {}
     calibrated_on: str = ""
     trained_on: str = ""
@@ -187,6 +189,9 @@ def read_card(folder: Path) -> RouterCard:
     known = card.thresholds.keys() >= card.realised.keys()
     if not known or not all(0 <= x <= 1 for found in card.realised.values() for x in found):
         raise UsageError(f"{str(path)!r} has realised shares that do not go with its thresholds.")
+    ranked = any(signal.ranked for signal in signals_of(card.inputs))
+    if not _is_reference(card.reference, 3 if ranked else 0):
+        raise UsageError(f"{str(path)!r} has a reference that does not go with its inputs.")
     takes_k = any(signal.per_k for signal in signals_of(card.inputs))
     if (card.top_k > 0) != takes_k or card.top_k < 0:
         raise UsageError(f"{str(path)!r} has a top_k that does not go with its inputs.")
@@ -198,6 +203,12 @@ def _ascends(knots: tuple[tuple[float, float], ...]) -> bool:
     pairs = pairwise(knots)
     return all(0 <= value <= 1 for value in flat) and all(
         a[0] <= b[0] and a[1] <= b[1] for a, b in pairs
+    )
+
+
+def _is_reference(reference: Reference, columns: int) -> bool:
+    return len(reference) == columns and all(
+        len(known) > 1 and all(a <= b for a, b in pairwise(known)) for known in reference
     )
 
 

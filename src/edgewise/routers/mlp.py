@@ -30,7 +30,7 @@ class Mlp:
     """
 
     def __init__(self, card: RouterCard, folder: Path) -> None:
-        self._read = reader_of(card.inputs, card.top_k)
+        self._read = reader_of(card.inputs, card.top_k, card.reference)
         self.needs = needs_of(card.inputs)
         self.top = top_of(card.inputs, card.top_k)
         width = width_of(card.inputs, card.hidden_size, card.top_k)

@@ -12,9 +12,17 @@ from numpy.typing import NDArray
 
 from edgewise.edge.base import Floats, Needs, Step
 from edgewise.errors import UsageError
+from edgewise.routers import text
 
 EVIDENCE = 10
 """How many of the likeliest ids' logits LogTokU reads."""
+
+
+Reference = tuple[tuple[float, ...], ...]
+"""By uncertainty (entropy, 1 - p1, 1 - (p1 - p2)): ascending quantiles of it where an edge model
+writes by itself. So a rank means the same beside any edge model."""
+
+QUANTILES = 65
 
 
 class Signal(NamedTuple):
@@ -32,6 +40,8 @@ class Signal(NamedTuple):
     needs: Needs = Needs.NOTHING
     top: int = 0
     default: bool = True
+    ranked: bool = False
+    """Whether a router reads the ranks (`ranks_of`) of what `read` returns; `width` is theirs."""
 
     @property
     def per_k(self) -> bool:
@@ -56,6 +66,16 @@ def _scalars(step: Step, _k: int) -> Floats:
     return np.array([step.entropy, first, first - second, logtoku(logits)], np.float32)
 
 
+def _uncertainties(step: Step, _k: int) -> Floats:
+    """Entropy, 1 - p1, 1 - (p1 - p2)."""
+    first, second = map(math.exp, _logprobs(step, 2))
+    return np.array([step.entropy, 1.0 - first, 1.0 - first + second], np.float32)
+
+
+def _text(step: Step, _k: int) -> Floats:
+    return text.text_of(step)
+
+
 _LIKELIEST = Needs.ENTROPY | Needs.TOP
 
 SIGNALS = {
@@ -64,6 +84,8 @@ SIGNALS = {
         Signal("hidden", _hidden, "d", Needs.HIDDEN),
         Signal("top_logprobs", _logprobs, "k", _LIKELIEST),
         Signal("scalars", _scalars, 4, _LIKELIEST, top=EVIDENCE),
+        Signal("text", _text, len(text.NAMES), Needs.TEXT | Needs.TOP, top=2, default=False),
+        Signal("ranks", _uncertainties, 6, _LIKELIEST, top=2, default=False, ranked=True),
         Signal("token_embedding", None, 0, default=False),
     )
 }
@@ -104,15 +126,45 @@ def width_of(inputs: Sequence[str], hidden_size: int, top_k: int) -> int:
     return sum(width if isinstance(width, int) else sizes[width] for width in widths)
 
 
-def reader_of(inputs: Sequence[str], top_k: int) -> Callable[[Step], Floats]:
-    """Reads float32[width_of(...)] of a step: the inputs in their order, not yet normalised."""
-    reads = [signal.read for signal in signals_of(inputs) if signal.read is not None]
+def reader_of(
+    inputs: Sequence[str], top_k: int, reference: Reference = ()
+) -> Callable[[Step], Floats]:
+    """Reads float32[width_of(...)] of a step: the inputs in their order, not yet normalised.
+
+    `reference` is what `ranks` are taken among.
+    """
+    signals = signals_of(inputs)
+    reads = [
+        _ranked(one.read, reference) if one.ranked else one.read for one in signals if one.read
+    ]
     if len(reads) == 1:
         (only,) = reads
         return lambda step: only(step, top_k)
     if not reads:
         return lambda step: np.empty(0, np.float32)
     return lambda step: np.concatenate([read(step, top_k) for read in reads])
+
+
+def _ranked(
+    read: Callable[[Step, int], Floats], reference: Reference
+) -> Callable[[Step, int], Floats]:
+    return lambda step, k: ranks_of(read(step, k), reference)
+
+
+def ranks_of(values: Floats, reference: Reference) -> Floats:
+    """For float32[..., m] values float32[..., 2m]: each one's quantile, then its log-odds."""
+    quantiles = [
+        np.interp(values[..., at], known, np.linspace(0.0, 1.0, len(known)))
+        for at, known in enumerate(reference)
+    ]
+    ranks = np.clip(np.stack(quantiles, axis=-1), 0.5 / QUANTILES, 1.0 - 0.5 / QUANTILES)
+    return np.concatenate([ranks, np.log(ranks / (1.0 - ranks))], axis=-1).astype(np.float32)
+
+
+def reference_of(values: Floats) -> Reference:
+    """The quantiles of float32[n, m] values, to a precision that a card can hold."""
+    found = np.quantile(values, np.linspace(0.0, 1.0, QUANTILES), axis=0)
+    return tuple(tuple(float(f"{x:.6g}") for x in column) for column in found.T)
 
 
 def logtoku(logits: Floats) -> float:

@@ -23,7 +23,6 @@ from edgewise.prompts import Message, Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.errors import ApiError
 from edgewise.server.local_messages import LocalMessages
-from edgewise.server.metrics import Metrics
 
 PAIR = "edgewise"
 """The name of a server's only model."""
@@ -161,7 +160,6 @@ class Answering:
         self.edge, self.cloud = pair.edge, pair.cloud
         self.settings, self.card = pair.settings, pair.card
         self.local = local or LocalMessages()
-        self.metrics = Metrics(pair.billing)
         self.admission = Admission(slots, queue)
         self._alone = False
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
@@ -263,7 +261,6 @@ class Answering:
             while (event := await events.get()) is not None:
                 if isinstance(event, BaseException):
                     raise event
-                self.metrics.count(event)
                 if isinstance(event, Finished):
                     self._warn_if_alone(event.usage)
                 if asked.pending or not isinstance(event, Pending | RolledBack):

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 import swagger_ui_bundle
-from fastapi import APIRouter, Depends, FastAPI, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
@@ -21,8 +21,8 @@ from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers
 from edgewise.server.errors import install
 from edgewise.server.guards import BodyLimit, Counted, Elsewhere, Headers
-from edgewise.server.metrics import ServerMetrics
-from edgewise.server.models import Models, policy_for
+from edgewise.server.metrics import Metrics
+from edgewise.server.models import Models, models_of, policy_for
 
 _DOCS = "/docs-assets"
 _REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -33,6 +33,129 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     429: {"description": "The queue is full; `Retry-After` tells when to come back."},
     502: {"description": "The cloud failed, and `--on-cloud-error raise` ends the answer then."},
 }
+
+
+v1 = APIRouter()
+accounts = APIRouter()
+about = APIRouter()
+guarded = APIRouter()
+STARTED = int(time.time())
+
+
+def _entry(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": STARTED, "owned_by": "edgewise"}
+
+
+@v1.get("/models")
+async def listed(request: Request) -> dict[str, Any]:
+    """The model ids; any `NAME@SHARE` or `NAME:tTHRESHOLD` may be asked for as well."""
+    return {"object": "list", "data": [_entry(name) for name in models_of(request).ids()]}
+
+
+@v1.get("/models/{model}")
+async def model(model: str, request: Request) -> dict[str, Any]:
+    """One of them."""
+    policy_for(models_of(request).asked(model), model)
+    return _entry(model)
+
+
+@accounts.get("/sent")
+def sent(request: Request) -> dict[str, Any]:
+    """What the last answers sent to the cloud: counts, never text; the newest first.
+
+    `at` is when an answer began to send, in seconds since 1970.
+    """
+    answers = [
+        (one.name, sent) for one in models_of(request).all for sent in one.pair.record.answers()
+    ]
+    answers.sort(key=lambda entry: entry[1].at, reverse=True)
+    return {"object": "list", "data": [{"model": name, **asdict(sent)} for name, sent in answers]}
+
+
+@accounts.get("/savings")
+def savings(request: Request) -> dict[str, Any]:
+    """What answers cost since the server began, against the cloud alone.
+
+    `total` is null without a price, or where models have different currencies.
+    """
+    each = [(one.name, one.pair.billing) for one in models_of(request).all]
+    models: list[dict[str, Any]] = []
+    for name, billing in each:
+        saved = billing.savings() if billing else None
+        answers, total = (saved.answers, asdict(saved.cost)) if saved else (0, None)
+        models.append({"model": name, "answers": answers, "total": total})
+    conversations = [
+        {
+            "model": name,
+            "conversation": str(one.conversation),
+            "answers": one.answers,
+            **asdict(one.cost),
+        }
+        for name, billing in each
+        for one in (billing.conversations() if billing else [])
+    ]
+    return {
+        "object": "savings",
+        "answers": sum(one["answers"] for one in models),
+        "total": _summed([one["total"] for one in models if one["total"]]),
+        "models": models,
+        "conversations": conversations,
+    }
+
+
+def _summed(costs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """None for no costs, and for several currencies."""
+    if len({cost["currency"] for cost in costs}) != 1:
+        return None
+    counts = ("paid", "alone", "saved", "input_tokens", "cached_tokens", "output_tokens")
+    return {
+        **{name: sum(cost[name] for cost in costs) for name in counts},
+        "currency": costs[0]["currency"],
+        "estimated": any(cost["estimated"] for cost in costs),
+    }
+
+
+@about.get("/health")
+async def health(request: Request) -> dict[str, Any]:
+    """That it runs, with which models, and whether the cloud answers."""
+    models = models_of(request)
+    each = [{"model": one.name, **_health_of(one)} for one in models.all]
+    return {"status": "ok", **_health_of(models.first), "models": each}
+
+
+@about.get("/docs", include_in_schema=False)
+async def docs() -> HTMLResponse:
+    return get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="Edgewise",
+        swagger_js_url=f"{_DOCS}/swagger-ui-bundle.js",
+        swagger_css_url=f"{_DOCS}/swagger-ui.css",
+        swagger_favicon_url="/icon.svg",
+    )
+
+
+@guarded.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Counters in Prometheus's text format."""
+    text = request.app.state.metrics.text()
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _health_of(answering: Answering) -> dict[str, Any]:
+    decoder = answering.pair.decoder
+    latency = decoder.latency
+    policy = make_policy(answering.settings, answering.card)
+    return {
+        "edge": answering.edge.name,
+        "cloud": answering.cloud.name if answering.cloud else None,
+        "vocabulary": answering.cloud.proof if answering.cloud else None,
+        "cloud_paused": decoder.breaker.is_open,
+        "bundled": answering.bundled,
+        "cloud_share": policy.cloud_share,
+        "threshold": policy.threshold if policy.cloud_share is None else None,
+        "round_trip_seconds": latency.round_trip,
+        "engine_seconds": latency.engine,
+    }
 
 
 def make_app(
@@ -58,17 +181,15 @@ def make_app(
     )
     install(app)
     callers = callers or Callers()
-    guarded, own = [Depends(callers.check)], [Depends(callers.check_operator)]
-    v1 = APIRouter(prefix="/v1", dependencies=guarded, responses=_REFUSALS)
-    for endpoints in (chat, completions, responses, messages):
-        v1.include_router(endpoints.routes(models))
-    v1.include_router(_models(models))
-    v1.include_router(_accounts(models), dependencies=own)
-    metrics = ServerMetrics()
-    app.include_router(v1)
-    app.include_router(tokenizing.routes(models), dependencies=guarded, responses=_REFUSALS)
-    app.include_router(_about(models, metrics, guarded))
-    app.add_middleware(Counted, counter=metrics.requests)
+    app.state.models, app.state.metrics = models, Metrics(models)
+    keyed, own = [Depends(callers.check)], [Depends(callers.check_operator)]
+    for endpoints in (chat.router, completions.router, responses.router, messages.router, v1):
+        app.include_router(endpoints, prefix="/v1", dependencies=keyed, responses=_REFUSALS)
+    app.include_router(accounts, prefix="/v1", dependencies=[*keyed, *own], responses=_REFUSALS)
+    for endpoints in (tokenizing.router, guarded):
+        app.include_router(endpoints, dependencies=keyed, responses=_REFUSALS)
+    app.include_router(about)
+    app.add_middleware(Counted, counter=app.state.metrics.requests)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
@@ -80,134 +201,3 @@ def make_app(
     page = StaticFiles(directory=str(files("edgewise.server") / "page"), html=True)
     app.mount("/", Elsewhere(app, page))
     return app
-
-
-def _models(models: Models) -> APIRouter:
-    router = APIRouter()
-    started = int(time.time())
-
-    def entry(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": started, "owned_by": "edgewise"}
-
-    @router.get("/models")
-    async def listed() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
-        """The model ids; any `NAME@SHARE` or `NAME:tTHRESHOLD` may be asked for as well."""
-        return {"object": "list", "data": [entry(name) for name in models.ids()]}
-
-    @router.get("/models/{model}")
-    async def model(model: str) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
-        """One of them."""
-        policy_for(models.asked(model), model)
-        return entry(model)
-
-    return router
-
-
-def _accounts(models: Models) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/sent")
-    def sent() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
-        """What the last answers sent to the cloud: counts, never text; the newest first.
-
-        `at` is when an answer began to send, in seconds since 1970.
-        """
-        found = [(one.name, sent) for one in models.all for sent in one.pair.record.answers()]
-        found.sort(key=lambda entry: entry[1].at, reverse=True)
-        return {"object": "list", "data": [{"model": name, **asdict(sent)} for name, sent in found]}
-
-    @router.get("/savings")
-    def savings() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
-        """What answers cost since the server began, against the cloud alone.
-
-        `total` is null without a price, or where models have different currencies.
-        """
-        found = [_savings_of(one) for one in models.all]
-        conversations = [
-            {
-                "model": one.name,
-                "conversation": str(found.conversation),
-                "answers": found.answers,
-                **asdict(found.cost),
-            }
-            for one in models.all
-            for found in (one.pair.billing.conversations() if one.pair.billing else [])
-        ]
-        return {
-            "object": "savings",
-            "answers": sum(one["answers"] for one in found),
-            "total": _summed([one["total"] for one in found if one["total"]]),
-            "models": found,
-            "conversations": conversations,
-        }
-
-    return router
-
-
-def _savings_of(answering: Answering) -> dict[str, Any]:
-    billing = answering.pair.billing
-    if billing is None:
-        return {"model": answering.name, "answers": 0, "total": None}
-    found = billing.savings()
-    return {"model": answering.name, "answers": found.answers, "total": asdict(found.cost)}
-
-
-def _summed(costs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """None for no costs, and for several currencies."""
-    if len({cost["currency"] for cost in costs}) != 1:
-        return None
-    counts = ("paid", "alone", "saved", "input_tokens", "cached_tokens", "output_tokens")
-    return {
-        **{name: sum(cost[name] for cost in costs) for name in counts},
-        "currency": costs[0]["currency"],
-        "estimated": any(cost["estimated"] for cost in costs),
-    }
-
-
-def _about(models: Models, counted: ServerMetrics, guarded: Sequence[Any]) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/health")
-    async def health() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
-        """That it runs, with which models, and whether the cloud answers."""
-        each = [{"model": one.name, **_health_of(one)} for one in models.all]
-        return {"status": "ok", **_health_of(models.first), "models": each}
-
-    @router.get("/metrics", dependencies=list(guarded), response_class=Response)
-    async def metrics() -> Response:  # pyright: ignore[reportUnusedFunction]
-        """Counters in Prometheus's text format."""
-        for one in models.all:
-            one.metrics.running.set(one.admission.running)
-            one.metrics.waiting.set(one.admission.waiting)
-        each = {one.name: one.metrics for one in models.all}
-        text = counted.text(each, told_apart=models.told_apart)
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @router.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:  # pyright: ignore[reportUnusedFunction]
-        return get_swagger_ui_html(
-            openapi_url="/openapi.json",
-            title="Edgewise",
-            swagger_js_url=f"{_DOCS}/swagger-ui-bundle.js",
-            swagger_css_url=f"{_DOCS}/swagger-ui.css",
-            swagger_favicon_url="/icon.svg",
-        )
-
-    return router
-
-
-def _health_of(answering: Answering) -> dict[str, Any]:
-    decoder = answering.pair.decoder
-    latency = decoder.latency
-    policy = make_policy(answering.settings, answering.card)
-    return {
-        "edge": answering.edge.name,
-        "cloud": answering.cloud.name if answering.cloud else None,
-        "vocabulary": answering.cloud.proof if answering.cloud else None,
-        "cloud_paused": decoder.breaker.is_open,
-        "bundled": answering.bundled,
-        "cloud_share": policy.cloud_share,
-        "threshold": policy.threshold if policy.cloud_share is None else None,
-        "round_trip_seconds": latency.round_trip,
-        "engine_seconds": latency.engine,
-    }

@@ -1,101 +1,220 @@
 """`POST /v1/chat/completions`, and what the other chat APIs share with it."""
 
-from abc import abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from edgewise.edge.base import Tokenizer
-from edgewise.events import Event, FinishReason, Token
-from edgewise.grammar.calls import CallBegun, CallReader, Part, Said, call_reader, collected
-from edgewise.grammar.response_format import ResponseFormat, require_response_format
-from edgewise.prompts import Message, Prompt, Tool, ToolCall, prompt_of
+from edgewise.events import Token
+from edgewise.grammar.calls import CallArguments, CallBegun, Part, call_reader, collected
+from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat
+from edgewise.prompts import Message, ToolCall, prompt_of
 from edgewise.prompts.conversation import said
-from edgewise.server.answering import Answering, DecodeRequest, Ticket, Unread
-from edgewise.server.decoding import decode_request, marked
+from edgewise.server.answering import Answering, Unread
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute
-from edgewise.server.models import Models
-from edgewise.server.replies import ReplyWriter, Writer
+from edgewise.server.models import decode_request, marked, models_of
+from edgewise.server.replies import ChunkWriter, Writer, reply_with
 from edgewise.server.requests import (
     MAX_ARGUMENTS,
-    ChatMessage,
-    ChatRequest,
-    Dialect,
-    FunctionCall,
+    MAX_CALLS,
+    MAX_MESSAGES,
+    CallId,
+    ChatTurn,
+    ConversationAnswerRequest,
     FunctionDefinition,
-    FunctionName,
-    FunctionTool,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    JsonSchemaText,
-    MessageToolCall,
-    NamedTool,
+    JsonSchema,
+    Name,
+    OpenAIRequest,
+    PlainFormat,
+    Strict,
+    Texts,
+    TokenLimit,
+    TopLogprobs,
+    few_parts,
+    form_of,
+    turn,
 )
-from edgewise.server.streaming import described, reply_with
 
 
-def routes(models: Models) -> APIRouter:
-    """The endpoint over the loaded pairs."""
-    router = APIRouter(route_class=JsonRoute)
+class FunctionCall(Strict):
+    """A call; `arguments` is JSON text."""
 
-    @router.post("/chat/completions", responses=described("`[DONE]` ends the stream"))
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """An answer to a conversation, whole or as server-sent events."""
-        answering, decoding, writer = await prepared(models, body, request)
-        return await reply_with(writer, decoding, answering, request, stream=body.stream)
-
-    return router
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)]
 
 
-async def prepared(
-    models: Models, asked: Dialect, request: Request, *, joins: bool = False
-) -> tuple[Answering, DecodeRequest, "ChatReply"]:
-    """The pair, the request to it, and the writer of the reply. Raises `ApiError`.
+class MessageToolCall(Strict):
+    """A call that an assistant's message made."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class MessageOptions(Strict):
+    """With `cloud` "none" neither the message nor what follows it is ever sent to the cloud."""
+
+    cloud: Literal["none"]
+
+
+class ChatMessage(Strict):
+    """A turn. `developer` is another name of `system`; `tool` has the result of a call."""
+
+    # Templates know roles alone, no names. OpenAI's own client sends the others back as they came.
+    ignores = frozenset({"name", "annotations"})
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Texts | None = None
+    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_CALLS)] | None = None
+    tool_call_id: CallId | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    edgewise: MessageOptions | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "ChatMessage":
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("no_content", "it has neither content nor tool_calls")
+        return self
+
+
+class FunctionTool(Strict):
+    """A tool is a function."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Strict):
+    """A function's name."""
+
+    name: Name
+
+
+class NamedTool(Strict):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class JsonSchemaFormat(Strict):
+    """Answers are JSON that a schema allows."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
+    """`POST /v1/chat/completions`."""
+
+    # Nothing is stored, billed by tier, screened or cached by a key; the rest are hints.
+    ignores = OpenAIRequest.ignores | {
+        *("store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "prompt_cache_options"),
+        *("reasoning_effort", "verbosity", "prediction"),
+    }
+    messages: Annotated[
+        list[ChatMessage],
+        Field(min_length=1, max_length=MAX_MESSAGES),
+        BeforeValidator(few_parts),
+    ]
+    max_tokens: TokenLimit | None = None
+    max_completion_tokens: TokenLimit | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    response_format: (
+        Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")] | None
+    ) = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def most(self) -> int | None:
+        if self.max_tokens and self.max_completion_tokens:
+            raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.")
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def candidates(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs true.", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def turns(self) -> list[ChatTurn]:
+        return [
+            turn(
+                one.role,
+                one.content,
+                calls=[
+                    ToolCall(call.id, call.function.name, call.function.arguments)
+                    for call in one.tool_calls or ()
+                ],
+                call_id=one.tool_call_id,
+                local=one.edgewise is not None,
+            )
+            for one in self.messages
+        ]
+
+    def form(self) -> ResponseFormat | None:
+        written, choice = self.response_format, self.tool_choice
+        named = choice.function.name if isinstance(choice, NamedTool) else None
+        return form_of(
+            written.json_schema if isinstance(written, JsonSchemaFormat) else written,
+            [tool.function for tool in self.tools or ()],
+            choice if isinstance(choice, str) else None,
+            only=named,
+            parallel=self.parallel_tool_calls,
+        )
+
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/chat/completions")
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    """An answer to a conversation, whole or as server-sent events."""
+    return await answered(body, request, ChatReply)
+
+
+async def answered(
+    body: ConversationAnswerRequest,
+    request: Request,
+    reply: Callable[..., Writer],
+    *,
+    joins: bool = False,
+) -> Response:
+    """The answer to a conversation. Raises `ApiError`, or what reading the prompt raises.
 
     With `joins`, adjacent turns of one role become one, after the local ones were found. Local
     turns are remembered before anything is refused, so a refused request is as local as any.
     """
-    turns = asked.turns()
-    messages = [message_of(one) for one in turns]
-    parts = [one.parts for one in turns]
-    told = await marked(models.local, asked.edgewise, request, messages, parts)
-    body = asked.chat()
-    answering = models.asked(body.model)
-    messages = joined(told) if joins else told
-    form = form_of(body)
+    models, turns = models_of(request), body.turns()
+    marks = await marked(
+        models.local,
+        body.edgewise,
+        request,
+        [one.message for one in turns],
+        [one.parts for one in turns],
+    )
+    answering, form = models.asked(body.model), body.form()
+    prompt = unread(answering, joined(marks) if joins else marks, form)
+    decoding = decode_request(answering, body, prompt, messages=marks)
     tokenizer = answering.edge.tokenizer
-    writer = ChatReply(
-        body, tokenizer, local=messages[-1].local, calls=call_reader(tokenizer, form)
-    )
-    prompt = _unread(answering, messages, form)
-    if body.max_tokens and body.max_completion_tokens:
-        raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.")
-    if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs true.", param="top_logprobs")
-    decoding = decode_request(
-        answering,
-        body,
-        prompt,
-        messages=told,
-        max_tokens=body.max_completion_tokens or body.max_tokens,
-        candidates=bool(body.top_logprobs),
-    )
-    return answering, decoding, writer
+    writer = reply(body, tokenizer, calls=call_reader(tokenizer, form), local=marks[-1].local)
+    return await reply_with(writer, decoding, answering, request)
 
 
-def unread(answering: Answering, body: ChatRequest) -> Unread:
-    """The prompt of a conversation whose turns are joined. Raises `ApiError` or `UsageError`."""
-    return _unread(answering, joined([message_of(turn) for turn in body.messages]), form_of(body))
-
-
-def _unread(
+def unread(
     answering: Answering, messages: Sequence[Message], form: ResponseFormat | None
 ) -> Unread:
+    """The prompt of a conversation. Raises `ApiError`."""
     tools = form.tools if form else ()
     if sum(len(call.arguments) for one in messages for call in one.tool_calls) > MAX_ARGUMENTS:
         message = f"The calls have more than {MAX_ARGUMENTS} characters of arguments; send fewer."
@@ -109,51 +228,6 @@ def _unread(
     )
 
 
-def form_of(body: ChatRequest) -> ResponseFormat | None:
-    """The response format and tools; None for plain text. Raises `ApiError` or `UsageError`."""
-    choice, tools = body.tool_choice, body.tools or []
-    if not tools and choice not in (None, "none"):
-        raise ApiError(400, "tool_choice needs tools.", param="tool_choice")
-    if choice == "none":
-        tools = []
-    schema: dict[str, Any] | None = None
-    if isinstance(body.response_format, JsonObjectFormat):
-        schema = {"type": "object"}
-    elif isinstance(body.response_format, JsonSchemaFormat):
-        schema = body.response_format.json_schema.schema_
-    if schema is None and not tools:
-        return None
-    form = ResponseFormat(
-        schema=schema,
-        tools=tuple(map(_tool, tools)),
-        required=choice == "required",
-        only=choice.function.name if isinstance(choice, NamedTool) else None,
-        parallel=body.parallel_tool_calls is not False,
-        lenient=frozenset(tool.function.name for tool in tools if not tool.function.strict),
-    )
-    require_response_format(form)
-    return form
-
-
-def _tool(given: FunctionTool) -> Tool:
-    function = given.function
-    return Tool(function.name, function.description or "", function.parameters or {})
-
-
-def message_of(turn: ChatMessage) -> Message:
-    """A turn of the conversation."""
-    return Message(
-        "system" if turn.role == "developer" else turn.role,
-        turn.text,
-        local=turn.edgewise is not None,
-        tool_calls=tuple(
-            ToolCall(call.id, call.function.name, call.function.arguments)
-            for call in turn.tool_calls or ()
-        ),
-        tool_call_id=turn.tool_call_id,
-    )
-
-
 def joined(turns: Sequence[Message]) -> list[Message]:
     """The conversation with adjacent turns of one role as one, with a blank line between.
 
@@ -162,13 +236,13 @@ def joined(turns: Sequence[Message]) -> list[Message]:
     """
     if not turns:
         raise ApiError(400, "The conversation has no message that can be read; send one.")
-    found: list[list[Message]] = []
-    for turn in turns:
-        if found and found[-1][0].role == turn.role != "tool":
-            found[-1].append(turn)
+    groups: list[list[Message]] = []
+    for one in turns:
+        if groups and groups[-1][0].role == one.role != "tool":
+            groups[-1].append(one)
         else:
-            found.append([turn])
-    return [one[0] if len(one) == 1 else _one_turn(one) for one in found]
+            groups.append([one])
+    return [group[0] if len(group) == 1 else _one_turn(group) for group in groups]
 
 
 def _one_turn(turns: Sequence[Message]) -> Message:
@@ -180,194 +254,49 @@ def _one_turn(turns: Sequence[Message]) -> Message:
     )
 
 
-# Other dialects build a `ChatRequest` from these; their own values were checked already.
-
-
-def call_of(id: str, name: str, arguments: str) -> MessageToolCall:
-    """A call of an earlier answer."""
-    function = FunctionCall.model_construct(name=name, arguments=arguments)
-    return MessageToolCall.model_construct(id=id, function=function)
-
-
-def function_tool(
-    name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None
-) -> FunctionTool:
-    """A tool."""
-    function = FunctionDefinition.model_construct(
-        name=name, description=description, parameters=parameters, strict=strict
-    )
-    return FunctionTool.model_construct(type="function", function=function)
-
-
-def named_tool(name: str) -> NamedTool:
-    """The tool that has to be called."""
-    return NamedTool(type="function", function=FunctionName(name=name))
-
-
-def json_format(name: str, schema: Mapping[str, Any]) -> JsonSchemaFormat:
-    """JSON that a schema allows."""
-    text = JsonSchemaText.model_construct(name=name, schema_=schema)
-    return JsonSchemaFormat.model_construct(type="json_schema", json_schema=text)
-
-
-class ChatReply(ReplyWriter):
-    """Choices with a message."""
+class ChatReply(ChunkWriter):
+    """Choices with a message. A `local` one carries the mark, for the client to send back."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(
-        self,
-        request: ChatRequest,
-        tokenizer: Tokenizer,
-        *,
-        local: bool,
-        calls: CallReader | None = None,
-    ) -> None:
-        """A `local` reply carries the mark, for the client to send back. `calls` reads the calls
-        in an answer that may have some."""
-        super().__init__(request, tokenizer)
-        self._calls = calls
-        self._mark = {"edgewise": {"cloud": "none"}} if local else {}
-        self._top = (request.top_logprobs or 0) if request.logprobs else None
+    @property
+    def _mark(self) -> dict[str, Any]:
+        return {"edgewise": {"cloud": "none"}} if self.local else {}
 
     def opening(self) -> dict[str, Any]:
         return {"delta": {"role": "assistant", "content": "", **self._mark}}
 
-    def pieces(self, text: str, token: Token | None = None, *, end: bool) -> list[dict[str, Any]]:
-        if self._calls is None:
-            return super().pieces(text, token, end=end)
-        parts = [*self._calls.feed(text), *(self._calls.finish() if end else [])]
-        deltas = [_delta(part) for part in parts] or [{}]
-        logprobs = self._logprobs([token] if token else [])
-        last = len(deltas) - 1
-        return [
-            {"delta": delta, "logprobs": logprobs if at == last else None}
-            for at, delta in enumerate(deltas)
-        ]
-
-    def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:
-        delta = {"content": text} if text or token else {}
+    def piece(self, part: Part | None = None, token: Token | None = None) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if isinstance(part, CallBegun):
+            function = {"name": part.name, "arguments": ""}
+            call = {"index": part.index, "id": part.id, "type": "function", "function": function}
+            delta = {"tool_calls": [call]}
+        elif isinstance(part, CallArguments):
+            call = {"index": part.index, "function": {"arguments": part.text}}
+            delta = {"tool_calls": [call]}
+        elif part is not None:
+            delta = {"content": part.text}
         return {"delta": delta, "logprobs": self._logprobs([token] if token else [])}
 
     def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self._calls is not None:
-            text, calls = collected(self._calls, text)
-            told = {"tool_calls": [_call(call) for call in calls]} if calls else {}
-            message |= {"content": text or (None if calls else ""), **told}
+        if self.calls is not None:
+            text, calls = collected(self.calls, text)
+            message["content"] = text or (None if calls else "")
+            if calls:
+                message["tool_calls"] = [
+                    {
+                        "id": call.id,
+                        "type": "function",
+                        "function": {"name": call.name, "arguments": call.arguments},
+                    }
+                    for call in calls
+                ]
         return {"message": message | self._mark, "logprobs": self._logprobs(tokens)}
 
-    def finish_reason(self, reason: FinishReason) -> str:
-        called = self._calls is not None and self._calls.called
-        return "tool_calls" if called and reason == "stop" else reason
-
     def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        """None if they were not asked for; a token without a known logprob is left out."""
-        if self._top is None:
+        """None if they were not asked for."""
+        if self.request.candidates is None:
             return None
-        found = (self.shown.logprob(token, self._top) for token in tokens)
-        return {"content": [one for one in found if one], "refusal": None}
-
-
-class Translator(Writer):
-    """Translates a chat's reply to a dialect whose answers have parts: texts and calls."""
-
-    end, named = None, True
-
-    def __init__(self, chat: ChatReply) -> None:
-        self.chat = chat
-        self.part: Literal["text", "call"] | None = None
-        self._waiting: list[dict[str, Any]] = []
-
-    async def read(self, prompt: Prompt, ticket: Ticket) -> None:
-        await self.chat.read(prompt, ticket)
-
-    @abstractmethod
-    def begun(self) -> Iterator[dict[str, Any]]:
-        """The events of the answer's beginning."""
-
-    @abstractmethod
-    def opened(self, call: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-        """The events of another part, a text or a `call`, after the end of the last one."""
-
-    @abstractmethod
-    def grown(self, more: str, logprobs: list[Any], own: dict[str, Any]) -> dict[str, Any]:
-        """The event of more of the last part, with Edgewise's `own` fields."""
-
-    @abstractmethod
-    def ended(self, choice: dict[str, Any], usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of the answer's end."""
-
-    async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
-        for event in self.begun():
-            yield event
-        last: dict[str, Any] = {}
-        async with aclosing(self.chat.chunks(events)) as chunks:
-            async for chunk in chunks:
-                for last in chunk["choices"]:
-                    own = {"edgewise": chunk["edgewise"]} if "edgewise" in chunk else {}
-                    for event in self._translated(last, own):
-                        yield event
-                if not chunk["choices"]:
-                    if self.part is None and (self._waiting or self.always_text):
-                        for event in self._open_text():
-                            yield event
-                    for event in (*self._without_text(), *self.ended(last, chunk["usage"])):
-                        yield event
-
-    always_text: ClassVar[bool] = False
-    """Whether an answer without tokens has a text all the same."""
-
-    def _translated(self, choice: dict[str, Any], own: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of a chunk of the chat's. `own` goes with the first one that has a place."""
-        for call in choice["delta"].get("tool_calls") or ():
-            if "id" in call:
-                yield from self.opened(call)
-                self.part = "call"
-            if arguments := call["function"]["arguments"]:
-                yield from self._without_text()
-                yield self.grown(arguments, [], own)
-                own = {}
-        text, logprobs = choice["delta"].get("content") or "", logprobs_of(choice)
-        if text or logprobs:
-            if self.part != "text":
-                yield from self._open_text()
-            yield from self._without_text()
-            yield self.grown(text, logprobs, own)
-            own = {}
-        self._waiting += [own] if own else []
-        if self.part is not None:
-            yield from self._without_text()
-
-    def _open_text(self) -> Iterator[dict[str, Any]]:
-        yield from self.opened()
-        self.part = "text"
-
-    def _without_text(self) -> Iterator[dict[str, Any]]:
-        """Provenance of tokens that added no text, such as a call's opening."""
-        waiting, self._waiting = self._waiting, []
-        for own in waiting:
-            yield self.grown("", [], own)
-
-
-def logprobs_of(choice: dict[str, Any]) -> list[Any]:
-    """Those of a chat's choice; empty if they were not asked for."""
-    return choice["logprobs"]["content"] if choice["logprobs"] else []
-
-
-def _delta(part: Part) -> dict[str, Any]:
-    """A part of an answer in a stream."""
-    if isinstance(part, Said):
-        return {"content": part.text}
-    if isinstance(part, CallBegun):
-        function = {"name": part.name, "arguments": ""}
-        told = {"index": part.index, "id": part.id, "type": "function", "function": function}
-    else:
-        told = {"index": part.index, "function": {"arguments": part.text}}
-    return {"tool_calls": [told]}
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    """A whole call in an answer."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
+        return {"content": self.logprobs(tokens), "refusal": None}

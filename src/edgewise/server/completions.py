@@ -1,56 +1,92 @@
 """`POST /v1/completions`: a prompt as text or as token ids, sent to the models as it is."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import Discriminator, Field, Tag
 
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.scoring import scored
 from edgewise.events import Candidate, Token
+from edgewise.grammar.calls import Part, Said
 from edgewise.prompts import Message, Prompt
-from edgewise.server.answering import Answering, DecodeRequest, Scorer, Ticket, Unread
-from edgewise.server.decoding import decode_request, marked
+from edgewise.server.answering import Answering, Scorer, Ticket, Unread
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute
-from edgewise.server.models import Models, cloud_alone, edge_alone
-from edgewise.server.replies import ReplyWriter
-from edgewise.server.requests import CompletionRequest
-from edgewise.server.streaming import described, reply_with
+from edgewise.server.models import cloud_alone, decode_request, edge_alone, marked, models_of
+from edgewise.server.replies import ChunkWriter, candidates_of, reply_with
+from edgewise.server.requests import (
+    BoundedText,
+    OpenAIRequest,
+    TokenIds,
+    TopLogprobs,
+    require_known,
+)
 
 
-def routes(models: Models) -> APIRouter:
-    """The endpoint over the loaded pairs."""
-    router = APIRouter(route_class=JsonRoute)
-
-    @router.post("/completions", responses=described("`[DONE]` ends the stream"))
-    async def completions(body: CompletionRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """The continuation of a prompt, whole or as server-sent events."""
-        text = _prompt_text((models.find(body.model) or models.first).edge, body)
-        told = await marked(models.local, body.edgewise, request, [Message("user", text)])
-        answering = models.asked(body.model)
-        if body.max_tokens == 0 and not body.echo:
-            raise ApiError(400, "max_tokens 0 needs echo true.", param="max_tokens")
-        tokenizer = answering.edge.tokenizer
-        decoding = _decode_request(answering, body, told)
-        writer = EchoReply(body, answering) if body.echo else TextReply(body, tokenizer)
-        return await reply_with(writer, decoding, answering, request, stream=body.stream)
-
-    return router
+def _kind(prompt: object) -> str:
+    """Which kind of prompt this is, by its first element: only that kind is tried."""
+    first = cast(list[object], prompt)[:1] if isinstance(prompt, list) else []
+    if isinstance(prompt, str):
+        return "text"
+    if first and isinstance(first[0], str):
+        return "texts"
+    return "lists" if first and isinstance(first[0], list) else "ids"
 
 
-def _decode_request(
-    answering: Answering, body: CompletionRequest, told: Sequence[Message]
-) -> DecodeRequest:
-    return decode_request(
-        answering,
-        body,
-        _unread(answering.edge.tokenizer, body, local=told[-1].local),
-        messages=told,
-        max_tokens=body.max_tokens,
-        candidates=bool(body.logprobs),
-    )
+class CompletionRequest(OpenAIRequest):
+    """`POST /v1/completions`: one prompt, as text or as token ids.
+
+    With `echo` the prompt comes back before its continuation, which may have no tokens then.
+    """
+
+    prompt: Annotated[
+        Annotated[BoundedText, Tag("text")]
+        | Annotated[TokenIds, Field(min_length=1), Tag("ids")]
+        | Annotated[list[BoundedText], Field(min_length=1, max_length=1), Tag("texts")]
+        | Annotated[
+            list[Annotated[TokenIds, Field(min_length=1)]],
+            Field(min_length=1, max_length=1),
+            Tag("lists"),
+        ],
+        Discriminator(_kind),
+    ]
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+    @property
+    def candidates(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def given(self) -> str | list[int]:
+        """The prompt, as text or as ids."""
+        prompt = self.prompt
+        only = prompt[0] if isinstance(prompt, list) and not isinstance(prompt[0], int) else prompt
+        return only if isinstance(only, str) else cast(list[int], only)
+
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/completions")
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """The continuation of a prompt, whole or as server-sent events."""
+    models = models_of(request)
+    text = _prompt_text((models.find(body.model) or models.first).edge, body)
+    marks = await marked(models.local, body.edgewise, request, [Message("user", text)])
+    answering = models.asked(body.model)
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens 0 needs echo true.", param="max_tokens")
+    tokenizer = answering.edge.tokenizer
+    prompt = _unread(tokenizer, body, local=marks[-1].local)
+    decoding = decode_request(answering, body, prompt, messages=marks)
+    writer = EchoReply(body, answering) if body.echo else TextReply(body, tokenizer)
+    return await reply_with(writer, decoding, answering, request)
 
 
 def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
@@ -77,24 +113,21 @@ def _unread(tokenizer: Tokenizer, body: CompletionRequest, *, local: bool) -> Un
 
 
 def _known(tokenizer: Tokenizer, ids: Sequence[int], *, local: bool) -> Prompt:
-    if max(ids) >= tokenizer.size:
-        raise ApiError(
-            400, f"The model has token ids from 0 to {tokenizer.size - 1} only.", param="prompt"
-        )
+    require_known(tokenizer, ids, "prompt")
     return Prompt(tuple(ids), local=local)
 
 
-class TextReply(ReplyWriter):
+class TextReply(ChunkWriter):
     """Choices with a text; logprobs in the older form, which counts characters."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    _offset = 0
 
-    def __init__(self, request: CompletionRequest, tokenizer: Tokenizer) -> None:
-        super().__init__(request, tokenizer)
-        self._top = request.logprobs
-        self._offset = 0
+    def opening(self) -> dict[str, Any] | None:
+        return None
 
-    def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:
+    def piece(self, part: Part | None = None, token: Token | None = None) -> dict[str, Any]:
+        text = part.text if isinstance(part, Said) else ""
         return {"text": text, "logprobs": self._written([token]) if token else None}
 
     def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
@@ -102,20 +135,20 @@ class TextReply(ReplyWriter):
 
     def _written(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         """The logprobs of an answer's tokens; None if they were not asked for."""
-        if self._top is None:
+        if self.request.candidates is None:
             return None
-        return self.logprobs([(one.id, one.logprob, self._known(one)) for one in tokens])
+        return self.older_logprobs(
+            [
+                (one.id, one.logprob, () if one.logprob is None else candidates_of(one))
+                for one in tokens
+            ]
+        )
 
-    def _known(self, token: Token) -> Sequence[Candidate] | None:
-        if token.logprob is None:
-            return ()
-        return token.cloud if token.source == "cloud" else token.edge
-
-    def logprobs(
+    def older_logprobs(
         self, tokens: Sequence[tuple[int, float | None, Sequence[Candidate] | None]]
     ) -> dict[str, Any]:
         """The older form, of ids with their logprobs and their likeliest alternatives."""
-        texts = [self.shown.text(token) for token, _, _ in tokens]
+        texts = [self.text(token) for token, _, _ in tokens]
         offsets: list[int] = []
         for text in texts:
             offsets.append(self._offset)
@@ -124,17 +157,17 @@ class TextReply(ReplyWriter):
             "tokens": texts,
             "token_logprobs": [logprob for _, logprob, _ in tokens],
             "top_logprobs": [
-                None if known is None else self._candidates(known) for _, _, known in tokens
+                None if known is None else self._alternatives(known) for _, _, known in tokens
             ],
             "text_offset": offsets,
         }
 
-    def _candidates(self, known: Sequence[Candidate]) -> dict[str, float]:
+    def _alternatives(self, known: Sequence[Candidate]) -> dict[str, float]:
         """Logprobs by text; for several ids with one text, the highest."""
-        found: dict[str, float] = {}
-        for one in known[: self._top]:
-            found.setdefault(self.shown.text(one.id), one.logprob)
-        return found
+        best: dict[str, float] = {}
+        for one in known[: self.request.candidates]:
+            best.setdefault(self.text(one.id), one.logprob)
+        return best
 
 
 class EchoReply(TextReply):
@@ -144,7 +177,8 @@ class EchoReply(TextReply):
         """Raises `ApiError` if no single model can score the prompt."""
         super().__init__(request, answering.edge.tokenizer)
         self._answering = answering
-        self._scorer = None if self._top is None else _scorer(answering, request.model, self._top)
+        top = request.candidates
+        self._scorer = None if top is None else _scorer(answering, request.model, top)
         self._before = ""
         self._of_prompt: dict[str, Any] | None = None
 
@@ -154,7 +188,7 @@ class EchoReply(TextReply):
         self._before = b"".join(pieces).decode("utf-8", "replace")
         if self._scorer is not None:
             found = await self._answering.scored(self._scorer, prompt, ticket)
-            self._of_prompt = self.logprobs(
+            self._of_prompt = self.older_logprobs(
                 [(one.id, one.logprob, None if one.logprob is None else one.top) for one in found]
             )
 

@@ -14,14 +14,12 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from edgewise.errors import CloudError, ContextOverflow, EdgewiseError, UsageError
-from edgewise.server.requests import ChatRequest, CompletionRequest
+from edgewise.pair import AnswerOptions
 
-REQUEST_FIELDS = frozenset(ChatRequest.model_fields) | frozenset(CompletionRequest.model_fields)
-"""Fields that a client can set."""
-
+REQUEST_FIELDS = frozenset(AnswerOptions.__annotations__) | {"messages"}
+"""Settings that a client can set, by a field of this name or the one in `_OTHERWISE`."""
 
 _OTHERWISE = {"json_schema": "response_format"}
-"""Settings of one answer whose field has another name."""
 
 
 NO_THREADS = "thread_unsupported_request"
@@ -53,10 +51,11 @@ class ApiError(Exception):
 
 def api_error(error: EdgewiseError, *, prompt: str | None = None) -> ApiError:
     """The reply to an error raised on purpose; `prompt` is the name of the prompt's field."""
-    setting = _OTHERWISE.get(error.setting or "", error.setting)
+    setting = error.setting
     own = setting in REQUEST_FIELDS
     where = f"the server's setting {setting}" if setting and not own else None
-    told, param = error.sentence(where), setting if own else None
+    told = error.sentence(where)
+    param = _OTHERWISE.get(setting or "", setting) if own else None
     if isinstance(error, ContextOverflow):
         return ApiError(400, told, code="context_length_exceeded", param=param or prompt)
     if isinstance(error, UsageError):

@@ -1,100 +1,78 @@
-"""Counters in Prometheus's form."""
+"""Counters of a server in Prometheus's form, each model's under its name."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from edgewise.costs.billing import Billing
 from edgewise.events import Consult, Event, Finished, Token
+from edgewise.server.models import Models
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Metrics:
-    """Counters of one pair, in a registry of its own."""
+    """Counters in a registry of their own, so that several servers fit in one process."""
 
-    def __init__(self, billing: Billing | None = None) -> None:
-        """With `billing`, costs are included."""
-        self.registry = CollectorRegistry()
-        if billing is not None:
-            self.registry.register(_Costs(billing))
-        self.running = Gauge("edgewise_running", "Answers being written.", registry=self.registry)
-        self.waiting = Gauge("edgewise_waiting", "Answers in the queue.", registry=self.registry)
-        self._tokens = Counter("edgewise_tokens", "Tokens.", ["source"], registry=self.registry)
-        self._consults = Counter(
-            "edgewise_consults", "Consults.", ["outcome"], registry=self.registry
-        )
-        self._wasted = Counter(
-            "edgewise_wasted_tokens", "Cloud tokens dropped.", registry=self.registry
-        )
+    def __init__(self, models: Models) -> None:
+        own = self._registry = CollectorRegistry()
+        self._registry.register(_Costs(models))
+        running = Gauge("edgewise_running", "Answers being written.", ["model"], registry=own)
+        waiting = Gauge("edgewise_waiting", "Answers in the queue.", ["model"], registry=own)
+        for one in models.all:
+            running.labels(one.name).set_function(lambda one=one: one.admission.running)
+            waiting.labels(one.name).set_function(lambda one=one: one.admission.waiting)
+        self.requests = self._counter("requests", "Requests.", "path", "status")
+        self._tokens = self._counter("tokens", "Tokens.", "model", "source")
+        self._consults = self._counter("consults", "Consults.", "model", "outcome")
+        self._wasted = self._counter("wasted_tokens", "Cloud tokens dropped.", "model")
         self._first = self._histogram("ttft_seconds", "Time to first token.")
         self._gap = self._histogram("inter_token_seconds", "Between two tokens.")
         self._consult = self._histogram("consult_seconds", "Consults.")
 
-    def count(self, event: Event) -> None:
-        """Count one event of an answer."""
+    def text(self) -> bytes:
+        """All counters."""
+        return generate_latest(self._registry)
+
+    def count(self, model: str, event: Event) -> None:
+        """Count one event of a model's answer."""
         if isinstance(event, Token):
-            self._tokens.labels(event.source).inc()
-            (self._gap if event.index else self._first).observe(event.seconds)
+            self._tokens.labels(model, event.source).inc()
+            (self._gap if event.index else self._first).labels(model).observe(event.seconds)
         elif isinstance(event, Consult):
-            self._consults.labels(event.outcome).inc()
-            self._consult.observe(event.seconds)
+            self._consults.labels(model, event.outcome).inc()
+            self._consult.labels(model).observe(event.seconds)
         elif isinstance(event, Finished):
-            self._wasted.inc(event.usage.wasted_tokens)
+            self._wasted.labels(model).inc(event.usage.wasted_tokens)
+
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(f"edgewise_{name}", help, labels, registry=self._registry)
 
     def _histogram(self, name: str, help: str) -> Histogram:
-        return Histogram(f"edgewise_{name}", help, buckets=_SECONDS, registry=self.registry)
-
-
-class ServerMetrics:
-    """Counters of a server, so that several fit in one process."""
-
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.requests = Counter(
-            "edgewise_requests", "Requests.", ["path", "status"], registry=self._registry
+        return Histogram(
+            f"edgewise_{name}", help, ["model"], buckets=_SECONDS, registry=self._registry
         )
-
-    def text(self, models: Mapping[str, Metrics], *, told_apart: bool) -> bytes:
-        """All counters; with `told_apart` each has its model's name as a label."""
-        each = [_Labelled(models)] if told_apart else [one.registry for one in models.values()]
-        return b"".join(generate_latest(one) for one in (self._registry, *each))
-
-
-class _Labelled(Collector):
-    """Counters of several models: the text format wants each metric in one piece."""
-
-    def __init__(self, models: Mapping[str, Metrics]) -> None:
-        self._models = models
-
-    def collect(self) -> Iterator[Metric]:
-        families: dict[str, Metric] = {}
-        for name, one in self._models.items():
-            for found in one.registry.collect():
-                family = Metric(found.name, found.documentation, found.type, found.unit)
-                family = families.setdefault(found.name, family)
-                family.samples += [
-                    sample._replace(labels={"model": name, **sample.labels})
-                    for sample in found.samples
-                ]
-        return iter(families.values())
 
 
 class _Costs(Collector):
     """Costs in the price list's currency, read on demand, so cut answers count too."""
 
-    def __init__(self, billing: Billing) -> None:
-        self._billing = billing
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        cost = self._billing.savings().cost
-        for name, help, value in (
-            ("paid", "What consults cost.", cost.paid),
-            ("alone", "What the cloud alone would have cost.", cost.alone),
-        ):
-            yield CounterMetricFamily(f"edgewise_cost_{name}", help, value=value)
+        paid = CounterMetricFamily("edgewise_cost_paid", "What consults cost.", labels=["model"])
+        alone = CounterMetricFamily(
+            "edgewise_cost_alone", "What the cloud alone would have cost.", labels=["model"]
+        )
         # Negative where it was lost.
-        yield GaugeMetricFamily("edgewise_cost_saved", "The difference.", value=cost.saved)
+        saved = GaugeMetricFamily("edgewise_cost_saved", "The difference.", labels=["model"])
+        for one in self._models.all:
+            if one.pair.billing is not None:
+                cost = one.pair.billing.savings().cost
+                paid.add_metric([one.name], cost.paid)
+                alone.add_metric([one.name], cost.alone)
+                saved.add_metric([one.name], cost.saved)
+        yield from (family for family in (paid, alone, saved) if family.samples)

@@ -1,20 +1,30 @@
-"""Model ids choose a pair and the trade-off.
+"""Which pair answers a request, and how: by its model id and its fields.
 
 `NAME` is as the server was started, `NAME@0.05` another cloud share, `NAME:t0.3` a fixed threshold,
 `NAME:edge` and `NAME:cloud` one of the models.
 """
 
+import asyncio
 import re
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
 
+from fastapi import Request
 from msgspec.structs import replace
 
+from edgewise.edge.vocabulary import CHUNK
 from edgewise.errors import UsageError
 from edgewise.loop.policy import Policy
 from edgewise.parts import make_policy
-from edgewise.server.answering import PAIR, Answering
+from edgewise.prompts import Message, Prompt
+from edgewise.sampling import Sampling
+from edgewise.server.answering import Answering, DecodeRequest, Unread
+from edgewise.server.callers import caller_of
 from edgewise.server.errors import ApiError
 from edgewise.server.local_messages import LocalMessages
+from edgewise.server.requests import AnswerRequest, EdgewiseOptions
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHARE = re.compile(r"0(?:\.\d{1,6})?|1(?:\.0{1,6})?")
@@ -47,11 +57,6 @@ class Models:
         """The memory of local texts, which all of them share."""
         return self.first.local
 
-    @property
-    def told_apart(self) -> bool:
-        """Whether metrics name the model: not for one model with the default name."""
-        return tuple(self._named) != (PAIR,)
-
     def find(self, model: str) -> Answering | None:
         """The pair that a model id names, if there is one."""
         return self._named.get(re.split("[@:]", model, maxsplit=1)[0])
@@ -69,6 +74,11 @@ class Models:
             for name, one in self._named.items()
             for form in ("", "@0.02", "@0.05", "@0.1", ":edge", *([":cloud"] if one.cloud else []))
         ]
+
+
+def models_of(request: Request) -> Models:
+    """The models of the server that was asked."""
+    return cast(Models, request.app.state.models)
 
 
 def edge_alone(answering: Answering) -> str:
@@ -117,3 +127,86 @@ def _unknown(model: str, names: Sequence[str]) -> ApiError:
         there = f"there are {', '.join(names)}, each in the forms {one}, {forms}."
     message = f"There is no model {model[:60]!r}; {there}"
     return ApiError(404, message, code="model_not_found", param="model")
+
+
+LOCAL_HEADER = "X-Edgewise-Cloud"
+"""Says "none" for clients that cannot send the field `edgewise`."""
+
+
+async def marked(
+    local: LocalMessages,
+    options: EdgewiseOptions,
+    request: Request,
+    messages: Sequence[Message],
+    parts: Sequence[Sequence[str]] = (),
+) -> list[Message]:
+    """The conversation, with every local message marked. Raises `ApiError`."""
+    said = request.headers.getlist(LOCAL_HEADER)
+    if any(one.strip().lower() != "none" for one in said):
+        raise ApiError(400, f"{LOCAL_HEADER} may say none, and nothing else.", param=LOCAL_HEADER)
+    mark = partial(
+        local.marked,
+        messages,
+        local=bool(said) or options.cloud == "none",
+        owner=caller_of(request).name,
+        parts=parts,
+    )
+    if sum(len(message.content) for message in messages) <= CHUNK:
+        return mark()
+    return await asyncio.to_thread(mark)
+
+
+def decode_request(
+    answering: Answering, body: AnswerRequest, prompt: Unread, *, messages: Sequence[Message]
+) -> DecodeRequest:
+    """The request to the pair, with the server's settings for missing fields. If the last of
+    `messages` is local, the edge model answers alone. Raises `ApiError`."""
+    local = messages[-1].local
+    policy = policy_for(answering, body.model)
+    if body.model == cloud_alone(answering):
+        if local:
+            raise _local(answering)
+        prompt = replace(prompt, read=partial(_sent, answering, prompt.read))
+    if body.stream_options and not body.stream:
+        raise ApiError(400, "stream_options needs stream true.", param="stream_options")
+    if body.edgewise.pending and not body.stream:
+        raise ApiError(400, "edgewise.pending needs stream true.", param="edgewise.pending")
+    own, most = answering.settings, body.most
+    return DecodeRequest(
+        prompt=prompt,
+        messages=messages,
+        policy=policy.edge_alone() if local else policy,
+        max_tokens=own.max_tokens if most is None else most,
+        sampling=Sampling(
+            temperature=own.temperature if body.temperature is None else body.temperature,
+            top_k=body.top_k or 0,
+            top_p=own.top_p if body.top_p is None else body.top_p,
+            min_p=body.min_p or 0.0,
+            seed=_seed(body.seed, own.seed),
+        ),
+        stop=body.stops,
+        candidates=bool(body.candidates) or body.edgewise.provenance,
+        pending=body.edgewise.pending,
+    )
+
+
+def _seed(given: int | None, own: int | None) -> int:
+    """OpenAI's seeds may be negative; without one, every answer is drawn anew."""
+    chosen = own if given is None else given
+    return secrets.randbelow(1 << 63) if chosen is None else chosen % (1 << 63)
+
+
+def _sent(answering: Answering, read: Callable[[], Prompt]) -> Prompt:
+    """The prompt. Raises `ApiError` if the context filter keeps it here."""
+    prompt = read()
+    if answering.cloud is not None and answering.cloud.local_only(prompt):
+        raise _local(answering)
+    return prompt
+
+
+def _local(answering: Answering) -> ApiError:
+    message = (
+        f"This conversation is local, so {cloud_alone(answering)!r} cannot answer; ask for "
+        f"{answering.name}."
+    )
+    return ApiError(400, message, param="model")

@@ -1,11 +1,13 @@
-"""What requests may say, in OpenAI's terms: every field is honoured, ignored or refused.
+"""What requests may say: every field is honoured, ignored and named in a header, or refused.
 
-An ignored field changes no answer here, such as a label or a hint; the reply's header names those
-that were given. A field of the API that has one harmless value is taken with that value alone.
+An ignored field changes no answer here, such as a label or a hint. A field of the API that has one
+harmless value is taken with that value alone. The three chat APIs share the pieces below; each of
+their requests is a `ConversationRequest`.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Protocol, cast
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
 from pydantic import (
     BaseModel,
@@ -15,12 +17,14 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
-    Tag,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from edgewise.grammar.response_format import MAX_TOOLS
+from edgewise.edge.base import Tokenizer
+from edgewise.grammar.response_format import ResponseFormat, require_response_format
+from edgewise.prompts import Message, Tool, ToolCall
+from edgewise.server.errors import ApiError
 
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096
@@ -70,6 +74,16 @@ class Strict(BaseModel):
         return self._ignored
 
 
+class Skipped(Strict):
+    """An object that is ignored whole, such as reasoning, or a tool that a provider runs."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    type: Annotated[str, Field(min_length=1, max_length=200)]
+
+    def ignored_names(self) -> list[str]:
+        return [shown(self.type)]
+
+
 def ignored(body: object, place: str = "") -> Iterator[str]:
     """The fields of a request that are ignored, by their places, such as `messages.name`."""
     if isinstance(body, Strict):
@@ -83,10 +97,10 @@ def ignored(body: object, place: str = "") -> Iterator[str]:
             yield from ignored(one, place)
 
 
-def ignored_header(names: Iterator[str] | Sequence[str]) -> dict[str, str] | None:
+def ignored_header(names: Iterable[str]) -> dict[str, str] | None:
     """The header that names ignored fields, each once, the first of very many; None for none."""
-    found = list(dict.fromkeys(names))
-    return {IGNORED_HEADER: ", ".join(found[:_MOST_NAMES])} if found else None
+    unique = list(dict.fromkeys(names))
+    return {IGNORED_HEADER: ", ".join(unique[:_MOST_NAMES])} if unique else None
 
 
 def shown(name: str) -> str:
@@ -105,47 +119,115 @@ def refused(why: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def by_type(default: str = "", *, others: bool = False) -> Discriminator:
+    """Chooses a union's member by `type`; its tags are in brackets, which error paths leave out.
+
+    With `others` every type but the default has the tag "(other)".
+    """
+
+    def tag(value: object) -> str:
+        plain = cast(dict[str, Any], value) if isinstance(value, dict) else {}
+        kind = str(plain.get("type", getattr(value, "type", None)) or default)
+        return "(other)" if others and kind != default else f"({kind.removeprefix('redacted_')})"
+
+    return Discriminator(tag)
+
+
 BoundedText = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=MAX_IDS, fail_fast=True)
+]
 ModelName = Annotated[str, Field(max_length=200)]
 TokenLimit = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-Temperature = Annotated[float, Field(ge=0, le=2)]
-TopP = Annotated[float, Field(gt=0, le=1)]
-TopK = Annotated[int, Field(ge=0, le=1 << 20)]
 TopLogprobs = Annotated[int, Field(ge=0, le=TOP_LOGPROBS)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
+Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
 Zero = Annotated[float, Field(ge=0, le=0)]
-Nothing = Annotated[list[Any], Field(max_length=0)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Description = Annotated[str, Field(max_length=1 << 16)]
 CallId = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class TextFormat(Strict):
-    """Answers are plain text."""
+class TextPart(Strict):
+    """A part of a message; only text can be read. Parts of answers come back as they were."""
 
-    type: Literal["text"]
-
-
-class JsonObjectFormat(Strict):
-    """Answers are a JSON object."""
-
-    type: Literal["json_object"]
+    ignores = frozenset(
+        {"annotations", "cache_control", "citations", "logprobs", "prompt_cache_breakpoint"}
+    )
+    type: Literal["text", "input_text", "output_text"]
+    text: BoundedText
 
 
-class JsonSchemaText(Strict):
+Texts = BoundedText | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
+
+
+class ChatTurn(NamedTuple):
+    """A turn of a conversation, and the texts of its parts."""
+
+    message: Message
+    parts: Sequence[str]
+
+
+def turn(
+    role: Literal["system", "developer", "user", "assistant", "tool"],
+    content: str | Sequence[Strict] | None,
+    *,
+    between: str = "",
+    calls: Iterable[ToolCall] = (),
+    call_id: str | None = None,
+    local: bool = False,
+) -> ChatTurn:
+    """Makes one; the texts among the parts of `content` are joined with `between`."""
+    if isinstance(content, str):
+        texts = [content] if content else []
+    else:
+        texts = [one.text for one in content or () if isinstance(one, TextPart)]
+    message = Message(
+        "system" if role == "developer" else role,
+        between.join(texts),
+        local=local,
+        tool_calls=tuple(calls),
+        tool_call_id=call_id,
+    )
+    return ChatTurn(message, texts)
+
+
+def few_parts(turns: object) -> object:
+    """The same turns; raises if all of them have too many parts, before each is looked at."""
+    if isinstance(turns, list) and len(given := cast(list[object], turns)) <= MAX_MESSAGES:
+        found = [part for turn in given for part in _parts(turn)]
+        if len(found) + sum(len(_parts(part)) for part in found[:MAX_PARTS]) > MAX_PARTS:
+            raise PydanticCustomError(
+                "too_long", "at most {most} parts are taken", {"most": MAX_PARTS}
+            )
+    return cast(object, turns)
+
+
+def _parts(turn: object) -> list[object]:
+    given = cast(dict[str, object], turn) if isinstance(turn, dict) else {}
+    both = (given.get("content"), given.get("output"))
+    return [part for one in both if isinstance(one, list) for part in cast(list[object], one)]
+
+
+class PlainFormat(Strict):
+    """Answers are plain text, or a JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class JsonSchema(Strict):
     """A schema and its name. Answers are held to it, `strict` or not."""
 
-    name: Name
+    name: Name | None = None
     description: Description | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     strict: bool | None = None
 
 
-class JsonSchemaFormat(Strict):
+class TypedJsonSchema(JsonSchema):
     """Answers are JSON that a schema allows."""
 
     type: Literal["json_schema"]
-    json_schema: JsonSchemaText
 
 
 class FunctionDefinition(Strict):
@@ -160,113 +242,48 @@ class FunctionDefinition(Strict):
     strict: bool | None = None
 
 
-class FunctionTool(Strict):
-    """A tool is a function."""
+def form_of(
+    format: PlainFormat | JsonSchema | None,
+    tools: Sequence[FunctionDefinition],
+    choice: str | None,
+    *,
+    only: str | None = None,
+    parallel: bool | None = None,
+) -> ResponseFormat | None:
+    """The response format and tools; None for plain text.
 
-    type: Literal["function"]
-    function: FunctionDefinition
-
-
-class OtherTool(Strict):
-    """A tool that a provider runs, such as a search: it is ignored."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-    type: Annotated[str, Field(min_length=1, max_length=200)]
-
-    def ignored_names(self) -> list[str]:
-        return [shown(self.type)]
-
-
-class FunctionName(Strict):
-    """A function's name."""
-
-    name: Name
-
-
-class NamedTool(Strict):
-    """The tool that has to be called."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-class FunctionCall(Strict):
-    """A call; `arguments` is JSON text."""
-
-    name: Annotated[str, Field(min_length=1, max_length=200)]
-    arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)]
-
-
-class MessageToolCall(Strict):
-    """A call that an assistant's message made."""
-
-    id: CallId
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    `choice` is "none", "auto" or "required"; `only` is the tool that has to be called. Raises
+    `ApiError` or `UsageError`.
+    """
+    if not tools and (only or choice == "required"):
+        raise ApiError(400, "tool_choice needs tools.", param="tool_choice")
+    callable = [] if choice == "none" else tools
+    schema: dict[str, Any] | None = None
+    if isinstance(format, JsonSchema):
+        schema = format.schema_
+    elif format is not None and format.type == "json_object":
+        schema = {"type": "object"}
+    if schema is None and not callable:
+        return None
+    form = ResponseFormat(
+        schema=schema,
+        tools=tuple(
+            Tool(one.name, one.description or "", one.parameters or {}) for one in callable
+        ),
+        required=choice == "required",
+        only=only,
+        parallel=parallel is not False,
+        lenient=frozenset(one.name for one in callable if not one.strict),
+    )
+    require_response_format(form)
+    return form
 
 
-class TextPart(Strict):
-    """A part of a message; only text can be read."""
-
-    type: Literal["text"]
-    text: BoundedText
-
-
-def text_parts(content: str | Sequence[Any]) -> str | list[TextPart]:
-    """A dialect's content as a chat's; parts without text are left out."""
-    if isinstance(content, str):
-        return content
-    made = TextPart.model_construct
-    return [made(type="text", text=one.text) for one in content if hasattr(one, "text")]
-
-
-class MessageOptions(Strict):
-    """With `cloud` "none" neither the message nor what follows it is ever sent to the cloud."""
-
-    cloud: Literal["none"]
-
-
-class ChatMessage(Strict):
-    """A turn. `developer` is another name of `system`; `tool` has the result of a call."""
-
-    # Templates know roles alone, no names.
-    ignores = frozenset({"name"})
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: BoundedText | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
-    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_CALLS)] | None = None
-    tool_call_id: CallId | None = None
-    # OpenAI's own client adds these to an answer that is sent back.
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: Nothing | None = None
-    edgewise: MessageOptions | None = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> "ChatMessage":
-        if self.content is None and not self.tool_calls:
-            raise PydanticCustomError("no_content", "it has neither content nor tool_calls")
-        return self
-
-    @property
-    def parts(self) -> list[str]:
-        """The texts of the content."""
-        if self.content is None or isinstance(self.content, str):
-            return [self.content] if self.content else []
-        return [part.text for part in self.content]
-
-    @property
-    def text(self) -> str:
-        """The content in one piece."""
-        return "".join(self.parts)
-
-
-class Paragraphs(ChatMessage):
-    """A turn whose parts are paragraphs."""
-
-    @property
-    def text(self) -> str:
-        return "\n\n".join(self.parts)
+def require_known(tokenizer: Tokenizer, ids: Sequence[int], field: str) -> None:
+    """Raises `ApiError` for ids that the tokenizer does not have."""
+    if max(ids, default=0) >= tokenizer.size:
+        message = f"The model has token ids from 0 to {tokenizer.size - 1} only."
+        raise ApiError(400, message, param=field)
 
 
 class StreamOptions(Strict):
@@ -289,139 +306,71 @@ class EdgewiseOptions(Strict):
     cloud: Literal["none"] | None = None
 
 
-class _Request(Strict):
-    ignores = frozenset({"user"})
+class ModelRequest(Strict):
+    """The fields of all requests to a model."""
+
     model: ModelName
-    stream: bool = False
+    edgewise: EdgewiseOptions = EdgewiseOptions()
+
+
+class ConversationRequest(ModelRequest):
+    """A request of any API that is a conversation."""
+
+    @abstractmethod
+    def turns(self) -> Sequence[ChatTurn]:
+        """Its turns, as they came; raises nothing."""
+
+    @abstractmethod
+    def form(self) -> ResponseFormat | None:
+        """Its response format and tools. Raises `ApiError` or `UsageError`."""
+
+
+class AnswerRequest(ModelRequest):
+    """The fields of all requests for an answer. Without a value the server's setting holds."""
+
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: TokenLimit | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+
+    @property
+    @abstractmethod
+    def most(self) -> int | None:
+        """Most tokens of the answer. Raises `ApiError`."""
+
+    @property
+    def stops(self) -> Sequence[str]:
+        """Stop strings."""
+        return ()
+
+    @property
+    def candidates(self) -> int | None:
+        """How many candidates of each token the reply shows; None: it has no logprobs."""
+        return None
+
+
+class ConversationAnswerRequest(ConversationRequest, AnswerRequest):
+    """A conversation to answer."""
+
+
+class OpenAIRequest(AnswerRequest):
+    """The fields that OpenAI's two older APIs share."""
+
+    ignores = frozenset({"user"})
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    stop: StopText | Stops | None = None
     n: Literal[1] | None = None
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
-    edgewise: EdgewiseOptions = EdgewiseOptions()
 
     @property
-    def stops(self) -> list[str]:
-        """Stop strings as a list."""
+    def most(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def stops(self) -> Sequence[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-
-_MOST_PARTS = {"most": MAX_PARTS}
-
-
-def few_parts(turns: object) -> object:
-    """The same turns; raises if all of them have too many parts, before each is looked at."""
-    if isinstance(turns, list) and len(given := cast(list[object], turns)) <= MAX_MESSAGES:
-        found = [part for turn in given for part in _parts(turn)]
-        if len(found) + sum(len(_parts(part)) for part in found[:MAX_PARTS]) > MAX_PARTS:
-            raise PydanticCustomError("too_long", "at most {most} parts are taken", _MOST_PARTS)
-    return cast(object, turns)
-
-
-def _parts(turn: object) -> list[object]:
-    given = cast(dict[str, object], turn) if isinstance(turn, dict) else {}
-    both = (given.get("content"), given.get("output"))
-    return [part for one in both if isinstance(one, list) for part in cast(list[object], one)]
-
-
-class Dialect(Protocol):
-    """A request of any dialect that is a conversation."""
-
-    @property
-    def edgewise(self) -> EdgewiseOptions:
-        """Edgewise's own options."""
-        ...
-
-    def turns(self) -> Sequence[ChatMessage]:
-        """Its turns, as they came; raises nothing."""
-        ...
-
-    def chat(self) -> "ChatRequest":
-        """The same as a chat. Raises `ApiError`."""
-        ...
-
-
-class ChatRequest(_Request):
-    """`POST /v1/chat/completions`."""
-
-    # Nothing is stored, billed by tier, screened or cached by a key; the rest are hints.
-    ignores = frozenset(
-        {
-            *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
-            *("prompt_cache_retention", "prompt_cache_options"),
-            *("reasoning_effort", "verbosity", "prediction"),
-        }
-    )
-    messages: Annotated[
-        list[ChatMessage],
-        Field(min_length=1, max_length=MAX_MESSAGES),
-        BeforeValidator(few_parts),
-    ]
-    max_completion_tokens: TokenLimit | None = None
-    logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
-    response_format: (
-        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-        | None
-    ) = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
-
-    def turns(self) -> Sequence[ChatMessage]:
-        """The messages."""
-        return self.messages
-
-    def chat(self) -> "ChatRequest":
-        """Itself."""
-        return self
-
-
-TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0, lt=1 << 31)]],
-    Field(min_length=1, max_length=MAX_IDS, fail_fast=True),
-]
-
-
-def _kind(prompt: object) -> str:
-    """Which kind of prompt this is, by its first element: only that kind is tried."""
-    first = cast(list[object], prompt)[:1] if isinstance(prompt, list) else []
-    if isinstance(prompt, str):
-        return "text"
-    if first and isinstance(first[0], str):
-        return "texts"
-    return "lists" if first and isinstance(first[0], list) else "ids"
-
-
-class CompletionRequest(_Request):
-    """`POST /v1/completions`: one prompt, as text or as token ids.
-
-    With `echo` the prompt comes back before its continuation, which may have no tokens then.
-    """
-
-    prompt: Annotated[
-        Annotated[BoundedText, Tag("text")]
-        | Annotated[TokenIds, Tag("ids")]
-        | Annotated[list[BoundedText], Field(min_length=1, max_length=1), Tag("texts")]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=1), Tag("lists")],
-        Discriminator(_kind),
-    ]
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    logprobs: TopLogprobs | None = None
-    echo: bool | None = None
-    best_of: Literal[1] | None = None
-    suffix: None = None
-
-    @property
-    def given(self) -> str | list[int]:
-        """The prompt, as text or as ids."""
-        prompt = self.prompt
-        only = prompt[0] if isinstance(prompt, list) and not isinstance(prompt[0], int) else prompt
-        return only if isinstance(only, str) else cast(list[int], only)

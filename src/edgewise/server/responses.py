@@ -3,68 +3,44 @@
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Field, Tag
 
-from edgewise.events import Event
-from edgewise.grammar.response_format import MAX_TOOLS
-from edgewise.server.chat import (
-    ChatReply,
-    Translator,
-    call_of,
-    function_tool,
-    json_format,
-    logprobs_of,
-    named_tool,
-    prepared,
-)
+from edgewise.events import Finished
+from edgewise.grammar.calls import CallBegun
+from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat
+from edgewise.prompts import ToolCall
+from edgewise.server.chat import FunctionCall, answered
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute
-from edgewise.server.models import Models
+from edgewise.server.replies import EventWriter, UsageCounts
 from edgewise.server.requests import (
     MAX_MESSAGES,
     BoundedText,
     CallId,
-    ChatMessage,
-    ChatRequest,
-    EdgewiseOptions,
-    FunctionCall,
+    ChatTurn,
+    ConversationAnswerRequest,
     FunctionDefinition,
-    JsonObjectFormat,
-    JsonSchemaText,
-    ModelName,
     Name,
-    OtherTool,
-    StreamOptions,
+    PlainFormat,
+    Skipped,
     Strict,
-    Temperature,
-    TextFormat,
+    Texts,
     TokenLimit,
     TopLogprobs,
-    TopP,
+    TypedJsonSchema,
+    by_type,
     few_parts,
-    ignored,
+    form_of,
     refused,
-    text_parts,
+    turn,
 )
-from edgewise.server.streaming import described, reply_with
 
 LOGPROBS = "message.output_text.logprobs"
 """The one value of `include` that is honoured."""
-
-
-class InputText(Strict):
-    """A part of a message; only text can be read. An answer's parts come back as they were."""
-
-    ignores = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
-    type: Literal["input_text", "output_text", "text"]
-    text: BoundedText
-
-
-Texts = BoundedText | Annotated[list[InputText], Field(max_length=MAX_MESSAGES)]
 
 
 class InputMessage(Strict):
@@ -93,29 +69,12 @@ class OutputItem(Strict):
     output: Texts
 
 
-class ReasoningItem(Strict):
-    """Another model's reasoning, which is ignored."""
-
-    ignores = frozenset({"id", "summary", "content", "encrypted_content", "status"})
-    type: Literal["reasoning"]
-
-    def ignored_names(self) -> list[str]:
-        return ["reasoning"]
-
-
-def _kind(item: object) -> str:
-    """An item without a type is a message."""
-    if isinstance(item, dict):
-        return f"({cast(dict[str, Any], item).get('type', 'message')})"
-    return f"({getattr(item, 'type', '')})"
-
-
 InputItem = Annotated[
     Annotated[InputMessage, Tag("(message)")]
     | Annotated[CallItem, Tag("(function_call)")]
     | Annotated[OutputItem, Tag("(function_call_output)")]
-    | Annotated[ReasoningItem, Tag("(reasoning)")],
-    Discriminator(_kind),
+    | Annotated[Skipped, Tag("(reasoning)")],
+    by_type("message"),
 ]
 
 
@@ -125,15 +84,9 @@ class ResponsesTool(FunctionDefinition):
     type: Literal["function"]
 
 
-def _kind_of_tool(tool: object) -> str:
-    given = cast(dict[str, Any], tool) if isinstance(tool, dict) else {}
-    found = given.get("type", getattr(tool, "type", ""))
-    return "(function)" if found == "function" else "(other)"
-
-
 AnyTool = Annotated[
-    Annotated[ResponsesTool, Tag("(function)")] | Annotated[OtherTool, Tag("(other)")],
-    Discriminator(_kind_of_tool),
+    Annotated[ResponsesTool, Tag("(function)")] | Annotated[Skipped, Tag("(other)")],
+    by_type("function", others=True),
 ]
 
 
@@ -144,23 +97,14 @@ class ResponsesToolName(Strict):
     name: Name
 
 
-class ResponsesJsonSchema(JsonSchemaText):
-    """Answers are JSON that a schema allows."""
-
-    type: Literal["json_schema"]
-
-
 class TextOptions(Strict):
     """How the answer is written."""
 
     ignores = frozenset({"verbosity"})
-    format: (
-        Annotated[TextFormat | JsonObjectFormat | ResponsesJsonSchema, Field(discriminator="type")]
-        | None
-    ) = None
+    format: Annotated[PlainFormat | TypedJsonSchema, Field(discriminator="type")] | None = None
 
 
-class ResponsesRequest(Strict):
+class ResponsesRequest(ConversationAnswerRequest):
     """`POST /v1/responses`. Nothing is stored: a conversation comes whole, in `input`."""
 
     # Nothing is stored, billed by tier, screened or cached by a key; the rest are hints and limits
@@ -172,17 +116,12 @@ class ResponsesRequest(Strict):
             *("reasoning", "max_tool_calls"),
         }
     )
-    model: ModelName
     input: Annotated[
         BoundedText | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)],
         BeforeValidator(few_parts),
     ]
     instructions: BoundedText | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_output_tokens: TokenLimit | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     top_logprobs: TopLogprobs | None = None
     text: TextOptions | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
@@ -199,76 +138,55 @@ class ResponsesRequest(Strict):
     prompt: Annotated[None, refused("there are no stored prompts here; send its text")] = None
     include: Annotated[list[str] | None, Field(max_length=100)] = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
-    edgewise: EdgewiseOptions = EdgewiseOptions()
 
     def ignored_names(self) -> list[str]:
         others = set(self.include or ()) - {LOGPROBS}
         return [*super().ignored_names(), *(["include"] if others else [])]
 
-    def chat(self) -> ChatRequest:
-        """The same as a chat. Raises `ApiError`."""
-        tools = [
-            function_tool(one.name, one.description, one.parameters, one.strict)
-            for one in self.tools or ()
-            if isinstance(one, ResponsesTool)
-        ]
-        choice = self.tool_choice
-        if isinstance(choice, ResponsesToolName):
-            choice = named_tool(choice.name)
-        logprobs = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
-        if tools and logprobs:
-            raise ApiError(400, "Logprobs are those of text; leave them or the tools out.")
-        written = self.text.format if self.text else None
-        if isinstance(written, ResponsesJsonSchema):
-            written = json_format(written.name, written.schema_)
-        return ChatRequest.model_construct(
-            model=self.model,
-            messages=self.turns(),
-            stream=bool(self.stream),
-            stream_options=StreamOptions(include_usage=True) if self.stream else None,
-            max_completion_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            logprobs=logprobs or None,
-            top_logprobs=self.top_logprobs or None,
-            response_format=written,
-            tools=tools or None,
-            # Without tools there is nothing to choose.
-            tool_choice=choice if tools or choice not in ("none", "auto") else None,
-            parallel_tool_calls=self.parallel_tool_calls,
-            edgewise=self.edgewise,
-        )
+    @property
+    def most(self) -> int | None:
+        return self.max_output_tokens
 
-    def turns(self) -> list[ChatMessage]:
-        """The same as a chat's."""
-        made = ChatMessage.model_construct
-        turns = [made(role="system", content=self.instructions)] if self.instructions else []
+    @property
+    def candidates(self) -> int | None:
+        asked = LOGPROBS in (self.include or ()) or self.top_logprobs
+        return (self.top_logprobs or 0) if asked else None
+
+    def turns(self) -> list[ChatTurn]:
+        turns = [turn("system", self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
-            return [*turns, made(role="user", content=self.input)]
+            return [*turns, turn("user", self.input)]
         for item in self.input:
             if isinstance(item, InputMessage):
-                turns.append(made(role=item.role, content=text_parts(item.content)))
+                turns.append(turn(item.role, item.content))
             elif isinstance(item, CallItem):
-                calls = [call_of(item.call_id, item.name, item.arguments)]
-                turns.append(made(role="assistant", content="", tool_calls=calls))
+                call = ToolCall(item.call_id, item.name, item.arguments)
+                turns.append(turn("assistant", None, calls=[call]))
             elif isinstance(item, OutputItem):
-                content = text_parts(item.output)
-                turns.append(made(role="tool", content=content, tool_call_id=item.call_id))
+                turns.append(turn("tool", item.output, call_id=item.call_id))
         return turns
 
+    def form(self) -> ResponseFormat | None:
+        tools = [tool for tool in self.tools or () if isinstance(tool, ResponsesTool)]
+        if tools and self.candidates is not None:
+            raise ApiError(400, "Logprobs are those of text; leave them or the tools out.")
+        choice = self.tool_choice
+        return form_of(
+            self.text and self.text.format,
+            tools,
+            choice if isinstance(choice, str) else None,
+            only=choice.name if isinstance(choice, ResponsesToolName) else None,
+            parallel=self.parallel_tool_calls,
+        )
 
-def routes(models: Models) -> APIRouter:
-    """The endpoint over the loaded pairs."""
-    router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/responses", responses=described("each event is named by its type"))
-    async def responses(body: ResponsesRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        """An answer to a conversation, whole or as server-sent events. Nothing is stored."""
-        answering, decoding, chat = await prepared(models, body, request, joins=True)
-        writer = ResponsesWriter(body, chat)
-        return await reply_with(writer, decoding, answering, request, stream=bool(body.stream))
+router = APIRouter(route_class=JsonRoute)
 
-    return router
+
+@router.post("/responses")
+async def responses(body: ResponsesRequest, request: Request) -> Response:
+    """An answer to a conversation, whole or as server-sent events. Nothing is stored."""
+    return await answered(body, request, ResponsesWriter, joins=True)
 
 
 _Named = tuple[str, dict[str, Any]]
@@ -276,11 +194,11 @@ _Named = tuple[str, dict[str, Any]]
 
 
 class _Item:
-    """An item of the output, the `index`th: a message, or a call with its `call_id` and `name`."""
+    """An item of the output, the `index`th: a message, or a call."""
 
-    def __init__(self, index: int, call_id: str | None = None, name: str = "") -> None:
-        self.index, self.call_id, self._name = index, call_id, name
-        self.id = f"{'msg' if call_id is None else 'fc'}_{secrets.token_hex(24)}"
+    def __init__(self, index: int, call: CallBegun | None = None) -> None:
+        self.index, self.call = index, call
+        self.id = f"{'msg' if call is None else 'fc'}_{secrets.token_hex(24)}"
         self._pieces: list[str] = []
         self._logprobs: list[Any] = []
 
@@ -288,7 +206,7 @@ class _Item:
         """More of its text or arguments."""
         self._pieces.append(text)
         self._logprobs += logprobs
-        if self.call_id is not None:
+        if self.call is not None:
             return "function_call_arguments.delta", {**self._place, "delta": text}
         more = {"delta": text, "logprobs": list(logprobs)}
         return "output_text.delta", {**self._place, **more}
@@ -296,105 +214,81 @@ class _Item:
     def whole(self, status: str) -> dict[str, Any]:
         """The item so far."""
         head = {"id": self.id, "status": status}
-        if self.call_id is None:
+        if self.call is None:
             return {"type": "message", "role": "assistant", **head, "content": [self._part]}
-        call = {"call_id": self.call_id, "name": self._name, "arguments": "".join(self._pieces)}
+        call = {"call_id": self.call.id, "name": self.call.name, "arguments": self._text}
         return {"type": "function_call", **head, **call}
 
     def opened(self) -> Iterator[_Named]:
         """The events of its beginning."""
-        empty: dict[str, Any] = {"content": []} if self.call_id is None else {}
+        empty: dict[str, Any] = {"content": []} if self.call is None else {}
         item = self.whole("in_progress") | empty
         yield "output_item.added", {"output_index": self.index, "item": item}
-        if self.call_id is None:
+        if self.call is None:
             yield "content_part.added", {**self._place, "part": self._part}
 
     def closed(self, status: str) -> Iterator[_Named]:
         """The events of its end."""
-        if self.call_id is None:
+        if self.call is None:
             part = self._part
             text = {"text": part["text"], "logprobs": part["logprobs"]}
             yield "output_text.done", {**self._place, **text}
             yield "content_part.done", {**self._place, "part": part}
         else:
-            done = {"name": self._name, "arguments": "".join(self._pieces)}
+            done = {"name": self.call.name, "arguments": self._text}
             yield "function_call_arguments.done", {**self._place, **done}
         yield "output_item.done", {"output_index": self.index, "item": self.whole(status)}
 
     @property
     def _place(self) -> dict[str, Any]:
-        content = {"content_index": 0} if self.call_id is None else {}
+        content = {"content_index": 0} if self.call is None else {}
         return {"item_id": self.id, "output_index": self.index, **content}
 
     @property
     def _part(self) -> dict[str, Any]:
-        text, logprobs = "".join(self._pieces), list(self._logprobs)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        logprobs = list(self._logprobs)
+        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": logprobs}
+
+    @property
+    def _text(self) -> str:
+        return "".join(self._pieces)
 
 
-class ResponsesWriter(Translator):
-    """Translates a chat's reply."""
+class ResponsesWriter(EventWriter):
+    """A response, or its events."""
 
+    request: ResponsesRequest
     always_text = True
 
-    def __init__(self, request: ResponsesRequest, chat: ChatReply) -> None:
-        super().__init__(chat)
-        self.ignored = list(ignored(request))
-        self._request = request
-        self.id = f"resp_{secrets.token_hex(24)}"
-        self._created = int(time.time())
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._id, self._created = f"resp_{secrets.token_hex(24)}", int(time.time())
         self._number = -1
         self._items: list[_Item] = []
-
-    def whole(self, events: Sequence[Event]) -> dict[str, Any]:
-        reply = self.chat.whole(events)
-        (choice,) = reply["choices"]
-        message = choice["message"]
-        calls = message.get("tool_calls") or []
-        if message["content"] or not calls:
-            self._item().add(message["content"] or "", logprobs_of(choice))
-        for call in calls:
-            self._item(call).add(call["function"]["arguments"])
-        found = self._ended(choice["finish_reason"], reply["usage"])
-        return {**found, "edgewise": reply["edgewise"]} if "edgewise" in reply else found
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         told = {"code": error.code or "server_error", "message": str(error)}
         return self._event("failed", {"response": {**self._response("failed"), "error": told}})
 
-    def begun(self) -> Iterator[dict[str, Any]]:
+    def first(self) -> Iterator[dict[str, Any]]:
         for kind in ("created", "in_progress"):
             yield self._event(kind, {"response": self._response("in_progress")})
 
-    def opened(self, call: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    def opened(self, call: CallBegun | None = None) -> Iterator[dict[str, Any]]:
         yield from self._closed("completed")
-        yield from (self._event(*event) for event in self._item(call).opened())
+        self._items.append(_Item(len(self._items), call))
+        yield from (self._event(*event) for event in self._items[-1].opened())
 
-    def grown(self, more: str, logprobs: list[Any], own: dict[str, Any]) -> dict[str, Any]:
-        kind, fields = self._items[-1].add(more, logprobs)
-        return self._event(kind, fields | own)
+    def grown(self, more: str, logprobs: Sequence[Any]) -> dict[str, Any]:
+        return self._event(*self._items[-1].add(more, logprobs))
 
-    def ended(self, choice: dict[str, Any], usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        response = self._ended(choice["finish_reason"], usage)
+    def ended(self, end: Finished) -> Iterator[dict[str, Any]]:
+        response = self.reply(end)
         yield from self._closed(response["status"])
         yield self._event(response["status"], {"response": response})
 
-    def _closed(self, status: str) -> Iterator[dict[str, Any]]:
-        for item in self._items[-1:]:
-            yield from (self._event(*event) for event in item.closed(status))
-
-    def _item(self, call: dict[str, Any] | None = None) -> _Item:
-        """One more item: a call, or a message."""
-        named = (call["id"], call["function"]["name"]) if call else ()
-        self._items.append(_Item(len(self._items), *named))
-        return self._items[-1]
-
-    def _event(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-        self._number += 1
-        return {"type": f"response.{kind}", "sequence_number": self._number, **fields}
-
-    def _ended(self, reason: str, usage: dict[str, Any]) -> dict[str, Any]:
-        cut = reason == "length"
+    def reply(self, end: Finished) -> dict[str, Any]:
+        cut = end.finish_reason == "length"
         status = "incomplete" if cut else "completed"
         last = len(self._items) - 1
         output = [one.whole(status if one.index == last else "completed") for one in self._items]
@@ -402,14 +296,22 @@ class ResponsesWriter(Translator):
             **self._response(status),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": output,
-            "usage": _usage(usage),
+            "usage": _usage(end),
         }
+
+    def _closed(self, status: str) -> Iterator[dict[str, Any]]:
+        for item in self._items[-1:]:
+            yield from (self._event(*event) for event in item.closed(status))
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+        self._number += 1
+        return {"type": f"response.{kind}", "sequence_number": self._number, **fields}
 
     def _response(self, status: str) -> dict[str, Any]:
         """The request's fields, and no answer yet."""
-        asked = self._request
+        asked = self.request
         return {
-            "id": self.id,
+            "id": self._id,
             "object": "response",
             "created_at": self._created,
             "status": status,
@@ -440,13 +342,13 @@ def _plain(asked: BaseModel | str | None) -> Any:
     return asked
 
 
-def _usage(chat: dict[str, Any]) -> dict[str, Any]:
-    cached = chat["prompt_tokens_details"]["cached_tokens"]
+def _usage(end: Finished) -> dict[str, Any]:
+    counts = UsageCounts(end.usage)
     return {
-        "input_tokens": chat["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": chat["completion_tokens"],
+        "input_tokens": counts.prompt,
+        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
+        "output_tokens": counts.written,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": chat["total_tokens"],
-        "edgewise": chat["edgewise"],
+        "total_tokens": counts.prompt + counts.written,
+        "edgewise": counts.own,
     }

@@ -1,18 +1,17 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them: evaluations ask for ids."""
 
 from functools import partial
-from typing import Annotated
+from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
 
 from edgewise.edge.base import Tokenizer
 from edgewise.server.answering import Answering
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute
-from edgewise.server.models import Models
-from edgewise.server.requests import MAX_IDS, BoundedText, Strict
-from edgewise.server.streaming import queued
+from edgewise.server.models import models_of
+from edgewise.server.replies import queued
+from edgewise.server.requests import BoundedText, ModelName, Strict, TokenIds, require_known
 
 LEAST_CHARACTERS = 1 << 18
 CHARACTERS_A_TOKEN = 8
@@ -26,91 +25,72 @@ class TokenizeRequest(Strict):
     With `add_special_tokens` the ids are those of a whole prompt.
     """
 
-    model: Annotated[str, Field(max_length=200)] | None = None
+    model: ModelName | None = None
     prompt: BoundedText
     add_special_tokens: bool = True
-
-
-class Tokenized(BaseModel):
-    """The ids of a text, by the edge model's tokenizer."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
 
 
 class DetokenizeRequest(Strict):
     """`POST /detokenize`."""
 
-    model: Annotated[str, Field(max_length=200)] | None = None
-    tokens: Annotated[
-        list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=MAX_IDS, fail_fast=True)
-    ]
+    model: ModelName | None = None
+    tokens: TokenIds
 
 
-class Detokenized(BaseModel):
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+    """The ids of a text, by the edge model's tokenizer."""
+    answering = _asked(request, body.model)
+    _require_few(
+        "characters",
+        "prompt",
+        len(body.prompt),
+        LEAST_CHARACTERS,
+        CHARACTERS_A_TOKEN * answering.edge.context,
+    )
+    tokenizer = answering.edge.tokenizer
+    encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
+    read = partial(answering.tokenizing, lambda: encode(body.prompt, special=True))
+    ids = await queued(answering, request, read)
+    return {"count": len(ids), "max_model_len": answering.edge.context, "tokens": ids}
+
+
+@router.post("/detokenize")
+def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str]:
     """The text of ids; parts of characters become U+FFFD."""
+    edge = _asked(request, body.model).edge
+    _require_few("ids", "tokens", len(body.tokens), LEAST_IDS, edge.context)
+    require_known(edge.tokenizer, body.tokens, "tokens")
+    text = b"".join(_written(edge.tokenizer, token) for token in body.tokens)
+    return {"prompt": text.decode("utf-8", "replace")}
 
-    prompt: str
 
-
-class TokenizerInfo(BaseModel):
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> dict[str, Any]:
     """Special tokens and the chat template, for clients that build prompts."""
+    edge = models_of(request).first.edge
+    tokenizer = edge.tokenizer
+    return {
+        "bos_token": tokenizer.special_text("bos") or None,
+        "eos_token": tokenizer.special_text("eos") or tokenizer.special[min(tokenizer.eos_ids)],
+        "chat_template": tokenizer.chat_template,
+        "model_max_length": edge.context,
+    }
 
-    bos_token: str | None
-    eos_token: str
-    chat_template: str | None
-    model_max_length: int
+
+def _asked(request: Request, model: str | None) -> Answering:
+    models = models_of(request)
+    return models.first if model is None else models.asked(model)
 
 
-def routes(models: Models) -> APIRouter:
-    """The endpoints over the loaded pairs."""
-    router = APIRouter(route_class=JsonRoute)
-
-    def asked(model: str | None) -> Answering:
-        return models.first if model is None else models.asked(model)
-
-    @router.post("/tokenize")
-    async def tokenize(body: TokenizeRequest, request: Request) -> Tokenized:  # pyright: ignore[reportUnusedFunction]
-        """The ids of a text."""
-        answering = asked(body.model)
-        most = max(LEAST_CHARACTERS, CHARACTERS_A_TOKEN * answering.edge.context)
-        if len(body.prompt) > most:
-            message = f"The text has {len(body.prompt)} characters; send {most} or fewer at a time."
-            raise ApiError(400, message, param="prompt")
-        tokenizer = answering.edge.tokenizer
-        encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
-        read = partial(answering.tokenizing, lambda: encode(body.prompt, special=True))
-        ids = await queued(answering, request, read)
-        return Tokenized(count=len(ids), max_model_len=answering.edge.context, tokens=ids)
-
-    @router.post("/detokenize")
-    def detokenize(body: DetokenizeRequest) -> Detokenized:  # pyright: ignore[reportUnusedFunction]
-        """The text of ids."""
-        edge = asked(body.model).edge
-        tokenizer, most = edge.tokenizer, max(LEAST_IDS, edge.context)
-        if len(body.tokens) > most:
-            message = f"There are {len(body.tokens)} ids; send {most} or fewer at a time."
-            raise ApiError(400, message, param="tokens")
-        if max(body.tokens, default=0) >= tokenizer.size:
-            message = f"The model has token ids from 0 to {tokenizer.size - 1} only."
-            raise ApiError(400, message, param="tokens")
-        text = b"".join(_written(tokenizer, token) for token in body.tokens)
-        return Detokenized(prompt=text.decode("utf-8", "replace"))
-
-    @router.get("/tokenizer_info")
-    async def tokenizer_info() -> TokenizerInfo:  # pyright: ignore[reportUnusedFunction]
-        """Special tokens and the chat template."""
-        answering = models.first
-        tokenizer = answering.edge.tokenizer
-        return TokenizerInfo(
-            bos_token=tokenizer.special_text("bos") or None,
-            eos_token=tokenizer.special_text("eos") or tokenizer.special[min(tokenizer.eos_ids)],
-            chat_template=tokenizer.chat_template,
-            model_max_length=answering.edge.context,
-        )
-
-    return router
+def _require_few(what: str, field: str, given: int, *bounds: int) -> None:
+    """Raises `ApiError` for more than the highest of `bounds`."""
+    if given > max(bounds):
+        message = f"There are {given} {what}; send {max(bounds)} or fewer at a time."
+        raise ApiError(400, message, param=field)
 
 
 def _written(tokenizer: Tokenizer, token: int) -> bytes:

@@ -91,7 +91,7 @@ class ScriptedCloudSession:
             self._settle(future, number, self._held, n)
         return future
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         return 0
 
     def close(self) -> None:

@@ -8,10 +8,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edgewise.addresses import upload
+from edgewise.addresses import CHECKPOINT
 from edgewise.cli import options, render
 from edgewise.cli.options import everything_but, takes
 from edgewise.errors import UsageError
+from edgewise.hub import HubAddress
 from edgewise.pair import open_pair
 from edgewise.parts import router_folder
 from edgewise.routers.card import RouterCard, read_card, trained_digests
@@ -94,8 +95,30 @@ def push(
             f"The router in {str(folder)!r} is not calibrated, so nobody could use it; run "
             "edgewise train with --stage calibrate first."
         )
-    url = upload(folder, repository, private=private)
+    url = _upload(folder, repository, private=private)
     render.out.print(f"{url}\nUse it with --router {repository}.")
+
+
+def _upload(folder: Path, repo: str, *, private: bool) -> str:
+    """Publish a checkpoint, as a new commit if the repository exists; returns its URL."""
+    import huggingface_hub
+
+    from edgewise.hub.client import explained
+
+    with explained(HubAddress(repo, None, None, None)):
+        if huggingface_hub.get_token() is None:
+            raise UsageError(
+                "The hub needs to know who publishes",
+                hint="set HF_TOKEN to a token that may write, or run hf auth login",
+            )
+        url = huggingface_hub.create_repo(repo, private=private, exist_ok=True)
+        huggingface_hub.upload_folder(
+            repo_id=repo,
+            folder_path=folder,
+            allow_patterns=list(CHECKPOINT),
+            commit_message="A router trained with Edgewise",
+        )
+    return str(url)
 
 
 def _folder(name: str) -> Path:

@@ -30,9 +30,6 @@ DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.defaul
 
 # What one input or one label alone takes.
 TopK = Annotated[int | None, typer.Option(help="How many log-probs top_logprobs are; default 10.")]
-RolloutsEach = Annotated[
-    int | None, typer.Option(help="value: rollouts of each branch; default 1.")
-]
 Rounds = Annotated[
     int | None,
     typer.Option(help="citer: rounds of training, default 2; with --stage, which round."),
@@ -67,7 +64,6 @@ def train(
     kind: Annotated[
         str, typer.Option(help="What to train: mlp, a registered kind, or ./file.py:Class.")
     ] = "mlp",
-    rollouts: RolloutsEach = None,
     rounds: Rounds = None,
     judge: JudgedBy = None,
     data: shared.Data = None,
@@ -93,7 +89,7 @@ def train(
 ) -> None:
     """Train a router for a pair: collect, label, fit, calibrate. Interrupted, it goes on."""
     wanted = _inputs(inputs)
-    labels = labels_named(label, rounds=rounds, rollouts=rollouts, judge=judge, seed=chosen.seed)
+    labels = labels_named(label, rounds=rounds, judge=judge)
     recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
     if stage in (None, "fit"):
         fit_of(kind)

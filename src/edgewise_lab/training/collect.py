@@ -17,16 +17,22 @@ from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Needs, Step, Tokenizer
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
-from edgewise.routers.signals import READ, needs_of, reader_of, top_of
+from edgewise.routers.signals import READ, needs_of, signals_of, top_of
 from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.systems import question_ids, room, text_of
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import is_right
 from edgewise_lab.rollouts import CloudRollouts, Continuation, Done, Prefix, Rollouts, ignore
 
-Text = Literal["answer", "reference", "target"]
-"""What the edge reads: the cloud's answer, the reference that comes with a question, or the target:
-the references of a task where every question has one, else the cloud's answers."""
+Text = Literal["answer", "reference", "target", "own"]
+"""What the edge reads: the cloud's answer, the reference that comes with a question, the target
+(the references of a task where every question has one, else the cloud's answers), or its own
+answer."""
+
+ANSWERS, REFERENCES, OWN, OWN_READ = (
+    f"{name}.jsonl" for name in ("answers", "references", "own", "own-read")
+)
+"""The cloud's answers, references that it has read, the edge's answers, those that it has read."""
 
 KEPT = 64
 """Log-probs kept of every position; a router may use fewer."""
@@ -39,8 +45,8 @@ _PREFILL = 256
 class Sample(msgspec.Struct, frozen=True):
     """A text to read after a prompt.
 
-    `logprobs` (nats) are the cloud's, None where its engine does not tell one. Those of a reference
-    are there where the cloud has read it; `cloud` is then what it would have written at each
+    `logprobs` (nats) are the cloud's, None where its engine does not tell one. Those of another's
+    text are there where the cloud has read it; `cloud` is then what it would have written at each
     position.
     """
 
@@ -71,17 +77,18 @@ class Columns(msgspec.Struct, frozen=True):
 def collect_answers(
     task: Task,
     tokenizer: Tokenizer,
-    cloud: Rollouts,
+    writer: Rollouts,
     folder: Path,
     done: Callable[[], None] = lambda: None,
     *,
     contexts: Sequence[int] = (),
+    name: str = ANSWERS,
 ) -> list[Sample]:
-    """The cloud's answer to every question; those that `folder` holds are not asked for again.
+    """One model's answer to every question; those that `folder` holds are not made again.
 
     They end where an answer of the pair would: at the task's longest, or with one of `contexts`.
     """
-    path = folder / "answers.jsonl"
+    path = folder / name
     known = {sample.question: sample for sample in read(path, Sample)}
     asked = [question for question in task.questions if question.id not in known]
     prompts = [tuple(question_ids(tokenizer, question)) for question in asked]
@@ -97,7 +104,7 @@ def collect_answers(
     for _ in range(len(known)):
         done()
     rooms = [room(len(prompt), task.max_tokens, *contexts) for prompt in prompts]
-    cloud.run([Prefix(*asked) for asked in zip(prompts, rooms, strict=True)], keep)
+    writer.run([Prefix(*asked) for asked in zip(prompts, rooms, strict=True)], keep)
     return [known[question.id] for question in task.questions]
 
 
@@ -154,15 +161,16 @@ def collect_features(
 
 def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[], None]) -> Columns:
     rows: dict[str, list[Floats]] = {name: [] for name in COLUMNS}
-    readers = {name: reader_of([name], KEPT) for name in COLUMNS}
+    signals = signals_of(COLUMNS)
     sample_of: list[int] = []
     proposed: list[int] = []
     written: list[int] = []
     logprobs: list[float] = []
     for index, sample in enumerate(samples):
         for step, token in zip(steps_along(session, sample), sample.ids, strict=True):
-            for name, signal in readers.items():
-                rows[name].append(signal(step))
+            for signal in signals:
+                assert signal.read is not None
+                rows[signal.name].append(signal.read(step, KEPT))
             sample_of.append(index)
             proposed.append(step.proposed)
             written.append(token)
@@ -186,8 +194,9 @@ def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[],
 
 def steps_along(session: EdgeSession, sample: Sample) -> Iterator[Step]:
     """The step before each id, to be read before the next one: logits outlive no prefill."""
-    session.open(sample.prompt[:-1])
-    read = [sample.prompt[-1], *sample.ids[:-1]]
+    session.open(sample.prompt)
+    yield session.step()
+    read = sample.ids[:-1]
     for start in range(0, len(read), _PREFILL):
         yield from session.steps(read[start : start + _PREFILL])
 
@@ -277,9 +286,6 @@ def _joined(shards: Sequence[Columns]) -> Columns:
     )
 
 
-REFERENCES = "references.jsonl"
-"""Where they are kept."""
-
 _TOGETHER = 16
 
 
@@ -288,21 +294,24 @@ def read_by_cloud(
     cloud: CloudModel,
     folder: Path,
     done: Callable[[], None] = lambda: None,
+    *,
+    name: str = REFERENCES,
+    logprobs: bool = True,
 ) -> list[Sample]:
     """The samples with the cloud's logprob of every id, and what it would have written instead.
 
     A model in this process reads each in one prefill; an engine elsewhere is asked for one token at
     each position, and an id that is not among its candidates counts as likely as they leave room
     for. Those that `folder` holds are not read again. Raises `UsageError` for an engine that
-    tells no candidates.
+    tells no candidates, unless what the cloud would have written is enough (no `logprobs`).
     """
-    path = folder / REFERENCES
+    path = folder / name
     known = {sample.question: sample for sample in read(path, Sample)}
     fresh = [s for s in samples if s.question not in known or known[s.question].ids != s.ids]
     for _ in range(len(samples) - len(fresh)):
         done()
     local = cloud.local
-    for sample in _elsewhere(fresh, cloud) if local is None else _here(fresh, local):
+    for sample in _elsewhere(fresh, cloud, logprobs) if local is None else _here(fresh, local):
         append(path, sample)
         known[sample.question] = sample
         done()
@@ -323,7 +332,7 @@ def _here(samples: Sequence[Sample], cloud: EdgeModel) -> Iterator[Sample]:
         session.close()
 
 
-def _elsewhere(samples: Sequence[Sample], cloud: CloudModel) -> Iterator[Sample]:
+def _elsewhere(samples: Sequence[Sample], cloud: CloudModel, logprobs: bool) -> Iterator[Sample]:
     rollouts = CloudRollouts(cloud)
     for start in range(0, len(samples), _TOGETHER):
         some = samples[start : start + _TOGETHER]
@@ -331,8 +340,8 @@ def _elsewhere(samples: Sequence[Sample], cloud: CloudModel) -> Iterator[Sample]
         replies = iter(rollouts.run(prefixes))
         for sample in some:
             own = [next(replies) for _ in sample.ids]
-            logprobs = tuple(map(_logprob, own, sample.ids))
-            yield replace(sample, logprobs=logprobs, cloud=tuple(one.ids[0] for one in own))
+            known = tuple(map(_logprob, own, sample.ids)) if logprobs else (None,) * len(own)
+            yield replace(sample, logprobs=known, cloud=tuple(one.ids[0] for one in own))
 
 
 def _logprob(one: Continuation, token: int) -> float:
@@ -360,9 +369,7 @@ class PairRollouts:
     def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
         written: list[Continuation] = []
         for index, prefix in enumerate(prefixes):
-            answer = self._decoder.generate(
-                prefix.ids, max_tokens=prefix.n, sampling=prefix.sampling
-            )
+            answer = self._decoder.generate(prefix.ids, max_tokens=prefix.n)
             ids = tuple(token.id for token in answer.tokens)
             written.append(Continuation(ids, tuple(token.logprob for token in answer.tokens)))
             done(index, written[-1])

@@ -15,7 +15,7 @@ from edgewise.errors import UsageError
 from edgewise.registry import attribute
 from edgewise.routers.mlp import TABLE
 from edgewise.routers.named import ROUTERS, is_trained
-from edgewise.routers.signals import signals_of
+from edgewise.routers.signals import Reference, Signal, ranks_of, signals_of
 from edgewise_lab.training.collect import Columns, Sample
 
 Objective = Literal["cross-entropy", "balanced-cross-entropy", "marginal-likelihood"]
@@ -48,8 +48,12 @@ def data_of(
     inputs: Sequence[str],
     top_k: int,
     embeddings: Floats | None,
+    reference: Reference = (),
 ) -> Data:
-    """Rows of the inputs asked for, with their labels. Raises `UsageError` without two classes."""
+    """Rows of the inputs asked for, with their labels. Raises `UsageError` without two classes.
+
+    `reference` is what the input `ranks` ranks among.
+    """
     labels = np.concatenate([values[name] for name in columns.questions]).astype(np.float32)
     if len(labels) != len(columns.written):
         raise UsageError("The labels belong to other texts", hint="remove the folder's data")
@@ -60,11 +64,7 @@ def data_of(
             f"{len(columns.questions)} texts",
             hint="give more questions, or another pair or label",
         )
-    parts = [
-        columns.inputs[one.name][:, :top_k] if one.per_k else columns.inputs[one.name]
-        for one in signals_of(inputs)
-        if one.read is not None
-    ]
+    parts = [_part(columns, one, top_k, reference) for one in signals_of(inputs) if one.read]
     logprobs = {sample.question: sample.logprobs for sample in samples}
     read = [logprobs[name] for name in columns.questions]
     cloud = np.array([one for text in read for one in text], np.float32) if all(read) else None
@@ -77,6 +77,13 @@ def data_of(
         columns.edge_logprob,
         None if cloud is None or np.isnan(cloud).all() else cloud,
     )
+
+
+def _part(columns: Columns, signal: Signal, top_k: int, reference: Reference) -> Floats:
+    rows = columns.inputs[signal.name]
+    if signal.ranked:
+        return ranks_of(rows, reference)
+    return rows[:, :top_k] if signal.per_k else rows
 
 
 def held_out(data: Data, fraction: float, seed: int) -> NDArray[np.bool_]:

@@ -15,6 +15,7 @@ from edgewise.errors import UsageError, VocabularyMismatch
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, behaviour_of, read_card
 from edgewise.routers.named import identity_of, is_trained, kind_recorded, router_of
+from edgewise.routers.signals import Reference, reference_of
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.systems import (
     CloudAlone,
@@ -27,7 +28,10 @@ from edgewise_lab.evaluation.systems import (
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.rollouts import Rollouts, cloud_rollouts, edge_rollouts
 from edgewise_lab.training.collect import (
+    ANSWERS,
     KEPT,
+    OWN,
+    OWN_READ,
     REFERENCES,
     Columns,
     PairRollouts,
@@ -117,7 +121,8 @@ class Training:
 
     def collect(self) -> None:
         """The cloud's answers, and what the edge makes of the texts that the label reads."""
-        self._collected(allowed=True)
+        _, columns = self._collected(allowed=True)
+        self._reference(columns, allowed=True)
 
     def label(self) -> None:
         """A value for every token."""
@@ -141,6 +146,7 @@ class Training:
         values = kept_values(self._label, self._data)
         if not values.keys() >= set(columns.questions):
             raise self._lacking("label")
+        reference = self._reference(columns, allowed=False)
         self._progress.stage("fitting", self.recipe.epochs)
         data = data_of(
             columns,
@@ -148,6 +154,7 @@ class Training:
             samples,
             inputs=self.inputs,
             top_k=self.top_k,
+            reference=reference,
             embeddings=self.edge.embeddings() if "token_embedding" in self.inputs else None,
         )
         found = fitted(self.kind, data, self.recipe, self._progress.done)
@@ -155,6 +162,7 @@ class Training:
             self._plain_card(),
             inputs=self.inputs,
             top_k=self.top_k,
+            reference=reference,
             trained_on=f"{self.task.name}, {len(self.task.questions)} questions",
             label=self._described(),
             probability=isotonic(found.scores, found.labels),
@@ -235,32 +243,60 @@ class Training:
 
     def _collected(self, *, allowed: bool) -> tuple[list[Sample], Columns]:
         """What the label's text is; unless `allowed`, it must be there."""
-        text, contexts = self._text(), contexts_of(self.edge, self.cloud)
+        text = self._text()
         if text == "reference":
+            contexts = contexts_of(self.edge, self.cloud)
             samples = references(self.task, self.edge.tokenizer, contexts=contexts)
             if self._label.objective == "marginal-likelihood":
-                if not allowed and not (self._data / REFERENCES).exists():
-                    raise self._lacking("collect")
-                self._progress.stage("cloud's reading", len(samples))
-                samples = read_by_cloud(samples, self.cloud, self._data, self._progress.done)
+                samples = self._read(samples, REFERENCES, allowed=allowed)
+        elif text == "own":
+            samples = self._read(self._own(allowed=allowed), OWN_READ, allowed=allowed)
         else:
-            if not allowed and not (self._data / "answers.jsonl").exists():
-                raise self._lacking("collect")
+            self._require(ANSWERS, allowed=allowed)
             self._progress.stage("cloud's answers", len(self.task.questions))
-            with closing(cloud_rollouts(self.cloud)) as cloud:
-                samples = collect_answers(
-                    self.task,
-                    self.edge.tokenizer,
-                    cloud,
-                    self._data,
-                    self._progress.done,
-                    contexts=contexts,
-                )
-        if not allowed and not (self._data / f"{text}-00000.safetensors").exists():
-            raise self._lacking("collect")
+            samples = self._written(cloud_rollouts(self.cloud), ANSWERS)
+        return samples, self._features(samples, text, allowed=allowed)
+
+    def _own(self, *, allowed: bool) -> list[Sample]:
+        self._require(OWN, allowed=allowed)
+        self._progress.stage("edge's answers", len(self.task.questions))
+        return self._written(edge_rollouts(self.edge), OWN)
+
+    def _written(self, rollouts: Rollouts, name: str) -> list[Sample]:
+        contexts = contexts_of(self.edge, self.cloud)
+        with closing(rollouts) as writer:
+            return collect_answers(
+                self.task,
+                self.edge.tokenizer,
+                writer,
+                self._data,
+                self._progress.done,
+                contexts=contexts,
+                name=name,
+            )
+
+    def _read(self, samples: Sequence[Sample], name: str, *, allowed: bool) -> list[Sample]:
+        self._require(name, allowed=allowed)
+        self._progress.stage("cloud's reading", len(samples))
+        done, likely = self._progress.done, self._label.objective == "marginal-likelihood"
+        return read_by_cloud(samples, self.cloud, self._data, done, name=name, logprobs=likely)
+
+    def _features(self, samples: Sequence[Sample], text: Text, *, allowed: bool) -> Columns:
+        self._require(f"{text}-00000.safetensors", allowed=allowed)
         self._progress.stage("edge's features", len(samples))
-        columns = collect_features(samples, text, self.edge, self._data, self._progress.done)
-        return samples, columns
+        return collect_features(samples, text, self.edge, self._data, self._progress.done)
+
+    def _reference(self, columns: Columns, *, allowed: bool) -> Reference:
+        """What ranks are taken among: the edge's own writing, whatever text the label reads."""
+        if "ranks" not in self.inputs:
+            return ()
+        if self._text() != "own":
+            columns = self._features(self._own(allowed=allowed), "own", allowed=allowed)
+        return reference_of(columns.inputs["ranks"])
+
+    def _require(self, name: str, *, allowed: bool) -> None:
+        if not allowed and not (self._data / name).exists():
+            raise self._lacking("collect")
 
     def _text(self) -> Text:
         if self._label.text != "target":

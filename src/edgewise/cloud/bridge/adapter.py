@@ -155,7 +155,7 @@ class IdBridgeSession(BridgeSession):
         ids = [*self.ids, *self.own.encode(answer)]
         if sent is not None:
             sent.prefix = ids
-        return self.session.push(ids, sent)
+        return self.session.prefetch(ids, sent)
 
     def close(self) -> None:
         if self.session is not None:

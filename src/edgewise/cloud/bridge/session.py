@@ -39,7 +39,7 @@ from edgewise.prompts import Prompt
 from edgewise.prompts.tool_formats import markers
 from edgewise.sampling import Sampling
 
-PUSHED = 16
+PREFETCHED = 16
 """New ids of the edge's that are prefetched together."""
 
 WORD = 8
@@ -147,7 +147,7 @@ class BridgeSession(ABC):
         """A consult that was not begun."""
 
     def send_ahead(self, answer: str, sent: Sent | None) -> int:
-        """As `CloudSession.push`, of an answer that is whole words."""
+        """As `CloudSession.prefetch`, of an answer that is whole words."""
         return 0
 
     def ask(
@@ -177,8 +177,8 @@ class BridgeSession(ABC):
             return failed(_of_cloud(error))
         return consult.begin(sampling, end, sent)
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        if self._pushed and abs(len(ids) - self._pushed) < PUSHED:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        if self._pushed and abs(len(ids) - self._pushed) < PREFETCHED:
             return 0
         self._pushed = len(ids)
         try:

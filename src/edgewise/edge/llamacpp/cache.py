@@ -1,15 +1,22 @@
-"""Sequences of a llama.cpp context: the caches of sessions, and the engine driven bare."""
+"""Sequences of a llama.cpp context: the caches of sessions, and some that one decode runs."""
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from edgewise.edge.base import Floats
+from edgewise.edge.base import Chunk, Floats, Sequences
 from edgewise.edge.kv import KvRow, Outputs
-from edgewise.edge.llamacpp.context import Bytes, LlamaBatch, LlamaContext
+from edgewise.edge.llamacpp.context import Bytes, LlamaContext
 from edgewise.edge.sequence import MEMORY, MOST, SequenceCache, StateCopy
+from edgewise.edge.slots import BATCH
+from edgewise.edge.step import LogitsStep
+
+_CELLS = 1 << 15
+"""Bound on the KV cache of all sequences that one decode runs, ids."""
+
+_FEW = 2
+"""Checkpoints of such a one: where the reading of a prefix began, and where it ended."""
 
 _CLOSE = 1e-2
 """How far logits with and without hidden states may lie apart, of the largest."""
@@ -34,15 +41,6 @@ class LlamaSequence(SequenceCache):
         self.rewinds = "checkpoints" if context.recurrent else "anywhere"
         super().__init__(room=room, most=most)
 
-    @cached_property
-    def _batch(self) -> LlamaBatch:
-        return LlamaBatch(self._number)
-
-    @property
-    def number(self) -> int:
-        """The context's."""
-        return self._number
-
     @property
     def decodes(self) -> int:
         return self._context.decodes
@@ -52,9 +50,8 @@ class LlamaSequence(SequenceCache):
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
         context, every = self._context, outputs == "all"
-        batch = self._batch
-        last = batch.put(ids, self.length, every=every, last=outputs == "last")
-        context.decode(batch, hidden=hidden)
+        last = context.put(self._number, ids, self.length, every=every, last=outputs == "last")
+        context.decode(hidden=hidden)
         if outputs == "none":
             return ()
         if not every:
@@ -100,18 +97,12 @@ class LlamaSequence(SequenceCache):
         size = self._copies[position].size
         return self._context.load_state(self._number, state, size, position)
 
-    def close(self) -> None:
-        """Before the context is freed."""
-        if "_batch" in vars(self):
-            self._batch.close()
-
 
 class SequencePool:
     """The sequences of a context, handed out and taken back."""
 
     def __init__(self, context: LlamaContext, count: int, *, most: int = MOST) -> None:
         idle: list[Bytes] = []
-        self.context = context
         self.all = [
             LlamaSequence(context, number, idle=idle, room=MEMORY // count, most=most)
             for number in range(count)
@@ -127,40 +118,83 @@ class SequencePool:
         sequence.clear()
         self._unused.append(sequence)
 
-    def close(self) -> None:
-        """Free the context."""
-        for sequence in self.all:
-            sequence.close()
-        # Views into it are stale from here on.
-        self.context.decodes += 1
-        self.context.close()
 
-
-class Recurrence(NamedTuple):
-    """`state`: bytes of a checkpoint. `hidden`: the model returns hidden states."""
-
-    state: int = 0
-    hidden: bool = True
-
-
-def examine(context: LlamaContext) -> Recurrence:
+def examine(context: LlamaContext) -> tuple[int, bool]:
     """Run a few ids through a recurrent model. The context is empty before and after.
 
-    llama.cpp leaves the head out of some hybrids (LFM2) when it returns hidden states: in the place
-    of the logits stands what an earlier decode left there. Raises `ModelError`.
+    Returns the bytes of a checkpoint, and whether it hands out hidden states: llama.cpp leaves the
+    head out of some hybrids (LFM2) when it does, and in the place of the logits stands what an
+    earlier decode left there. Raises `ModelError`.
     """
-    batch = LlamaBatch()
-    try:
-        rows: list[Floats] = []
-        for token, hidden in ((0, False), (1, False), (0, True)):
-            context.forget(0, 0)
-            batch.put([token], 0, every=False, last=True)
-            context.decode(batch, hidden=hidden)
-            rows.append(context.row(0, hidden=False).logits.copy())
-        state = context.state_size(0)
+    rows: list[Floats] = []
+    for token, hidden in ((0, False), (1, False), (0, True)):
         context.forget(0, 0)
-    finally:
-        batch.close()
+        context.put(0, [token], 0, last=True)
+        context.decode(hidden=hidden)
+        rows.append(context.row(0, hidden=False).logits.copy())
+    state = context.state_size(0)
+    context.forget(0, 0)
     plain, _, beside = rows
     right = np.allclose(beside, plain, rtol=0, atol=_CLOSE * float(np.abs(plain).max()))
-    return Recurrence(state=state, hidden=bool(right))
+    return state, bool(right)
+
+
+def width_for(wanted: int, context: int, state: int) -> int:
+    """How many sequences of `context` ids and `state` bytes of recurrent state run together."""
+    # llama.cpp wants room for an id of each sequence in one decode.
+    width = min(wanted, _CELLS // context, context)
+    return max(1, min(width, MEMORY // ((1 + _FEW) * state)) if state else width)
+
+
+class LlamaSequences(Sequences):
+    """Implements `Sequences` in a context of its own.
+
+    Logits of a row depend a little on what else is in its batch, so a near tie may come out
+    otherwise than in a session.
+    """
+
+    def __init__(self, context: LlamaContext, *, width: int, longest: int, vocabulary: int) -> None:
+        """`context` is freed by `close`; `longest` is its longest sequence, ids."""
+        self.width, self.room = width, min(BATCH, longest)
+        self._context = context
+        self._buffer = np.empty(vocabulary, np.float32)
+        self._pool = SequencePool(context, width, most=_FEW)
+        self._reading: set[int] = set()
+
+    def run(self, chunks: Sequence[Chunk]) -> Sequence[LogitsStep]:
+        asked: list[tuple[int, int]] = []
+        at = 0
+        for sequence, start, ids, output in chunks:
+            self._checkpoint(sequence, len(ids))
+            row = self._context.put(sequence, ids, start, last=output, at=at)
+            at += len(ids)
+            if output:
+                asked.append((row, start + len(ids)))
+        try:
+            self._context.decode(hidden=False)
+        finally:
+            for chunk in chunks:
+                self._pool.all[chunk.sequence].count()
+        decode = self._context.decodes
+        return [
+            LogitsStep(
+                position,
+                self._context.row(row, hidden=False).logits,
+                None,
+                is_fresh=lambda: self._context.decodes == decode,
+                buffer=self._buffer,
+            )
+            for row, position in asked
+        ]
+
+    def forget(self, sequence: int, position: int) -> int:
+        return self._pool.all[sequence].back(position)
+
+    def _checkpoint(self, sequence: int, count: int) -> None:
+        """The next prefix of a sequence likely begins with this one."""
+        if count > 1 or sequence in self._reading:
+            self._pool.all[sequence].checkpoint()
+        (self._reading.add if count > 1 else self._reading.discard)(sequence)
+
+    def close(self) -> None:
+        self._context.close()

@@ -19,7 +19,10 @@ _PARTIAL = 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, what cannot be cut
 
 
 class LlamaContext:
-    """Owns a context of llama.cpp. `decodes` counts: rows are valid until the next one."""
+    """Owns a context of llama.cpp, and room for the ids of a decode.
+
+    `decodes` counts: rows are valid until the next one.
+    """
 
     def __init__(
         self, handle: Any, *, vocabulary: int, hidden_size: int, recurrent: bool = False
@@ -30,15 +33,48 @@ class LlamaContext:
         self.recurrent = recurrent
         self._memory = llama_cpp.llama_get_memory(handle)
         self._logits, self._hidden = _View(vocabulary), _View(hidden_size)
+        self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
+        for index in range(BATCH):
+            self._batch.n_seq_id[index] = 1
+        as_array = np.ctypeslib.as_array
+        self._tokens: Ids = as_array(self._batch.token, (BATCH,))
+        self._positions: Ids = as_array(self._batch.pos, (BATCH,))
+        self._wanted: NDArray[np.int8] = as_array(self._batch.logits, (BATCH,))
 
-    def decode(self, batch: "LlamaBatch", *, hidden: bool) -> None:
-        """Run a batch, with hidden states if wanted. Raises `ModelError`."""
+    def put(
+        self,
+        sequence: int,
+        ids: Sequence[int],
+        start: int,
+        *,
+        every: bool = False,
+        last: bool = False,
+        at: int = 0,
+    ) -> int:
+        """Ids of the next decode from position `start` on, with rows of `every` one, or the `last`.
+
+        The batch ends with them, behind `at` ids that were put before. Returns the last's index.
+        """
+        end = self._batch.n_tokens = at + len(ids)
+        for index in range(at, end):
+            self._batch.seq_id[index][0] = sequence
+        if len(ids) == 1:
+            self._tokens[at], self._positions[at] = ids[0], start
+        else:
+            self._tokens[at:end] = ids
+            self._positions[at:end] = np.arange(start, start + len(ids))
+        self._wanted[at:end] = every
+        self._wanted[end - 1] = every or last
+        return end - 1
+
+    def decode(self, *, hidden: bool) -> None:
+        """Run what was put, with hidden states if wanted. Raises `ModelError`."""
         llama_cpp.llama_set_embeddings(self.handle, hidden)
         self.decodes += 1
-        code = llama_cpp.llama_decode(self.handle, batch.struct)
+        code = llama_cpp.llama_decode(self.handle, self._batch)
         if code != 0:
             raise ModelError(
-                f"llama.cpp could not decode {batch.struct.n_tokens} tokens (code {code})",
+                f"llama.cpp could not decode {self._batch.n_tokens} tokens (code {code})",
                 hint="lower the context or the number of slots if memory is short",
                 setting="ctx",
             )
@@ -91,6 +127,9 @@ class LlamaContext:
         )
 
     def close(self) -> None:
+        # Views into it are stale from here on.
+        self.decodes += 1
+        llama_cpp.llama_batch_free(self._batch)
         llama_cpp.llama_free(self.handle)
 
 
@@ -111,50 +150,3 @@ class _View:
             self._array = np.ctypeslib.as_array(pointer, (self._size,))
             self._address = address
         return self._array
-
-
-class LlamaBatch:
-    """Room for the ids of one decode, of `sequence` unless `put_of` says otherwise."""
-
-    def __init__(self, sequence: int = 0) -> None:
-        self.struct = llama_cpp.llama_batch_init(BATCH, 0, 1)
-        for index in range(BATCH):
-            self.struct.n_seq_id[index] = 1
-            self.struct.seq_id[index][0] = sequence
-        as_array = np.ctypeslib.as_array
-        self._tokens: Ids = as_array(self.struct.token, (BATCH,))
-        self._positions: Ids = as_array(self.struct.pos, (BATCH,))
-        self._wanted: NDArray[np.int8] = as_array(self.struct.logits, (BATCH,))
-        self._count = 0
-
-    def clear(self) -> None:
-        """Begin anew with `put_of`."""
-        self._count = 0
-
-    def put(self, ids: Sequence[int], start: int, *, every: bool, last: bool, at: int = 0) -> int:
-        """Ids from position `start` on, with outputs of `every` one, or of the `last`.
-
-        The batch has nothing else behind the index `at`. Returns the index of the last.
-        """
-        count = len(ids)
-        end = self.struct.n_tokens = at + count
-        if count == 1:
-            self._tokens[at], self._positions[at] = ids[0], start
-            self._wanted[at] = every or last
-            return at
-        self._tokens[at:end] = ids
-        self._positions[at:end] = np.arange(start, start + count)
-        self._wanted[at:end] = every
-        if last:
-            self._wanted[end - 1] = True
-        return end - 1
-
-    def put_of(self, sequence: int, ids: Sequence[int], start: int, *, last: bool) -> int:
-        """As `put`, behind the ids that the batch has, of whichever sequence."""
-        at, self._count = self._count, self._count + len(ids)
-        for index in range(at, self._count):
-            self.struct.seq_id[index][0] = sequence
-        return self.put(ids, start, every=False, last=last, at=at)
-
-    def close(self) -> None:
-        llama_cpp.llama_batch_free(self.struct)

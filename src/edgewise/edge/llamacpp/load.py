@@ -10,12 +10,21 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, Literal
 
+from edgewise.edge.base import PROBES
+from edgewise.edge.llamacpp.context import LlamaContext
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.sandbox import require_survived
+from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
 from edgewise.edge.slots import BATCH
 from edgewise.errors import ModelError, UsageError
 
 _ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR
+
+_TRIAL_CONTEXT, _PIECE = 16, 64
+"""Ids of a trial's context, and bytes for each piece."""
+
+_LARGEST_RUN = 4 << 30
+"""Bytes of the largest file that a trial asks for a token: a larger one may not fit in memory."""
 
 _log_tail: deque[str] = deque(maxlen=20)
 
@@ -35,18 +44,14 @@ def _engine_log() -> str:
     return lines[0] if lines else "no reason given"
 
 
-def load_weights(path: Path, gpu_layers: int | Literal["auto"]) -> Any:
+def load_weights(
+    path: Path, gpu_layers: int | Literal["auto"] = 0, *, vocabulary_only: bool = False
+) -> Any:
     """llama.cpp's model of `path`; the caller frees it. Raises `ModelError` or `UsageError`."""
     _check_file(path)
     require_survived(path)
-    return open_weights(path, gpu_layers=_offloaded_layers(gpu_layers))
-
-
-def load_vocabulary(path: Path) -> Any:
-    """As `load_weights`, without the weights."""
-    _check_file(path)
-    require_survived(path)
-    return open_weights(path, gpu_layers=0, vocabulary_only=True)
+    layers = _offloaded_layers(gpu_layers)
+    return open_weights(path, gpu_layers=layers, vocabulary_only=vocabulary_only)
 
 
 def open_weights(
@@ -166,3 +171,35 @@ def _check_kind(model: Any, path: Path) -> None:
 
 def _no_decoder(path: Path) -> ModelError:
     return ModelError(f"{str(path)!r} is not a decoder-only model", hint="choose one that is")
+
+
+def load_in_child(path: bytes) -> bytes:
+    """Load a file, which may end this process: one byte; none where llama.cpp refuses it in words.
+
+    Every piece is written and a token asked for, as an edge model would.
+    """
+    try:
+        _try_out(Path(os.fsdecode(path)))
+    except ModelError:
+        return b""
+    return b"1"
+
+
+def _try_out(path: Path) -> None:
+    model = open_weights(path, gpu_layers=0, repack=False)
+    tokenizer = LlamaTokenizer(model)
+    size = tokenizer.size
+    # All pieces at once: from Python one by one they take longer than the load.
+    ids = (llama_cpp.llama_token * size)(*range(size))
+    text = (ctypes.c_char * (_PIECE * size))()
+    vocabulary = llama_cpp.llama_model_get_vocab(model)
+    llama_cpp.llama_detokenize(vocabulary, ids, size, text, len(text), False, True)
+    for word in (*PROBES, *tokenizer.special.values()):
+        tokenizer.encode_prompt(word)
+    handle = new_context(model, path, context=_TRIAL_CONTEXT, sequences=1, threads=1)
+    if path.stat().st_size <= _LARGEST_RUN:
+        width = int(llama_cpp.llama_model_n_embd(model))
+        context = LlamaContext(handle, vocabulary=size, hidden_size=width)
+        context.put(0, [0, size - 1], 0, last=True)
+        context.decode(hidden=True)
+        context.row(1, hidden=True)

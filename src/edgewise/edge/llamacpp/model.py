@@ -15,8 +15,7 @@ from edgewise.edge.base import EdgeAbilities, EdgeOptions, Floats, Needs
 from edgewise.edge.engine import EngineModel, default_threads
 from edgewise.edge.hub.folder import sampled_blocks
 from edgewise.edge.kv import KvSession
-from edgewise.edge.llamacpp.batched import LlamaSequences, width_for
-from edgewise.edge.llamacpp.cache import Recurrence, SequencePool, examine
+from edgewise.edge.llamacpp.cache import LlamaSequences, SequencePool, examine, width_for
 from edgewise.edge.llamacpp.context import LlamaContext
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.load import load_weights, new_context
@@ -52,16 +51,16 @@ class LlamaModel(EngineModel):
         self.context = self._context_for(trained)
         self.hidden_size = int(llama_cpp.llama_model_n_embd(self._model))
         self._tokenizer = LlamaTokenizer(self._model)
-        context = self._new_context(options.slots)
+        self._context = context = self._new_context(options.slots)
         try:
-            self._recurrence = examine(context) if context.recurrent else Recurrence()
-            self._sequences = SequencePool(context, options.slots)
+            self._state, hidden = examine(context) if context.recurrent else (0, True)
+            pool = SequencePool(context, options.slots)
         except BaseException:
             context.close()
             raise
-        self._open_slots(self._sequences.new, drop=self._sequences.drop)
+        self._open_slots(pool.new, drop=pool.drop)
         self._abilities = EdgeAbilities(
-            hidden=self._recurrence.hidden,
+            hidden=hidden,
             rewinds="checkpoints" if context.recurrent else "anywhere",
             slots=options.slots,
         )
@@ -86,7 +85,7 @@ class LlamaModel(EngineModel):
         return super().session(needs, top=top)
 
     def sequences(self, width: int) -> LlamaSequences:
-        width = width_for(width, self.context, self._recurrence.state)
+        width = width_for(width, self.context, self._state)
         return LlamaSequences(
             self._new_context(width),
             width=width,
@@ -117,7 +116,7 @@ class LlamaModel(EngineModel):
         )
 
     def _free(self) -> None:
-        self._sequences.close()
+        self._context.close()
         self._tokenizer.close()
         llama_cpp.llama_model_free(self._model)
 

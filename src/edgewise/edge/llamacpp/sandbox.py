@@ -3,7 +3,8 @@
 llama.cpp ends the process for some files that are damaged or made to harm: nothing in the process
 can catch that. So a file that was not loaded before is loaded, and asked for a token, by a child;
 how that ends is a sentence here. A file that passed is remembered, and not tried again until it
-changes. The bundled files are Edgewise's own and are not tried.
+changes. The bundled files are Edgewise's own and are not tried. The child's part is `load_in_child`
+of `load.py`.
 """
 
 import hashlib
@@ -18,9 +19,6 @@ from edgewise.addresses import bundled, parts_of
 from edgewise.edge.llamacpp import library as binding
 from edgewise.errors import ModelError
 from edgewise.sandbox import Child, ChildEnded
-
-KEPT = 256
-"""How many files are remembered."""
 
 SECONDS = 60.0
 SECONDS_A_BYTE = 1 / (20 << 20)
@@ -45,16 +43,14 @@ def require_survived(path: Path) -> None:
     before = _identity(path)
     folder = cache_folder("loaded")
     record = folder and folder / before
-    if record and _remembered(record):
-        return
-    ended = _tried(path)
-    if ended:
-        raise ModelError(
-            f"{str(path)!r} is damaged, or no model that llama.cpp can run ({ended})",
-            hint="download it again",
-        )
-    if ended is None and record and _identity(path) == before:
-        _remember(record, path)
+    with suppress(OSError):
+        if record and record.is_file():
+            return
+    if _loads_in_child(path) and record and _identity(path) == before:
+        # Where that cannot be kept, the next start tries again.
+        with suppress(OSError):
+            record.parent.mkdir(parents=True, exist_ok=True)
+            record.write_text(str(path), encoding="utf-8", errors="replace")
 
 
 def _identity(path: Path) -> str:
@@ -71,17 +67,18 @@ def _identity(path: Path) -> str:
     return hashlib.sha256("\n".join(held).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _tried(path: Path) -> str | None:
-    """How a child ends that loads the file; None where it survives, "" where nobody knows.
+def _loads_in_child(path: Path) -> bool:
+    """Whether a child loads the file; False where llama.cpp refuses it in words, or nobody knows.
 
-    A file that llama.cpp refuses in words is refused here in the same words, and not remembered.
+    One that is refused in words is refused here in the same words, and not remembered. Raises
+    `ModelError` for one that ends the child.
     """
     # What lies in the current folder is no module of ours.
     here = Path.cwd()
     folders = [folder for folder in sys.path if folder and Path(folder) != here]
     try:
         child = Child(
-            "edgewise.edge.llamacpp.sandboxed:load",
+            "edgewise.edge.llamacpp.load:load_in_child",
             seconds=SECONDS + path.stat().st_size * SECONDS_A_BYTE,
             memory=_MEMORY,
             longest=1,
@@ -92,11 +89,14 @@ def _tried(path: Path) -> str | None:
     except OSError as error:
         # Where no process can be started the file is as safe as it was before.
         _log.warning("%r is loaded untried: no process can be started (%s)", str(path), error)
-        return ""
+        return False
     try:
-        return None if child.ask(os.fsencode(path)) else ""
+        return bool(child.ask(os.fsencode(path)))
     except ChildEnded as error:
-        return _end(error)
+        raise ModelError(
+            f"{str(path)!r} is damaged, or no model that llama.cpp can run ({_end(error)})",
+            hint="download it again",
+        ) from error
     finally:
         child.end()
 
@@ -118,34 +118,14 @@ def cache_folder(what: str) -> Path | None:
     None for a user without a home.
     """
     try:
-        home = _caches()
+        if sys.platform == "win32":
+            caches = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif sys.platform == "darwin":
+            caches = Path.home() / "Library" / "Caches"
+        else:
+            # By its specification a relative one is none.
+            given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+            caches = given if given.is_absolute() else Path.home() / ".cache"
     except RuntimeError:
         return None
-    return home / "edgewise" / what
-
-
-def _caches() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    # By its specification a relative one is none.
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return given if given.is_absolute() else Path.home() / ".cache"
-
-
-def _remembered(record: Path) -> bool:
-    try:
-        return record.is_file()
-    except OSError:
-        return False
-
-
-def _remember(record: Path, path: Path) -> None:
-    # Where that cannot be kept, the next start tries again.
-    with suppress(OSError):
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(str(path), encoding="utf-8", errors="replace")
-        kept = sorted(record.parent.iterdir(), key=lambda one: one.stat().st_mtime_ns)
-        for old in kept[:-KEPT]:
-            old.unlink(missing_ok=True)
+    return caches / "edgewise" / what

@@ -3,7 +3,7 @@ import { refresh } from "./api.js";
 import { state } from "./state.js";
 import { html } from "./ui.js";
 
-const COUNTS = { consults: "consults", pushes: "pushes", bytes: "bytes", tokens: "token ids" };
+const COUNTS = { consults: "consults", prefetches: "prefetches", bytes: "bytes", tokens: "token ids" };
 
 export function Sent() {
   const { sent } = state;

@@ -59,7 +59,7 @@ export const isHealth = record({
 });
 
 export const isSent = record({
-  data: list(record({ conversation: text, answer: text, host: maybe(text), ...counts("at", "consults", "pushes", "bytes", "tokens") })),
+  data: list(record({ conversation: text, answer: text, host: maybe(text), ...counts("at", "consults", "prefetches", "bytes", "tokens") })),
 });
 
 export const isRecordings = list(record({ name: text, title: text, prompt: text }));

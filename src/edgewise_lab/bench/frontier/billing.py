@@ -316,6 +316,6 @@ class _RecordedSession(WrappedSession):
         self._asks.append(ask)
         return future
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         # The engine would read prompts that no request here shows.
         return 0

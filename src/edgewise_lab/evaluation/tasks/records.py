@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
-from edgewise.addresses import dataset_file
 from edgewise.errors import UsageError
+from edgewise.hub.client import dataset_file
 from edgewise_lab.evaluation.tasks.base import Grading, Question, Task
 
 MAX_FILE = 256 << 20

@@ -10,7 +10,6 @@ import msgspec
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
 from edgewise.registry import Registry
-from edgewise.sampling import Sampling
 from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.systems import text_of
 from edgewise_lab.evaluation.tasks.base import Question
@@ -20,8 +19,6 @@ from edgewise_lab.training.collect import Sample, Text
 from edgewise_lab.training.fit import Objective
 
 Writer = Literal["edge", "cloud", "pair"]
-
-_GREEDY = Sampling()
 
 
 class Rollout(NamedTuple):
@@ -54,17 +51,16 @@ class Case(NamedTuple):
         return [at for at, token in enumerate(self.proposed) if token != ids[at]]
 
     def right(
-        self, writer: Writer, branches: Sequence[tuple[int, int]], sampling: Sampling
+        self, writer: Writer, branches: Sequence[tuple[int, int]]
     ) -> Generator[list[Rollout], list[Continuation], list[bool]]:
         """Whether `writer` ends right after each (position, token written there)."""
-        texts = yield from self.branches(writer, branches, sampling)
+        texts = yield from self.branches(writer, branches)
         return [is_right(self.question, text_of(self.tokenizer, ids)) for ids in texts]
 
     def branches(
         self,
         writer: Writer,
         branches: Sequence[tuple[int, int]],
-        sampling: Sampling = _GREEDY,
         *,
         most: int | None = None,
     ) -> Generator[list[Rollout], list[Continuation], list[list[int]]]:
@@ -79,7 +75,7 @@ class Case(NamedTuple):
         if most is not None:
             rooms = [min(most, room) for room in rooms]
         written = yield [
-            Rollout(writer, Prefix((*prompt, *texts[i]), room, sampling))
+            Rollout(writer, Prefix((*prompt, *texts[i]), room))
             for i, room in zip(asked, rooms, strict=True)
         ]
         for i, continuation in zip(asked, written, strict=True):
@@ -262,6 +258,7 @@ LABELS: Registry[type[Label]] = Registry(
     "edgewise.labels",
     {
         "value": "edgewise_lab.training.labels.published:Value",
+        "rescue": "edgewise_lab.training.labels.published:Rescue",
         "mismatch": "edgewise_lab.training.labels.published:Mismatch",
         "co-llm": "edgewise_lab.training.labels.published:CoLlm",
         "citer": "edgewise_lab.training.labels.published:Citer",
@@ -272,15 +269,12 @@ LABELS: Registry[type[Label]] = Registry(
 
 
 def labels_named(name: str, **options: int | str | None) -> list[Label]:
-    """The label of each round of training, in order; an option that is None was not given.
+    """The label of each round of training, in order.
 
-    A `seed` is for labels that draw, and nothing to the others. Raises `UsageError` for a label
-    that there is not, or an option that it does not take.
+    An option that is None was not given. Raises `UsageError` for an unknown label or option.
     """
     kind = LABELS.load(name)
     given = {option: value for option, value in options.items() if value is not None}
-    if "seed" not in kind.options:
-        given.pop("seed", None)
     for option in given:
         if option not in kind.options:
             takes = f"it takes {', '.join(kind.options)}" if kind.options else "it takes no options"

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
 from edgewise.prompts import Message, prompt_ids
-from edgewise.sampling import Sampling
 from edgewise_lab.evaluation.systems import text_of
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.grading import extract_choice, extract_number, is_right
@@ -148,54 +147,48 @@ class Mismatch(Label):
 
 
 class Value(Label):
-    """P(right | the cloud's token) - P(right | the edge's token), the cloud going on from both.
+    """1 where the cloud ends right from its own token and wrong from the edge's.
 
-    With one rollout the cloud is greedy, and its branch is its own answer, so only the edge's
-    tokens are rolled out, and only where they differ. With more it draws both branches, from
-    `seed` on: rollout k of a branch is drawn with the seed `seed` times rollouts plus k, whatever
-    else is rolled out beside it. Where the edge's token does better the value is 0.
+    The cloud is greedy, so its branch is its own answer: only the edge's tokens are rolled out, and
+    only where they differ.
     """
 
+    name = "value"
+    described = "value of a consult, by the cloud's rollouts"
     writers: frozenset[Writer] = frozenset({"cloud"})
-    options = ("rollouts", "seed")
-
-    def __init__(self, rollouts: int = 1, seed: int = 0) -> None:
-        if rollouts < 1:
-            raise UsageError(f"The rollouts must be 1 or more, not {rollouts}.", setting="rollouts")
-        if seed < 0:
-            raise UsageError(f"The seed must be 0 or more, not {seed}.", setting="seed")
-        drawn = rollouts > 1
-        self.name = f"value-{rollouts}" if drawn else "value"
-        self.name += f"-seed-{seed}" if drawn and seed else ""
-        self.described = f"value of a consult, {rollouts} rollout(s) of the cloud a branch"
-        self.described += f", drawn with seed {seed}" if drawn else ""
-        self._rollouts, self._seed = rollouts, seed
 
     def of(self, case: Case) -> Labelling:
-        return self._greedy(case) if self._rollouts == 1 else self._drawn(case)
-
-    def _greedy(self, case: Case) -> Labelling:
         values = [0.0] * len(case.proposed)
         if case.sample.right:
             at = case.mismatches
-            edges = [(i, case.proposed[i]) for i in at]
-            kept = yield from case.right("cloud", edges, Sampling())
+            kept = yield from case.right("cloud", [(i, case.proposed[i]) for i in at])
             for i, right in zip(at, kept, strict=True):
                 values[i] = float(not right)
         return values
 
-    def _drawn(self, case: Case) -> Labelling:
+
+class Rescue(Label):
+    """1 where the edge's own answer ends wrong, and right once the cloud has written this token.
+
+    The edge goes on behind the cloud's token, as it does in use, from texts that it writes in use.
+    The cloud writes no answers: it reads each of the edge's once, and the edge is rolled out where
+    the cloud would have written another token, of wrong answers alone.
+    """
+
+    name = "rescue"
+    described = "the cloud's token turns the edge's own wrong answer into a right one"
+    text: Text = "own"
+    writers: frozenset[Writer] = frozenset({"edge"})
+
+    def of(self, case: Case) -> Labelling:
         values = [0.0] * len(case.proposed)
-        at = case.mismatches
-        edges = [(i, case.proposed[i]) for i in at]
-        clouds = [(i, case.sample.ids[i]) for i in at]
-        first = self._seed * self._rollouts
-        for seed in range(first, first + self._rollouts):
-            drawn = Sampling(temperature=1.0, seed=seed)
-            right = yield from case.right("cloud", [*edges, *clouds], drawn)
-            for i, edge, cloud in zip(at, right[: len(at)], right[len(at) :], strict=True):
-                values[i] += (cloud - edge) / self._rollouts
-        return [min(1.0, max(0.0, value)) for value in values]
+        if not case.sample.right:
+            cloud, ids = case.sample.cloud, case.sample.ids
+            at = [i for i, token in enumerate(cloud) if token != ids[i]]
+            right = yield from case.right("edge", [(i, cloud[i]) for i in at])
+            for i, value in zip(at, right, strict=True):
+                values[i] = float(value)
+        return values
 
 
 _BY: tuple[Literal["edge", "pair"], ...] = ("edge", "pair")
@@ -241,7 +234,7 @@ class Citer(Label):
         cloud = {i: reply.ids[0] for i, reply in zip(at, replies, strict=True)}
         both = [i for i in at if cloud[i] not in (ids[i], case.proposed[i])]
         branches = [(i, case.proposed[i]) for i in both] + [(i, cloud[i]) for i in both]
-        right = yield from case.right(self._by, branches, Sampling())
+        right = yield from case.right(self._by, branches)
         for i in at:
             values[i] = float(cloud[i] == ids[i])
         for i, edge, other in zip(both, right[: len(both)], right[len(both) :], strict=True):

@@ -1,0 +1,97 @@
+"""What stands around a token, as routers read it: its form and its place, never which token it is.
+
+The words are English; elsewhere these columns are 0 and the others say what they say.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgewise.edge.base import Floats, Step, Tokenizer, Written
+
+TAIL = 32
+"""Tokens of the answer that are read again at each step, so that a long answer costs no more."""
+
+_COPULAS = frozenset(("am", "are", "be", "been", "is", "was", "were"))
+_ARTICLES = frozenset(("a", "an", "the"))
+_PREPOSITIONS = frozenset(
+    ("as", "at", "by", "for", "from", "in", "into", "of", "on", "than", "to", "with")
+)
+_SENTENCE_ENDS = (".", "!", "?", "\n")
+
+NAMES = (
+    *("digit", "capital", "letter", "space", "line end", "end"),
+    *("in prompt", "second in prompt", "in answer", "behind one in prompt"),
+    *("new word", "inside word"),
+    *("behind colon", "behind comma", "behind bracket", "behind digit", "behind capital"),
+    *("behind copula", "behind article", "behind preposition"),
+    *("first", "answer position", "sentence position", "step position", "length"),
+)
+"""Columns of `text_of`, in its order."""
+
+
+def text_of(step: Step) -> Floats:
+    """float32[len(NAMES)]: what the edge would write here, and what stands before it.
+
+    Needs the text before the step and its two likeliest ids.
+    """
+    written, proposed = step.written, step.proposed
+    prompt, answer = written.ids[: written.prompt], written.ids[written.prompt :]
+    piece = _text(written.tokenizer, [proposed])
+    tail = _text(written.tokenizer, answer[-TAIL:])
+    second = int(step.top(2)[0][-1])
+    columns = (
+        *_form(piece),
+        proposed in written.tokenizer.eos_ids,
+        proposed in prompt,
+        second in prompt,
+        proposed in answer,
+        bool(answer) and answer[-1] in prompt,
+        *_before(piece, tail),
+        *_position(written, piece, tail),
+    )
+    return np.array(columns, np.float32)
+
+
+def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return b"".join(map(tokenizer.piece, ids)).decode("utf-8", "replace")
+
+
+def _form(piece: str) -> tuple[bool, ...]:
+    return (
+        any(map(str.isdigit, piece)),
+        any(map(str.isupper, piece)),
+        any(map(str.isalpha, piece)),
+        piece[:1].isspace(),
+        "\n" in piece,
+    )
+
+
+def _before(piece: str, tail: str) -> tuple[bool, ...]:
+    """Of the character and the word that stand before, and whether the token goes on with them."""
+    last, kept = tail[-1:], tail.rstrip()
+    inside = piece[:1].isalnum() and last.isalnum()
+    mark = kept[-1:]
+    # What goes on inside a word stands behind that word's beginning, not behind a whole one.
+    word = "" if inside else kept.rpartition(" ")[2].rpartition("\n")[2].lower()
+    return (
+        not inside and piece.lstrip()[:1].isalnum(),
+        inside,
+        mark == ":",
+        mark == ",",
+        mark in ("(", "[", "{", '"', "“"),
+        mark.isdigit(),
+        mark.isupper(),
+        word in _COPULAS,
+        word in _ARTICLES,
+        word in _PREPOSITIONS,
+    )
+
+
+def _position(written: Written, piece: str, tail: str) -> tuple[float, ...]:
+    """Logarithms of tokens of the answer, and of characters of the sentence and of the line."""
+    before = len(written.ids) - written.prompt
+    sentence = len(tail) - 1 - max(map(tail.rfind, _SENTENCE_ENDS))
+    line = len(tail) - 1 - tail.rfind("\n")
+    return before == 0, *(math.log1p(n) for n in (before, sentence, line, len(piece)))

@@ -1,0 +1,172 @@
+"""Text as an input: the form and place of a token, the same in training as in decoding."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.local import LocalCloud
+from edgewise.edge.base import EdgeAbilities, EdgeModel, Floats, Step, Written
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.errors import StaleStepError
+from edgewise.loop.decoder import Decoder, collect
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Message, prompt_of
+from edgewise.routers.signals import (
+    SIGNALS,
+    needs_of,
+    ranks_of,
+    reader_of,
+    reference_of,
+    top_of,
+    width_of,
+)
+from edgewise.routers.text import NAMES, TAIL, text_of
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, noise
+from edgewise_lab.training.collect import Sample, collect_features
+
+INPUTS = ("text", "ranks")
+RANKED = np.random.default_rng(0).exponential(size=(500, 3)).astype(np.float32)
+
+
+WORDS = (" is", " the", "ment", " Paris", "Paris", "12", ":", ".\n")
+
+
+class Words(ByteTokenizer):
+    """Some words are ids of their own."""
+
+    def piece(self, token: int) -> bytes:
+        return WORDS[token - 300].encode() if token >= 300 else super().piece(token)
+
+
+class Fixed:
+    def __init__(self, prompt: str, answer: str, *likeliest: int) -> None:
+        ids = [*prompt.encode(), *answer.encode()]
+        self.written = Written(ids, len(prompt.encode()), Words())
+        self.proposed = likeliest[0]
+        self._likeliest = np.array([*likeliest, EOS][:2], np.int32)
+
+    def top(self, k: int) -> tuple[np.ndarray, Floats]:
+        return self._likeliest[:k], np.zeros(k, np.float32)
+
+
+def fixed(prompt: str, answer: str, *likeliest: int) -> Floats:
+    return text_of(cast(Step, Fixed(prompt, answer, *likeliest)))
+
+
+def told(prompt: str, answer: str, *likeliest: int) -> set[str]:
+    """The columns that are 1 of those that are 0 or 1."""
+    values = dict(zip(NAMES, fixed(prompt, answer, *likeliest), strict=True))
+    measured = {"answer position", "sentence position", "step position", "length"}
+    return {name for name, value in values.items() if value == 1.0} - measured
+
+
+@pytest.mark.parametrize(
+    ("answer", "likeliest", "expected"),
+    [
+        ("", [303], {"first", "letter", "capital", "space", "new word"}),
+        ("It is", [303], {"letter", "capital", "space", "new word", "behind copula"}),
+        ("of the", [303], {"letter", "capital", "space", "new word", "behind article"}),
+        ("Thus in ", [304], {"letter", "capital", "new word", "behind preposition"}),
+        ("a gar", [302], {"letter", "inside word"}),
+        ("garments was", [302], {"letter", "inside word"}),
+        ("so:", [305], {"digit", "new word", "behind colon"}),
+        ("(A", [306], {"behind capital"}),
+        ("1", [307], {"line end", "behind digit"}),
+        ("so", [EOS], {"end"}),
+        ("q", [ord("?")], {"in prompt", "behind one in prompt"}),
+        ("", [303, ord("q")], {"first", "letter", "capital", "space", "new word"}
+         | {"second in prompt"}),
+        ("x", [ord("x")], {"letter", "inside word", "in answer"}),
+    ],
+)  # fmt: skip
+def test_columns_by_name(answer: str, likeliest: list[int], expected: set[str]) -> None:
+    assert told("q?", answer, *likeliest) == expected
+
+
+def test_a_long_answer_costs_no_more() -> None:
+    """Sentence and line are looked for in the last tokens alone, the place in the answer is not."""
+    places = NAMES.index("answer position"), NAMES.index("sentence position")
+    long, longer = (fixed("q", "a" * n, 301) for n in (2 * TAIL, 9 * TAIL))
+    assert long[places[0]] < longer[places[0]]
+    assert long[places[1]] == longer[places[1]]
+    ended = fixed("q", "a" * 2 * TAIL + ". b", 301)
+    assert ended[places[1]] == pytest.approx(np.log1p(2))
+
+
+def test_text_is_there_only_where_it_is_needed() -> None:
+    with closing(ScriptedEdge(noise()).session(needs_of(["scalars"]), top=10)) as session:
+        session.open([1, 2])
+        with pytest.raises(StaleStepError):
+            _ = session.step().written
+
+
+class Watching:
+    """A router that keeps what it reads, by position."""
+
+    def __init__(self) -> None:
+        self.needs, self.top = needs_of(INPUTS), top_of(INPUTS, 0)
+        self.seen: dict[int, Floats] = {}
+        self._read = reader_of(INPUTS, 0, reference_of(RANKED))
+
+    def score(self, step: Step) -> float:
+        self.seen[step.position] = self._read(step)
+        return float(step.position % 3 == 0)
+
+
+@pytest.fixture(params=["scripted", "one by one", "checkpoints", "bundled"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[EdgeModel, CloudModel]]:
+    if request.param == "bundled":
+        edge = LlamaModel(bundled("edge"), threads=1)
+        cloud = LocalCloud(LlamaModel(bundled("cloud"), threads=1))
+        with closing(edge), closing(cloud):
+            yield edge, cloud
+        return
+    able = {
+        "scripted": EdgeAbilities(),
+        "one by one": EdgeAbilities(batch_logits=False),
+        "checkpoints": EdgeAbilities(rewinds="checkpoints"),
+    }[request.param]
+    yield ScriptedEdge(noise(), abilities=able), ScriptedCloud(noise(1))
+
+
+@pytest.mark.parametrize("speculate", [0, 4])
+def test_training_reads_what_decoding_reads(
+    pair: tuple[EdgeModel, CloudModel], speculate: int, tmp_path: Path
+) -> None:
+    edge, cloud = pair
+    router = Watching()
+    policy = Policy(threshold=1.0, speculate=speculate)
+    prompt = prompt_of(edge.tokenizer, [Message("user", "What is the capital of Peru?")])
+    decoder = Decoder(edge, router=router, policy=policy, cloud=cloud)
+    answer = collect(decoder.stream(prompt, max_tokens=24))
+    ids = [token.id for token in answer.tokens]
+    sample = Sample("q", tuple(prompt.ids), tuple(ids), (), True)
+    columns = collect_features([sample], "own", edge, tmp_path)
+    ranks = ranks_of(columns.inputs["ranks"], reference_of(RANKED))
+    trained = np.concatenate([columns.inputs["text"], ranks], axis=1)
+    decoded = [router.seen[len(prompt.ids) + at] for at in range(len(ids))]
+    text = SIGNALS["text"].width
+    assert np.array_equal(trained[:, :text], np.array(decoded)[:, :text])
+    np.testing.assert_allclose(trained, decoded, atol=0.2)  # ranks: as far as batches round
+
+
+def test_ranks_say_where_a_value_stands_in_the_edges_own_writing() -> None:
+    reference = reference_of(RANKED)
+    found = ranks_of(np.sort(RANKED, axis=0), reference)
+    assert found.shape == (500, 6)
+    assert width_of(["ranks"], 0, 0) == 6
+    quantiles, odds = found[:, :3], found[:, 3:]
+    assert (np.diff(found, axis=0) >= 0).all()
+    assert quantiles.min() > 0.0
+    assert quantiles.max() < 1.0
+    np.testing.assert_allclose(quantiles.mean(axis=0), 0.5, atol=0.01)
+    np.testing.assert_allclose(odds, np.log(quantiles / (1 - quantiles)), rtol=1e-3, atol=1e-3)
+    doubled = ranks_of(np.sort(2 * RANKED, axis=0), reference_of(2 * RANKED))
+    np.testing.assert_allclose(doubled, found, atol=1e-3)  # the edge's own scale is gone
