@@ -105,7 +105,7 @@ BUDGET = {
     "edgewise/cli": 2_600,
     "edgewise/cloud": 5_044,
     "edgewise/costs": 590,
-    "edgewise/edge": 4_700,
+    "edgewise/edge": 4_545,
     "edgewise/engines": 3_200,
     "edgewise/gateway": 1_700,
     "edgewise/grammar": 1_000,
@@ -122,7 +122,7 @@ BUDGET = {
     "edgewise_lab": 350,
     "edgewise_lab/bench": 2_560,
     "edgewise_lab/commands": 1_450,
-    "edgewise_lab/evaluation": 2_605,
+    "edgewise_lab/evaluation": 2_625,
     "edgewise_lab/training": 1_905,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""

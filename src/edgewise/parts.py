@@ -127,7 +127,7 @@ def open_cloud(
 def viewing(settings: Settings) -> ContextFilterMaker | None:
     """What the cloud gets to see; None for everything. Raises `UsageError`."""
     from edgewise.cloud.bridge.context_filter import Recent, amount_of
-    from edgewise.cloud.redaction.rules import redaction_of
+    from edgewise.cloud.redaction.base import redaction_of
     from edgewise.cloud.redaction.view import Redacted
 
     rules = redaction_of(settings.redact)

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from edgewise.cli.render import counted, printable
-from edgewise.events import Timing, Usage
+from edgewise.cli.render import printable
 from tests.cli.conftest import Edgewise
 
 PROMPT = "Spell the word cat."
@@ -86,36 +84,31 @@ def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
     text = answer(edgewise, PROMPT)["text"]
     result = edgewise("run", PROMPT)
     assert (result.code, result.out) == (0, text + "\n")
-    (summary,) = result.err.splitlines()
-    assert re.fullmatch(r"\d+ tokens, \d+ by the cloud.* tokens/s", summary)
+    summary = result.err.splitlines()[-1]
+    assert re.fullmatch(
+        r"\d+ edge \+ \d+ cloud tokens · [\d.]+ s( · .*2 above the share)?", summary
+    )
+    alone = edgewise("run", PROMPT, "--cloud", "none").err.splitlines()[-1]
+    assert re.fullmatch(r"\d+ tokens · \d+ tokens/s", alone)
 
 
-def test_wasted_tokens_are_told_where_there_are_some(edgewise: Edgewise) -> None:
-    told = edgewise("run", PROMPT, "--threshold", "0.5", "--speculate", "0").err
-    assert "by the cloud (" in told
-    assert "wasted" not in told
-    usage = Usage(
-        prompt_tokens=9,
-        edge_tokens=22,
-        cloud_tokens=12,
-        wasted_tokens=3,
-        correction_tokens=4,
-        cloud_share=15 / 34,
-        cloud_calls=15,
-        failed_calls=1,
-        cloud_prompt_cached=640,
-        cloud_prompt_computed=210,
+def test_statistics_are_said_where_asked_for(edgewise: Edgewise) -> None:
+    told = edgewise("run", PROMPT, "--stats").err.splitlines()
+    plain = edgewise("run", PROMPT).err.splitlines()
+    assert len(told) > len(plain)
+    usage = answer(edgewise, PROMPT)["usage"]
+    assert f"{usage['cloud_calls']} consults" in told[-2]
+    assert "vocabulary" in told[-1]
+
+
+@pytest.mark.parametrize("prompt", ["Tell me about oxygen.", "Why is the sky blue?"])
+def test_the_bundled_pair_says_first_that_it_is_a_toy(edgewise: Edgewise, prompt: str) -> None:
+    told = edgewise("run", prompt).err
+    assert "--edge smollm2" in told.splitlines()[0]
+    taught = (
+        "Question: What are wine, horse and spaghetti? Come to the point. Answer and Reasoning:"
     )
-    timing = Timing(ttft=0.1, total=2.0, wait=0.0)
-    assert counted(usage, timing) == (
-        "34 tokens, 12 by the cloud, 3 wasted (44.1%), 15 calls, 1 failed, "
-        "cloud prompt 210 computed, 640 cached, 17.0 tokens/s"
-    )
-    assert counted(usage, timing, calls=False) == (
-        "34 tokens, 12 by the cloud, 3 wasted (44.1%), 17.0 tokens/s"
-    )
-    unmetered = replace(usage, cloud_prompt_cached=None, cloud_prompt_computed=None)
-    assert "cloud prompt - computed, - cached" in counted(unmetered, timing)
+    assert "smollm2" not in edgewise("run", taught).err
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -162,7 +155,7 @@ def test_the_clouds_tokens_show_with_colour_and_without(tmp_path: Path, no_colou
         shown = b"".join(iter(lambda: _read(leader), b""))
     os.close(leader)
     assert process.returncode == 0
-    assert b"by the cloud" in shown
+    assert b"cloud tokens" in shown
     assert re.search(rb"\x1b\[1;4m" if no_colour else rb"\x1b\[1;4;31m", shown), shown
     assert (b"31m" in shown) is not no_colour
 

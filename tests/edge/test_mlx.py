@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgewise.edge.base import EdgeOptions, Floats, Needs
 from edgewise.edge.mlx import MlxModel
-from edgewise.edge.mlx import cache as mlx_cache
+from edgewise.edge.mlx import model as mlx_model
 from edgewise.edge.named import EDGES
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
@@ -159,7 +159,7 @@ def test_a_mark_that_fails_reads_again(folders: Folders, monkeypatch: pytest.Mon
         session = model.session(Needs.LOGITS)
         session.open(PROMPT + MORE)
         session.step()
-        monkeypatch.setattr(mlx_cache, "deepcopy", fails)
+        monkeypatch.setattr(mlx_model, "deepcopy", fails)
         assert session.open([*PROMPT, 9]) == 0
         assert_close(session.step().logits, wanted)
 

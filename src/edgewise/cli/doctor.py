@@ -28,7 +28,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.capabilities import Reuse, reuse
 from edgewise.cloud.bridge.context_filter import amount_of
 from edgewise.cloud.bridge.text import PROBE_SECONDS
-from edgewise.cloud.redaction.rules import redaction_of
+from edgewise.cloud.redaction.base import redaction_of
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.engine import default_threads

@@ -101,7 +101,7 @@ def _show(decoder: Decoder, task: Task) -> None:
         with decoder.stream(ids, max_tokens=task.max_tokens) as events:
             answer = render.paint(events)
         grade = _grade(is_right(question, answer.text), is_strictly_right(question, answer.text))
-        render.out.print(f"{grade}; {render.summary(answer)}\n", style="dim")
+        render.out.print(f"{grade}; {render.summary(answer, cloud=True)}\n", style="dim")
 
 
 def _grade(right: bool, strict: bool) -> str:
