@@ -340,7 +340,7 @@ class Served(msgspec.Struct, frozen=True):
         return Described(self.id, self.meta.n_vocab if self.meta else None)
 
 
-class Models(msgspec.Struct, frozen=True):
+class ServedModels(msgspec.Struct, frozen=True):
     data: list[Served]
 
 
@@ -366,7 +366,7 @@ class _Text(msgspec.Struct):
 
 async def served_models(engine: HttpEngine) -> list[Served]:
     """What an engine serves, one model at least; raises a `CloudError`."""
-    models = decoded(await engine.get("/v1/models"), Models, engine.dialect).data
+    models = decoded(await engine.get("/v1/models"), ServedModels, engine.dialect).data
     if not models:
         raise CloudUnavailable(f"{engine.url!r} serves no model", hint="load one there")
     return models

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
 
 from edgewise.engines.base import NOBODY, Client, Described
-from edgewise.engines.http import Endpoint, Models, Served, not_served, shown
+from edgewise.engines.http import Endpoint, Served, ServedModels, not_served, shown
 from edgewise.engines.registry import GATEWAY, owners
-from edgewise.engines.replies import THINK, TextReader, TextReply, TextRequest, read, words_of
+from edgewise.engines.replies import THINK, Continuation, TextReader, TextRequest, read, words_of
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 from edgewise.prompts import Message
 
@@ -41,7 +41,7 @@ class TextEngine(ABC):
         self.url = url
 
     @abstractmethod
-    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextReply:
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> Continuation:
         """Continue the answer of a request.
 
         Raises a `CloudError`: `CloudRejected` where the API does not take an answer that was begun.
@@ -153,7 +153,7 @@ class TextEndpoint(Endpoint, TextEngine):
             if error.elsewhere:
                 return None
             raise
-        return read(body, Models, self.url, self.dialect).data
+        return read(body, ServedModels, self.url, self.dialect).data
 
     def _only(self, models: list[Served] | None) -> Served:
         if models is not None and len(models) == 1:
