@@ -29,7 +29,7 @@ from edgewise.edge.tokenizer import open_tokenizer
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.engines.registry import AUTO
-from edgewise.engines.replies import Continuation, TextRequest
+from edgewise.engines.replies import TextContinuation, TextRequest
 from edgewise.engines.text import TextEngine
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -88,7 +88,7 @@ class OverheardText(TextEngine):
         self.dialect = engine.dialect
         self._engine, self._ear = engine, ear
 
-    async def complete(self, request: TextRequest, client: Client = NOBODY) -> Continuation:
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
         reply = await self._engine.complete(request, client)
         self._ear.sent, self._ear.reply = request.answer, reply.text
         return reply

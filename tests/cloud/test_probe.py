@@ -8,7 +8,7 @@ import pytest
 from edgewise.cloud.bridge.capabilities import Capabilities, Reuse, capabilities, reuse
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.engines.base import NOBODY
-from edgewise.engines.replies import Continuation
+from edgewise.engines.replies import TextContinuation
 from edgewise.errors import CloudRejected, CloudUnavailable
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.cloud.text_engine import Speaks, TextDouble, writing
@@ -120,7 +120,7 @@ def test_an_echo_that_leaves_no_room_is_refused() -> None:
     class Full(TextDouble):
         async def complete(self, request, client=NOBODY):  # type: ignore[no-untyped-def]
             await super().complete(request, client)
-            return Continuation(text=request.answer, ended=False)
+            return TextContinuation(text=request.answer, ended=False)
 
     with pytest.raises(CloudRejected, match="begins an answer anew"):
         found(Full(echoes=True))

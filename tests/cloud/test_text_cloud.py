@@ -17,7 +17,7 @@ from edgewise.cloud.redaction.view import Redacted
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.engines.base import NOBODY, Described
-from edgewise.engines.replies import Continuation
+from edgewise.engines.replies import TextContinuation
 from edgewise.errors import (
     CloudProtocolError,
     CloudRejected,
@@ -103,7 +103,7 @@ def test_a_reply_that_is_none_is_refused(text: str, error: type[Exception]) -> N
     class Says(TextDouble):
         async def complete(self, request, client=NOBODY):  # type: ignore[no-untyped-def]
             await super().complete(request, client)
-            return Continuation(text=text, ended=False)
+            return TextContinuation(text=text, ended=False)
 
     with closing(TextCloud(Says(), edge=EDGE)) as cloud, pytest.raises(error):
         ask(cloud, "so it is not, as you know, what it was")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgewise.completion import Sent
 from edgewise.engines.base import Client
 from edgewise.engines.registry import BY_TEXT, ENGINES
-from edgewise.engines.replies import Continuation, TextRequest
+from edgewise.engines.replies import TextContinuation, TextRequest
 from edgewise.engines.text import TextEngine
 from edgewise.engines.text_dialects import CompletionsText, LlamaServerText
 from edgewise.errors import (
@@ -80,7 +80,7 @@ def gone_on(
     *,
     messages: list[Message] = MESSAGES,
     sampling: Sampling | None = None,
-) -> Continuation:
+) -> TextContinuation:
     return using(
         engine, lambda one: one.complete(TextRequest(messages, answer, n, sampling or Sampling()))
     )
@@ -97,7 +97,7 @@ def serving(dialect: str, **options: Any) -> Iterator[ScriptedText]:
 
 def answered(
     dialect: str, fault: TextMisdeed, answer: str = BEGUN, sampling: Sampling | None = None
-) -> Continuation:
+) -> TextContinuation:
     """What becomes of a consult at a server with that fault."""
     with serving(dialect, fault=lambda number: fault) as server:
         return gone_on(opened(dialect, server.url), answer, sampling=sampling)
@@ -195,7 +195,7 @@ def test_a_field_that_an_api_declines_is_left_out_from_then_on(dialect: str) -> 
         server.declines = frozenset(optional)
         engine = opened(dialect, server.url)
 
-        async def twice(one: TextEngine) -> Continuation:
+        async def twice(one: TextEngine) -> TextContinuation:
             await one.complete(TextRequest(MESSAGES, BEGUN, 2))
             return await one.complete(TextRequest(MESSAGES, BEGUN, 2))
 
@@ -540,7 +540,7 @@ def test_a_request_that_is_given_up_leaves_the_engine_usable() -> None:
     faults: dict[int, TextMisdeed] = {0: "hang"}
     with serving("chat", fault=faults.get) as server:
 
-        async def late(engine: TextEngine) -> Continuation:
+        async def late(engine: TextEngine) -> TextContinuation:
             given_up = asyncio.create_task(engine.complete(TextRequest(MESSAGES, BEGUN, 2)))
             while not server.asked:
                 await asyncio.sleep(0.01)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from edgewise.engines.base import NOBODY, Client, Described
-from edgewise.engines.replies import Continuation, TextRequest
+from edgewise.engines.replies import TextContinuation, TextRequest
 from edgewise.engines.text import TextEngine
 from edgewise.prompts import Message
 
@@ -58,7 +58,7 @@ class TextDouble(TextEngine):
         self.closed = False
         self.metered = True
 
-    async def complete(self, request: TextRequest, client: Client = NOBODY) -> Continuation:
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
         messages, answer, n, _ = request
         self.asked.append(answer)
         self.told.append(tuple(messages))
@@ -74,7 +74,7 @@ class TextDouble(TextEngine):
         whole = answer + text if self.echoes else text
         size = len(answer) // PER_TOKEN
         counts = (size, size // 2, -(-len(text) // PER_TOKEN)) if self.metered else (None,) * 3
-        return Continuation(
+        return TextContinuation(
             text=whole,
             ended=len(rest) <= PER_TOKEN * n,
             prompt=counts[0],

@@ -16,7 +16,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.http import HttpEngine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.registry import BY_TEXT, ENGINES
-from edgewise.engines.replies import Continuation, TextRequest
+from edgewise.engines.replies import TextContinuation, TextRequest
 from edgewise.engines.text import TextEngine
 from edgewise.engines.text_dialects import CompletionsText
 from edgewise.engines.vllm import VllmEngine
@@ -59,7 +59,7 @@ class Api:
         found: _T = self.background.do(done())
         return found
 
-    def go_on(self, answer: str, n: int, sampling: Sampling = GREEDY) -> Continuation:
+    def go_on(self, answer: str, n: int, sampling: Sampling = GREEDY) -> TextContinuation:
         return self.do(self.engine.complete(TextRequest(self.messages, answer, n, sampling)))
 
     def rest(self, answer: str, n: int) -> str:

@@ -160,7 +160,7 @@ class TextRequest(NamedTuple):
     sampling: Sampling = Sampling()
 
 
-class Continuation(msgspec.Struct, frozen=True, kw_only=True):
+class TextContinuation(msgspec.Struct, frozen=True, kw_only=True):
     """What an API wrote, as it came: it may begin with what it was sent.
 
     `ended` where it ended the answer there, and was not cut. `prompt`, `cached` and `written` are
@@ -234,7 +234,7 @@ class TextReader(NamedTuple):
     dialect: str
     request: TextRequest
 
-    def completion(self, body: bytes) -> Continuation:
+    def completion(self, body: bytes) -> TextContinuation:
         """A reply in OpenAI's form, to a chat or to a prompt."""
         reply = read(body, _Completion, self.url, self.dialect)
         if reply.error is not None:
@@ -248,7 +248,7 @@ class TextReader(NamedTuple):
             (usage.prompt_tokens, usage.cached, usage.completion_tokens),
         )
 
-    def ollama(self, body: bytes) -> Continuation:
+    def ollama(self, body: bytes) -> TextContinuation:
         """A reply of Ollama's `/api/chat`."""
         reply = read(body, _OllamaChat, self.url, self.dialect)
         if not reply.done:
@@ -256,7 +256,7 @@ class TextReader(NamedTuple):
         counts = (reply.prompt_eval_count, None, reply.eval_count)
         return self._checked(reply.message, reply.done_reason, counts)
 
-    def llama_server(self, body: bytes) -> Continuation:
+    def llama_server(self, body: bytes) -> TextContinuation:
         """A reply of llama-server's `/completion`."""
         reply = read(body, _LlamaCompletion, self.url, self.dialect)
         timings = reply.timings
@@ -269,7 +269,7 @@ class TextReader(NamedTuple):
         written: str | _Message,
         reason: str | None,
         counts: tuple[int | None, int | None, int | None],
-    ) -> Continuation:
+    ) -> TextContinuation:
         """`counts` are tokens of the prompt, those of them that were cached, and those written."""
         url, asked = self.url, self.request
         ended = has_ended(reason, url)
@@ -289,7 +289,9 @@ class TextReader(NamedTuple):
                 raise CloudProtocolError(f"{url!r} counts {count!r:.50} tokens.")
         if cached is not None and prompt is not None and cached > prompt:
             raise CloudProtocolError(f"{url!r} counts {cached} of {prompt} tokens as cached.")
-        return Continuation(text=text, ended=ended, prompt=prompt, cached=cached, written=output)
+        return TextContinuation(
+            text=text, ended=ended, prompt=prompt, cached=cached, written=output
+        )
 
 
 def read(body: bytes, kind: type[_T], url: str, dialect: str) -> _T:

@@ -11,7 +11,14 @@ from typing import ClassVar
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.engines.http import Endpoint, Served, ServedModels, not_served, shown
 from edgewise.engines.registry import GATEWAY, owners
-from edgewise.engines.replies import THINK, Continuation, TextReader, TextRequest, read, words_of
+from edgewise.engines.replies import (
+    THINK,
+    TextContinuation,
+    TextReader,
+    TextRequest,
+    read,
+    words_of,
+)
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 from edgewise.prompts import Message
 
@@ -41,7 +48,7 @@ class TextEngine(ABC):
         self.url = url
 
     @abstractmethod
-    async def complete(self, request: TextRequest, client: Client = NOBODY) -> Continuation:
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
         """Continue the answer of a request.
 
         Raises a `CloudError`: `CloudRejected` where the API does not take an answer that was begun.

@@ -14,7 +14,7 @@ import msgspec
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import NOBODY, Client
 from edgewise.engines.replies import (
-    Continuation,
+    TextContinuation,
     TextRequest,
     llama_sampling,
     read,
@@ -60,7 +60,7 @@ class ChatText(TextEndpoint):
             self.url = self.url.removesuffix(base)
         self._unwanted: frozenset[str] = frozenset()
 
-    async def complete(self, request: TextRequest, client: Client = NOBODY) -> Continuation:
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
         _, answer, n, sampling = request
         messages = turns(self.url, request.messages)
         body: dict[str, Any] = {"model": await self.model_name(), "messages": messages}
@@ -194,7 +194,7 @@ class OllamaText(TextEndpoint):
 
     dialect = "Ollama"
 
-    async def complete(self, request: TextRequest, client: Client = NOBODY) -> Continuation:
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
         _, answer, n, sampling = request
         messages = turns(self.url, request.messages)
         if answer:
@@ -224,7 +224,7 @@ class LlamaServerText(PromptText):
 
     dialect, owner = "llama-server", "llamacpp"
 
-    async def complete(self, request: TextRequest, client: Client = NOBODY) -> Continuation:
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
         body = {
             "prompt": await self.prompt(request, client),
             "n_predict": request.n,
@@ -264,7 +264,7 @@ class CompletionsText(PromptText):
         self._tokenizer = tokenizer
         self._control = ControlTokens(tokenizer.special) if tokenizer else None
 
-    async def complete(self, request: TextRequest, client: Client = NOBODY) -> Continuation:
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
         self._check_plain([*(message.content for message in request.messages), request.answer])
         prompt = await self.prompt(request, client)
         body = {

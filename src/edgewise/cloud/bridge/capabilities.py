@@ -11,7 +11,7 @@ import msgspec
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.replies import Continuation, TextRequest
+from edgewise.engines.replies import TextContinuation, TextRequest
 from edgewise.engines.text import TextEngine
 from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.prompts import Message, Prompt, prompt_of
@@ -118,7 +118,7 @@ class _Probe:
         self._engine = engine
         self._echoes = False
         self._blanks = False
-        self._last: Continuation | None = None
+        self._last: TextContinuation | None = None
 
     async def capabilities(self) -> Capabilities:
         await self._continues()

@@ -26,7 +26,7 @@ from edgewise.cloud.io_thread import IoThread
 from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import Client, Described, parallel
-from edgewise.engines.replies import THINK, Continuation, TextRequest, uncached
+from edgewise.engines.replies import THINK, TextContinuation, TextRequest, uncached
 from edgewise.engines.text import TextEngine
 from edgewise.errors import CloudRejected, CloudUnavailable
 from edgewise.prompts import Prompt
@@ -91,7 +91,7 @@ class TextCloud(AdaptedCloud):
         """Run `work` on the I/O thread, at most `deadline` seconds."""
         return self._io.submit(work, deadline)
 
-    async def complete(self, request: TextRequest, client: Client) -> Continuation:
+    async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
         """One request. Another model's reply is dropped, unless that one continues as well."""
         due = self._served is not None and time.monotonic() - self._looked > LOOK_SECONDS
         looks = [self._look()] if due else []
@@ -155,7 +155,7 @@ class TextBridgeSession(BridgeSession):
 
     def request(
         self, answer: str, n: int, sampling: Sampling, deadline: float, sent: Sent | None
-    ) -> "Future[Continuation]":
+    ) -> "Future[TextContinuation]":
         """One request behind `answer`."""
         self._asks += 1
         name = request_id(self._client.session, self._asks)
@@ -193,12 +193,12 @@ class _TextConsult(WordConsult):
         self._asked += self.step
         asked = self._text.request(behind, self.step, sampling, deadline, sent)
 
-        def read(reply: Continuation) -> ReplyChunk:
+        def read(reply: TextContinuation) -> ReplyChunk:
             return self._chunk(reply, behind, held)
 
         return then(asked, read)
 
-    def _chunk(self, reply: Continuation, behind: str, held: str) -> ReplyChunk:
+    def _chunk(self, reply: TextContinuation, behind: str, held: str) -> ReplyChunk:
         """Raises a `CloudError` for an invalid reply."""
         url, text = self._text.engine.name, reply.text
         echoes = self._capabilities.echoes
