@@ -19,10 +19,10 @@ from edgewise.testing.scripted_edge import EOS, EOT, Script, ScriptedEdge, noise
 from edgewise_lab.rollouts import (
     BatchedRollouts,
     CloudRollouts,
+    Continuation,
     Prefix,
     Rollouts,
     SequentialRollouts,
-    TextContinuation,
     cloud_rollouts,
     edge_rollouts,
 )
@@ -112,7 +112,7 @@ def prefixes() -> list[Prefix]:
     return [Prefix((*start[: 4 + i], 60 + i, *start[i:]), N - i % 3) for i in range(9)]
 
 
-def by_steps(model: EdgeModel, prefix: Prefix) -> TextContinuation:
+def by_steps(model: EdgeModel, prefix: Prefix) -> Continuation:
     ids: list[int] = []
     logprobs: list[float] = []
     session = model.session()
@@ -123,13 +123,13 @@ def by_steps(model: EdgeModel, prefix: Prefix) -> TextContinuation:
         logprobs.append(step.logprob(step.proposed))
         session.extend(ids[-1:])
     session.close()
-    return TextContinuation(tuple(ids), tuple(logprobs))
+    return Continuation(tuple(ids), tuple(logprobs))
 
 
 def test_each_prefix_is_continued_as_by_a_session(made: Made) -> None:
     wanted = [by_steps(made.model, prefix) for prefix in prefixes()]
     for _ in range(2):  # what the first run left behind does not matter
-        told: dict[int, TextContinuation] = {}
+        told: dict[int, Continuation] = {}
         found = made.rollouts.run(prefixes(), told.__setitem__)
         assert [c.ids for c in found] == [c.ids for c in wanted]
         assert told == dict(enumerate(found))
@@ -184,7 +184,7 @@ def test_the_first_failure_of_the_cloud_is_told_and_the_rest_is_kept() -> None:
     def fault(ask: int) -> CloudUnavailable | None:
         return CloudUnavailable("gone.") if ask == 5 else None
 
-    told: dict[int, TextContinuation] = {}
+    told: dict[int, Continuation] = {}
     cloud = ScriptedCloud(noise(), fault=fault)
     with pytest.raises(CloudUnavailable):
         CloudRollouts(cloud, width=1).run(prefixes(), told.__setitem__)
@@ -220,7 +220,7 @@ class TestTogether:
     ) -> None:
         edge = Side(noise(), room=room, rewinds=rewinds)
         rollouts = edge_rollouts(edge, width)
-        told: dict[int, TextContinuation] = {}
+        told: dict[int, Continuation] = {}
         for _ in range(2):
             found = rollouts.run(asked, told.__setitem__)
             assert found == SequentialRollouts(ScriptedEdge(noise())).run(asked)

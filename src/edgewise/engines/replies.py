@@ -283,7 +283,7 @@ class TextReader(NamedTuple):
             raise CloudProtocolError(f"{url!r} sent a text with U+0000 in it.")
         if text.lstrip().startswith(THINK) and not asked.answer.lstrip().startswith(THINK):
             raise _thinks(url)
-        prompt, cached, output = counts
+        prompt, cached, new = counts
         for count in counts:
             if count is not None and not 0 <= count <= MOST_TOKENS:
                 raise CloudProtocolError(f"{url!r} counts {count!r:.50} tokens.")
