@@ -289,9 +289,7 @@ class TextReader(NamedTuple):
                 raise CloudProtocolError(f"{url!r} counts {count!r:.50} tokens.")
         if cached is not None and prompt is not None and cached > prompt:
             raise CloudProtocolError(f"{url!r} counts {cached} of {prompt} tokens as cached.")
-        return TextContinuation(
-            text=text, ended=ended, prompt=prompt, cached=cached, written=output
-        )
+        return TextContinuation(text=text, ended=ended, prompt=prompt, cached=cached, written=new)
 
 
 def read(body: bytes, kind: type[_T], url: str, dialect: str) -> _T:
