@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeOptions, Floats, Needs
 from edgewise.edge.mlx import MlxModel
 from edgewise.edge.mlx import model as mlx_model
@@ -29,7 +30,7 @@ from edgewise.testing.scripted_cloud import ScriptedCloud
 from tests import models
 from tests.contracts import test_edge as contract
 from tests.contracts.test_edge import MORE, PROMPT, Backend, assert_close
-from tests.loop.test_speculate import Slow
+from tests.doubles.around import late
 from tests.mlx_models import CONFIGS, SHAPE, WINDOW, write_mlx_model
 
 pytest.importorskip("mlx_lm", exc_type=ImportError)
@@ -105,7 +106,7 @@ def test_running_ahead_changes_no_answer(folders: Folders, kind: str) -> None:
 
     with load(folders, kind, context=128) as edge:
 
-        def answer(text: str, cloud: ScriptedCloud, *, speculate: int) -> Answer:
+        def answer(text: str, cloud: CloudModel, *, speculate: int) -> Answer:
             policy = Policy(threshold=0.6, cloud_share=0.4, deadline=60, speculate=speculate)
             decoder = Decoder(edge, router=Random(1), policy=policy, cloud=cloud)
             return decoder.generate(edge.tokenizer.encode_prompt(text), max_tokens=48)
@@ -113,7 +114,8 @@ def test_running_ahead_changes_no_answer(folders: Folders, kind: str) -> None:
         changing = 0
         for text in ("What is it that one sees", "What is it that one sees at night?"):
             waiting = answer(text, ScriptedCloud(other), speculate=0)
-            ahead = answer(text, Slow(other, [0, 9, 3, 16, 1]), speculate=16)
+            slow = late(ScriptedCloud(other), [0, 9, 3, 16, 1])
+            ahead = answer(text, slow, speculate=16)
             written = [[(t.id, t.source, t.reason) for t in a.tokens] for a in (ahead, waiting)]
             assert written[0] == written[1]
             changing += ahead.usage.correction_tokens
