@@ -531,21 +531,6 @@ def test_doctor_reports_what_run_refuses(edgewise: Edgewise) -> None:
     assert failed[0]["fix"].endswith("(--edge)")
 
 
-def test_a_prompt_in_utf8_is_read_under_any_locale(cli: Run) -> None:
-    asked = cli("run", "Écris naïve 🙂", "--cloud", "none", LC_ALL="POSIX", PYTHONUTF8="0")
-    assert asked.returncode == 0, asked.stderr
-    assert asked.stdout
-
-
-def test_what_a_locale_cannot_show_is_shown(cli: Run) -> None:
-    """A name comes back in the sentence that refuses it."""
-    asked = cli(
-        "run", "x", "--edge", "./é.gguf", LC_ALL="POSIX", PYTHONUTF8="0", PYTHONIOENCODING=""
-    )
-    assert asked.returncode == 2
-    assert "é.gguf" in asked.stderr
-
-
 def test_a_link_to_nothing_is_not_meant_to_be_itself(edgewise: Edgewise, tmp_path: Path) -> None:
     (tmp_path / "small.gguf").symlink_to("gone.gguf")
     refused = edgewise("run", "Hello", "--edge", "./small.gguf")
