@@ -113,7 +113,7 @@ BUDGET = {
     "edgewise/keys": 1_050,
     "edgewise/listening": 800,
     "edgewise/loop": 1_800,
-    "edgewise/prompts": 1_050,
+    "edgewise/prompts": 970,
     "edgewise/routers": 910,
     "edgewise/sandbox": 300,
     "edgewise/server": 3_770,
