@@ -214,7 +214,8 @@ def ways(edge: Path, cloud: Path, questions: Sequence[str], *, most: int, thresh
             own = open_tokenizer(str(cloud)) if way == "ids" else None
             with ExitStack() as stack:
                 engine = AUTO if way == "ids" else "llama-server-text"
-                model, proof = connect(url, small.tokenizer, own=own, engine=engine)
+                model = connect(url, small.tokenizer, own=own, engine=engine)
+                proof = model.proof
                 stack.enter_context(closing(model))
                 found = joined(small, model, questions, most=most, threshold=threshold)
             told = ", ".join(f"{name} {count}" for name, count in sorted(found.consults.items()))

@@ -14,7 +14,7 @@ from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_fol
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
 from edgewise.cloud.bridge.context_filter import ContextFilterMaker, Plain
-from edgewise.cloud.key import cloud_key
+from edgewise.cloud.hosts import cloud_key
 from edgewise.costs.daily import DailyTotal, spent_place
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
@@ -96,7 +96,7 @@ def open_cloud(
         from edgewise.edge.tokenizer import open_tokenizer
 
         tokenizer = settings.cloud_tokenizer
-        cloud, _ = connect(
+        return connect(
             address,
             edge.tokenizer,
             key=cloud_key(settings),
@@ -106,7 +106,6 @@ def open_cloud(
             own=open_tokenizer(tokenizer) if tokenizer else None,
             viewing=view,
         )
-        return cloud
     _require_no_url_settings(settings, address)
     if address == "none":
         return None

@@ -91,11 +91,13 @@ class TestRealServers:
             with pytest.raises(VocabularyMismatch, match=r"writes '<tool_response>' .*id 269"):
                 told(url, older.tokenizer)
             # The server names its file, which lies here: its own ids, between words.
-            reached, how = connect(url, older.tokenizer)
+            reached = connect(url, older.tokenizer)
+            how = reached.proof
             reached.close()
             assert reached.boundaries is not None
             assert "all 277 ids stand for the same" in how
-            reached, how = connect(url, later.tokenizer)
+            reached = connect(url, later.tokenizer)
+            how = reached.proof
             reached.close()
             assert reached.boundaries is None
             assert "all 277 ids" in how
@@ -243,7 +245,8 @@ class TestEngines:
     @pytest.mark.parametrize("dialect", ["llama-server", "vllm", "vllm-completions", "sglang"])
     def test_each_dialect(self, dialect: Dialect) -> None:
         engine = ScriptedEngine(dialect=dialect)
-        reached, how = connect(engine.url, BYTES)
+        reached = connect(engine.url, BYTES)
+        how = reached.proof
         assert ALL in how
         assert reached.proof == how
         other = ByteTokenizer("<other>")

@@ -30,8 +30,8 @@ from edgewise.prompts import Message, Prompt, prompt_ids, prompt_of
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, Script, replying
+from tests.doubles.around import HeldCloud
 from tests.gateway.running import gateway
-from tests.held_cloud import HeldCloud
 from tests.hub_files import vocabulary_of, write_tokenizer
 from tests.llama_server_process import llama_server
 

@@ -32,7 +32,7 @@ from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge, completing
 from tests.cloud.text_engine import TextDouble, writing
-from tests.loop.test_speculate import _Patient
+from tests.doubles.around import NeverOpen
 
 EDGE = ByteTokenizer()
 ASKED = "sky? "
@@ -234,7 +234,7 @@ def answered(
             router=Random(seed),
             policy=Policy(threshold=threshold, span=span, speculate=ahead),
             cloud=cloud,
-            breaker=_Patient(),
+            breaker=NeverOpen(),
         )
         return decoder.generate(prompt, max_tokens=len(text.encode()) + 1)
 

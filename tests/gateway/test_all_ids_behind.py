@@ -73,7 +73,8 @@ def test_a_real_engine_behind_it(model_folder: Path) -> None:
                 told(running.url, model.tokenizer)
             # Whoever has the cloud's tokenizer speaks its ids.
             with LlamaModel(paths[1], threads=1, context=32) as own:
-                reached, how = connect(running.url, model.tokenizer, own=own.tokenizer)
+                reached = connect(running.url, model.tokenizer, own=own.tokenizer)
+                how = reached.proof
                 assert reached.boundaries is not None
                 assert "compared before" in how
                 reached.close()

@@ -19,8 +19,6 @@ from edgewise.advice import (
     advise,
     cloud_pace,
     edge_step,
-    money,
-    outlook,
 )
 from edgewise.cli import options, render
 from edgewise.cli.options import COSTS, MODELS, SAMPLING, VIEW, takes
@@ -181,14 +179,11 @@ class _Doctor:
         except EdgewiseError as error:
             told = f"none, since a speed could not be measured: {error.message.rstrip('.')}"
             return Check("advice", "warn", told, options.fix(error, self._parameters))
-        found = outlook(
+        self.advice = advise(
             _conditions(chosen, step, pace, self._reused),
-            streams=pace.token is not None,
-            assumed=True,
-            price=None if chosen.price is None else money(price_of(chosen.price)),
+            price=None if chosen.price is None else price_of(chosen.price),
             local=not is_url(parts.cloud_address(chosen)),
         )
-        self.advice = advise(found)
         asked = f"({pace.requests} requests of {pace.tokens} tokens in all were made to measure)"
         return Check("advice", "ok", " ".join([*self.advice.sentences, asked]))
 
@@ -276,11 +271,7 @@ def _conditions(
         step=step,
         round_trip=pace.consult - engine,
         consult=engine,
-        cloud_token=pace.token or 0.0,
-        edge_prompt=step,
-        cloud_prompt=engine,
-        prompt=1,
-        answer=1,
+        cloud_token=pace.token,
         asked=parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share,
         changed=TYPICAL_CHANGED,
         speculate=chosen.speculate,

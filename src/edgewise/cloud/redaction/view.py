@@ -43,8 +43,7 @@ def detectors_of(rules: Redaction) -> dict[str, Detector]:
     """One for each class that is not allowed. Raises `UsageError` for one that cannot be had."""
     made = {name: Words(rules.words) if name == WORDS else _made(name) for name in rules.active}
     for name, detector in made.items():
-        labels: Iterable[object] = detector.labels
-        if not labels or not all(isinstance(one, str) and _LABEL.fullmatch(one) for one in labels):
+        if not detector.labels or not all(_LABEL.fullmatch(str(one)) for one in detector.labels):
             raise UsageError(
                 f"The class to redact {name!r} has labels that placeholders cannot have",
                 hint="labels are capitals, with underscores between",
