@@ -25,9 +25,9 @@ HELP = {
 def commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every command that does something, by what is typed."""
     command = command or get_command(app)
-    if not isinstance(command, TyperGroup) or path == "gateway":
+    if not isinstance(command, TyperGroup):
         yield path, command
-    if isinstance(command, TyperGroup):
+    else:
         for name, one in command.commands.items():
             yield from commands(one, f"{path} {name}".strip())
 

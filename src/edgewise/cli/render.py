@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.segment import Segment, Segments
@@ -35,12 +35,9 @@ out = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
 err = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 _WIDEST = 10_000
-_ASIDE = Style(italic=True)
-_FOLDED = 16
-"""Columns that a long name is folded to, rather than that a table is shown line by line."""
 
 CLOUD = Style(color="red", bold=True, underline=True)
-"""Told from the edge's without colour too."""
+"""Bold and underlined, so that it shows without colour too."""
 
 
 # They reorder what is shown around them, so that text could pose as other text.
@@ -232,38 +229,12 @@ class _ProgressLines(Progress):
 
 
 def show(table: Table) -> None:
-    """Print a table: in a pipe as wide as it is, on a terminal that is narrower line by line.
-
-    Long names in the first column are folded before that.
-    """
-    unbounded = out.options.update(max_width=_WIDEST)
-    width = Measurement.get(out, unbounded, table).maximum
+    """Print a table: on a terminal cells are folded to its width, in a pipe nothing is."""
     out.print()
-    if not out.is_terminal:
-        plain = Console(file=out.file, width=width, color_system=None, markup=False, emoji=False)
-        plain.print(table)
+    if out.is_terminal:
+        for column in table.columns:
+            column.overflow, column.no_wrap = "fold", False
+        out.print(table, soft_wrap=False)
         return
-    first = table.columns[0]
-    first.overflow = "fold"
-    longest = max((len(str(cell)) for cell in first.cells), default=0)
-    spare = max(0, longest - _FOLDED) if table.show_header else 0
-    fits = width - spare <= out.width
-    out.print(table if fits else _by_lines(table), soft_wrap=False)
-
-
-def _by_lines(table: Table) -> Group:
-    """A line for each cell, behind the name of its column; the first of a row heads the others."""
-    told = Table(box=None, show_header=False, pad_edge=False)
-    told.add_column(overflow="fold")
-    names = [" ".join(str(column.header).split()) for column in table.columns]
-    cells = zip(*(column.cells for column in table.columns), strict=True)
-    for row, (first, *others) in zip(table.rows, cells, strict=True):
-        if not table.show_header:
-            told.add_row(Text(": ".join(map(str, (first, *others)))), style=row.style)
-            continue
-        told.add_row(Text(f"{names[0]}: {first}"), style=row.style)
-        for name, cell in zip(names[1:], others, strict=True):
-            if str(cell):
-                told.add_row(Text(f"  {name}: {cell}"), style=row.style)
-    title, caption = (Text(str(said or ""), _ASIDE) for said in (table.title, table.caption))
-    return Group(*(part for part in (title, told, caption) if part))
+    width = Measurement.get(out, out.options.update(max_width=_WIDEST), table).maximum
+    Console(file=out.file, width=width, color_system=None, markup=False, emoji=False).print(table)
