@@ -21,6 +21,7 @@ from edgewise_lab.commands.demo import SHOWN
 from edgewise_lab.evaluation.tasks.grading import is_right
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise, Run
+from tests.documents import ROOT
 from tests.llama_server_process import llama_server
 
 PROMPT = "Spell the word cat."
@@ -304,6 +305,13 @@ def test_demo_shows_three_answers_that_the_cloud_saves(cli: Run) -> None:
         assert is_right(questions[name], right)
     assert len(done.stdout.rstrip().rpartition("\n\n")[2].splitlines()) == 3
     assert "95% interval" not in done.stdout
+
+
+@pytest.mark.deep
+def test_the_readme_shows_what_the_demo_says(cli: Run) -> None:
+    shown = (ROOT / "README.md").read_text().partition("```text\n")[2].partition("```")[0]
+    done = cli("demo")
+    assert [line for line in shown.splitlines() if line not in done.stdout.splitlines()] == []
 
 
 @pytest.mark.deep
