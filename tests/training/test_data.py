@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.errors import UsageError
-from edgewise_lab.training.collect import COLUMNS, KEPT, Columns, Sample
+from edgewise_lab.training.collect import KEPT, Columns, Sample
 from edgewise_lab.training.fit import Data, data_of, held_out
 
 INPUTS: tuple[str, ...] = ("hidden", "top_logprobs", "scalars")
@@ -22,7 +22,7 @@ def columns(answers: int = 4, tokens: int = 5) -> Columns:
         np.arange(n, dtype=np.int32),
         np.arange(n, dtype=np.int32),
         np.zeros(n, np.float32),
-        {name: rng.standard_normal((n, widths[name])).astype(np.float32) for name in COLUMNS},
+        {name: rng.standard_normal((n, widths[name])).astype(np.float32) for name in widths},
     )
 
 
