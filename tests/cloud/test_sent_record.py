@@ -40,7 +40,6 @@ from tests.pocket_models import OTHER
 CLOUDS: dict[str, Callable[[str], CloudModel]] = {
     "llama-server": LlamaServer,
     "vllm": Vllm,
-    "vllm-completions": Vllm,
     "sglang": Sglang,
     "gateway": GatewayCloud,
 }
@@ -52,7 +51,7 @@ TEXT_DIALECTS = (
     *("chat", "mistral", "deepseek", "qwen", "moonshot", "lm-studio", "ollama"),
     *("vllm-text", "sglang-text", "llama-server-text"),
 )
-DIALECTS: tuple[Dialect, ...] = (*("llama-server", "vllm", "vllm-completions", "sglang"),)
+DIALECTS: tuple[Dialect, ...] = ("llama-server", "vllm", "sglang")
 
 
 @dataclass
