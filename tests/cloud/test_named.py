@@ -13,7 +13,6 @@ from edgewise import parts
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.registry import ENGINES
@@ -110,33 +109,6 @@ def test_a_cloud_of_a_package_is_consulted_by_its_name(add: Add) -> None:
     assert {token.source for token in answer.tokens} == {"cloud"}
 
 
-def test_settings_name_it(add: Add) -> None:
-    add(shouting=f"{__name__}:ShoutingCloud")
-    chosen = Settings(cloud="shout://somewhere", cloud_engine="shouting", cloud_key="sk")
-    edge = ScriptedEdge(replying("so so", prompt="sky: "))
-    cloud = parts.open_cloud(chosen, edge)
-    assert isinstance(cloud, ShoutingCloud)
-    assert cloud.identity() == "shout://somewhere"
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "dialect"),
-    [
-        ("llama-server", EngineCloud, "llama-server"),
-        ("vllm", EngineCloud, "vLLM"),
-        ("sglang", EngineCloud, "SGLang"),
-        ("gateway", GatewayCloud, ""),
-    ],
-)
-def test_the_built_in_ones_are_there(name: str, kind: type[CloudModel], dialect: str) -> None:
-    assert name in ENGINES
-    cloud = open_engine("http://127.0.0.1:9", engine=name)
-    assert isinstance(cloud, kind)
-    if isinstance(cloud, EngineCloud):
-        assert cloud.engine.dialect == dialect
-    cloud.close()
-
-
 @pytest.mark.parametrize("cloud", ["http://127.0.0.1:9", "none", "bundled"])
 def test_an_unknown_name_is_one_sentence_wherever_the_cloud_is(cloud: str) -> None:
     """Never ignored: not with a file for a cloud, not without any."""
@@ -172,7 +144,8 @@ def test_an_engine_of_a_package_is_one_for_a_device_and_for_a_gateway(add: Add) 
 def test_a_dialect_of_a_package_is_asked_by_text(add: Add) -> None:
     add(words=f"{__name__}:MyText")
     with closing(ScriptedText("chat")) as server:
-        cloud, proof = connect(server.url, ByteTokenizer(), engine="words")
+        cloud = connect(server.url, ByteTokenizer(), engine="words")
+        proof = cloud.proof
         with closing(cloud):
             assert "my words" in proof
     with pytest.raises(UsageError):

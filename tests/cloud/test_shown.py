@@ -245,7 +245,16 @@ def has_extra() -> bool:
     return bool(phonenumbers and stdnum)
 
 
-@pytest.mark.parametrize("far", ["llama-server", "gateway", "chat", "llama-server-text"])
+@pytest.mark.parametrize(
+    "far",
+    [
+        "chat",
+        *[
+            pytest.param(name, marks=pytest.mark.deep)
+            for name in ("llama-server", "gateway", "llama-server-text")
+        ],
+    ],
+)
 def test_no_planted_private_word_crosses_the_socket(tmp_path: Path, far: str) -> None:
     """Neither in messages, nor in the answer that repeats them, nor in what is sent ahead."""
     draw = random.Random(17)
@@ -259,7 +268,7 @@ def test_no_planted_private_word_crosses_the_socket(tmp_path: Path, far: str) ->
         recorder = stack.enter_context(recording(target))
         (tmp_path / "own").write_text("\n".join(OWN))
         shown = viewing(Settings(redact=f"{classes},@{tmp_path / 'own'}"))
-        model, _ = connect(recorder.url, EDGE, engine=far, viewing=shown)
+        model = connect(recorder.url, EDGE, engine=far, viewing=shown)
         stack.callback(model.close)
         consults = 0
         for at in range(0, PLANTED, 25):

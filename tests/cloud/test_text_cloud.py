@@ -16,7 +16,8 @@ from edgewise.cloud.redaction.base import redaction_of
 from edgewise.cloud.redaction.view import Redacted
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
-from edgewise.engines.base import Described
+from edgewise.engines.base import NOBODY, Described
+from edgewise.engines.replies import TextContinuation
 from edgewise.errors import (
     CloudProtocolError,
     CloudRejected,
@@ -65,12 +66,6 @@ def test_words_come_whole_and_blanks_once() -> None:
         assert ended.stopped
 
 
-def test_a_reply_to_nothing_begins_with_no_blank() -> None:
-    engine = TextDouble(lambda answer: "  so it is.")
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        assert wording(ask(cloud, "")) == " so"
-
-
 def test_a_long_word_is_asked_for_again_with_what_came() -> None:
     word = "incomprehensibilitieswithoutanyend" * 2
     engine = TextDouble(writing(f"{word} all"))
@@ -100,9 +95,9 @@ def test_who_tells_no_usage_has_written_no_more_than_was_asked() -> None:
 )
 def test_a_reply_that_is_none_is_refused(text: str, error: type[Exception]) -> None:
     class Says(TextDouble):
-        async def go_on(self, *args, **more):  # type: ignore[no-untyped-def]
-            gone = await super().go_on(*args, **more)
-            return type(gone)(text=text, ended=False)
+        async def complete(self, request, client=NOBODY):  # type: ignore[no-untyped-def]
+            await super().complete(request, client)
+            return TextContinuation(text=text, ended=False)
 
     with closing(TextCloud(Says(), edge=EDGE)) as cloud, pytest.raises(error):
         ask(cloud, "so it is not, as you know, what it was")
@@ -147,14 +142,6 @@ def test_a_call_that_begins_with_a_control_token_is_told_no_private_word() -> No
                 asked = session.ask(ids, 3, Sampling(), 60).result()
                 assert wording(asked).startswith(told[:8])
         assert not any("hunter2x" in one.content for told in engine.told for one in told)
-
-
-def test_half_a_character_is_none() -> None:
-    engine = TextDouble(lambda answer: "日本語"[len(answer) :] or "")
-    engine.speaks = lambda answer: "日\ufffd" if not answer else "本 語"
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        assert wording(ask(cloud, "", 2)) == "日本"
-        assert engine.asked == ["", "日"]
 
 
 def test_one_that_does_not_echo_any_more_is_refused() -> None:

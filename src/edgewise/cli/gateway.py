@@ -13,7 +13,7 @@ from edgewise.addresses import is_url, meant
 from edgewise.cli.keys import Limits, require_keys
 from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PrivateKeyFile, require_extra
 from edgewise.cli.options import everything_but, takes
-from edgewise.cloud.key import cloud_key
+from edgewise.cloud.hosts import cloud_key
 from edgewise.errors import UsageError
 from edgewise.keys.keys import Keys
 from edgewise.listening.logs import Level
