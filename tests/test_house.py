@@ -106,7 +106,7 @@ BUDGET = {
     "edgewise/cloud": 5_044,
     "edgewise/costs": 590,
     "edgewise/edge": 4_545,
-    "edgewise/engines": 3_200,
+    "edgewise/engines": 2_830,
     "edgewise/gateway": 1_700,
     "edgewise/grammar": 1_000,
     "edgewise/hub": 700,

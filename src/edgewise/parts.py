@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
-from edgewise.cloud.bridge.context_filter import ContextFilterMaker, Plain
+from edgewise.cloud.bridge.context_filter import ContextFilter, ContextFilterMaker
 from edgewise.cloud.hosts import cloud_key
 from edgewise.costs.daily import DailyTotal, spent_place
 from edgewise.costs.meter import Billing, Limits
@@ -130,7 +130,7 @@ def viewing(settings: Settings) -> ContextFilterMaker | None:
     from edgewise.cloud.redaction.view import Redacted
 
     rules = redaction_of(settings.redact)
-    view = Redacted(rules) if rules.active else Plain()
+    view = Redacted(rules) if rules.active else ContextFilter()
     if settings.cloud_context is None:
         return (lambda _: view) if rules.active else None
     most = amount_of(settings.cloud_context)

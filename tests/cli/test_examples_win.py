@@ -9,6 +9,8 @@ from edgewise import Pair
 from tests.documents import ROOT
 
 WINS = {
+    "Question: Where in the world is Iceland? Choices: Oceania, Africa, Europe, Asia, "
+    "North America. Say just what is needed. Answer and Reasoning:": "the answer is Europe.",
     "Question: What are wine, horse and spaghetti? Come to the point. Answer and Reasoning:": (
         "spaghetti is a kind of pasta."
     ),

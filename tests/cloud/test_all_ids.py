@@ -16,7 +16,7 @@ from edgewise.cloud.engine import EngineCloud, LlamaServer
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines import detokenization as all_ids
-from edgewise.engines import vocabulary_check as proofs
+from edgewise.engines import vocabulary_check
 from edgewise.engines.base import Client
 from edgewise.engines.detokenization import compare_all
 from edgewise.errors import (
@@ -242,7 +242,7 @@ class TestWhatIsTold:
 
 
 class TestEngines:
-    @pytest.mark.parametrize("dialect", ["llama-server", "vllm", "vllm-completions", "sglang"])
+    @pytest.mark.parametrize("dialect", ["llama-server", "vllm", "sglang"])
     def test_each_dialect(self, dialect: Dialect) -> None:
         engine = ScriptedEngine(dialect=dialect)
         reached = connect(engine.url, BYTES)
@@ -281,16 +281,17 @@ class TestEngines:
         with pytest.raises(VocabularyMismatch, match="'<other>'"):
             told(engine.url)
 
-    def test_another_model_under_the_same_name_is_found_out_beside_a_consult(
+    def test_another_model_under_the_same_name_is_found_out_after_a_reconnect(
         self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of which the fixed strings have the same ids."""
-        monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
+        monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
         with cloud_at(engine.url) as cloud:
             cloud.check(BYTES)
             session = cloud.open(Prompt((1,)))
             assert session.ask([1], 1, Sampling(), 20).result().ids
             engine.tokenizer = ByteTokenizer("<other>")
+            cloud.submit(cloud.engine.close(), 20).result()
             with pytest.raises(OtherVocabulary):
                 session.ask([1], 1, Sampling(), 20).result()
 
@@ -365,13 +366,13 @@ class TestHostile:
     def test_an_answer_goes_on_where_it_turns_hostile(
         self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
-        monkeypatch.setattr(proofs, "FRESH_SECONDS", 0.0)
+        monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
         with cloud_at(engine.url) as cloud:
             cloud.check(BYTES)
             session = cloud.open(Prompt((1,)))
             for misdeed in ("reset", Edited(gigabytes), Edited(lying)):
                 engine.aside = lambda path, it=misdeed: it if path == "/detokenize" else None
+                cloud.submit(cloud.engine.close(), 20).result()
                 with pytest.raises(CloudError):
                     session.ask([1], 1, Sampling(), 20).result()
             engine.aside = lambda path: None

@@ -215,7 +215,7 @@ def test_what_is_sent_ahead_is_in_the_clouds_ids() -> None:
 def test_the_proof() -> None:
     model, _ = bridge(replying("", prompt=ASKED))
     assert "its own tokenizer" in model.check(EDGE)
-    with pytest.raises(VocabularyMismatch, match="leads from another"):
+    with pytest.raises(VocabularyMismatch, match="another edge vocabulary"):
         model.check(OWN)
     lying = Bridge(ScriptedCloud(replying("", prompt=ASKED)), own=OWN, edge=EDGE)
     with pytest.raises(VocabularyMismatch, match="as its tokenizer does") as refused:

@@ -167,7 +167,7 @@ def test_an_engine_that_comes_later_must_agree_with_what_devices_were_told(
 def test_another_gateway_at_the_address_is_found_out(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_side, "PROVEN_SECONDS", -1.0)
+    monkeypatch.setattr(device_side, "FRESH_SECONDS", -1.0)
     port = free_port()
     with gateway([engine.url], port=port) as running:
         cloud = GatewayCloud(running.url)

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.engines import vocabulary_check as proofs
+from edgewise.engines import vocabulary_check
 from edgewise.engines.http import bounded
 from edgewise.errors import CloudError, CloudProtocolError, OtherVocabulary
 from edgewise.events import Consult, Event
@@ -111,8 +111,8 @@ def test_a_gateway_that_comes_back_with_another_vocabulary_in_mid_answer(on_erro
 def test_an_engine_replaced_behind_its_gateway_in_mid_answer(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, on_error: Any
 ) -> None:
-    """Never seen down: not one token of the other model is written, and `/ready` says no."""
-    monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
+    """Not seen down: not one token of the other model is written, and `/ready` says no."""
+    monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
     engine.script = lambda ids: 97
     with gateway([engine.url]) as running:
         cloud = GatewayCloud(running.url)
@@ -120,6 +120,8 @@ def test_an_engine_replaced_behind_its_gateway_in_mid_answer(
 
         def replace() -> None:
             engine.mark = 1
+            engine.stop()
+            engine.start()
 
         events, raised = streamed(cloud, on_error, replace)
         assert running.gateway.fleet.up == 0

@@ -23,9 +23,9 @@ from edgewise.advice import (
 from edgewise.cli import options, render
 from edgewise.cli.options import COSTS, MODELS, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.capabilities import Reuse, reuse_by_ids
+from edgewise.cloud.bridge.capabilities import Reuse, reuse
 from edgewise.cloud.bridge.context_filter import amount_of
-from edgewise.cloud.bridge.text import PROBE_SECONDS, TextCloud
+from edgewise.cloud.bridge.text import PROBE_SECONDS
 from edgewise.cloud.redaction.base import redaction_of
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
@@ -157,10 +157,7 @@ class _Doctor:
 
     def _reuse(self, cloud: CloudModel, model: EdgeModel) -> Check:
         try:
-            if isinstance(cloud, TextCloud):
-                self._reused = cloud.reuse()
-            else:
-                self._reused = reuse_by_ids(cloud, model.tokenizer, PROBE_SECONDS)
+            self._reused = reuse(cloud, model.tokenizer, PROBE_SECONDS)
         except CloudError as error:
             return Check(
                 "prompt cache",
@@ -257,7 +254,6 @@ def _abilities(able: Abilities) -> Check:
     found = [f"{able.engine}, model {able.model or 'unnamed'}", "token ids in and out"]
     found.append(f"{able.top} candidates a token" if able.top else "no candidates")
     found.append("a cache meter" if able.meter else "no cache meter")
-    found.append("no priority" if able.priority == "none" else f"priority: {able.priority}")
     found.append("caches apart by salt" if able.salt else "no salt")
     return Check("cloud engine", "ok", "; ".join(found))
 

@@ -10,7 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from edgewise.cloud.bridge.context_filter import Context, Restored
+from edgewise.cloud.bridge.context_filter import (
+    Context,
+    ContextFilter,
+    FilteredAnswer,
+    FilteredContext,
+    Restored,
+)
 from edgewise.cloud.bridge.word_boundary import is_unspaced
 from edgewise.cloud.redaction.base import DETECTORS, WORDS, Detector, Redaction, Span
 from edgewise.cloud.redaction.detectors import Words, open_from
@@ -148,8 +154,8 @@ def _is_place(span: object, length: int, labels: tuple[str, ...]) -> bool:
     )
 
 
-class Redacted:
-    """Implements `ContextFilter`."""
+class Redacted(ContextFilter):
+    """A filter that shows placeholders for private words."""
 
     def __init__(self, rules: Redaction) -> None:
         """Raises `UsageError` for a class that cannot be looked for here."""
@@ -187,8 +193,8 @@ class Redacted:
         return seen
 
 
-class RedactedContext:
-    """Implements `FilteredContext`; any thread may ask."""
+class RedactedContext(FilteredContext):
+    """Any thread may ask."""
 
     def __init__(self, before: Context, finder: Finder, forms: Forms) -> None:
         """Raises `Blocked`."""
@@ -246,8 +252,8 @@ class RedactedContext:
         return any(_begins(letters(text[at:]), words) for at in starts)
 
 
-class RedactedAnswer:
-    """Implements `FilteredAnswer`."""
+class RedactedAnswer(FilteredAnswer):
+    """With placeholders."""
 
     def __init__(self, text: str, known: Placeholders, begun: str) -> None:
         """`begun` is the answer as it is here."""
