@@ -29,6 +29,7 @@ LAYERS = (
     ("cli",),
     ("__main__",),
     ("lab",),
+    ("lab.sequences",),
     ("lab.rollouts", "lab.tables"),
     ("lab.evaluation",),
     ("lab.bench", "lab.lm_eval", "lab.training"),
