@@ -37,6 +37,35 @@ _PATIENCE = 3.0
 
 _WAITING = "reading stdin until it ends; with </dev/null the prompt is the argument alone"
 
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT", help="Stop string; may be repeated.", rich_help_panel=options.WRITING
+    ),
+]
+NoTemplate = Annotated[
+    bool,
+    typer.Option(
+        "--no-template", help="Send the prompt as it is.", rich_help_panel=options.WRITING
+    ),
+]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Answer with JSON that this schema allows.",
+        rich_help_panel=options.WRITING,
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write a timeline, for ui.perfetto.dev.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
+
 
 @takes(
     *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
@@ -49,35 +78,11 @@ def run(
         typer.Argument(metavar="[PROMPT]", help="The prompt; a document on stdin joins it."),
     ] = None,
     system: options.System = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT", help="Stop string; may be repeated.", rich_help_panel=options.WRITING
-        ),
-    ] = None,
-    no_template: Annotated[
-        bool,
-        typer.Option(
-            "--no-template", help="Send the prompt as it is.", rich_help_panel=options.WRITING
-        ),
-    ] = False,
-    json_schema: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Answer with JSON that this schema allows.",
-            rich_help_panel=options.WRITING,
-        ),
-    ] = None,
+    stop: Stop = None,
+    no_template: NoTemplate = False,
+    json_schema: JsonSchema = None,
     json: options.Json = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write a timeline, for ui.perfetto.dev.",
-            rich_help_panel=options.OUTPUT,
-        ),
-    ] = None,
+    trace: Trace = None,
     sent_file: options.SentFile = None,
     stats: options.Stats = False,
 ) -> None:
