@@ -138,7 +138,6 @@ class _Props(msgspec.Struct):
 
 
 class _Loaded(msgspec.Struct):
-    model_path: str | None = None
     eos_token: str | None = None
 
 
@@ -234,9 +233,6 @@ class LlamaServerEngine(HttpEngine):
 
     async def end_text(self) -> str | None:
         return (await self._loaded()).eos_token
-
-    async def loaded_from(self) -> list[str | None]:
-        return [(await self._loaded()).model_path]
 
     async def _loaded(self) -> _Loaded:
         try:
