@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.bridge.adapter import Bridge
-from edgewise.cloud.bridge.capabilities import Capabilities
+from edgewise.cloud.bridge.capabilities import Capabilities, reuse
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
@@ -194,7 +194,7 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
         assert cloud.engine.dialect == "llama-server"
         (told,) = [one.message for one in caplog.records if "by text" in one.message]
         assert "vocabularies differ" in told
-        found = cloud.reuse()
+        found = reuse(cloud, edge, 60.0)
         assert found is not None
         assert found.computed < found.prompt / 2
         own = stack.enter_context(LlamaModel(OTHER, threads=1)).tokenizer

@@ -1,6 +1,6 @@
 """Connecting to the cloud model behind a URL.
 
-It is asked by ids where its vocabulary is the edge's, or its tokenizer was named; else by text.
+It is asked by ids where its vocabulary is the edge's, or its tokenizer is known here; else by text.
 """
 
 import asyncio
@@ -42,6 +42,7 @@ _TEXT = "-text"
 _OF_THE_PROMPT = "completions"
 """The one that needs the model's own tokenizer, for its template."""
 
+
 _log = logging.getLogger(__name__)
 
 
@@ -77,9 +78,9 @@ def connect(
 ) -> CloudModel:
     """The cloud model at `url`, checked for an `edge`; `proof` says how.
 
-    `engine` is a name of `ENGINES`. With "auto" the server says what it is; where its vocabulary is
-    another, and `own`, its tokenizer, is not given, it is asked by text. What else is there is
-    asked by text, in each dialect until one continues an answer. Raises a `CloudError`,
+    `own` is the cloud's tokenizer; `engine` is a name of `ENGINES`. With "auto" the server says
+    what it is; where its vocabulary is another and `own` is None, it is asked by text. What else is
+    there is asked by text, in each dialect until one continues an answer. Raises a `CloudError`,
     `VocabularyMismatch` or another `UsageError`.
     """
     at = _Address(url, edge, key, model, own, viewing)

@@ -232,13 +232,10 @@ class LlamaServerEngine(HttpEngine):
         return await self.text_of({"tokens": ids, **self._named()}, client)
 
     async def end_text(self) -> str | None:
-        return (await self._loaded()).eos_token
-
-    async def _loaded(self) -> _Loaded:
         try:
-            return decoded(await self.get(self._props()), _Loaded, self.dialect)
+            return decoded(await self.get(self._props()), _Loaded, self.dialect).eos_token
         except (CloudProtocolError, CloudRejected):
-            return _Loaded()
+            return None
 
     async def _completion(self, body: Mapping[str, Any], client: Client) -> bytes:
         """The reply to `body`, for which nothing of another tenant's is reused."""
