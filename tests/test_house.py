@@ -29,6 +29,7 @@ LAYERS = (
     ("cli",),
     ("__main__",),
     ("lab",),
+    ("lab.sequences",),
     ("lab.rollouts", "lab.tables"),
     ("lab.evaluation",),
     ("lab.bench", "lab.lm_eval", "lab.training"),
@@ -105,7 +106,7 @@ BUDGET = {
     "edgewise/cli": 2_600,
     "edgewise/cloud": 5_044,
     "edgewise/costs": 590,
-    "edgewise/edge": 4_545,
+    "edgewise/edge": 4_385,
     "edgewise/engines": 2_790,
     "edgewise/gateway": 1_700,
     "edgewise/grammar": 1_000,
@@ -119,11 +120,11 @@ BUDGET = {
     "edgewise/server": 3_720,
     "edgewise/testing": 600,
     "edgewise/wire": 300,
-    "edgewise_lab": 350,
+    "edgewise_lab": 445,
     "edgewise_lab/bench": 2_560,
     "edgewise_lab/commands": 1_450,
     "edgewise_lab/evaluation": 2_625,
-    "edgewise_lab/training": 1_905,
+    "edgewise_lab/training": 1_915,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 

@@ -184,7 +184,7 @@ def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
     default = parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
     shares = given or [default]
     if not all(0 < share < 1 for share in shares):
-        raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
+        raise UsageError("A cloud-share must lie between 0 and 1, such as 0.05.")
     return sorted(set(shares))
 
 
