@@ -4,17 +4,13 @@ import fnmatch
 import json
 import os
 import re
-import ssl
 import subprocess
 import sys
-import threading
 import tomllib
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from packaging.requirements import Requirement
 
 from edgewise.gateway.server import DRAIN_SECONDS
@@ -110,18 +106,6 @@ def test_digests_are_looked_up_for_every_image(tmp_path: Path) -> None:
     assert "kind: Component" in component
     assert re.search(r"{name: edgewise, newName: host:5000/edgewise, digest: sha256:", component)
     assert re.search(r"{name: vllm, newName: vllm/vllm-openai, digest: sha256:", component)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "refused", "told"),
-    [([], "vllm*", "no such manifest"), (["GATEWAY=x"], "nothing", "is not NAME_IMAGE=image:tag")],
-)
-def test_without_every_digest_nothing_is_written(
-    tmp_path: Path, arguments: list[str], refused: str, told: str
-) -> None:
-    assert told in digests(tmp_path, *arguments, refused=refused)
-    assert not (tmp_path / "images.env").exists()
-    assert not (tmp_path / "kubernetes" / "images").exists()
 
 
 def locked(name: str) -> dict[str, list[Requirement]]:
@@ -253,31 +237,6 @@ def test_the_health_check_asks_the_gateway() -> None:
         assert answering(f"{running.url}/nothing") == 1
     assert answering(*here) == 1
     engine.close()
-
-
-class _Well(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *told: object) -> None:
-        """Nothing."""
-
-
-@pytest.mark.parametrize(("host", "code"), [("127.0.0.1", 0), ("localhost", 1)])
-def test_the_health_check_takes_any_certificate_on_loopback_alone(host: str, code: int) -> None:
-    server = HTTPServer(("127.0.0.1", 0), _Well)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("gateway.example").configure_cert(context)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        assert answering(f"https://{host}:{server.server_port}/health") == code
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_waiting_ends_when_an_engine_answers() -> None:

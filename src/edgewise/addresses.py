@@ -177,19 +177,6 @@ def resolve_tokenizer(address: str) -> Path:
     return resolve(address, "cloud_tokenizer")
 
 
-def tokenizer_folder(repo: str, *, largest: int) -> Path:
-    """The folder of the tokenizer of a repository that others named.
-
-    Only its own files are downloaded, each of at most `largest` bytes: never weights, never code.
-    Raises `AddressError`.
-    """
-    repository = _repository(HubAddress(repo, None, None, None), None)
-    wanted = [name for name in TOKENIZER if name in repository.names]
-    if TOKENIZER[0] not in wanted:
-        raise AddressError(f"{repo!r} has no {TOKENIZER[0]}")
-    return repository.folder(wanted, largest=largest)
-
-
 def engine_at(address: str) -> str:
     """The edge engine for the files at `address`. Raises `AddressError`.
 
