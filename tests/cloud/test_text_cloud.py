@@ -66,12 +66,6 @@ def test_words_come_whole_and_blanks_once() -> None:
         assert ended.stopped
 
 
-def test_a_reply_to_nothing_begins_with_no_blank() -> None:
-    engine = TextDouble(lambda answer: "  so it is.")
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        assert wording(ask(cloud, "")) == " so"
-
-
 def test_a_long_word_is_asked_for_again_with_what_came() -> None:
     word = "incomprehensibilitieswithoutanyend" * 2
     engine = TextDouble(writing(f"{word} all"))
@@ -150,14 +144,6 @@ def test_a_call_that_begins_with_a_control_token_is_told_no_private_word() -> No
         assert not any("hunter2x" in one.content for told in engine.told for one in told)
 
 
-def test_half_a_character_is_none() -> None:
-    engine = TextDouble(lambda answer: "日本語"[len(answer) :] or "")
-    engine.speaks = lambda answer: "日\ufffd" if not answer else "本 語"
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        assert wording(ask(cloud, "", 2)) == "日本"
-        assert engine.asked == ["", "日"]
-
-
 def test_one_that_does_not_echo_any_more_is_refused() -> None:
     engine = TextDouble(echoes=True)
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
@@ -183,34 +169,29 @@ def test_the_proof_says_how_it_goes_on() -> None:
     assert engine.closed
 
 
-def test_another_model_is_probed_before_its_words_are_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = TextDouble()
+def test_one_that_was_gone_may_come_back_as_another() -> None:
+    """It is probed before its words are taken."""
+    down: set[int] = set()
+    gone = CloudUnavailable("gone.")
+    engine = TextDouble(fault=lambda number: gone if number in down else None)
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
         cloud.check(EDGE)
-        monkeypatch.setattr("edgewise.cloud.bridge.text.LOOK_SECONDS", -1.0)
-        requests = len(engine.asked)
-        assert wording(ask(cloud, "one")) == " two"
-        assert len(engine.asked) == requests + 1
-        engine.described = Described("another")
-        assert wording(ask(cloud, "one")) == " two"
-        assert len(engine.asked) == requests + 5
+        for described, requests in (Described("double"), 2), (Described("another"), 6):
+            before = len(engine.asked)
+            down.add(before)
+            with pytest.raises(CloudUnavailable, match="gone"):
+                ask(cloud, "one")
+            engine.described, engine.echoes = described, described.model == "another"
+            assert wording(ask(cloud, "one")) == " two"
+            assert len(engine.asked) == before + requests
+        down.add(len(engine.asked))
+        assert cloud.capabilities.echoes
+        with pytest.raises(CloudUnavailable):
+            ask(cloud, "one")
         engine.described, engine.restarts = Described("a third"), True
         for _ in range(2):
             with pytest.raises(CloudRejected, match="begins an answer anew"):
                 ask(cloud, "one")
-
-
-def test_a_fault_is_passed_on_and_the_next_consult_looks_again() -> None:
-    engine = TextDouble(fault=lambda number: CloudUnavailable("gone.") if number == 3 else None)
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        cloud.check(EDGE)
-        with pytest.raises(CloudUnavailable, match="gone"):
-            ask(cloud, "one")
-        engine.described, engine.echoes = Described("another"), True
-        assert wording(ask(cloud, "one")) == " two"
-        assert cloud.capabilities.echoes
 
 
 def answered(

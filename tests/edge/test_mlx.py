@@ -72,11 +72,9 @@ def backend(
 
 
 class TestMlx(contract.TestEdge):
-    def test_what_is_optional_is_there_or_refused_in_one_sentence(self, backend: Backend) -> None:
+    def test_what_it_says_of_itself(self, backend: Backend) -> None:
         model = backend.model()
-        assert model.embeddings().shape == (SIZE, model.hidden_size)
         assert model.parameters is not None
-        assert model.sequences(4) is None
         assert model.build.startswith("MLX, float32 on ")
 
 
@@ -183,7 +181,6 @@ def test_quantised_weights(tmp_path: Path, folders: Folders) -> None:
         assert fingerprint(small.tokenizer) == fingerprint(full.tokenizer)
         near = np.corrcoef(scratch(small, PROMPT), scratch(full, PROMPT))[0, 1]
         assert near > 0.99
-        assert small.embeddings().shape == (SIZE, 64)
 
 
 class TestByAddress:

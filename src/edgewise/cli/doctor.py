@@ -21,7 +21,7 @@ from edgewise.advice import (
     edge_step,
 )
 from edgewise.cli import options, render
-from edgewise.cli.options import COSTS, MODELS, SAMPLING, VIEW, takes
+from edgewise.cli.options import COSTS, MODELS, PRIVACY, SAMPLING, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.capabilities import Reuse, reuse
 from edgewise.cloud.bridge.context_filter import amount_of
@@ -54,7 +54,7 @@ class Check(msgspec.Struct, frozen=True):
 
 # It writes no answer but a few consults'. What limits costs limits those of answers.
 @takes(
-    *(*MODELS, *VIEW, "router", "cloud_share", "price", "threads", "gpu_layers"),
+    *(*MODELS, *PRIVACY, "router", "cloud_share", "price", "threads", "gpu_layers"),
     reads=["cloud_key", "deadline", "speculate", "ctx"],
     unaffected=[
         *("threshold", "max_cloud_tokens", "span", "on_cloud_error"),
@@ -95,7 +95,8 @@ class _Doctor:
     ) -> None:
         """`parameters` are the command's, to say how a setting is reached."""
         self._chosen, self._stack, self._parameters = chosen, stack, parameters
-        self._pairs: list[tuple[CloudModel, EdgeModel]] = []
+        self._edge: EdgeModel | None = None
+        self._cloud: CloudModel | None = None
         self._reused: Reuse | None = None
         self.advice: Advice | None = None
 
@@ -104,16 +105,23 @@ class _Doctor:
         yield Check("python", "ok", platform.python_version())
         yield self._guarded("engine", _engine)
         yield _threads(self._chosen)
-        models: list[EdgeModel] = []
-        yield self._guarded("edge model", lambda: self._edge(models))
-        for model in models:
-            yield _round_trip(model)
-            yield _rewinds(model)
-            yield self._guarded("router", lambda model=model: _router(self._chosen, model))
-            yield from self._cloud(model)
+        yield self._guarded("edge model", self._open_edge)
+        if (edge := self._edge) is not None:
+            yield _round_trip(edge)
+            yield _rollback(edge)
+            yield self._guarded("router", lambda: _router(self._chosen, edge))
+            yield self._guarded("cloud model", lambda: self._open_cloud(edge))
+        if edge is not None and (cloud := self._cloud) is not None:
+            kind = "one" if cloud.boundaries is None else "two, by words of text"
+            yield Check("vocabulary", "ok", f"{kind}: {cloud.proof}")
+            if cloud.abilities is not None:
+                yield _abilities(cloud.abilities)
+            yield self._guarded("consult", lambda: _consult(cloud, edge, self._chosen))
+            if is_url(parts.cloud_address(self._chosen)):
+                yield self._guarded("prompt cache", lambda: self._reuse(cloud, edge))
         yield self._guarded("what leaves the device", lambda: _leaves(self._chosen))
-        for cloud, model in self._pairs:
-            yield self._advise(cloud, model)
+        if edge is not None and self._cloud is not None:
+            yield self._advise(self._cloud, edge)
 
     def _guarded(self, name: str, check: Callable[[], Check]) -> Check:
         try:
@@ -122,37 +130,18 @@ class _Doctor:
             fix = options.fix(error, self._parameters)
             return Check(name, "fail", error.message.rstrip("."), fix or str(error))
 
-    def _edge(self, models: list[EdgeModel]) -> Check:
-        model = parts.open_edge(self._chosen)
+    def _open_edge(self) -> Check:
+        model = self._edge = parts.open_edge(self._chosen)
         self._stack.callback(model.close)
-        models.append(model)
         engine = f", {model.build}" if model.build else ""
         size = f"{model.parameters / 1e6:.1f} M parameters, " if model.parameters else ""
         return Check("edge model", "ok", f"{model.name}{engine}, {size}context {model.context}")
 
-    def _cloud(self, model: EdgeModel) -> Iterator[Check]:
-        if parts.cloud_address(self._chosen) == "none":
-            yield Check("cloud model", "ok", "none: no connection is opened")
-            return
-        opened: list[CloudModel] = []
-        yield self._guarded("cloud model", lambda: self._reach(model, opened))
-        for cloud in opened:
-            kind = (
-                "one, proven" if cloud.boundaries is None else "two, bridged by text between words"
-            )
-            yield Check("vocabulary", "ok", f"{kind}: {cloud.proof}")
-            if cloud.abilities is not None:
-                yield _abilities(cloud.abilities)
-            yield self._guarded("consult", lambda cloud=cloud: _consult(cloud, model, self._chosen))
-            if is_url(parts.cloud_address(self._chosen)):
-                yield self._guarded("prompt cache", lambda cloud=cloud: self._reuse(cloud, model))
-            self._pairs.append((cloud, model))
-
-    def _reach(self, model: EdgeModel, opened: list[CloudModel]) -> Check:
-        cloud = parts.open_cloud(self._chosen, model)
-        assert cloud is not None
+    def _open_cloud(self, edge: EdgeModel) -> Check:
+        cloud = self._cloud = parts.open_cloud(self._chosen, edge)
+        if cloud is None:
+            return Check("cloud model", "ok", "none: no connection is opened")
         self._stack.callback(cloud.close)
-        opened.append(cloud)
         return Check("cloud model", "ok", cloud.name)
 
     def _reuse(self, cloud: CloudModel, model: EdgeModel) -> Check:
@@ -174,8 +163,8 @@ class _Doctor:
         try:
             step, pace = edge_step(model), cloud_pace(cloud, model.tokenizer, deadline)
         except EdgewiseError as error:
-            told = f"none, since a speed could not be measured: {error.message.rstrip('.')}"
-            return Check("advice", "warn", told, options.fix(error, self._parameters))
+            text = f"none, since a speed could not be measured: {error.message.rstrip('.')}"
+            return Check("advice", "warn", text, options.fix(error, self._parameters))
         self.advice = advise(
             _conditions(chosen, step, pace, self._reused),
             price=None if chosen.price is None else price_of(chosen.price),
@@ -187,10 +176,10 @@ class _Doctor:
 
 def _engine() -> Check:
     gpu = "with GPU" if binding.llama_cpp.llama_supports_gpu_offload() else "CPU only"
-    told = f"llama.cpp ({binding.build()}), {gpu}"
+    text = f"llama.cpp ({binding.build()}), {gpu}"
     if binding.package() == binding.PREBUILT:
-        told += f"; {binding.how_to_compile()}, which may read prompts faster"
-    return Check("engine", "ok", told)
+        text += f"; {binding.how_to_compile()}, which may read prompts faster"
+    return Check("engine", "ok", text)
 
 
 def _threads(chosen: Settings) -> Check:
@@ -216,19 +205,19 @@ def _round_trip(model: EdgeModel) -> Check:
     )
 
 
-def _rewinds(model: EdgeModel) -> Check:
+def _rollback(model: EdgeModel) -> Check:
     """How the edge goes back where the cloud says otherwise."""
     how = model.abilities.rewinds
     if how == "no":
         return Check(
-            "rewinds",
+            "rollback",
             "warn",
             "none: going back reads the sequence again, so each consult is waited for",
             "name a GGUF of the model (--edge)",
         )
     if how == "anywhere":
-        return Check("rewinds", "ok", "anywhere: the KV cache is cut, and nothing read again")
-    return Check("rewinds", "ok", "to checkpoints; the ids behind one are read again")
+        return Check("rollback", "ok", "anywhere: the KV cache is cut, and nothing read again")
+    return Check("rollback", "ok", "to checkpoints; the ids behind one are read again")
 
 
 def _router(chosen: Settings, model: EdgeModel) -> Check:
@@ -242,8 +231,8 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
             "the cloud share is held by the controller alone; use a calibrated checkpoint",
         )
     if warning := card.build_warning(model):
-        told, _, fix = warning.rstrip(".").rpartition("; ")
-        return Check("router", "warn", told, fix)
+        text, _, fix = warning.rstrip(".").rpartition("; ")
+        return Check("router", "warn", text, fix)
     if warnings := card.warnings():
         return Check("router", "warn", warnings[0], "edgewise router show names all there is")
     shares = ", ".join(card.thresholds)
@@ -284,13 +273,13 @@ def _reuse(found: Reuse | None) -> Check:
             "it does not tell what it had: each consult may be billed as a whole prompt",
             "let consults be few and longer (--span 4), or choose a provider that tells",
         )
-    told = f"of {found.prompt} prompt tokens sent again {found.computed} were computed"
+    text = f"of {found.prompt} prompt tokens sent again {found.computed} were computed"
     if 2 * found.computed <= found.prompt:
-        return Check("prompt cache", "ok", told)
+        return Check("prompt cache", "ok", text)
     return Check(
         "prompt cache",
         "warn",
-        f"{told}: prompts of this length miss its cache, so each consult costs a whole prompt",
+        f"{text}: prompts of this length miss its cache, so each consult costs a whole prompt",
         "let consults be few and longer (--span 4), or choose a model or provider that caches it",
     )
 

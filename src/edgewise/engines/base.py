@@ -149,12 +149,8 @@ class Engine(ABC):
         return f"{self.dialect} {self.described.model} {self.described.size} {self._joint_ids}"
 
     @abstractmethod
-    async def model_name(self) -> str | None:
-        """What it serves; raises a `CloudError` where the engine is not of this dialect."""
-
     async def describe(self) -> Described:
-        """What it serves now; raises as `model_name`."""
-        return Described(await self.model_name())
+        """What it serves; raises a `CloudError` where the engine is not of this dialect."""
 
     @abstractmethod
     async def ready(self) -> None:
@@ -167,10 +163,6 @@ class Engine(ABC):
     async def has_salt(self, ids: Sequence[int]) -> bool:
         """Whether prefix caches can be kept apart."""
         return False
-
-    async def tokenizer_names(self) -> Sequence[str]:
-        """Where its tokenizer may lie, as it says itself; raises a `CloudError`."""
-        return ()
 
     async def advice(self) -> str | None:
         """What is to be changed where several tenants share the engine; None where nothing is.
