@@ -67,10 +67,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _about("tokenizer", "A cloud's tokenizer: GGUF, folder or repository.", "MODEL", rare=True),
     ] = None
     cloud_context: Annotated[
-        str | None, _about("view", "Send only the last messages (6) or 2000tokens.", "N", rare=True)
+        str | None,
+        _about("privacy", "Send only the last messages (6) or 2000tokens.", "N", rare=True),
     ] = None
     redact: Annotated[
-        str | None, _about("view", "Send placeholders for private words: on, or which.", "KINDS")
+        str | None, _about("privacy", "Send placeholders for private words: on, or which.", "KINDS")
     ] = None
     router: Annotated[
         str | None, _about("routing", "bundled, entropy, max-prob, margin or a folder.", "ROUTER")
@@ -278,7 +279,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
 
 
 def require_known(name: str, problem: str, written: Callable[[str], str] = str) -> None:
-    """Raises `UsageError`: the `problem`, and which setting may be meant, as it is `written`."""
+    """Raises `UsageError`: the `problem`, and which setting it may be, as it is `written`."""
     if name not in NAMES:
         close = difflib.get_close_matches(name, NAMES, 1)
         known = ", ".join(map(written, NAMES))
