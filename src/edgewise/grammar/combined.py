@@ -18,8 +18,7 @@ MAX_VALUES = 20_000
 """Most values of a schema, at all depths, and those of combined parts when they are written out."""
 
 MAX_MULTIPLE = 100_000
-"""Largest `multipleOf`, and the most of all together, without decimal points and last zeros: so
-many states has a number."""
+"""Most of all `multipleOf` together, without decimal points and last zeros: a number's states."""
 
 MAX_KEY_PATTERNS = 100
 """Most `patternProperties`, each of which is compared with each."""
