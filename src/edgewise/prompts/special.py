@@ -139,7 +139,6 @@ def conversation_ids(
 
 
 def _unused(text: str) -> str:
-    """A mark that does not stand in it. Raises `UsageError`."""
     for mark in _MARKS:
         if mark not in text:
             return mark
@@ -147,7 +146,6 @@ def _unused(text: str) -> str:
 
 
 def _any_of(characters: set[str], *, cased: bool = False) -> re.Pattern[str]:
-    """Where one of them stands, in either case if so told."""
     either = characters | {one.swapcase() for one in characters} if cased else characters
     return re.compile("|".join(map(re.escape, sorted(either))) or r"(?!)")
 
