@@ -1,6 +1,5 @@
 """What the server says has left, and what answers cost: in usage, in lists, in its metrics."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,19 +7,9 @@ import pytest
 from edgewise.cloud.engine import LlamaServer
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
-from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server.in_process import ASK, CHAT, app
 
 SUMMED = ("paid", "alone", "saved", "input_tokens", "cached_tokens", "output_tokens")
-
-
-@pytest.fixture
-def cloud() -> Iterator[LlamaServer]:
-    engine = ScriptedEngine()
-    made = LlamaServer(engine.url)
-    yield made
-    made.close()
-    engine.close()
 
 
 def asked(client: Any, body: dict[str, Any], **more: Any) -> dict[str, Any]:

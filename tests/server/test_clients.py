@@ -74,10 +74,6 @@ print(router.completion(model="edgewise", messages=messages).choices[0].message.
     assert "copper" in run([python_for(code), "-c", code])
 
 
-def test_openais_client_in_all_its_ways(url: str) -> None:
-    run([sys.executable, str(Path(__file__).with_name("openai_clients.py")), url])
-
-
 def test_tools_and_forms_of_openais_client_and_langchain(tool_url: str) -> None:
     run([sys.executable, str(Path(__file__).with_name("tool_clients.py")), tool_url])
 

@@ -151,14 +151,12 @@ def test_one_that_is_busy_keeps_no_other_waiting() -> None:
 
 @pytest.mark.parametrize(("second", "summed"), [("1,0.5,2", True), ("EUR", False), (None, True)])
 def test_savings_and_what_was_sent_name_the_model(
-    tmp_path: Path, second: str | None, summed: bool
+    tmp_path: Path, cloud: LlamaServer, second: str | None, summed: bool
 ) -> None:
     if second == "EUR":
         price = tmp_path / "price.toml"
         price.write_text("input = 1\ncached = 1\noutput = 2\ncurrency = 'EUR'\n")
         second = str(price)
-    engine = ScriptedEngine()
-    cloud = LlamaServer(engine.url)
     billed = [Billing(price_of("2,0.5,8")), Billing(price_of(second)) if second else None]
     answerings = [answering_of(ScriptedEdge(noise()), cloud, billing=billing) for billing in billed]
     answerings[0].name, answerings[1].name = "a", "b"
@@ -182,8 +180,6 @@ def test_savings_and_what_was_sent_name_the_model(
     assert 'edgewise_cost_paid_total{model="a"}' in shown
     for one in answerings:
         one.close()
-    cloud.close()
-    engine.close()
 
 
 REFUSED = {
