@@ -116,7 +116,7 @@ BUDGET = {
     "edgewise/prompts": 970,
     "edgewise/routers": 910,
     "edgewise/sandbox": 300,
-    "edgewise/server": 3_720,
+    "edgewise/server": 3_680,
     "edgewise/testing": 600,
     "edgewise/wire": 300,
     "edgewise_lab": 350,

@@ -42,7 +42,7 @@ def test_what_the_documentation_shows_works(url: str, tool_url: str, code: str) 
     """What has tools is shown to a model that has some."""
     tools = "get_weather" in code
     out = run([python_for(code), "-c", code.replace(SHOWN, tool_url if tools else url)])
-    assert ("get_weather" if tools else "copper") in out
+    assert ("get_weather" if tools else "wine is") in out
 
 
 def python_for(code: str) -> str:
