@@ -174,30 +174,15 @@ def _matches(path: list[str], rule: list[str]) -> bool:
     return bool(path) and fnmatch.fnmatchcase(path[0], rule[0]) and _matches(path[1:], rule[1:])
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "keys.json",
-        "keys.json.partial",
-        "deploy/keys/keys.json",
-        "deploy/keys/usage.sqlite-wal",
-        "deploy/kubernetes/keys.json",
-        "deploy/engine.env",
-        "deploy/serve.env",
-        "deploy/webui.env",
-        "deploy/webui/webui.db",
-        "deploy/edgewise.pem",
-        "deploy/tls.key",
-        ".env",
-        "deploy/models/large.gguf",
-        "small.gguf",
-        "pocket/work/edge.gguf",
-        "router/model.safetensors",
-        "results/cell.json",
-        ".git/config",
-        ".venv/bin/python",
-    ],
-)
+SECRETS = """
+keys.json keys.json.partial deploy/keys/keys.json deploy/keys/usage.sqlite-wal
+deploy/kubernetes/keys.json deploy/engine.env deploy/serve.env deploy/webui.env
+deploy/webui/webui.db deploy/edgewise.pem deploy/tls.key .env deploy/models/large.gguf small.gguf
+pocket/work/edge.gguf router/model.safetensors results/cell.json .git/config .venv/bin/python
+"""
+
+
+@pytest.mark.parametrize("path", SECRETS.split())
 def test_what_may_not_get_into_an_image_does_not(path: str) -> None:
     assert ignored(path)
 

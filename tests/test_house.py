@@ -116,7 +116,7 @@ BUDGET = {
     "edgewise/loop": 1_800,
     "edgewise/prompts": 970,
     "edgewise/routers": 910,
-    "edgewise/sandbox": 300,
+    "edgewise/sandbox": 260,
     "edgewise/server": 3_720,
     "edgewise/testing": 600,
     "edgewise/wire": 300,
