@@ -18,10 +18,10 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step, Tokenizer
 from edgewise.edge.vocabulary import bytes_of
-from edgewise.engines.base import COMPLETIONS, NOBODY, Client, sampling_fields
+from edgewise.engines.base import COMPLETIONS, NOBODY, Client
 from edgewise.engines.http import HttpEngine
 from edgewise.engines.registry import GATEWAY, engine_at, engine_by_ids, model_for
-from edgewise.engines.text_replies import AskedText, of_completion
+from edgewise.engines.replies import TextReader, TextRequest, sampling_fields
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
@@ -212,8 +212,8 @@ class TextCompletions(HttpEngine):
             "max_tokens": n,
             **sampling_fields(sampling, len(ids)),
         }
-        replied = await self.post(COMPLETIONS, body, client)
-        said = of_completion(replied, AskedText(self.url, self.dialect, text, n))
+        reader = TextReader(self.url, self.dialect, TextRequest((), text, n))
+        said = reader.completion(await self.post(COMPLETIONS, body, client))
         written = self._tokenizer.encode(said.text)[:n]
         if not written and not said.ended:
             written = self._tokenizer.encode(_UNKNOWN)[:n]

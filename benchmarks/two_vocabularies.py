@@ -29,7 +29,8 @@ from edgewise.edge.tokenizer import open_tokenizer
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.engines.registry import AUTO
-from edgewise.engines.text import ApiReply, TextEngine
+from edgewise.engines.replies import TextContinuation, TextRequest
+from edgewise.engines.text import TextEngine
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt, prompt_of
@@ -87,17 +88,10 @@ class OverheardText(TextEngine):
         self.dialect = engine.dialect
         self._engine, self._ear = engine, ear
 
-    async def go_on(
-        self,
-        messages: Sequence[Message],
-        answer: str,
-        n: int,
-        sampling: Sampling,
-        client: Client = NOBODY,
-    ) -> ApiReply:
-        gone = await self._engine.go_on(messages, answer, n, sampling, client)
-        self._ear.sent, self._ear.reply = answer, gone.text
-        return gone
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
+        reply = await self._engine.complete(request, client)
+        self._ear.sent, self._ear.reply = request.answer, reply.text
+        return reply
 
     async def describe(self) -> Described:
         return await self._engine.describe()
@@ -214,7 +208,8 @@ def ways(edge: Path, cloud: Path, questions: Sequence[str], *, most: int, thresh
             own = open_tokenizer(str(cloud)) if way == "ids" else None
             with ExitStack() as stack:
                 engine = AUTO if way == "ids" else "llama-server-text"
-                model, proof = connect(url, small.tokenizer, own=own, engine=engine)
+                model = connect(url, small.tokenizer, own=own, engine=engine)
+                proof = model.proof
                 stack.enter_context(closing(model))
                 found = joined(small, model, questions, most=most, threshold=threshold)
             told = ", ".join(f"{name} {count}" for name, count in sorted(found.consults.items()))

@@ -1,12 +1,14 @@
 """A router of one's own on the bundled pair: ask the cloud where the edge is surprised.
 
-python examples/own_router.py "Tell me about copper."
+python examples/own_router.py QUESTION
 """
 
 import math
 import sys
 
 from edgewise import Needs, Pair, Step, Token
+
+QUESTION = "Question: What are wine, horse and spaghetti? Come to the point. Answer and Reasoning:"
 
 
 class Surprise:
@@ -30,4 +32,4 @@ def main(prompt: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "Tell me about copper.")
+    main(sys.argv[1] if len(sys.argv) > 1 else QUESTION)

@@ -6,7 +6,7 @@ from typing import Any
 import typer.main
 import yaml
 
-from edgewise.cli.gateway import app
+from edgewise.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -31,4 +31,5 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
     """What `edgewise gateway` makes of these; fails for a flag that it does not have."""
     assert arguments[0] == "gateway"
     arguments = arguments[1:]
-    return typer.main.get_command(app).make_context("gateway", list(arguments)).params
+    command: Any = typer.main.get_command(app)
+    return command.commands["gateway"].make_context("gateway", list(arguments)).params

@@ -1,6 +1,7 @@
 """Folders as hubs have them, of the tiny vocabularies of `tests.models` and of GGUF files."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -151,3 +152,24 @@ def _bpe(
         "vocab": ids,
         "merges": merges,
     }
+
+
+def described(folder: Path, **change: object) -> Path:
+    """With other entries in its `config.json`."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    return folder
+
+
+def shortened(folder: Path) -> Path:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    return folder
+
+
+def without(name: str) -> Callable[[Path], Path]:
+    def change(folder: Path) -> Path:
+        (folder / name).unlink()
+        return folder
+
+    return change

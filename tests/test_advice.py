@@ -1,4 +1,4 @@
-"""Advice under conditions where each way wins, and speeds of real models."""
+"""Advice: the formulas by hand and by their limits, each outcome, and speeds of real models."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -6,6 +6,8 @@ from contextlib import closing
 from decimal import Decimal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from benchmarks.paced_engine import PacedEngine
@@ -13,13 +15,15 @@ from edgewise.addresses import bundled
 from edgewise.advice import (
     ANSWER,
     PROMPT,
-    Advice,
     MeasuredConditions,
     advise,
+    bill_over_streaming,
+    break_even,
+    cloud_alone,
     cloud_pace,
     edge_step,
-    money,
-    outlook,
+    excess,
+    speculating,
 )
 from edgewise.cloud.engine import LlamaServer
 from edgewise.costs.price import Price
@@ -31,92 +35,138 @@ from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
 from tests.llama_server_process import llama_server
 
 AT = MeasuredConditions(
-    step=0.010,
-    round_trip=0.100,
-    consult=0.040,
-    cloud_token=0.027,
-    edge_prompt=0.010,
-    cloud_prompt=0.040,
-    prompt=1,
-    answer=1,
-    asked=0.05,
-    changed=0.5,
+    step=0.010, round_trip=0.100, consult=0.040, cloud_token=0.027, asked=0.05, changed=0.5
 )
-PRICE = money(Price(input=Decimal("0.28"), cached=Decimal("0.028"), output=Decimal("0.42")))
+PRICE = Price(input=Decimal("0.28"), cached=Decimal("0.028"), output=Decimal("0.42"))
+
+parts, seconds = st.floats(0, 1), st.floats(0.001, 0.5)
+conditions = st.builds(
+    MeasuredConditions,
+    step=st.floats(0.001, 0.1),
+    round_trip=st.floats(0, 0.5),
+    consult=seconds,
+    cloud_token=seconds,
+    asked=parts,
+    changed=parts,
+    speculate=st.integers(0, 32),
+    cached=parts,
+)
 
 
-def advice(at: MeasuredConditions = AT, **given: object) -> Advice:
-    return advise(outlook(at, **{"streams": True, "assumed": True, **given}))  # type: ignore[arg-type]
+def test_values_by_hand() -> None:
+    at = replace(AT, step=0.030)
+    assert cloud_alone(at) == pytest.approx((0.14 + 299 * 0.027) / 300)
+    # Four steps fit into a trip, so near the end of an answer some of it shows.
+    # And none of that where another consult left on the way, one in twenty tokens.
+    left = sum(0.95**steps * (0.14 - steps * 0.03) for steps in range(5)) / ANSWER
+    expected = 0.5 * 0.14 + 0.5 * left + 0.125 * 0.03
+    assert excess(at) == pytest.approx(expected)
+    assert speculating(at) == pytest.approx(0.03 + 0.05 * expected)
+
+
+def test_a_consult_costs_what_the_drafts_do_not_hide() -> None:
+    """At 5 ms a step 16 drafts end long before 0.34 s have passed."""
+    quick = replace(AT, step=0.005, round_trip=0.3)
+    left = 0.95**15 * (0.34 - 15 * 0.005)
+    assert excess(quick) == pytest.approx(0.5 * 0.34 + 0.5 * left + 0.125 * 0.005, rel=0.03)
+    assert excess(replace(quick, speculate=128)) < excess(quick)
+    assert excess(replace(quick, speculate=0)) == pytest.approx(0.34)
+
+
+@given(conditions, st.floats(0, 0.3))
+def test_limits(at: MeasuredConditions, more: float) -> None:
+    trips, pair = at.asked * at.trip, speculating(at)
+    assert speculating(replace(at, asked=0.0)) == pytest.approx(at.step)
+    assert speculating(replace(at, changed=1.0)) == pytest.approx(at.step + trips)
+    assert at.step + at.changed * trips <= pair * (1 + 1e-9)
+    assert pair <= (at.step + trips) * (1 + 1e-9)
+    longer = replace(at, round_trip=at.round_trip + more)
+    assert speculating(longer) >= pair * (1 - 1e-9)
+    assert (cloud_alone(longer) or 0) >= (cloud_alone(at) or 0)
+
+
+@given(conditions)
+def test_at_its_break_even_the_pair_is_as_fast_as_streaming(at: MeasuredConditions) -> None:
+    share, streaming = break_even(at), cloud_alone(at)
+    assert share is not None
+    assert streaming is not None
+    met = speculating(replace(at, asked=share))
+    if 0 < share < 1:
+        assert met == pytest.approx(streaming, rel=1e-6)
+    elif share == 0:
+        assert at.step >= streaming * (1 - 1e-9)
+    else:
+        assert met <= streaming * (1 + 1e-6)
+
+
+def test_bills_by_hand() -> None:
+    """500 tokens of prompt, 300 of answer and 15 consults."""
+    alone = PROMPT * 0.28 + ANSWER * 0.42
+    assert bill_over_streaming(AT, PRICE) == pytest.approx(15 * (650 * 0.28 + 0.42) / alone)
+    cached = 650 * (0.28 + 14 * 0.028) + 15 * 0.42
+    assert bill_over_streaming(replace(AT, cached=1.0), PRICE) == pytest.approx(cached / alone)
+
+
+@given(conditions)
+def test_bills_grow_with_what_is_asked(at: MeasuredConditions) -> None:
+    def bill(**changed: float) -> float:
+        return bill_over_streaming(replace(at, **changed), PRICE) or 0.0
+
+    assert bill(asked=0.0) == 0
+    assert bill() >= bill(asked=at.asked / 2)
+    assert bill(cached=1.0) <= bill(cached=0.0)
 
 
 def test_a_quick_edge_is_fastest_and_routing_beats_streaming() -> None:
-    found = advice()
-    assert found.fastest == "edge"
-    assert found.streaming is not None
-    assert found.edge < found.routing < found.streaming
-    # 0.05 (0.5 RTT + c and an eighth of a step) more than the edge's own step, and a little of the
-    # trips near the end.
-    assert 1000 * found.routing == pytest.approx(10 + 0.05 * (70 + 1.25), abs=0.2)
-    assert 1000 * found.streaming == pytest.approx((140 + 299 * 27) / 300)
-    first, second = found.sentences
+    advice = advise(AT)
+    assert advice.fastest == "edge"
+    assert advice.edge < advice.routing < (advice.streaming or 0)
+    first, second = advice.sentences
     assert re.findall(r"[\d.]+(?= ms)", first) == ["10", "13.6", "27.4"]
     assert ("300 tokens" in first, "edgewise eval" in second) == (True, True)
     assert re.findall(r"\d+%", second) == ["5%", "50%", "50%"]
 
 
-def test_a_slow_edge_is_told_to_stream() -> None:
-    found = advice(replace(AT, step=0.060))
-    assert found.fastest == "streaming"
-    assert found.break_even == 0
-    assert "27.4 ms" in found.sentences[0]
-    assert "2.3 times" in found.sentences[1]
-    assert "95%" in found.sentences[1]
+def test_a_slow_edge_is_advised_to_stream() -> None:
+    advice = advise(replace(AT, step=0.060))
+    assert (advice.fastest, advice.break_even) == ("streaming", 0)
+    assert "27.4 ms" in advice.sentences[0]
+    assert "2.3 times" in advice.sentences[1]
 
 
 def test_a_share_that_breaks_even_is_named() -> None:
     """The edge is quicker than the stream, the pair is not."""
-    found = advice(replace(AT, step=0.024, asked=0.2))
-    assert found.edge < (found.streaming or 0) < found.routing
-    assert found.break_even == pytest.approx(0.046, abs=0.003)
-    assert f"{found.break_even:.1%}" in found.sentences[1]
+    advice = advise(replace(AT, step=0.024, asked=0.2))
+    assert advice.edge < (advice.streaming or 0) < advice.routing
+    assert advice.break_even == pytest.approx(0.046, abs=0.003)
+    assert f"{advice.break_even:.1%}" in advice.sentences[1]
 
 
-def test_what_is_cheapest_goes_by_the_price_and_the_cache() -> None:
-    uncached, cached = (advice(replace(AT, cached=part), price=PRICE) for part in (0.0, 1.0))
-    assert uncached.bill is not None
-    assert cached.bill is not None
-    consults, prompt = 0.05 * ANSWER, PROMPT + ANSWER / 2
-    alone = PROMPT * 0.28 + ANSWER * 0.42
-    assert uncached.bill == pytest.approx(consults * (prompt * 0.28 + 0.42) / alone)
-    assert uncached.bill > 1
-    assert f"bill {uncached.bill:.1f} times" in uncached.sentences[0]
-    assert "held back" in uncached.sentences[0]
-    few = advice(replace(AT, cached=1.0, asked=0.01), price=PRICE)
-    assert few.bill is not None
-    assert few.bill < 1 < cached.bill < uncached.bill
-    assert {found.cheapest for found in (uncached, cached, few)} == {"edge"}
+def test_what_is_cheapest_goes_by_the_price() -> None:
+    dear, cheap = advise(AT, price=PRICE), advise(replace(AT, cached=1, asked=0.01), price=PRICE)
+    assert (dear.cheapest, cheap.cheapest) == ("edge", "edge")
+    assert (cheap.bill or 0) < 1 < (dear.bill or 0)
+    assert f"{dear.bill:.1f} times" in dear.sentences[0]
 
 
 def test_what_is_not_known_is_said() -> None:
-    found = advice(streams=False)
-    assert (found.streaming, found.break_even, found.cheapest) == (None, None, None)
-    assert "could not be measured" in found.sentences[0]
-    assert "as measured" in advice(assumed=False).sentences[1]
-    assert "nothing is billed" in advice(local=True).sentences[0]
-    free = advice(price=money(Price(input=Decimal(0), cached=Decimal(0), output=Decimal(0))))
+    unknown = advise(replace(AT, cloud_token=None))
+    assert (unknown.streaming, unknown.break_even, unknown.cheapest) == (None, None, None)
+    assert "could not be measured" in unknown.sentences[0]
+    assert "as measured" in advise(replace(AT, assumed=False)).sentences[1]
+    assert "nothing is billed" in advise(AT, local=True).sentences[0]
+    free = advise(AT, price=Price(input=Decimal(0), cached=Decimal(0), output=Decimal(0)))
     assert free.bill is None
     assert "price is nothing" in free.sentences[0]
-    nothing = advice(replace(AT, asked=0.0))
-    assert nothing.routing == pytest.approx(nothing.edge)
-    assert nothing.sentences[1].startswith("Routing at a share of 0% asks for nothing")
+    assert advise(replace(AT, asked=0.0)).routing == pytest.approx(AT.step)
 
 
 @pytest.mark.parametrize("step", [0.001, 0.024, 0.1])
 @pytest.mark.parametrize("share", [0.0, 0.05, 1.0])
-@pytest.mark.parametrize("streams", [True, False])
-def test_advice_is_two_sentences(step: float, share: float, streams: bool) -> None:
-    found = advice(replace(AT, step=step, asked=share), price=PRICE, streams=streams)
-    for sentence in found.sentences:
+@pytest.mark.parametrize("token", [None, 0.027])
+def test_advice_is_two_sentences(step: float, share: float, token: float | None) -> None:
+    at = replace(AT, step=step, asked=share, cloud_token=token)
+    for sentence in advise(at, price=PRICE).sentences:
         assert sentence.endswith(".")
         assert ". " not in sentence
         assert "None" not in sentence

@@ -14,7 +14,6 @@ from edgewise.errors import Fault
 from edgewise.events import Reason
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.pair import Pair
 from tests.documents import PAGES, RECORDS, name_of
 
 ROOT = Path(__file__).parents[1]
@@ -94,13 +93,3 @@ def test_what_troubleshooting_quotes_is_said() -> None:
     said = "\n".join(sentences())
     files = {one: one.replace("edgewise.toml", "...") for one in quoted}
     assert [one for one, named in files.items() if not (one in said or named in said)] == []
-
-
-def test_the_sum_that_the_readme_shows() -> None:
-    """One digit of the cloud's makes it right."""
-    readme = (ROOT / "README.md").read_text()
-    shown = r'edgewise run "(Question: .*)"   # 34; with --cloud none, 44'
-    (question,) = re.findall(shown, readme)
-    for cloud, said in ((None, "34."), ("none", "44.")):
-        with Pair(cloud=cloud) as pair:
-            assert pair.ask(question).text.endswith(f"the answer is {said}")

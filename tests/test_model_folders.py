@@ -192,13 +192,3 @@ def test_without_mlx_s_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     settings = Settings(edge=str(folder_of(tmp_path, FOLDERS["MLX"][0])))
     with pytest.raises(UsageError, match=r"pip install 'edgewise\[mlx\]'"):
         open_edge(settings)
-
-
-def test_where_mlx_has_no_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "system", lambda: "Windows")
-    monkeypatch.setattr(platform, "machine", lambda: "AMD64")
-    monkeypatch.setitem(sys.modules, "mlx.core", None)
-    settings = Settings(edge=str(folder_of(tmp_path, FOLDERS["MLX"][0])))
-    told = "runs on Macs with Apple silicon and on Linux, not on Windows AMD64; name a GGUF of"
-    with pytest.raises(UsageError, match=told):
-        open_edge(settings)

@@ -28,8 +28,8 @@ from edgewise.engines.base import Engine
 from edgewise.engines.http import HttpEngine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.sglang import SglangEngine
-from edgewise.engines.vllm import GENERATE, VllmEngine
-from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, EdgewiseError, UsageError
+from edgewise.engines.vllm import VllmEngine
+from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError, UsageError
 from edgewise.keys.keys import read_keys
 from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, read_card, trained_digests
 from edgewise.routers.named import identity_of, router_of
@@ -115,21 +115,6 @@ USAGE = {"prompt_tokens": 4, "prompt_tokens_details": {"cached_tokens": 3}}
 VLLM: Any = {
     "choices": [
         {
-            "token_ids": [4, 5],
-            "logprobs": {
-                "content": [
-                    {"logprob": -0.5, "top_logprobs": [{"logprob": -0.5, "token_id": 4}]},
-                    {"logprob": -1.5, "top_logprobs": [{"logprob": -1.5, "token": "token_id:5"}]},
-                ]
-            },
-            "finish_reason": "length",
-        }
-    ],
-    "usage": USAGE,
-}
-VLLM_TEXT: Any = {
-    "choices": [
-        {
             "logprobs": {
                 "tokens": ["token_id:4", "token_id:5"],
                 "token_logprobs": [-0.5, -1.5],
@@ -146,8 +131,7 @@ TOKENS: Any = {"tokens": [1, 2, 3]}
 DIALECTS: dict[str, tuple[type[HttpEngine], object]] = {
     "llama-server": (LlamaServerEngine, LLAMA_SERVER),
     "sglang": (SglangEngine, SGLANG),
-    "vllm": (VllmEngine, VLLM),
-    "vllm's completions": (VllmEngine, VLLM_TEXT | MODELS),
+    "vllm": (VllmEngine, VLLM | MODELS),
 }
 
 
@@ -157,8 +141,6 @@ def answering(dialect: str, reply: bytes) -> Engine:
 
     class Answering(kind):  # type: ignore[misc, valid-type]
         async def post(self, path: str, *_: object, **__: object) -> bytes:
-            if path == GENERATE and dialect == "vllm's completions":
-                raise CloudRejected("This form is closed.")
             return reply
 
         async def get(self, path: str) -> bytes:
@@ -194,8 +176,8 @@ def test_valid_replies_are_read_whole(dialect: str) -> None:
 
 def test_an_id_of_five_thousand_digits() -> None:
     """More than Python turns into a number."""
-    reply = json.dumps(VLLM_TEXT | MODELS).replace("token_id:4", "token_id:" + "9" * 5000)
-    engine = answering("vllm's completions", reply.encode())
+    reply = json.dumps(VLLM | MODELS).replace("token_id:4", "token_id:" + "9" * 5000)
+    engine = answering("vllm", reply.encode())
     with pytest.raises(CloudProtocolError):
         asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
 

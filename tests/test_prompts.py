@@ -44,15 +44,6 @@ def test_a_template_sees_special_tokens_and_the_helpers_of_published_templates()
     assert render(templated(template), [TURNS[0], Message("user", "é <&>")]) == expected
 
 
-def test_what_is_said_is_never_a_template_itself() -> None:
-    said = "{{ 7 * 7 }}{% raw %}{{ raise_exception('no') }}"
-    assert render(templated(PLAIN), [Message("user", said)]) == f"<user>{said}\n<assistant>"
-
-
-def test_without_a_template_the_contents_are_joined() -> None:
-    assert bytes(prompt_ids(templated(None), TURNS[1:])) == b"Hi\n\nYes?"
-
-
 @pytest.mark.parametrize(
     "template",
     [

@@ -57,10 +57,6 @@ def test_each_type_can_be_given_everywhere(tmp_path: Path) -> None:
     assert loaded(tmp_path, EDGEWISE_GPU_LAYERS="auto").gpu_layers == "auto"
 
 
-def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
-    assert loaded(tmp_path, EDGEWISE_CLOUD_KEY="sk-1").cloud_key == "sk-1"
-
-
 @pytest.mark.parametrize(
     ("toml", "environment", "said"),
     [

@@ -155,7 +155,7 @@ def _vllm(model: str, folder: Path, room: Room, flags: Sequence[str]) -> Iterato
         if model == "random":
             _widen(place / "config.json")
     blocks = room.slots * -(-room.tokens // BLOCK)
-    told = ["--enable-scale-out", "--dtype", "bfloat16", "--max-num-seqs", "256"]
+    told = ["--dtype", "bfloat16", "--max-num-seqs", "256"]
     told += ["--num-gpu-blocks-override", str(blocks)]
     told += ["--load-format", "dummy"] if model == "random" else []
     with vllm(python, place, flags=[*told, *flags]) as url:

@@ -24,14 +24,6 @@ TOKENS = 17
 DEADLINE, SHORT = 1.0, 0.15
 """Of a consult, seconds; the short one where every one of them runs into it."""
 
-ENGINES: dict[Dialect, str] = {
-    "llama-server": "llama-server",
-    "vllm": "vllm",
-    "vllm-completions": "vllm",
-    "sglang": "sglang",
-}
-"""From a dialect to the name of the engine that speaks it."""
-
 
 class Site(NamedTuple):
     """A device, the engine it asks, and perhaps a gateway between them."""
@@ -94,9 +86,9 @@ def tried(site: Site, name: str, misdeed: Misdeed, tokens: int) -> Found:
 
 
 def sites(tokens: int, dialects: Sequence[Dialect] = tuple(DIALECTS)) -> Iterator[Site]:
-    """Every dialect, straight and through a gateway; vLLM's long form only straight."""
+    """Every dialect, straight and through a gateway."""
     for dialect in dialects:
-        for way in ("straight", "gateway")[: 1 if dialect == "vllm-completions" else 2]:
+        for way in ("straight", "gateway"):
             with site(dialect, way, tokens) as made:
                 yield made
 
@@ -115,7 +107,7 @@ def site(dialect: Dialect, way: str, tokens: int) -> Iterator[Site]:
             gateway = gateway_service([engine.url], folder)
             stack.callback(gateway.close)
         url = gateway.url if gateway is not None else engine.url
-        opened = device.open(url, "gateway" if gateway is not None else ENGINES[dialect])
+        opened = device.open(url, "gateway" if gateway is not None else dialect)
         assert "error" not in opened, opened
         made = Site(f"{dialect}, {way}", device, engine, gateway, alone["ids"])
         quiet = device.answer(DEADLINE, tokens)
@@ -151,8 +143,7 @@ def probes() -> list[Row]:
     for dialect in DIALECTS:
         with site(dialect, "straight", 1) as made:
             rows.append(_probed(made, dialect, None))
-            if dialect != "vllm-completions":
-                rows += [_probed(made, dialect, path) for path in PROBED]
+            rows += [_probed(made, dialect, path) for path in PROBED]
     return rows
 
 
@@ -170,14 +161,14 @@ def _probed(made: Site, dialect: Dialect, path: str | None) -> Row:
             engine.fault = lambda number, misdeed=misdeed: misdeed
         else:
             engine.aside = lambda asked, misdeed=misdeed: misdeed if asked == path else None
-        reply = device.open(engine.url, ENGINES[dialect])
+        reply = device.open(engine.url, dialect)
         engine.fault, engine.aside = (lambda number: None), (lambda asked: None)
         tries += 1
         seen += engine.faults > before
         if "error" in reply and not reply["own"]:
             lost.append(f"{name}: {reply['error'][:60]}")
     where = path or DIALECTS[dialect].path
-    device.open(engine.url, ENGINES[dialect])
+    device.open(engine.url, dialect)
     return Row(
         f"{dialect}: {where}", tries, seen, len(lost), device.ended - ended, note="; ".join(lost)
     )

@@ -27,12 +27,12 @@ START_SECONDS = 60.0
 ANSWER_SECONDS = 60.0
 
 _GATEWAY = f"""
-from edgewise.engines import vocabulary_check as proof
+from edgewise.engines import vocabulary_check as check
 from edgewise.gateway import fleet
 fleet.HEALTH_SECONDS = {HEALTH_SECONDS}
-# An engine that stops in the middle of a look may leave it unanswered.
-proof.LOOK_SECONDS *= {HEALTH_SECONDS} / 2.0
-proof.PROBE_SECONDS *= {HEALTH_SECONDS} / 2.0
+# An engine that stops in the middle of a check may leave it unanswered.
+check.CHECK_SECONDS *= {HEALTH_SECONDS} / 2.0
+check.PROBE_SECONDS *= {HEALTH_SECONDS} / 2.0
 from edgewise.cli.main import main
 main()
 """

@@ -184,7 +184,9 @@ FAULTS: dict[str, Break] = {
     "link gone": lambda rig: rig.link.refuse(),
     "half-open connection": lambda rig: rig.link.stall(),
     "garbage frame": lambda rig: rig.link.spoil(lambda data: b"\xff" * len(data)),
-    "truncated frame": lambda rig: rig.link.truncate(),
+    "truncated frame": lambda rig: rig.link.spoil(
+        lambda data: data[: len(data) // 2], hang_up=True
+    ),
     "wrong hash": _wrong_hash,
     "expired session": _expired,
     "revoked key": _revoked,

@@ -9,21 +9,14 @@ import msgspec
 from edgewise.errors import CloudProtocolError, CloudUnavailable
 from edgewise.events import Candidate
 
-MOST_IDS = 1 << 31
-"""More than any vocabulary has: engines count ids in 32 bits, with a sign."""
-
-MOST_CANDIDATES = 20
-"""More for a token than anybody asks for."""
+# Bounds of what is believed. Engines count ids in 32 bits, with a sign.
+MOST_IDS, MOST_CANDIDATES, MOST_SECONDS = 1 << 31, 20, 3600.0
 
 ADDED = 64
 """More prompt tokens than an engine adds to the ids it was sent, such as an opening one."""
 
-MOST_SECONDS = 3600.0
-"""More than any consult takes of an engine's time."""
-
 # Of a probability of 1, in nats.
 _ROUNDING = 1e-3
-
 
 # A field of `Sent` has the other name.
 _Body = bytes
@@ -105,53 +98,45 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not self.ids and not may_be_empty:
             raise CloudProtocolError("The cloud answered a consult without any token.")
-        if len(self.ids) > asked:
-            raise CloudProtocolError(
-                f"The cloud wrote {len(self.ids)} tokens where {asked} were asked for."
-            )
-        if len(self.logprobs) != len(self.ids) or len(self.top) not in (0, len(self.ids)):
-            raise CloudProtocolError("The cloud's logprobs do not go with its tokens.")
-        if any(len(top) > MOST_CANDIDATES for top in self.top):
-            raise CloudProtocolError(
-                f"The cloud told more than {MOST_CANDIDATES} candidates for a token."
-            )
-        self._check_ids(MOST_IDS if size is None else size)
-        self._check_logprobs()
+        _require(len(self.ids) <= asked, "tokens", f"more than the {asked} that were asked for")
+        sizes = {len(self.ids)}
+        holds = {len(self.logprobs)} == sizes and (not self.top or {len(self.top)} == sizes)
+        _require(holds, "logprobs", "not as many as tokens")
+        few = all(len(top) <= MOST_CANDIDATES for top in self.top)
+        _require(few, "candidates", f"more than {MOST_CANDIDATES} for a token")
+        last = (MOST_IDS if size is None else size) - 1
+        tops = [candidate for top in self.top for candidate in top]
+        ids = [*self.ids, *(candidate.id for candidate in tops)]
+        _require(all(_is_count(token, last) for token in ids), "ids", f"outside 0 to {last}")
+        logprobs = [*self.logprobs, *(candidate.logprob for candidate in tops)]
+        holds = all(_is_number(one, _ROUNDING) for one in logprobs if one is not None)
+        _require(holds, "logprobs", "not logarithms of probabilities")
         self._check_meter(prompt)
 
-    def _check_ids(self, size: int) -> None:
-        listed = [*self.ids, *(candidate.id for top in self.top for candidate in top)]
-        if not all(_is_count(token, size - 1) for token in listed):
-            raise CloudProtocolError(f"The cloud answered with ids outside 0 to {size - 1}.")
-
-    def _check_logprobs(self) -> None:
-        told = [logprob for logprob in self.logprobs if logprob is not None]
-        told += [candidate.logprob for top in self.top for candidate in top]
-        if not all(_is_number(logprob) and logprob <= _ROUNDING for logprob in told):
-            raise CloudProtocolError("The cloud told logprobs that are none.")
-
     def _check_meter(self, prompt: int) -> None:
-        for count in (self.cached, self.computed):
-            if count is not None and not _is_count(count, prompt):
-                raise CloudProtocolError(
-                    f"The cloud counts prompt tokens that are not among the {prompt} it was sent."
-                )
-        if self.prompt is not None and not _is_count(self.prompt, prompt + ADDED):
-            raise CloudProtocolError(
-                f"The cloud bills more prompt tokens than the {prompt} it was sent."
-            )
-        if self.prompt is not None and (self.cached or 0) > self.prompt:
-            raise CloudProtocolError("The cloud counts more cached prompt tokens than it bills.")
-        if self.written is not None and not _is_count(self.written, MOST_IDS):
-            raise CloudProtocolError("The cloud counts tokens that it cannot have written.")
+        for name, count, most in (
+            ("cached prompt tokens", self.cached, prompt),
+            ("computed prompt tokens", self.computed, prompt),
+            ("billed prompt tokens", self.prompt, prompt + ADDED),
+            ("written tokens", self.written, MOST_IDS),
+        ):
+            _require(count is None or _is_count(count, most), name, f"not from 0 to {most}")
+        if self.prompt is not None:
+            _require((self.cached or 0) <= self.prompt, "cached tokens", "more than it bills")
         seconds = self.engine_seconds
-        if seconds is not None and not (_is_number(seconds) and 0 <= seconds <= MOST_SECONDS):
-            raise CloudProtocolError("The cloud's own time is none that a consult can take.")
+        holds = seconds is None or (_is_number(seconds, MOST_SECONDS) and seconds >= 0)
+        _require(holds, "own time", f"not from 0 to {MOST_SECONDS:.0f} s")
+
+
+def _require(holds: bool, what: str, fault: str) -> None:
+    if not holds:
+        raise CloudProtocolError(f"The cloud's reply is not valid: its {what}: {fault}.")
 
 
 def _is_count(value: object, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: object, most: float) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value <= most

@@ -13,8 +13,8 @@ from msgspec.structs import asdict
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
-from edgewise.cloud.bridge.context_filter import ContextFilterMaker, Plain
-from edgewise.cloud.key import cloud_key
+from edgewise.cloud.bridge.context_filter import ContextFilter, ContextFilterMaker
+from edgewise.cloud.hosts import cloud_key
 from edgewise.costs.daily import DailyTotal, spent_place
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
@@ -96,7 +96,7 @@ def open_cloud(
         from edgewise.edge.tokenizer import open_tokenizer
 
         tokenizer = settings.cloud_tokenizer
-        cloud, _ = connect(
+        return connect(
             address,
             edge.tokenizer,
             key=cloud_key(settings),
@@ -106,7 +106,6 @@ def open_cloud(
             own=open_tokenizer(tokenizer) if tokenizer else None,
             viewing=view,
         )
-        return cloud
     _require_no_url_settings(settings, address)
     if address == "none":
         return None
@@ -127,11 +126,11 @@ def open_cloud(
 def viewing(settings: Settings) -> ContextFilterMaker | None:
     """What the cloud gets to see; None for everything. Raises `UsageError`."""
     from edgewise.cloud.bridge.context_filter import Recent, amount_of
-    from edgewise.cloud.redaction.rules import redaction_of
+    from edgewise.cloud.redaction.base import redaction_of
     from edgewise.cloud.redaction.view import Redacted
 
     rules = redaction_of(settings.redact)
-    view = Redacted(rules) if rules.active else Plain()
+    view = Redacted(rules) if rules.active else ContextFilter()
     if settings.cloud_context is None:
         return (lambda _: view) if rules.active else None
     most = amount_of(settings.cloud_context)

@@ -221,7 +221,7 @@ def test_a_stream_that_is_none_is_an_error_in_a_sentence(reply: bytes, sentence:
     def fault(number: int) -> Wire | Edited:
         return Wire([HEAD + reply]) if reply else Edited()
 
-    engine = ScriptedEngine(dialect="vllm-completions", fault=fault)
+    engine = ScriptedEngine(dialect="vllm", fault=fault)
     system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
     try:
         with pytest.raises(CloudError, match=sentence) as raised:
@@ -242,9 +242,7 @@ def test_a_meter_may_come_in_an_event_of_its_own() -> None:
     )
     # Cut anywhere, with a pause between the pieces.
     pieces = [HEAD, events[:30], events[30:91], events[91:]]
-    engine = ScriptedEngine(
-        dialect="vllm-completions", fault=lambda number: Wire(pieces, pause=0.05)
-    )
+    engine = ScriptedEngine(dialect="vllm", fault=lambda number: Wire(pieces, pause=0.05))
     system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
     try:
         found = system.answer(QUESTION)
@@ -273,7 +271,7 @@ def test_a_connection_that_was_just_being_closed_is_made_anew() -> None:
         asked.append(number)
         return Wire([]) if len(asked) in (1, 3, 4) else whole
 
-    engine = ScriptedEngine(dialect="vllm-completions", fault=hangs_up)
+    engine = ScriptedEngine(dialect="vllm", fault=hangs_up)
     system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
     try:
         assert system.answer(QUESTION).outcome.text == "the sea"

@@ -31,22 +31,13 @@ def test_a_link_is_measured_on_the_bundled_pair(edgewise: Edgewise) -> None:
     assert row["thrown_away"] == pytest.approx(row["decodes_per_token"] - 1)
 
 
-def test_figures_are_shown_as_a_table(edgewise: Edgewise) -> None:
-    # Beside a step this slow the ratios are small, and their columns narrow.
-    result = edgewise(*LINK, "--round-trip", "5", "--pace", "0.5b")
-    assert result.code == 0, result.err
-    assert "RTT, ms" in result.out
-    assert "bound" in result.out
-    assert "`edgewise eval`" in " ".join(result.out.split())
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("--cloud", "none"), "needs a cloud"),
         (("--cloud", "https://127.0.0.1:1"), "plain HTTP"),
         (("--round-trip", "-1"), "--round-trip"),
-        (("--cloud-share", "2"), "cloud share"),
+        (("--cloud-share", "2"), "cloud-share"),
         (("--pace", "missing.gguf"), "missing.gguf"),
         (("--loss", "0.9"), "--loss"),
     ],

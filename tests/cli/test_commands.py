@@ -1,70 +1,219 @@
 """The commands' good paths, on the bundled pair."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
 from edgewise.cli.render import printable
 from edgewise.testing.link import Link, Quality
-from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
+from edgewise_lab.commands.demo import SHOWN
+from edgewise_lab.evaluation.tasks.grading import is_right
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
-from tests.cli.conftest import Run
+from tests.cli.conftest import Edgewise, Run
+from tests.documents import ROOT
 from tests.llama_server_process import llama_server
 
+PROMPT = "Spell the word cat."
 QUESTION = pocketqa().questions[0].prompt
+TOKEN = {"index", "id", "text", "source", "score", "logprob", "seconds", "reason"}
+USAGE = {"prompt_tokens", "edge_tokens", "cloud_tokens", "cloud_share", "cloud_calls"}
 
 
-def output(done: "subprocess.CompletedProcess[str]") -> dict[str, object]:
+def answer(edgewise: Edgewise, *arguments: str, stdin: bytes = b"") -> dict[str, Any]:
+    result = edgewise("run", "--json", *arguments, stdin=stdin)
+    assert (result.code, result.err) == (0, "")
+    return json.loads(result.out)
+
+
+def ids(found: dict[str, Any]) -> list[int]:
+    return [token["id"] for token in found["tokens"]]
+
+
+def test_json_tells_the_answer_token_by_token(edgewise: Edgewise, tmp_path: Path) -> None:
+    found = answer(edgewise, PROMPT, "--trace", "trace.json")
+    assert {"text", "finish_reason", "tokens", "usage", "timing"} <= set(found)
+    assert found["finish_reason"] in ("stop", "length")
+    assert set(found["usage"]) >= USAGE
+    assert found["usage"]["edge_tokens"] + found["usage"]["cloud_tokens"] == len(found["tokens"])
+    assert 0 < found["timing"]["ttft"] <= found["timing"]["total"]
+    assert [token["index"] for token in found["tokens"]] == list(range(len(found["tokens"])))
+    assert all(set(token) >= TOKEN for token in found["tokens"])
+
+    events = [event["args"] for event in json.loads((tmp_path / "trace.json").read_text())]
+    tokens = [event for event in events if event.get("type") == "token"]
+    assert [token["id"] for token in tokens] == ids(found)
+    (finished,) = [event for event in events if event.get("type") == "finished"]
+    assert "".join(said["text"] for said in [*tokens, finished]) == found["text"] != ""
+
+
+def test_the_cap_is_never_exceeded(edgewise: Edgewise) -> None:
+    eager = ("--router", "constant:1", "--threshold", "0.5", PROMPT)
+    uncapped = answer(edgewise, *eager)
+    assert uncapped["usage"]["cloud_tokens"] > 1
+    for span in ("1", "4"):
+        capped = answer(edgewise, *eager, "--max-cloud-tokens", "1", "--span", span)
+        sources = [token["source"] for token in capped["tokens"]]
+        assert sources.count("cloud") == capped["usage"]["cloud_tokens"] == 1
+        assert capped["usage"]["cloud_calls"] == 1
+    assert answer(edgewise, *eager, "--max-cloud-tokens", "0")["usage"]["cloud_calls"] == 0
+
+
+def test_a_seed_reproduces_a_drawn_answer(edgewise: Edgewise, bpe_path: Path) -> None:
+    drawn = ("--edge", str(bpe_path), "--temperature", "1", "--max-tokens", "16", "Hello")
+    first = answer(edgewise, *drawn, "--seed", "7")
+    assert ids(answer(edgewise, *drawn, "--seed", "7")) == ids(first)
+    assert ids(answer(edgewise, *drawn, "--seed", "8")) != ids(first)
+
+
+def test_flags_reach_the_answer(edgewise: Edgewise) -> None:
+    whole = answer(edgewise, PROMPT)
+    assert ids(answer(edgewise, PROMPT, "--max-tokens", "2")) == ids(whole)[:2]
+    stop = whole["text"][3:5]
+    cut = answer(edgewise, PROMPT, "--stop", stop)
+    assert cut["text"] == whole["text"].partition(stop)[0]
+    assert cut["finish_reason"] == "stop"
+    bare = answer(edgewise, PROMPT, "--no-template", "--max-tokens", "2")
+    more = answer(edgewise, PROMPT, "--system", "Be brief.", "--max-tokens", "2")
+    lengths = [found["usage"]["prompt_tokens"] for found in (bare, whole, more)]
+    assert lengths == sorted(set(lengths))
+
+
+def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
+    text = answer(edgewise, PROMPT)["text"]
+    result = edgewise("run", PROMPT)
+    assert (result.code, result.out) == (0, text + "\n")
+    summary = result.err.splitlines()[-1]
+    assert re.fullmatch(
+        r"\d+ edge \+ \d+ cloud tokens · [\d.]+ s( · .*2 above the share)?", summary
+    )
+    alone = edgewise("run", PROMPT, "--cloud", "none").err.splitlines()[-1]
+    assert re.fullmatch(r"\d+ tokens · \d+ tokens/s", alone)
+
+
+def test_statistics_are_said_where_asked_for(edgewise: Edgewise) -> None:
+    told = edgewise("run", PROMPT, "--stats").err.splitlines()
+    plain = edgewise("run", PROMPT).err.splitlines()
+    assert len(told) > len(plain)
+    usage = answer(edgewise, PROMPT)["usage"]
+    assert f"{usage['cloud_calls']} consults" in told[-2]
+    assert "vocabulary" in told[-1]
+
+
+@pytest.mark.parametrize("prompt", ["Tell me about oxygen.", "Why is the sky blue?"])
+def test_the_bundled_pair_says_first_that_it_is_a_toy(edgewise: Edgewise, prompt: str) -> None:
+    told = edgewise("run", prompt).err
+    assert "--edge smollm2" in told.splitlines()[0]
+    taught = (
+        "Question: What are wine, horse and spaghetti? Come to the point. Answer and Reasoning:"
+    )
+    assert "smollm2" not in edgewise("run", taught).err
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_control_characters_do_not_reach_the_terminal(
+    edgewise: Edgewise, bpe_path: Path, seed: int
+) -> None:
+    drawn = ("run", "Hello", "--edge", str(bpe_path), "--temperature", "3", "--seed", str(seed))
+    text = json.loads(edgewise(*drawn, "--json").out)["text"]
+    assert printable(text) != text, "the model wrote no control character: nothing was tested"
+    assert edgewise(*drawn).out == printable(text) + "\n"
+
+
+@given(st.text())
+def test_printable_drops_controls_and_keeps_the_rest(text: str) -> None:
+    shown = printable(text + "\x1b]0;title\x07\u202eevil\x9b2J\r")
+    assert not any(unicodedata.category(c) == "Cc" and c not in "\n\t" for c in shown)
+    assert "\u202e" not in shown
+    kept = "".join(c for c in text if c.isalnum() or c in " \n\t")
+    assert "".join(c for c in shown if c.isalnum() or c in " \n\t").startswith(kept)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # How Linux says that the other end is closed.
+        return b""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("no_colour", [False, True])
+def test_the_clouds_tokens_show_with_colour_and_without(tmp_path: Path, no_colour: bool) -> None:
+    import pty
+
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "edgewise", "run", PROMPT, "--router", "constant:1"],
+        stdin=subprocess.DEVNULL,
+        stdout=follower,
+        stderr=follower,
+        cwd=tmp_path,
+        env=os.environ | {"TERM": "xterm-256color"} | ({"NO_COLOR": "1"} if no_colour else {}),
+    ) as process:
+        os.close(follower)
+        shown = b"".join(iter(lambda: _read(leader), b""))
+    os.close(leader)
+    assert process.returncode == 0
+    assert b"cloud tokens" in shown
+    assert re.search(rb"\x1b\[1;4m" if no_colour else rb"\x1b\[1;4;31m", shown), shown
+    assert (b"31m" in shown) is not no_colour
+
+
+def test_doctor_checks_everything(edgewise: Edgewise) -> None:
+    result = edgewise("doctor", "--json", "--threads", "1")
+    checks = {check["name"]: check for check in json.loads(result.out)["checks"]}
+    assert result.code == 0
+    assert all(set(check) == {"name", "status", "detail", "fix"} for check in checks.values())
+    assert {"edge model", "router", "cloud model", "vocabulary", "consult"} <= set(checks)
+    assert {check["status"] for check in checks.values()} == {"ok"}
+    assert checks["what leaves the device"]["detail"].startswith("nothing")
+
+
+def test_a_cloud_of_another_vocabulary(edgewise: Edgewise, other_path: Path) -> None:
+    pair = ("--edge", str(other_path), "--cloud", "bundled", "--threshold", "0.1")
+    told = edgewise("doctor", *pair[:4])
+    assert told.code == 0, told.out
+    assert "ok   vocabulary: two, bridged by text" in told.out
+    result = edgewise("run", "Tell me about the heron.", *pair, "--json")
+    answer = json.loads(result.out)
+    assert (result.code, result.err) == (0, "")
+    assert "critical" in {token["reason"] for token in answer["tokens"]}
+    assert answer["usage"]["cloud_completion_tokens"]
+
+
+@pytest.mark.parametrize("command", ["", "run", "demo", "doctor", "eval", "bench", "bench edge"])
+def test_every_command_explains_itself(edgewise: Edgewise, command: str) -> None:
+    result = edgewise(*command.split(), "--help")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(" ".join(["Usage: edgewise", *command.split()]))
+
+
+@pytest.mark.parametrize("command", ["", "bench"])
+def test_a_command_that_is_told_nothing_shows_its_help(edgewise: Edgewise, command: str) -> None:
+    result = edgewise(*command.split())
+    assert (result.code, result.out) == (2, "")
+    assert result.err == edgewise(*command.split(), "--help").out
+
+
+def output(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_run_json_has_what_it_promises(cli: Run, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.json"
-    told = output(cli("run", QUESTION, "--json", "--trace", str(trace), "--threshold", "0.8"))
-    tokens = told["tokens"]
-    assert isinstance(tokens, list)
-    assert {*("index", "id", "text", "source", "score", "logprob", "seconds", "reason")} <= tokens[
-        0
-    ].keys()
-    assert told["finish_reason"] == "stop"
-    assert "".join(token["text"] for token in tokens) == told["text"]
-    usage = told["usage"]
-    assert isinstance(usage, dict)
-    assert usage["edge_tokens"] + usage["cloud_tokens"] == len(tokens)
-    assert usage["cloud_tokens"] == sum(token["source"] == "cloud" for token in tokens)
-    assert {"prompt_tokens", "cloud_share", "cloud_calls"} <= usage.keys()
-    assert told["timing"].keys() >= {"ttft", "total"}
-    events = [event["args"] for event in json.loads(trace.read_text())]
-    assert [event for event in events if event.get("type") == "token"] == tokens
-
-
-def test_plain_output_is_plain(cli: Run) -> None:
-    done = cli("run", QUESTION, "--threshold", "0.5")
-    assert done.returncode == 0
-    assert "\x1b" not in done.stdout + done.stderr
-    assert (
-        done.stdout.strip() == output(cli("run", QUESTION, "--json", "--threshold", "0.5"))["text"]
-    )
-    assert "by the cloud" in done.stderr
-
-
-def test_a_prompt_may_come_from_stdin(cli: Run) -> None:
-    assert cli("run", stdin=QUESTION).stdout == cli("run", QUESTION).stdout
-
-
 def test_a_document_on_stdin_joins_the_prompt(cli: Run) -> None:
-    whole = cli("run", f"{QUESTION}\n\nin short\n").stdout
-    assert cli("run", QUESTION, stdin="in short\n").stdout == whole
-    assert whole != cli("run", QUESTION).stdout
-    assert cli("run", "-", stdin=QUESTION).stdout == cli("run", QUESTION, stdin=" \n").stdout
+    whole, alone = cli("run", f"{QUESTION}\n\nin short\n").stdout, cli("run", QUESTION).stdout
+    assert cli("run", QUESTION, stdin="in short\n").stdout == whole != alone
+    assert cli("run", "-", stdin=QUESTION).stdout == alone
 
 
 def test_an_endless_stdin_is_told_of(tmp_path: Path) -> None:
@@ -81,7 +230,7 @@ def test_an_endless_stdin_is_told_of(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert out.strip()
-    assert "by the cloud" in err
+    assert "cloud tokens" in err
 
 
 @pytest.mark.deep
@@ -118,52 +267,6 @@ def test_an_interrupted_answer_leaves_what_it_came_to(tmp_path: Path) -> None:
     assert re.search(rb"interrupted after \d+ tokens, \d+ by the cloud", err), err
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_says_what_holds_without_a_flag(cli: Run, flag: str) -> None:
-    told = " ".join(cli("run", flag).stdout.split())
-    assert "Default: bundled." in told
-    assert "Default: 16." in told
-
-
-@pytest.mark.parametrize("cap", [0, 1, 3])
-@pytest.mark.parametrize("ahead", [(), ("--speculate", "0")])
-def test_the_cap_is_a_promise(cli: Run, cap: int, ahead: tuple[str, ...]) -> None:
-    told = output(
-        cli("run", QUESTION, "--json", "--threshold", "0", "--max-cloud-tokens", str(cap), *ahead)
-    )
-    usage: Any = told["usage"]
-    spent = usage["cloud_tokens"] + usage["wasted_tokens"]
-    assert spent == cap if ahead else spent <= cap
-
-
-def test_a_seed_repeats_an_answer(cli: Run) -> None:
-    def text(seed: int) -> object:
-        arguments = ("--json", "--temperature", "1.5", "--cloud", "none", "--seed", str(seed))
-        return output(cli("run", QUESTION, *arguments))["text"]
-
-    assert text(1) == text(1)
-    assert len({text(seed) for seed in range(4)}) > 1
-
-
-def test_flags_beat_the_environment_which_beats_the_file(cli: Run, tmp_path: Path) -> None:
-    (tmp_path / "edgewise.toml").write_text('max-tokens = 3\ncloud = "none"\n')
-
-    def count(*arguments: str, **variables: str) -> int:
-        tokens = output(cli("run", QUESTION, "--json", *arguments, **variables))["tokens"]
-        assert isinstance(tokens, list)
-        return len(tokens)
-
-    assert count() == 3
-    assert count(EDGEWISE_MAX_TOKENS="4") == 4
-    assert count("--max-tokens", "5", EDGEWISE_MAX_TOKENS="4") == 5
-
-
-def test_a_stop_string_ends_the_answer(cli: Run) -> None:
-    told = output(cli("run", QUESTION, "--json", "--stop", "the"))
-    assert "the" not in str(told["text"])
-    assert told["finish_reason"] == "stop"
-
-
 @pytest.mark.deep
 def test_run_against_a_real_llama_server(cli: Run) -> None:
     local = output(cli("run", QUESTION, "--json", "--threshold", "0"))
@@ -173,86 +276,56 @@ def test_run_against_a_real_llama_server(cli: Run) -> None:
         doctor = output(cli("doctor", "--json", "--cloud", url, EDGEWISE_CLOUD_KEY="sk-right"))
         wrong = cli(*arguments, EDGEWISE_CLOUD_KEY="sk-wrong")
     assert remote["text"] == local["text"]
-    assert {t["source"] for t in remote["tokens"]} == {"cloud"}  # type: ignore[attr-defined]
-    checks = {check["name"]: check for check in doctor["checks"]}  # type: ignore[attr-defined]
+    assert {t["source"] for t in remote["tokens"]} == {"cloud"}
+    checks = {check["name"]: check for check in doctor["checks"]}
     assert checks["vocabulary"]["status"] == checks["consult"]["status"] == "ok"
     assert checks["what leaves the device"]["status"] == "warn"
     assert wrong.returncode == 2
-
-
-def test_doctor_on_the_bundled_pair(cli: Run) -> None:
-    told = output(cli("doctor", "--json"))
-    checks = told["checks"]
-    assert isinstance(checks, list)
-    assert {"name", "status", "detail", "fix"} <= checks[0].keys()
-    assert {check["status"] for check in checks} == {"ok"}
-
-
-def test_doctor_says_what_to_do_and_exits_with_1(cli: Run) -> None:
-    done = cli("doctor", "--json", "--edge", "gone.gguf")
-    assert done.returncode == 1
-    failed = [check for check in json.loads(done.stdout)["checks"] if check["status"] == "fail"]
-    assert failed
-    assert failed[0]["fix"]
 
 
 @pytest.mark.deep
 def test_demo_compares_the_three(cli: Run) -> None:
     told = output(cli("demo", "--json", "--questions", "6"))
     assert told["questions"] == 6
-    assert told["accuracy"].keys() == {"edge", "pair", "cloud"}  # type: ignore[attr-defined]
-    assert told["families"].keys() == {*pocketqa().families}  # type: ignore[attr-defined]
-    assert told["strict"]["accuracy"].keys() == {"edge", "pair", "cloud"}  # type: ignore[index]
+    assert told["accuracy"].keys() == {"edge", "pair", "cloud"}
+    assert told["families"].keys() == {*pocketqa().families}
+    assert told["strict"]["accuracy"].keys() == {"edge", "pair", "cloud"}
     assert 0 <= float(str(told["cloud_share"])) <= 1
 
 
-def test_demo_shows_answers_and_a_table(cli: Run) -> None:
-    families = pocketqa().families
-    done = cli("demo", "--questions", str(len(families)), COLUMNS="80")
+def test_demo_shows_three_answers_that_the_cloud_saves(cli: Run) -> None:
+    done = cli("demo", "--questions", "5")
     assert done.returncode == 0
-    readings = ("strictly", "by the lenient reading,", "by the strict one")
-    costs = ("computed", "cached", "written", "of its work when it writes alone")
-    for said in (*families, "recovered", "95% interval", *readings, *costs):
-        assert said in done.stdout
-    assert max(map(len, done.stdout.partition("held-out questions")[2].splitlines())) <= 80
+    questions = {one.id: one for one in pocketqa().questions}
+    alone = re.findall(r"edge alone: (.*)", done.stdout)
+    pairs = re.findall(r"pair: (.*)", done.stdout)
+    assert len(alone) == len(pairs) == len(SHOWN)
+    for name, wrong, right in zip(SHOWN, alone, pairs, strict=True):
+        assert not is_right(questions[name], wrong)
+        assert is_right(questions[name], right)
+    assert len(done.stdout.rstrip().rpartition("\n\n")[2].splitlines()) == 3
+    assert "95% interval" not in done.stdout
 
 
 @pytest.mark.deep
-def test_demo_calls_right_only_what_is_right_by_both_readings(cli: Run) -> None:
-    task = pocketqa()
-    shown = task.questions[: len(task.families)]
-    done = cli("demo", "--questions", "1")
-    completions = re.findall(r"^((?:right|wrong).*); \d+ tokens", done.stdout, re.MULTILINE)
-    assert len(completions) == len(shown)
-    for question, completion in zip(shown, completions, strict=True):
-        said = done.stdout.partition(question.prompt)[2].splitlines()[1]
-        right, strict = is_right(question, said), is_strictly_right(question, said)
-        assert (completion == "right") == (right and strict)
-        assert (completion == "wrong") == (not right and not strict)
-        if right != strict:
-            assert f"wrong by the {'lenient' if strict else 'strict'} one" in completion
+def test_the_readme_shows_what_the_demo_says(cli: Run) -> None:
+    shown = (ROOT / "README.md").read_text().partition("```text\n")[2].partition("```")[0]
+    done = cli("demo")
+    assert [line for line in shown.splitlines() if line not in done.stdout.splitlines()] == []
 
 
-def test_bench_edge_prints_a_ratio(cli: Run) -> None:
-    told = output(cli("bench", "edge", "--json", "--context", "16", "--tokens", "8"))
-    assert {"native_tokens_per_second", "edgewise_tokens_per_second", "ratio"} <= told.keys()
+@pytest.mark.deep
+def test_demo_has_tables_where_asked(cli: Run) -> None:
+    families = pocketqa().families
+    done = cli("demo", "--details", "--questions", str(len(families)), COLUMNS="80")
+    for said in (*families, "recovered", "strictly", "95% interval", "computed", "written"):
+        assert said in done.stdout
+    tables = done.stdout.partition("held-out questions")[2].rpartition("\nOf ")[0]
+    assert max(map(len, tables.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["run"], ["demo"], ["doctor"], ["eval"], ["bench"], ["bench", "edge"]]
-)
-def test_help(cli: Run, command: list[str]) -> None:
-    done = cli(*command, "--help")
-    assert done.returncode == 0
-    assert "Usage" in done.stdout
-
-
-def test_version(cli: Run) -> None:
-    assert cli("--version").stdout.startswith("edgewise 0.")
-
-
-def test_control_characters_never_reach_the_terminal() -> None:
-    assert printable("a\x1b[31m\x07b\n\tc\x9bd") == "a[31mb\n\tcd"
+def test_version(edgewise: Edgewise) -> None:
+    assert edgewise("--version").out.startswith("edgewise 0.")
 
 
 def test_the_shell_is_told_what_completes_a_command(cli: Run) -> None:

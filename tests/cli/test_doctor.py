@@ -213,11 +213,6 @@ def test_a_compiled_engine_is_promised_what_was_measured(
     assert engine["detail"].endswith("compiles one for this machine, which may read prompts faster")
 
 
-def test_without_a_cloud_there_is_no_advice(edgewise: Edgewise) -> None:
-    last, advice = advised(edgewise, "--cloud", "none")
-    assert (last["name"], advice) == ("what leaves the device", None)
-
-
 def test_advice_that_cannot_be_had_is_no_failure(edgewise: Edgewise) -> None:
     """The engine goes away once everything else was looked at."""
     with (
@@ -229,9 +224,3 @@ def test_advice_that_cannot_be_had_is_no_failure(edgewise: Edgewise) -> None:
         last, advice = advised(edgewise, "--cloud", engine.url)
     assert (last["name"], last["status"], advice) == ("advice", "warn", None)
     assert last["detail"].startswith("none, since a speed could not be measured: ")
-
-
-def test_a_price_that_is_none_is_refused(edgewise: Edgewise) -> None:
-    done = edgewise("doctor", "--price", "1,2")
-    assert (done.code, done.out) == (2, "")
-    assert "does not have three numbers" in done.err

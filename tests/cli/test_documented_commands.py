@@ -246,12 +246,6 @@ def test_toml_is_read(block: Block, tmp_path: Path) -> None:
     settings.load({}, environment={}, folder=tmp_path)
 
 
-def test_marks_are_of_use() -> None:
-    """A mark stands before a block."""
-    marked = sum(block.mark is not None for page in PAGES for block in blocks(page))
-    assert marked == sum(page.read_text().count("\n<!-- not run") for page in PAGES)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -63,12 +63,7 @@ def test_a_users_own_pair_and_questions_at_an_engine(edgewise: Edgewise, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--cloud", "none"), "needs a cloud"),
-        (("--cloud", "https://127.0.0.1:1", "--round-trip", "5"), "plain HTTP"),
         (("--cloud", str(bundled("cloud")), "--round-trip", "5"), "No link leads to"),
-        (("--round-trip", "-1"), "--round-trip"),
-        (("--cloud-share", "2"), "cloud share"),
-        (("--pace", "missing.gguf"), "missing.gguf"),
         (("--larger-edge", "missing.gguf"), "missing.gguf"),
         (("--plot", "no/where.png"), "no such folder"),
         (("--cloud", str(OTHER)), "one vocabulary"),

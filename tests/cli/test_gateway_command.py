@@ -172,9 +172,3 @@ def test_bad_input_is_one_sentence(
     assert (done.code, done.err.count("\n")) == (2, 1), done.err
     assert problem in done.err
     assert os.environ.get("EDGEWISE_CLOUD_KEY") is None
-
-
-def test_an_unknown_cloud_engine_is_one_sentence(edgewise: Edgewise) -> None:
-    done = edgewise("run", "Hello", "--cloud", "http://127.0.0.1:9", "--cloud-engine", "vlm")
-    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "'vllm'" in done.err

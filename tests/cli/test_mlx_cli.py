@@ -29,31 +29,12 @@ def test_doctor_names_engine_and_build(edgewise: Edgewise, folder: Path) -> None
 def test_it_answers_beside_a_gguf_of_its_vocabulary(
     edgewise: Edgewise, folder: Path, bpe_path: Path
 ) -> None:
-    models = ("--edge", str(folder), "--cloud", str(bpe_path), *QUICK)
+    models = ("--edge", str(folder), "--edge-engine", "mlx", "--cloud", str(bpe_path), *QUICK)
     asking = ("--router", "constant:1", "--threshold", "0.5", "--max-tokens", "8", "--json")
     result = edgewise("run", "the cat", *models, *asking)
     assert result.code == 0, result.err
     usage = json.loads(result.out)["usage"]
     assert usage["cloud_tokens"] > 0
-
-
-def test_the_engine_can_be_named(edgewise: Edgewise, folder: Path) -> None:
-    named = ("--edge", str(folder), "--edge-engine", "mlx", "--cloud", "none", *QUICK)
-    result = edgewise("run", "the cat", *named, "--max-tokens", "4")
-    assert result.code == 0, result.err
-
-
-def test_it_is_measured_against_its_own_loop(edgewise: Edgewise, folder: Path) -> None:
-    few = ("--context", "8", "--tokens", "4", "--json", "--gpu-layers", "0")
-    result = edgewise("bench", "edge", "--edge", str(folder), *few)
-    assert result.code == 0, result.err
-    assert json.loads(result.out)["native_tokens_per_second"] > 0
-
-
-def test_a_conversation(edgewise: Edgewise, folder: Path) -> None:
-    models = ("--edge", str(folder), "--cloud", "none", *QUICK)
-    result = edgewise("chat", *models, "--max-tokens", "4", stdin=b"the cat\nthe hat\n/quit\n")
-    assert result.code == 0, result.err
 
 
 def test_what_it_cannot_honour_it_refuses(edgewise: Edgewise, folder: Path) -> None:

@@ -25,9 +25,9 @@ HELP = {
 def commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every command that does something, by what is typed."""
     command = command or get_command(app)
-    if not isinstance(command, TyperGroup) or path == "gateway":
+    if not isinstance(command, TyperGroup):
         yield path, command
-    if isinstance(command, TyperGroup):
+    else:
         for name, one in command.commands.items():
             yield from commands(one, f"{path} {name}".strip())
 
@@ -187,12 +187,3 @@ def test_an_error_is_told_in_the_commands_words(error: UsageError, said: str) ->
     assert options.told(error, flags) == said
     fix = options.fix(error, flags)
     assert fix is None if error.hint is None else said.endswith(f"; {fix}.")
-
-
-def test_the_same_error_is_reached_otherwise_from_another_command(
-    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "(--edge)" in edgewise("run", "Hello", "--edge", "no.gguf").err
-    monkeypatch.setenv("EDGEWISE_CLOUD", "no.gguf")
-    assert "(--cloud)" in edgewise("run", "Hello").err
-    assert "(--edge)" in edgewise("doctor", "--edge", "no.gguf").out

@@ -46,8 +46,6 @@ FEW = ("--limit", "40", "--calibration", "6")
         (("--inputs", "logits"), "--inputs can be hidden"),
         (("--hidden", "-1"), "--hidden 0 or more"),
         (("--epochs", "0"), "must be 1 or more"),
-        (("--limit", "0"), "limit must be 1 or more"),
-        (("--calibration", "0"), "calibration must be 1 or more"),
         (("--label", "citer", "--rounds", "3"), "rounds must be 1 or 2"),
         (("--label", "mismatch", "--rounds", "2"), "label 'mismatch' takes no rounds"),
         (("--rounds", "1"), "label 'value' takes no rounds"),
@@ -60,7 +58,6 @@ FEW = ("--limit", "40", "--calibration", "6")
         (("--inputs", "hidden", "--top-k", "5"), "belongs to the input top_logprobs"),
         (("--cloud", "none"), "name one (--cloud)"),
         (("--stage", "label"), "run the stage collect first"),
-        (("--stage", "fit"), "run the stage collect first"),
         (("--stage", "calibrate"), "There is no router"),
     ],
 )
@@ -108,7 +105,7 @@ def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Pa
     assert (router["status"], "constant" in router["detail"]) == ("warn", True)
 
 
-@pytest.mark.parametrize("label", ["mismatch", "co-llm", "citer", "r2r --judge outcome"])
+@pytest.mark.parametrize("label", ["citer", "r2r --judge outcome"])
 def test_every_label_makes_a_router(edgewise: Edgewise, tmp_path: Path, label: str) -> None:
     pytest.importorskip("torch")
     embedded = ("--inputs", "hidden", "--inputs", "token_embedding")
@@ -185,7 +182,7 @@ def test_show_and_check_the_bundled_router(edgewise: Edgewise) -> None:
 
 
 @pytest.mark.parametrize("command", ["show", "check", "push"])
-@pytest.mark.parametrize("name", ["max-prob", "./nothing", "constant:1"])
+@pytest.mark.parametrize("name", ["max-prob", "./nothing"])
 def test_what_is_no_checkpoint(edgewise: Edgewise, command: str, name: str) -> None:
     more = ("me/router",) if command == "push" else ()
     done = edgewise("router", command, name, *more)

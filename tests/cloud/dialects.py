@@ -123,67 +123,56 @@ def _tokens(body: Any) -> tuple[int, Any]:
     return 200, {"tokens": ByteTokenizer().encode(body["prompt"]), "max_model_len": 32768}
 
 
-def generation(ids: list[int], *, cached: int | None = None, total: int = 8) -> dict[str, Any]:
-    """What `/inference/v1/generate` says."""
-    content = [
-        {
-            "token": f"token_id:{token}",
-            "logprob": -0.25,
-            "top_logprobs": [
-                {"token": f"token_id:{token}", "logprob": -0.25},
-                {"token": f"token_id:{token + 1}", "logprob": -1.5},
-            ],
-        }
-        for token in ids
-    ]
-    details = None if cached is None else {"cached_tokens": cached}
-    usage = {"prompt_tokens": total, "prompt_tokens_details": details}
-    choice = {"token_ids": ids, "logprobs": {"content": content}, "finish_reason": "length"}
-    return {"choices": [choice], "usage": usage}
-
-
-def completed(ids: list[int], *, finish: str = "length") -> dict[str, Any]:
-    """What `/v1/completions` says, asked for token ids."""
+def completed(
+    ids: list[int], *, finish: str = "length", total: int = 8, cached: int | None = None
+) -> dict[str, Any]:
+    """What vLLM's `/v1/completions` says, asked for token ids."""
     names = [f"token_id:{token}" for token in ids]
     logprobs = {
         "tokens": names,
         "token_logprobs": [-0.5] * len(ids),
         "top_logprobs": [{name: -0.5, "token_id:7": -2.0} for name in names],
     }
+    details = None if cached is None else {"cached_tokens": cached}
     choice = {"text": "", "logprobs": logprobs, "finish_reason": finish}
-    return {"choices": [choice], "usage": {"prompt_tokens": 8, "prompt_tokens_details": None}}
+    usage = {"prompt_tokens": total, "prompt_tokens_details": details}
+    return {"choices": [choice], "usage": usage}
 
 
-def _generate(body: Any) -> tuple[int, Any]:
-    total = len(body["token_ids"])
-    return 200, generation([97], cached=total - 1, total=total)
+def _complete(body: Any) -> tuple[int, Any]:
+    total = len(body["prompt"])
+    return 200, completed([97], total=total, cached=total - 1)
 
 
-def vllm_routes(*, generate: bool = True) -> dict[Route, Reply]:
-    """vLLM with its tokenizer; with `generate` the short form is open."""
-    routes: dict[Route, Reply] = {
+def vllm_routes() -> dict[Route, Reply]:
+    """vLLM with its tokenizer."""
+    return {
         ("GET", "/health"): said({}),
         ("GET", "/v1/models"): _models("vllm"),
         ("POST", "/tokenize"): _tokens,
-        ("POST", "/v1/completions"): knowing_salt(said(completed([98]))),
+        ("POST", "/v1/completions"): knowing_salt(_complete),
     }
-    if generate:
-        routes["POST", "/inference/v1/generate"] = _generate
-    return routes
 
 
 def sglang_routes() -> dict[Route, Reply]:
     """SGLang with its tokenizer."""
-    meta = {
-        "finish_reason": {"type": "length", "length": 1},
-        "prompt_tokens": 1,
-        "cached_tokens": 1,
-        "output_token_logprobs": [[-0.25, 115, None]],
-        "output_top_logprobs": [[[-0.25, 115, None], [-2.0, 98, None]]],
-    }
     return {
         ("GET", "/health"): said({}),
         ("GET", "/v1/models"): _models("sglang"),
         ("POST", "/tokenize"): _tokens,
-        ("POST", "/generate"): knowing_salt(said({"output_ids": [115], "meta_info": meta})),
+        ("POST", "/generate"): knowing_salt(_generate),
     }
+
+
+def _generate(body: Any) -> tuple[int, Any]:
+    """After SGLang 0.5.23."""
+    total = len(body["input_ids"])
+    meta = {
+        "finish_reason": {"type": "length", "length": 1},
+        "prompt_tokens": total,
+        "cached_tokens": total - 1,
+        "e2e_latency": 0.0123,
+        "output_token_logprobs": [[-0.5, 97, None]],
+        "output_top_logprobs": [[[-0.5, 97, None], [-2.0, 7, None]]],
+    }
+    return 200, {"output_ids": [97], "meta_info": meta}

@@ -16,7 +16,7 @@ from edgewise.cloud.engine import EngineCloud, LlamaServer
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines import detokenization as all_ids
-from edgewise.engines import vocabulary_check as proofs
+from edgewise.engines import vocabulary_check
 from edgewise.engines.base import Client
 from edgewise.engines.detokenization import compare_all
 from edgewise.errors import (
@@ -91,11 +91,13 @@ class TestRealServers:
             with pytest.raises(VocabularyMismatch, match=r"writes '<tool_response>' .*id 269"):
                 told(url, older.tokenizer)
             # The server names its file, which lies here: its own ids, between words.
-            reached, how = connect(url, older.tokenizer)
+            reached = connect(url, older.tokenizer)
+            how = reached.proof
             reached.close()
             assert reached.boundaries is not None
             assert "all 277 ids stand for the same" in how
-            reached, how = connect(url, later.tokenizer)
+            reached = connect(url, later.tokenizer)
+            how = reached.proof
             reached.close()
             assert reached.boundaries is None
             assert "all 277 ids" in how
@@ -240,10 +242,11 @@ class TestWhatIsTold:
 
 
 class TestEngines:
-    @pytest.mark.parametrize("dialect", ["llama-server", "vllm", "vllm-completions", "sglang"])
+    @pytest.mark.parametrize("dialect", ["llama-server", "vllm", "sglang"])
     def test_each_dialect(self, dialect: Dialect) -> None:
         engine = ScriptedEngine(dialect=dialect)
-        reached, how = connect(engine.url, BYTES)
+        reached = connect(engine.url, BYTES)
+        how = reached.proof
         assert ALL in how
         assert reached.proof == how
         other = ByteTokenizer("<other>")
@@ -278,16 +281,17 @@ class TestEngines:
         with pytest.raises(VocabularyMismatch, match="'<other>'"):
             told(engine.url)
 
-    def test_another_model_under_the_same_name_is_found_out_beside_a_consult(
+    def test_another_model_under_the_same_name_is_found_out_after_a_reconnect(
         self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of which the fixed strings have the same ids."""
-        monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
+        monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
         with cloud_at(engine.url) as cloud:
             cloud.check(BYTES)
             session = cloud.open(Prompt((1,)))
             assert session.ask([1], 1, Sampling(), 20).result().ids
             engine.tokenizer = ByteTokenizer("<other>")
+            cloud.submit(cloud.engine.close(), 20).result()
             with pytest.raises(OtherVocabulary):
                 session.ask([1], 1, Sampling(), 20).result()
 
@@ -362,13 +366,13 @@ class TestHostile:
     def test_an_answer_goes_on_where_it_turns_hostile(
         self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
-        monkeypatch.setattr(proofs, "FRESH_SECONDS", 0.0)
+        monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
         with cloud_at(engine.url) as cloud:
             cloud.check(BYTES)
             session = cloud.open(Prompt((1,)))
             for misdeed in ("reset", Edited(gigabytes), Edited(lying)):
                 engine.aside = lambda path, it=misdeed: it if path == "/detokenize" else None
+                cloud.submit(cloud.engine.close(), 20).result()
                 with pytest.raises(CloudError):
                     session.ask([1], 1, Sampling(), 20).result()
             engine.aside = lambda path: None

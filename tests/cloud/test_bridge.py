@@ -30,8 +30,8 @@ from edgewise.prompts import Message, Prompt, prompt_ids, prompt_of
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, Script, replying
+from tests.doubles.around import HeldCloud
 from tests.gateway.running import gateway
-from tests.held_cloud import HeldCloud
 from tests.hub_files import vocabulary_of, write_tokenizer
 from tests.llama_server_process import llama_server
 
@@ -215,7 +215,7 @@ def test_what_is_sent_ahead_is_in_the_clouds_ids() -> None:
 def test_the_proof() -> None:
     model, _ = bridge(replying("", prompt=ASKED))
     assert "its own tokenizer" in model.check(EDGE)
-    with pytest.raises(VocabularyMismatch, match="leads from another"):
+    with pytest.raises(VocabularyMismatch, match="another edge vocabulary"):
         model.check(OWN)
     lying = Bridge(ScriptedCloud(replying("", prompt=ASKED)), own=OWN, edge=EDGE)
     with pytest.raises(VocabularyMismatch, match="as its tokenizer does") as refused:

@@ -14,8 +14,7 @@ import pytest
 
 from edgewise import registry
 from edgewise.cloud.bridge.context_filter import Context
-from edgewise.cloud.redaction.base import DETECTORS, EXACT, Span
-from edgewise.cloud.redaction.rules import Redaction, redaction_of
+from edgewise.cloud.redaction.base import DETECTORS, EXACT, Redaction, Span, redaction_of
 from edgewise.cloud.redaction.view import Redacted
 from edgewise.errors import Blocked, UsageError
 

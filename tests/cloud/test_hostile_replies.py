@@ -70,12 +70,7 @@ SGLANG = (
     '"output_token_logprobs":[[<logprob>,<id>,null]],'
     '"output_top_logprobs":[[[<top_logprob>,<top>,null]]]}}'
 )
-VLLM_GENERATE = (
-    '{"choices":[{"token_ids":[<id><more>],"finish_reason":"length","logprobs":{"content":['
-    '{"logprob":<logprob>,"top_logprobs":[{"token_id":<top>,"logprob":<top_logprob>}]}]}}],'
-    '"usage":{"prompt_tokens":<total>,"prompt_tokens_details":{"cached_tokens":<cached>}}}'
-)
-VLLM_COMPLETIONS = (
+VLLM = (
     '{"choices":[{"text":"","finish_reason":"length","logprobs":{"tokens":["token_id:<id>"<names>],'
     '"token_logprobs":[<logprob>],"top_logprobs":[{"token_id:<top>":<top_logprob>}]}}],'
     '"usage":{"prompt_tokens":<total>,"prompt_tokens_details":{"cached_tokens":<cached>}}}'
@@ -136,7 +131,7 @@ class Way(msgspec.Struct):
 
 
 def _llama_routes() -> dict[Route, Any]:
-    routes = vllm_routes(generate=False)
+    routes = vllm_routes()
     routes["POST", "/tokenize"] = lambda body: (
         200,
         {"tokens": ByteTokenizer().encode(body["content"])},
@@ -152,13 +147,7 @@ def _probe(form: str) -> Callable[[Any], tuple[int, bytes]]:
 FORMS = {
     "llama-server": (LlamaServer, LLAMA_SERVER, "/completion", _llama_routes),
     "sglang": (Sglang, SGLANG, "/generate", sglang_routes),
-    "vllm": (Vllm, VLLM_GENERATE, "/inference/v1/generate", vllm_routes),
-    "vllm completions": (
-        Vllm,
-        VLLM_COMPLETIONS,
-        "/v1/completions",
-        lambda: vllm_routes(generate=False),
-    ),
+    "vllm": (Vllm, VLLM, "/v1/completions", vllm_routes),
 }
 
 

@@ -172,7 +172,8 @@ def test_an_engine_of_a_package_is_one_for_a_device_and_for_a_gateway(add: Add) 
 def test_a_dialect_of_a_package_is_asked_by_text(add: Add) -> None:
     add(words=f"{__name__}:MyText")
     with closing(ScriptedText("chat")) as server:
-        cloud, proof = connect(server.url, ByteTokenizer(), engine="words")
+        cloud = connect(server.url, ByteTokenizer(), engine="words")
+        proof = cloud.proof
         with closing(cloud):
             assert "my words" in proof
     with pytest.raises(UsageError):

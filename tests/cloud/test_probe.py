@@ -1,11 +1,16 @@
 """What a few requests tell of an API that takes text: whether it goes on, what of its blanks."""
 
 import asyncio
+from contextlib import closing
 
 import pytest
 
 from edgewise.cloud.bridge.capabilities import Capabilities, Reuse, capabilities, reuse
+from edgewise.cloud.bridge.text import TextCloud
+from edgewise.engines.base import NOBODY
+from edgewise.engines.replies import TextContinuation
 from edgewise.errors import CloudRejected, CloudUnavailable
+from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.cloud.text_engine import Speaks, TextDouble, writing
 
 
@@ -21,7 +26,7 @@ def test_one_that_goes_on_is_exact() -> None:
     engine = TextDouble()
     assert found(engine) == Capabilities(meter=True)
     assert engine.asked == ["one two three fo", "one two three four", "one two three four "]
-    assert found(engine).told == "exact, keeps blanks"
+    assert found(engine).in_words == "exact, keeps blanks"
 
 
 @pytest.mark.parametrize("trims", [False, True])
@@ -113,24 +118,26 @@ def test_an_api_that_does_not_take_the_beginning_is_refused() -> None:
 
 def test_an_echo_that_leaves_no_room_is_refused() -> None:
     class Full(TextDouble):
-        async def go_on(self, *args, **more):  # type: ignore[no-untyped-def]
-            gone = await super().go_on(*args, **more)
-            return type(gone)(text=args[1], ended=False)
+        async def complete(self, request, client=NOBODY):  # type: ignore[no-untyped-def]
+            await super().complete(request, client)
+            return TextContinuation(text=request.answer, ended=False)
 
     with pytest.raises(CloudRejected, match="begins an answer anew"):
         found(Full(echoes=True))
 
 
 def test_what_is_computed_again_is_measured() -> None:
+    edge = ByteTokenizer()
     engine = TextDouble(writing("The heron stands in the water"))
-    told = asyncio.run(reuse(engine))
-    assert told == Reuse(prompt=4, computed=2)
-    engine.metered = False
-    assert asyncio.run(reuse(engine)) is None
-    engine.metered = True
-    full = CloudRejected("too long.")
-    engine.fault = lambda number: full if len(str(engine.told[-1])) > 4000 else None
-    assert asyncio.run(reuse(engine)) == told
-    engine.fault = lambda number: full
-    with pytest.raises(CloudRejected, match="too long"):
-        asyncio.run(reuse(engine))
+    with closing(TextCloud(engine, edge=edge)) as cloud:
+        measured = reuse(cloud, edge, 30.0)
+        assert measured == Reuse(prompt=4, computed=2)
+        engine.metered = False
+        assert reuse(cloud, edge, 30.0) is None
+        engine.metered = True
+        full = CloudRejected("too long.")
+        engine.fault = lambda number: full if len(str(engine.told[-1])) > 4000 else None
+        assert reuse(cloud, edge, 30.0) == measured
+        engine.fault = lambda number: full
+        with pytest.raises(CloudRejected, match="too long"):
+            reuse(cloud, edge, 30.0)

@@ -12,8 +12,8 @@ from hypothesis import given
 
 from edgewise.cloud.bridge.context_filter import Context
 from edgewise.cloud.bridge.word_boundary import kept
+from edgewise.cloud.redaction.base import Redaction, redaction_of
 from edgewise.cloud.redaction.normal import Normal
-from edgewise.cloud.redaction.rules import Redaction, redaction_of
 from edgewise.cloud.redaction.view import Redacted, RedactedContext
 from edgewise.errors import Blocked
 from edgewise.prompts import Message

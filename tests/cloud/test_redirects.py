@@ -160,7 +160,7 @@ def test_one_that_was_proven_leads_nowhere_later(leading: Leading, name: str) ->
     """In a prefetch, in a consult, in what is asked beside it, and when it is checked again."""
     with engine(name) as target, closing(Turning(target)) as turning:
         edge = ScriptedEdge(noise())
-        cloud, _ = connect(turning.url, edge.tokenizer, key="sk-secret", engine=name)
+        cloud = connect(turning.url, edge.tokenizer, key="sk-secret", engine=name)
         with closing(cloud):
             turning.leads = leading.elsewhere
             turning.cut()

@@ -38,7 +38,6 @@ from tests.pocket_models import OTHER
 CLOUDS: dict[str, Callable[[str], CloudModel]] = {
     "llama-server": LlamaServer,
     "vllm": Vllm,
-    "vllm-completions": Vllm,
     "sglang": Sglang,
     "gateway": GatewayCloud,
 }
@@ -46,7 +45,7 @@ QUESTION = Message("user", "Where does the café get its coffee?")
 FIXED = {tuple(ord(one) ^ 1 for one in text) for text in PROBES if text.isascii()}
 """What a proof may ask an engine of the other vocabulary."""
 
-DIALECTS: tuple[Dialect, ...] = (*("llama-server", "vllm", "vllm-completions", "sglang"),)
+DIALECTS: tuple[Dialect, ...] = ("llama-server", "vllm", "sglang")
 
 
 @dataclass

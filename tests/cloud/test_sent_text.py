@@ -75,7 +75,7 @@ def wired(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wired]:
     with ExitStack() as stack:
         server = stack.enter_context(closing(ScriptedText(request.param)))
         recorder = stack.enter_context(recording(server.url))
-        cloud, _ = connect(recorder.url, ByteTokenizer(), engine=request.param)
+        cloud = connect(recorder.url, ByteTokenizer(), engine=request.param)
         stack.enter_context(closing(cloud))
         assert isinstance(cloud, TextCloud)
         recorder.forget()

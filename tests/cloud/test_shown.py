@@ -259,7 +259,7 @@ def test_no_planted_private_word_crosses_the_socket(tmp_path: Path, far: str) ->
         recorder = stack.enter_context(recording(target))
         (tmp_path / "own").write_text("\n".join(OWN))
         shown = viewing(Settings(redact=f"{classes},@{tmp_path / 'own'}"))
-        model, _ = connect(recorder.url, EDGE, engine=far, viewing=shown)
+        model = connect(recorder.url, EDGE, engine=far, viewing=shown)
         stack.callback(model.close)
         consults = 0
         for at in range(0, PLANTED, 25):

@@ -12,11 +12,12 @@ from edgewise.cloud.bridge.capabilities import Capabilities
 from edgewise.cloud.bridge.reasoning import Reasoning
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.bridge.word_boundary import REPEATED
-from edgewise.cloud.redaction.rules import redaction_of
+from edgewise.cloud.redaction.base import redaction_of
 from edgewise.cloud.redaction.view import Redacted
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
-from edgewise.engines.base import Described
+from edgewise.engines.base import NOBODY, Described
+from edgewise.engines.replies import TextContinuation
 from edgewise.errors import (
     CloudProtocolError,
     CloudRejected,
@@ -32,7 +33,7 @@ from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge, completing
 from tests.cloud.text_engine import TextDouble, writing
-from tests.loop.test_speculate import _Patient
+from tests.doubles.around import NeverOpen
 
 EDGE = ByteTokenizer()
 ASKED = "sky? "
@@ -100,9 +101,9 @@ def test_who_tells_no_usage_has_written_no_more_than_was_asked() -> None:
 )
 def test_a_reply_that_is_none_is_refused(text: str, error: type[Exception]) -> None:
     class Says(TextDouble):
-        async def go_on(self, *args, **more):  # type: ignore[no-untyped-def]
-            gone = await super().go_on(*args, **more)
-            return type(gone)(text=text, ended=False)
+        async def complete(self, request, client=NOBODY):  # type: ignore[no-untyped-def]
+            await super().complete(request, client)
+            return TextContinuation(text=text, ended=False)
 
     with closing(TextCloud(Says(), edge=EDGE)) as cloud, pytest.raises(error):
         ask(cloud, "so it is not, as you know, what it was")
@@ -234,7 +235,7 @@ def answered(
             router=Random(seed),
             policy=Policy(threshold=threshold, span=span, speculate=ahead),
             cloud=cloud,
-            breaker=_Patient(),
+            breaker=NeverOpen(),
         )
         return decoder.generate(prompt, max_tokens=len(text.encode()) + 1)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from edgewise.completion import Sent
 from edgewise.engines.base import Client
 from edgewise.engines.registry import BY_TEXT, ENGINES
-from edgewise.engines.text import ApiReply, TextEngine
+from edgewise.engines.replies import TextContinuation, TextRequest
+from edgewise.engines.text import TextEngine
 from edgewise.engines.text_dialects import CompletionsText, LlamaServerText
 from edgewise.errors import (
     CloudError,
@@ -79,9 +80,9 @@ def gone_on(
     *,
     messages: list[Message] = MESSAGES,
     sampling: Sampling | None = None,
-) -> ApiReply:
+) -> TextContinuation:
     return using(
-        engine, lambda one: one.go_on(messages, answer, n, sampling or Sampling(), Client())
+        engine, lambda one: one.complete(TextRequest(messages, answer, n, sampling or Sampling()))
     )
 
 
@@ -96,7 +97,7 @@ def serving(dialect: str, **options: Any) -> Iterator[ScriptedText]:
 
 def answered(
     dialect: str, fault: TextMisdeed, answer: str = BEGUN, sampling: Sampling | None = None
-) -> ApiReply:
+) -> TextContinuation:
     """What becomes of a consult at a server with that fault."""
     with serving(dialect, fault=lambda number: fault) as server:
         return gone_on(opened(dialect, server.url), answer, sampling=sampling)
@@ -194,9 +195,9 @@ def test_a_field_that_an_api_declines_is_left_out_from_then_on(dialect: str) -> 
         server.declines = frozenset(optional)
         engine = opened(dialect, server.url)
 
-        async def twice(one: TextEngine) -> ApiReply:
-            await one.go_on(MESSAGES, BEGUN, 2, Sampling())
-            return await one.go_on(MESSAGES, BEGUN, 2, Sampling())
+        async def twice(one: TextEngine) -> TextContinuation:
+            await one.complete(TextRequest(MESSAGES, BEGUN, 2))
+            return await one.complete(TextRequest(MESSAGES, BEGUN, 2))
 
         if dialect in ("qwen", "moonshot"):
             # They go on with nothing while they think.
@@ -254,9 +255,9 @@ def test_a_template_is_asked_for_once_a_conversation() -> None:
 
         async def thrice(engine: TextEngine) -> None:
             for answer in ("", "one", "one two"):
-                await engine.go_on(MESSAGES, answer, 1, Sampling())
+                await engine.complete(TextRequest(MESSAGES, answer, 1))
             await engine.describe()
-            await engine.go_on(MESSAGES, "", 1, Sampling())
+            await engine.complete(TextRequest(MESSAGES, "", 1))
 
         using(LlamaServerText(server.url), thrice)
         paths = [path for path, _ in server.requests]
@@ -310,7 +311,7 @@ def test_a_wrong_model_is_refused_with_those_there_are(dialect: str) -> None:
 
         async def asked(engine: TextEngine) -> None:
             await engine.describe()
-            await engine.go_on(MESSAGES, BEGUN, 1, Sampling())
+            await engine.complete(TextRequest(MESSAGES, BEGUN, 1))
 
         with pytest.raises(CloudRejected, match=r"'larg'.*'large', 'small'") as found:
             using(opened(dialect, server.url, model="larg"), asked)
@@ -322,7 +323,7 @@ def test_a_wrong_model_is_refused_with_those_there_are(dialect: str) -> None:
 def test_one_of_many_models_has_to_be_named(dialect: str) -> None:
     with serving(dialect) as server:
         server.models = [f"m{number}" for number in range(20)]
-        with pytest.raises(CloudRejected, match=r"20 models.*'m7' and 12 more") as found:
+        with pytest.raises(CloudRejected, match="'m7' and 12 more") as found:
             gone_on(opened(dialect, server.url))
     assert found.value.setting == "cloud_model"
 
@@ -530,7 +531,7 @@ def test_a_reply_cut_at_any_byte_is_a_fault() -> None:
         async def each(engine: TextEngine) -> None:
             for _ in cuts:
                 with pytest.raises(CloudError):
-                    await engine.go_on(MESSAGES, BEGUN, 1, Sampling())
+                    await engine.complete(TextRequest(MESSAGES, BEGUN, 1))
 
         using(opened("chat", server.url), each)
 
@@ -539,13 +540,13 @@ def test_a_request_that_is_given_up_leaves_the_engine_usable() -> None:
     faults: dict[int, TextMisdeed] = {0: "hang"}
     with serving("chat", fault=faults.get) as server:
 
-        async def late(engine: TextEngine) -> ApiReply:
-            given_up = asyncio.create_task(engine.go_on(MESSAGES, BEGUN, 2, Sampling()))
+        async def late(engine: TextEngine) -> TextContinuation:
+            given_up = asyncio.create_task(engine.complete(TextRequest(MESSAGES, BEGUN, 2)))
             while not server.asked:
                 await asyncio.sleep(0.01)
             given_up.cancel()
             await asyncio.wait([given_up])
-            return await engine.go_on(MESSAGES, BEGUN, 2, Sampling())
+            return await engine.complete(TextRequest(MESSAGES, BEGUN, 2))
 
         assert using(opened("chat", server.url), late).text == " four five"
 
@@ -561,7 +562,7 @@ def test_what_travels_is_counted_to_the_byte(dialect: str) -> None:
 
         async def some(engine: TextEngine) -> None:
             for answer in ("", "one", "one two"):
-                await engine.go_on(MESSAGES, answer, 2, Sampling(), Client(sent=sent))
+                await engine.complete(TextRequest(MESSAGES, answer, 2), Client(sent=sent))
 
         using(opened(dialect, server.url), some)
         assert sent.bytes == sum(len(body) for _, body in server.requests)
@@ -626,7 +627,7 @@ def answering(dialect: str, reply: bytes) -> TextEngine:
 def test_any_reply_is_a_text_within_bounds_or_a_fault(dialect: str, data: st.DataObject) -> None:
     engine = answering(dialect, data.draw(json_like(VALID[dialect])))
     try:
-        gone = asyncio.run(engine.go_on(MESSAGES, BEGUN, 2, Sampling()))
+        gone = asyncio.run(engine.complete(TextRequest(MESSAGES, BEGUN, 2)))
     except CloudError:
         return
     assert len(gone.text.encode()) < 1_000
@@ -639,6 +640,6 @@ def test_any_reply_is_a_text_within_bounds_or_a_fault(dialect: str, data: st.Dat
 def test_a_valid_reply_is_read_whole(dialect: str) -> None:
     """So that what is changed in them is looked at."""
     engine = answering(dialect, json.dumps(VALID[dialect]).encode())
-    gone = asyncio.run(engine.go_on(MESSAGES, BEGUN, 2, Sampling()))
+    gone = asyncio.run(engine.complete(TextRequest(MESSAGES, BEGUN, 2)))
     assert gone.text == " four"
     assert (gone.prompt, gone.written) == (7, 2)

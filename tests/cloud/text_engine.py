@@ -1,11 +1,11 @@
 """A text engine in this process that writes a known text, and does with blanks as it is told."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from edgewise.engines.base import NOBODY, Client, Described
-from edgewise.engines.text import ApiReply, TextEngine
+from edgewise.engines.replies import TextContinuation, TextRequest
+from edgewise.engines.text import TextEngine
 from edgewise.prompts import Message
-from edgewise.sampling import Sampling
 
 Speaks = Callable[[str], str]
 """From an answer so far to what a model goes on with, to its end."""
@@ -58,14 +58,8 @@ class TextDouble(TextEngine):
         self.closed = False
         self.metered = True
 
-    async def go_on(
-        self,
-        messages: Sequence[Message],
-        answer: str,
-        n: int,
-        sampling: Sampling,
-        client: Client = NOBODY,
-    ) -> ApiReply:
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
+        messages, answer, n, _ = request
         self.asked.append(answer)
         self.told.append(tuple(messages))
         if client.sent is not None:
@@ -80,7 +74,7 @@ class TextDouble(TextEngine):
         whole = answer + text if self.echoes else text
         size = len(answer) // PER_TOKEN
         counts = (size, size // 2, -(-len(text) // PER_TOKEN)) if self.metered else (None,) * 3
-        return ApiReply(
+        return TextContinuation(
             text=whole,
             ended=len(rest) <= PER_TOKEN * n,
             prompt=counts[0],

@@ -60,12 +60,11 @@ def tokenizer() -> Iterator[Tokenizer]:
         yield model.tokenizer
 
 
-VLLM = {"vllm": ("--enable-scale-out",), "vllm_completions": ()}
 APIS: tuple[Dialect, ...] = ("vllm", "sglang")
 BACKENDS = ["local", "scripted", *APIS]
 REAL = ["llama_server", "gateway"]
 if "VLLM_PYTHON" in os.environ:  # see `make test-vllm`
-    REAL += VLLM
+    REAL += ["real_vllm"]
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +111,10 @@ def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Ba
             cloud.check(tokenizer)
             yield Backend(cloud, tokenizer, prompt)
             cloud.close()
-    elif request.param in VLLM:
+    elif request.param == "real_vllm":
         model = request.getfixturevalue("vllm_model")
         python = Path(os.environ["VLLM_PYTHON"])
-        with vllm(python, model, flags=VLLM[request.param]) as url:
+        with vllm(python, model) as url:
             cloud = open_engine(url)
             assert isinstance(cloud, EngineCloud)
             # Its first request compiles.

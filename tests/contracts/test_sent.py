@@ -1,12 +1,13 @@
 """What sessions say of their consults is what really travelled, for every backend."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
@@ -16,17 +17,8 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ID_BYTES, ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from tests.cloud.dialects import (
-    DialectServer,
-    Reply,
-    Route,
-    Sglang,
-    Vllm,
-    sglang_routes,
-    vllm_routes,
-)
 from tests.cloud.recording import Recorder, recording
-from tests.doubles.engine_dialects import Dialect
+from tests.doubles.engine_dialects import DIALECTS
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 from tests.llama_server_process import free_port
@@ -52,30 +44,11 @@ def consult(session: CloudSession, ids: list[int], *, deadline: float = DEADLINE
     return sent
 
 
-def engine_routes(name: str) -> dict[Route, Reply]:
-    if name == "sglang":
-        return sglang_routes()
-    return vllm_routes(generate=name == "vllm_generate")
-
-
-ENGINES: dict[str, Callable[[str], CloudModel]] = {
-    "llama_server": LlamaServer,
-    "vllm_generate": Vllm,
-    "vllm_completions": Vllm,
-    "sglang": Sglang,
-}
-SCRIPTED: dict[str, Dialect] = {
-    "llama_server": "llama-server",
-}
-
-
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=DIALECTS)
 def direct(request: pytest.FixtureRequest) -> Iterator[Watched]:
-    name = request.param
-    scripted = SCRIPTED.get(name)
-    engine = ScriptedEngine(dialect=scripted) if scripted else DialectServer(engine_routes(name))
+    engine = ScriptedEngine(dialect=request.param)
     with recording(engine.url) as recorder:
-        cloud = ENGINES[name](recorder.url)
+        cloud = open_engine(recorder.url, engine=request.param)
         cloud.check(ByteTokenizer())
         recorder.forget()
         yield Watched(cloud, recorder)

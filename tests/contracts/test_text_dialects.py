@@ -16,7 +16,8 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.http import HttpEngine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.registry import BY_TEXT, ENGINES
-from edgewise.engines.text import ApiReply, TextEngine
+from edgewise.engines.replies import TextContinuation, TextRequest
+from edgewise.engines.text import TextEngine
 from edgewise.engines.text_dialects import CompletionsText
 from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudRejected
@@ -58,8 +59,8 @@ class Api:
         found: _T = self.background.do(done())
         return found
 
-    def go_on(self, answer: str, n: int, sampling: Sampling = GREEDY) -> ApiReply:
-        return self.do(self.engine.go_on(self.messages, answer, n, sampling))
+    def go_on(self, answer: str, n: int, sampling: Sampling = GREEDY) -> TextContinuation:
+        return self.do(self.engine.complete(TextRequest(self.messages, answer, n, sampling)))
 
     def rest(self, answer: str, n: int) -> str:
         """What it adds behind `answer`."""
@@ -243,7 +244,7 @@ def test_a_prompt_beyond_the_context_is_rejected(api: Api) -> None:
         pytest.skip("a script has no context")
     long = [Message("user", api.messages[0].content * 30)]
     with pytest.raises(CloudRejected, match="context"):
-        api.do(api.engine.go_on(long, "", 1, GREEDY))
+        api.do(api.engine.complete(TextRequest(long, "", 1)))
 
 
 @pytest.mark.deep
@@ -258,13 +259,13 @@ def test_a_second_real_server_begins_anew_by_chat_and_goes_on_by_completions(
     messages = [Message("user", pocketqa().questions[0].prompt)]
     by_chat = opened("chat", servers("llama_cpp.server"), own.tokenizer)
     by_prompt = opened("completions", servers("llama_cpp.server"), own.tokenizer)
-    whole = background.do(by_chat.go_on(messages, "", LONGEST, GREEDY))
+    whole = background.do(by_chat.complete(TextRequest(messages, "", LONGEST)))
     begun = boundaries(whole.text)[1]
-    anew = background.do(by_chat.go_on(messages, begun, 8, GREEDY)).text
+    anew = background.do(by_chat.complete(TextRequest(messages, begun, 8))).text
     assert anew.startswith(begun)
     assert whole.text.startswith(anew)
     begun = boundaries(whole.text)[-1]
-    rest = background.do(by_prompt.go_on(messages, begun, LONGEST, GREEDY))
+    rest = background.do(by_prompt.complete(TextRequest(messages, begun, LONGEST)))
     assert begun + rest.text == whole.text
     assert whole.ended
     assert rest.ended

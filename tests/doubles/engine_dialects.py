@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-Dialect = Literal["llama-server", "vllm", "vllm-completions", "sglang"]
+Dialect = Literal["llama-server", "vllm", "sglang"]
 
 
 class Writing(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,18 +49,12 @@ class Spoken(NamedTuple):
 
 
 class _Drawn(msgspec.Struct):
-    max_tokens: int = 1
     max_new_tokens: int = 1
 
 
 class _LlamaRequest(msgspec.Struct):
     prompt: list[int]
     n_predict: int
-
-
-class _GenerateRequest(msgspec.Struct):
-    token_ids: list[int]
-    sampling_params: _Drawn
 
 
 class _CompletionRequest(msgspec.Struct):
@@ -96,24 +90,6 @@ def _llama_reply(writing: Writing) -> object:
         },
         "stop_type": "eos" if writing.ended else "limit",
     }
-
-
-def _generate_wanted(body: bytes) -> Wanted:
-    asked = msgspec.json.decode(body, type=_GenerateRequest)
-    return Wanted(asked.token_ids, asked.sampling_params.max_tokens)
-
-
-def _generate_reply(writing: Writing) -> object:
-    content = [
-        {
-            "token": _named(token),
-            "logprob": logprob,
-            "top_logprobs": [{"token": _named(one), "logprob": value} for one, value in top],
-        }
-        for token, logprob, top in _rows(writing)
-    ]
-    choice = {"token_ids": writing.ids, "logprobs": {"content": content}, **_end(writing)}
-    return {"choices": [choice], "usage": _usage(writing)}
 
 
 def _completion_wanted(body: bytes) -> Wanted:
@@ -186,7 +162,6 @@ DIALECTS: Mapping[Dialect, Spoken] = {
     "llama-server": Spoken(
         "/completion", "llamacpp", _llama_wanted, _llama_reply, spelled="content"
     ),
-    "vllm": Spoken("/inference/v1/generate", "vllm", _generate_wanted, _generate_reply),
-    "vllm-completions": Spoken("/v1/completions", "vllm", _completion_wanted, _completion_reply),
+    "vllm": Spoken("/v1/completions", "vllm", _completion_wanted, _completion_reply),
     "sglang": Spoken("/generate", "sglang", _sglang_wanted, _sglang_reply, spelled="text"),
 }

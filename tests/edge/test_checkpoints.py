@@ -15,6 +15,10 @@ from edgewise.edge.llamacpp.cache import LlamaSequence, width_for
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.sequence import MOST
 from edgewise.errors import UsageError
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Message, Prompt
+from edgewise.routers.constant import Random
 from edgewise.routers.uncertainty import MaxProb
 from tests.hybrid_models import HYBRIDS, HybridPaths
 
@@ -75,7 +79,7 @@ def read(model: LlamaModel, ids: Sequence[int]) -> tuple[int, Floats]:
 
 
 def state_sizes(model: LlamaModel, ids: Sequence[int]) -> list[int]:
-    """Bytes of every mark that a session makes."""
+    """Bytes of every checkpoint that a session makes."""
     sizes: list[int] = []
     save = llama_cpp.llama_state_seq_get_data_ext
 
@@ -137,7 +141,7 @@ def test_a_little_back_little_is_read_again(qwen: Path, runs: list[int], back: i
         assert runs[0] <= max(LlamaSequence.spacing, back) + 1
 
 
-def test_no_more_marks_than_there_may_be_in_memory_that_is_used_again(
+def test_no_more_checkpoints_than_there_may_be_in_memory_that_is_used_again(
     qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places: set[int] = set()
@@ -200,13 +204,6 @@ class TestPrefixes:
             early.close()
             assert read(model, [*A[:30], 1])[0] == 20
 
-    def test_without_it_nothing_is_kept(self, path: Path, wanted: Wanted) -> None:
-        with load(path) as model:
-            read(model, A)
-            kept, logits = read(model, A)
-            assert kept == 0
-            assert_near(logits, wanted(A))
-
 
 class TestFaults:
     """What cannot be restored is read again from the start."""
@@ -227,13 +224,13 @@ class TestFaults:
             assert_near(session.step().logits, read(other, [*A, 1, 2])[1])
 
     @pytest.mark.parametrize("code", [0, 7])
-    def test_a_mark_that_is_not_read_whole(
+    def test_a_checkpoint_that_is_not_read_whole(
         self, qwen: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch, code: int
     ) -> None:
         monkeypatch.setattr(llama_cpp, "llama_state_seq_set_data_ext", lambda *_: code)
         self.check(qwen, runs)
 
-    def test_a_mark_that_was_overwritten(
+    def test_a_checkpoint_that_was_overwritten(
         self, path: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         restore = llama_cpp.llama_state_seq_set_data_ext
@@ -256,7 +253,7 @@ class TestFaults:
         monkeypatch.setattr(llama_cpp, "llama_memory_seq_rm", all_or_nothing)
         self.check(qwen, runs)
 
-    def test_marks_that_cannot_be_made(
+    def test_checkpoints_that_cannot_be_made(
         self, qwen: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(llama_cpp, "llama_state_seq_get_data_ext", lambda *_: 0)
@@ -275,14 +272,6 @@ class TestHiddenStates:
             with closing(model.session(MaxProb().needs)) as session:
                 session.open(A)
                 assert 0 <= MaxProb().score(session.step()) <= 1
-
-    def test_elsewhere_they_leave_the_logits_as_they_are(self, qwen: Path) -> None:
-        with load(qwen) as model, load(qwen) as plain:
-            with closing(model.session(Needs.LOGITS | Needs.HIDDEN)) as session:
-                session.open(A)
-                step = session.step()
-            assert step.hidden.shape == (model.hidden_size,)
-            assert_near(step.logits, read(plain, A)[1])
 
 
 class TestRollouts:
@@ -305,7 +294,7 @@ class TestRollouts:
         ("state", "width"), [(0, 32), (1 << 10, 32), (20 << 20, 17), (56 << 20, 6), (1 << 40, 1)]
     )
     def test_how_many_fit_in_memory(self, state: int, width: int) -> None:
-        """With two marks each, in a gibibyte."""
+        """With two checkpoints each, in a gibibyte."""
         assert width_for(32, 512, state) == width
 
 
@@ -324,3 +313,21 @@ def test_windows_are_cut_far_back_and_near(hybrid_paths: HybridPaths, runs: list
             logits = session.step().logits
             assert runs == [1]
             assert_near(logits, read(other, [*long[:position], 5])[1])
+
+
+def test_the_next_turn_of_a_conversation_goes_on_from_the_last_user_message(
+    hybrid_paths: HybridPaths,
+) -> None:
+    """A template may write the turn before it otherwise than it was answered."""
+    with LlamaModel(hybrid_paths["qwen35"], threads=1, context=256, keep_prefixes=True) as edge:
+        decoder = Decoder(edge, router=Random(1), policy=Policy(cloud_share=0.0))
+
+        def cached(asked: str, behind: str) -> int:
+            text = f"Be brief and kind.\n\n{asked}{behind}"
+            prompt = Prompt(tuple(edge.tokenizer.encode(text)), (Message("user", asked),))
+            return decoder.generate(prompt, max_tokens=40).usage.cached_tokens
+
+        assert cached("What is it that one sees?", "<hidden thoughts>") == 0
+        before = len(edge.tokenizer.encode("Be brief and kind.\n\n"))
+        assert cached("What is it that one hears?", "<hidden thoughts>") == before
+        assert cached("What is it that one hears?", "<other thoughts>") == before

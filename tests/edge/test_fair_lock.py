@@ -45,23 +45,3 @@ def test_nobody_who_comes_back_at_once_overtakes() -> None:
         thread.join(30)
     changes = sum(a != b for a, b in itertools.pairwise(taken))
     assert changes > 300
-
-
-def test_only_one_is_inside() -> None:
-    lock = FairLock()
-    inside = most = 0
-
-    def one() -> None:
-        nonlocal inside, most
-        for _ in range(300):
-            with lock:
-                inside += 1
-                most = max(most, inside)
-                inside -= 1
-
-    threads = [threading.Thread(target=one) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert (most, inside) == (1, 0)

@@ -1,76 +1,62 @@
-"""What a vocabulary is known by: one fingerprint, whoever reads it."""
+"""What a vocabulary is known by. That all libraries read one is in `test_hub_tokenizer`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import gguf
 import pytest
-import tokenizers
-from tokenizers import Regex, decoders, pre_tokenizers
-from tokenizers.models import BPE
 
-from benchmarks.random_qwen import byte_letters
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.routers.card import read_card
-from edgewise.testing.scripted_edge import EOS, ByteTokenizer
-from pocket.tokenizer import QWEN2_SPLIT
+from edgewise.testing.scripted_edge import ByteTokenizer
 from tests import models
-
-CONTROL = gguf.TokenType.CONTROL
-BYTES = {letter: byte for byte, letter in enumerate(byte_letters())}
 
 
 @dataclass(frozen=True, eq=False)
-class HubTokenizer:
-    """Implements `Tokenizer` with the library `tokenizers`, from tokens and merges alone."""
+class Vocabulary:
+    """As much of a `Tokenizer` as a fingerprint reads: a piece for each id, and how text is cut."""
 
-    tokens: Sequence[str]
-    merges: Sequence[str]
-    special: Mapping[int, str]
-    size: int
+    pieces: tuple[bytes, ...] = (b"a", b"b", b"\xce\xb1", b"")
+    special: Mapping[int, str] = field(default_factory=lambda: {3: "<end>"})
+    size: int = 4
+    cut: int = 1
     eos_ids: frozenset[int] = frozenset()
     chat_template: str | None = None
 
-    @cached_property
-    def _encoder(self) -> tokenizers.Tokenizer:
-        left_right = [(left, right) for left, right in (m.split(" ") for m in self.merges)]
-        encoder = tokenizers.Tokenizer(BPE({t: i for i, t in enumerate(self.tokens)}, left_right))
-        encoder.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-        encoder.decoder = decoders.ByteLevel()
-        return encoder
-
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        return self._encoder.encode(text).ids
-
-    def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
-        return self.encode(text)
+        return [len(text[at : at + self.cut]) for at in range(0, len(text), self.cut)]
 
     def piece(self, token: int) -> bytes:
-        if token in self.special or token >= len(self.tokens):
-            return b""
-        return bytes(BYTES[letter] for letter in self.tokens[token])
-
-    def special_text(self, name: str) -> str:
-        return ""
+        return self.pieces[token] if token < len(self.pieces) else b""
 
 
-def read(path: Path) -> HubTokenizer:
-    """The vocabulary of a file, without llama.cpp."""
-    fields = gguf.GGUFReader(path).fields
-    tokens: list[str] = fields["tokenizer.ggml.tokens"].contents()
-    merges: list[str] = fields["tokenizer.ggml.merges"].contents()
-    kinds: list[int] = fields["tokenizer.ggml.token_type"].contents()
-    special = {i: tokens[i] for i, kind in enumerate(kinds) if kind == CONTROL}
-    return HubTokenizer(tokens, merges, special, len(tokens))
+PLAIN = Vocabulary()
+SAME = {
+    "padding": replace(PLAIN, size=275),
+    "names, ends and templates": replace(PLAIN, eos_ids=frozenset({2}), chat_template="{{ m }}"),
+}
+OTHERS = {
+    "merges": replace(PLAIN, cut=2),
+    "a special token's text": replace(PLAIN, special={3: "<stop>"}),
+    "a special token more": replace(PLAIN, special={2: "\xce\xb1", 3: "<end>"}),
+    "one behind the padding": replace(PLAIN, special={3: "<end>", 9: "<far>"}, size=10),
+    "pieces that change places": replace(PLAIN, pieces=(b"b", b"a", *PLAIN.pieces[2:])),
+    "a piece less": replace(PLAIN, pieces=(b"a", b"b", b"", b"")),
+}
+
+
+@pytest.mark.parametrize("which", SAME)
+def test_what_does_not_count(which: str) -> None:
+    """Qwen2.5-0.5B has 151,936 ids and 32B 152,064; both use 151,665."""
+    assert fingerprint(SAME[which]) == fingerprint(PLAIN)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("which", OTHERS)
+def test_what_counts(which: str) -> None:
+    assert fingerprint(OTHERS[which]) != fingerprint(PLAIN)  # type: ignore[arg-type]
 
 
 def by_llama_cpp(path: Path) -> str:
@@ -78,100 +64,32 @@ def by_llama_cpp(path: Path) -> str:
         return fingerprint(model.tokenizer)
 
 
-@pytest.mark.parametrize("role", ["edge", "cloud"])
-def test_another_library_reads_the_same_vocabulary(role: str) -> None:
-    path = bundled(role)  # type: ignore[arg-type]
-    assert by_llama_cpp(path) == fingerprint(read(path))
-
-
-def test_also_of_a_file_with_few_merges(bpe_path: Path, other_path: Path) -> None:
-    assert by_llama_cpp(bpe_path) == fingerprint(read(bpe_path))
-    assert by_llama_cpp(other_path) == fingerprint(read(other_path))
+def test_of_files(tmp_path: Path, bpe_path: Path, other_path: Path) -> None:
+    used = models.byte_level()
+    unused = [gguf.TokenType.UNUSED] * 3
+    padded = replace(used, tokens=[*used.tokens, *"ΑΒΓ"], kinds=[*used.kinds, *unused])
+    turned = models.byte_level(("l o", "l l"))
+    for name, vocabulary, same in (("padded", padded, True), ("turned", turned, False)):
+        path = models.write_transformer(tmp_path / f"{name}.gguf", vocabulary)
+        assert (by_llama_cpp(path) == by_llama_cpp(bpe_path)) is same
     assert by_llama_cpp(bpe_path) != by_llama_cpp(other_path)
 
 
 def test_the_bundled_router_was_made_for_it() -> None:
     assert read_card(bundled("router")).tokenizer_fingerprint == by_llama_cpp(bundled("edge"))
-    said = (bundled("router") / "README.md").read_text()
-    assert f"`{by_llama_cpp(bundled('edge'))[:16]}`" in said
-
-
-@pytest.fixture(scope="module")
-def whole() -> HubTokenizer:
-    return read(bundled("edge"))
-
-
-def changed(whole: HubTokenizer, **what: object) -> str:
-    return fingerprint(replace(whole, **what))  # type: ignore[arg-type]
-
-
-class TestWhatCounts:
-    @pytest.mark.parametrize("padding", [1, 64, 271])
-    def test_padding_does_not(self, whole: HubTokenizer, padding: int) -> None:
-        """Qwen2.5-0.5B has 151,936 ids and 32B 152,064; both use 151,665."""
-        assert changed(whole, size=whole.size + padding) == fingerprint(whole)
-
-    def test_padding_in_a_file_does_not(self, tmp_path: Path, bpe_path: Path) -> None:
-        used = models.byte_level()
-        unused = [gguf.TokenType.UNUSED] * 3
-        padded = replace(used, tokens=[*used.tokens, *"ΑΒΓ"], kinds=[*used.kinds, *unused])
-        path = models.write_transformer(tmp_path / "padded.gguf", padded)
-        assert by_llama_cpp(path) == by_llama_cpp(bpe_path)
-
-    def test_names_ends_and_templates_do_not(self, whole: HubTokenizer) -> None:
-        """They say when an answer ends and how a prompt is laid out, not what an id means."""
-        other = changed(whole, eos_ids=frozenset({4}), chat_template="{{ messages }}")
-        assert other == fingerprint(whole)
-
-    def test_the_order_of_merges(self, whole: HubTokenizer) -> None:
-        assert changed(whole, merges=whole.merges[::-1]) != fingerprint(whole)
-
-    def test_a_special_token_s_text(self, whole: HubTokenizer) -> None:
-        special = {**whole.special, 0: "<|nothing|>"}
-        assert changed(whole, special=special) != fingerprint(whole)
-
-    def test_one_special_token_more(self, whole: HubTokenizer) -> None:
-        """An id that writes its text and one that does not are two things."""
-        last = whole.size - 1
-        special = {**whole.special, last: whole.tokens[last]}
-        assert changed(whole, special=special) != fingerprint(whole)
-
-    def test_a_special_token_behind_the_padding(self, whole: HubTokenizer) -> None:
-        far = whole.size + 9
-        other = changed(whole, special={**whole.special, far: "<|far|>"}, size=far + 1)
-        assert other != fingerprint(whole)
-
-    def test_two_pieces_that_change_places(self, whole: HubTokenizer) -> None:
-        """Of letters that no probe string needs: the pieces themselves show it."""
-        tokens = list(whole.tokens)
-        a, b = (tokens.index(letter) for letter in list(BYTES)[:2])
-        tokens[a], tokens[b] = tokens[b], tokens[a]
-        assert changed(whole, tokens=tokens) != fingerprint(whole)
-
-    def test_one_piece_less(self, whole: HubTokenizer) -> None:
-        fewer = changed(whole, tokens=whole.tokens[:-1], merges=whole.merges[:-1])
-        assert fewer != fingerprint(whole)
 
 
 class Counted(ByteTokenizer):
     """Counts how often it is read whole."""
 
-    def __init__(self, end: str = "<end>") -> None:
-        super().__init__(end)
-        self.reads = 0
+    reads = 0
 
     def piece(self, token: int) -> bytes:
         self.reads += token == 0
         return super().piece(token)
 
 
-class TestScripted:
-    def test_another_end_is_another_vocabulary(self) -> None:
-        assert fingerprint(ByteTokenizer()) == fingerprint(ByteTokenizer())
-        assert fingerprint(ByteTokenizer("<stop>")) != fingerprint(ByteTokenizer())
-        assert ByteTokenizer("<stop>").special[EOS] == "<stop>"
-
-    def test_a_tokenizer_is_read_once(self) -> None:
-        one, other = Counted(), Counted()
-        assert len({fingerprint(one), fingerprint(one), fingerprint(other)}) == 1
-        assert (one.reads, other.reads) == (1, 1)
+def test_a_tokenizer_is_read_once() -> None:
+    one, other = Counted(), Counted()
+    assert len({fingerprint(one), fingerprint(one), fingerprint(other)}) == 1
+    assert (one.reads, other.reads) == (1, 1)

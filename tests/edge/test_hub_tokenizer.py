@@ -45,7 +45,10 @@ def files(name: str, folder: Path) -> tuple[Path, str]:
     return write(folder / "model.gguf"), "qwen2"
 
 
-@pytest.fixture(scope="module", params=["bundled", "bytes", "pieces", "smollm2"])
+@pytest.fixture(
+    scope="module",
+    params=["bundled", "bytes", "pieces", pytest.param("smollm2", marks=pytest.mark.deep)],
+)
 def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[HubTokenizer, Tokenizer]]:
@@ -289,3 +292,13 @@ class TestBadFiles:
         monkeypatch.setitem(sys.modules, "tokenizers", None)
         with pytest.raises(UsageError, match="pip install tokenizers"):
             HubTokenizer(folder)
+
+    def test_numbers_that_json_has_not(self, tmp_path: Path) -> None:
+        """As Python writes them."""
+        folder = write_tokenizer(tmp_path, models.byte_level())
+        (folder / "config.json").write_text('{"limit": [0.0, Infinity], "eos_token_id": 65}')
+        assert 65 in HubTokenizer(folder).eos_ids
+        for data in (b'{"time": Infinity', b"NaN", b'{"eos_token_id": "\xff Infinity'):
+            (folder / "config.json").write_bytes(data)
+            with pytest.raises(ModelError, match=r"config\.json"):
+                HubTokenizer(folder)

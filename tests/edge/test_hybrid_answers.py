@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import Floats
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.loop.decoder import Answer, Decoder
@@ -12,8 +13,8 @@ from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Random
 from edgewise.testing.scripted_cloud import ScriptedCloud
+from tests.doubles.around import late
 from tests.hybrid_models import HybridPaths
-from tests.loop.test_speculate import Slow
 
 TEXT = "Be brief. What is it that one sees at night? It is"
 
@@ -32,7 +33,7 @@ def test_the_answer_is_that_of_the_waiting_loop(kind: str, hybrid_paths: HybridP
             logits[97 + (7 * ids[-1] + len(ids)) % 26] = 1
             return logits
 
-        def answer(text: str, cloud: ScriptedCloud, *, speculate: int) -> Answer:
+        def answer(text: str, cloud: CloudModel, *, speculate: int) -> Answer:
             policy = Policy(threshold=0.6, cloud_share=0.4, deadline=60, speculate=speculate)
             decoder = Decoder(edge, router=Random(1), policy=policy, cloud=cloud)
             return decoder.generate(edge.tokenizer.encode_prompt(text), max_tokens=48)
@@ -40,7 +41,9 @@ def test_the_answer_is_that_of_the_waiting_loop(kind: str, hybrid_paths: HybridP
         changing = 0
         for length in (20, 30, 40, len(TEXT)):
             waiting = answer(TEXT[:length], ScriptedCloud(other), speculate=0)
-            ahead = answer(TEXT[:length], Slow(other, [0, 9, 3, 16, 1]), speculate=16)
+            ahead = answer(
+                TEXT[:length], late(ScriptedCloud(other), [0, 9, 3, 16, 1]), speculate=16
+            )
             assert written(ahead) == written(waiting)
             changing += ahead.usage.correction_tokens
         assert changing > 3

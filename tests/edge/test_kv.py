@@ -11,7 +11,7 @@ from hypothesis import given
 
 from edgewise.edge.base import EdgeAbilities, Needs
 from edgewise.edge.kv import KvCache, KvRow, KvSession, Outputs, common_prefix
-from edgewise.errors import ContextOverflow, ModelError, StaleStepError, UsageError
+from edgewise.errors import ContextOverflow, ModelError, UsageError
 from edgewise.testing.scripted_edge import MARK, ScriptedEdge, noise
 
 CONTEXT = 16
@@ -272,13 +272,6 @@ class TestCheckpoints:
         assert np.array_equal(session.step().logits, SCRIPT([1] * 12))
         assert cells.runs[2:] == [(12 % MARK, "last")]
 
-    def test_what_is_kept_of_a_prompt_that_is_known_is_not_read(self) -> None:
-        cells = Cells(rewinds="checkpoints", kept=[1] * 14)
-        session = over(cells, abilities=CHECKPOINTED)
-        kept = session.open([1] * 14)
-        session.step()
-        assert kept + cells.computed == 14
-
     def test_engines_that_go_back_anywhere_hear_of_none(self) -> None:
         cells = Cells()
         session = over(cells)
@@ -313,13 +306,6 @@ class TestRuns:
         session.steps([4, 5])
         assert cells.hidden_rows == 0
 
-    def test_a_step_that_is_at_hand_is_given_again(self) -> None:
-        cells = Cells()
-        session = over(cells, needs=Needs.NOTHING)
-        session.open([1, 2, 3])
-        assert session.step() is session.step()
-        assert cells.computed == 3
-
     def test_one_that_another_session_s_decode_made_stale_is_made_anew(self) -> None:
         cells = Cells()
         session = over(cells, needs=Needs.NOTHING)
@@ -351,18 +337,6 @@ class TestRuns:
             for i, row in enumerate(rows)
         )
 
-    def test_in_one_batch_they_are_views_until_the_next_decode(self) -> None:
-        session = over(Cells(), needs=Needs.NOTHING)
-        session.open([1])
-        first, last = session.steps([1, 0])
-        assert first.fresh
-        assert last.fresh
-        session.extend([1])
-        session.step()
-        for step in (first, last):
-            with pytest.raises(StaleStepError):
-                _ = step.logits
-
     def test_extending_a_session_that_was_not_opened_opens_it(self) -> None:
         cells = Cells(kept=[5, 6])
         session = over(cells)
@@ -382,13 +356,6 @@ class TestLife:
         session.open([7])
         assert len(cells.adopted) == 1
 
-    def test_all_of_it(self) -> None:
-        cells = Cells(kept=[1, 2, 3, 4])
-        session = over(cells)
-        assert session.open([1, 2, 3, 4]) == 4
-        assert np.array_equal(session.step().logits, SCRIPT([1, 2, 3, 4]))
-        assert cells.runs == [(1, "last")], "its logits are wanted"
-
     def test_it_is_released_once_with_what_was_computed(self) -> None:
         cells = Cells()
         session = over(cells)
@@ -398,11 +365,6 @@ class TestLife:
         session.close()
         session.close()
         assert cells.released == [(1, 2, 3)]
-
-    def test_a_session_that_was_never_opened(self) -> None:
-        cells = Cells(kept=[1, 2])
-        over(cells).close()
-        assert (cells.adopted, cells.released) == ([], [()])
 
     def test_a_closed_one_is_refused(self) -> None:
         session = over(Cells())
@@ -419,13 +381,6 @@ class TestLife:
             with pytest.raises(UsageError, match="closed"):
                 call()
 
-    def test_a_cache_may_close_under_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        session = over(Cells())
-        session.open([1])
-        monkeypatch.setattr(Cells, "closed", True)
-        with pytest.raises(UsageError, match="closed"):
-            session.step()
-
     def test_hidden_states_that_the_engine_lacks_are_refused_at_once(self) -> None:
         cells = Cells()
         with pytest.raises(UsageError) as caught:
@@ -441,11 +396,3 @@ class TestLife:
             with pytest.raises(UsageError, match="257"):
                 call(bad)
         assert session.position == 0
-
-    def test_too_much_is_one_sentence_with_its_setting(self) -> None:
-        session = over(Cells())
-        session.open([1] * CONTEXT)
-        with pytest.raises(ContextOverflow) as caught:
-            session.extend([1])
-        assert caught.value.setting == "ctx"
-        assert "17 tokens" in str(caught.value)

@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from edgewise.edge.base import PROBES, Floats, Needs
+from edgewise.edge.base import Floats, Needs
 from edgewise.edge.engine import default_threads
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp import LlamaModel
@@ -157,35 +156,6 @@ class TestSteps:
             assert session.position == len(SHORT)
             np.testing.assert_allclose(session.step().logits, expected, atol=ATOL)
 
-    def test_an_engine_that_cannot_forget_a_part_begins_anew(
-        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """As llama.cpp does for a state that has no positions."""
-        remove = llama_cpp.llama_memory_seq_rm
-
-        def all_or_nothing(memory: object, sequence: int, start: int, end: int) -> bool:
-            return start <= 0 and remove(memory, sequence, start, end)
-
-        with load(bpe_path) as model, load(bpe_path) as other:
-            wanted = other.session(Needs.LOGITS)
-            wanted.open(SHORT[:9])
-            expected = wanted.step().logits
-            monkeypatch.setattr(llama_cpp, "llama_memory_seq_rm", all_or_nothing)
-            session = model.session(Needs.LOGITS)
-            session.open(SHORT)
-            session.step()
-            session.rewind(9)
-            np.testing.assert_allclose(session.step().logits, expected, atol=ATOL)
-            assert session.position == 9
-
-    def test_a_batch_has_a_size(self, long_path: Path) -> None:
-        with load(long_path, context=2048) as model:
-            session = model.session()
-            session.open(SHORT)
-            with pytest.raises(UsageError, match="512"):
-                session.steps(LONG)
-            assert session.position == len(SHORT)
-
     def test_logits_survive_another_session_s_decode(self, bpe: LlamaModel) -> None:
         """Sessions of one model may run in several threads."""
         first, second = bpe.session(), bpe.session()
@@ -198,16 +168,6 @@ class TestSteps:
         assert step.logprob(step.proposed) <= 0
         first.close()
         second.close()
-
-    def test_a_step_is_reproducible(self, bpe: LlamaModel) -> None:
-        rows = []
-        for _ in range(2):
-            session = bpe.session(Needs.LOGITS | Needs.HIDDEN)
-            session.open(SHORT)
-            step = session.step()
-            rows.append(np.concatenate([step.logits, step.hidden]))
-            session.close()
-        assert np.array_equal(*rows)
 
 
 class TestFiles:
@@ -262,22 +222,6 @@ class TestFiles:
         with load(path) as model:
             assert model.name == "modèle 模型"
 
-    def test_what_a_model_says_of_itself(self, bpe: LlamaModel) -> None:
-        assert bpe.context == models.CONTEXT
-        assert bpe.hidden_size == models.WIDTH
-        assert bpe.tokenizer.chat_template == models.TEMPLATE
-        assert bpe.parameters > 100_000
-
-    def test_closing_twice(self, bpe_path: Path) -> None:
-        model = load(bpe_path)
-        session = model.session()
-        model.close()
-        session.close()
-        model.close()
-        assert model.closed
-        with pytest.raises(UsageError, match="closed"):
-            model.session()
-
     def test_a_context_that_memory_does_not_hold(
         self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -312,38 +256,6 @@ class TestFingerprints:
         assert twin.stat().st_size == bpe_path.stat().st_size
         assert_kin(bpe_path, twin)
 
-    def test_a_copy_is_the_same_model(self, tmp_path: Path, bpe_path: Path) -> None:
-        copy = tmp_path / "copy.gguf"
-        copy.write_bytes(bpe_path.read_bytes())
-        with load(bpe_path) as left, load(copy) as right:
-            assert left.fingerprint() == right.fingerprint()
-
-    def test_vocabularies_differ(self, bpe: LlamaModel, spm: LlamaModel, other: LlamaModel) -> None:
-        prints = {fingerprint(model.tokenizer) for model in (bpe, spm, other)}
-        assert len(prints) == 3
-
-    def test_the_order_of_merges_counts(self, tmp_path: Path) -> None:
-        """The same ids can still cut "Hello" in two ways; the probe strings show it."""
-        plain = models.byte_level(("l l", "l o"))
-        turned = replace(plain, merges=("l o", "l l"))
-        prints = set()
-        for name, vocabulary in (("plain", plain), ("turned", turned)):
-            path = models.write_transformer(tmp_path / f"{name}.gguf", vocabulary)
-            with load(path) as model:
-                prints.add(fingerprint(model.tokenizer))
-        assert len(prints) == 2
-
-    def test_padding_does_not_count(self, tmp_path: Path, bpe: LlamaModel) -> None:
-        used = models.byte_level()
-        padded = replace(
-            used,
-            tokens=[*used.tokens, "[PAD0]", "[PAD1]"],
-            kinds=[*used.kinds, gguf.TokenType.UNUSED, gguf.TokenType.UNUSED],
-        )
-        with load(models.write_transformer(tmp_path / "padded.gguf", padded)) as model:
-            assert model.tokenizer.size == bpe.tokenizer.size + 2
-            assert fingerprint(model.tokenizer) == fingerprint(bpe.tokenizer)
-
 
 def assert_kin(left_path: Path, right_path: Path) -> None:
     """Two models with one tokenizer."""
@@ -369,11 +281,6 @@ class TestTokenizers:
 
     @given(text=st.text())
     def test_sentencepiece_round_trip(self, spm: LlamaModel, text: str) -> None:
-        assert without_space(text_of(spm.tokenizer, spm.tokenizer.encode(text))) == text
-
-    @pytest.mark.parametrize("text", [*PROBES, "<|im_end|> written by a user", "\0nul\0"])
-    def test_plain_texts(self, bpe: LlamaModel, spm: LlamaModel, text: str) -> None:
-        assert text_of(bpe.tokenizer, bpe.tokenizer.encode(text)) == text
         assert without_space(text_of(spm.tokenizer, spm.tokenizer.encode(text))) == text
 
     def test_merges_and_pieces_are_used(self, bpe: LlamaModel, spm: LlamaModel) -> None:
@@ -402,27 +309,8 @@ class TestTokenizers:
         assert spm.tokenizer.encode_prompt("<s>a").count(1) == 1
         assert spm.tokenizer.encode_prompt("<s>a", special=False).count(1) == 1
 
-    def test_how_special_tokens_are_written(self, bpe: LlamaModel, spm: LlamaModel) -> None:
-        assert bpe.tokenizer.special_text("eos") == models.TURN
-        assert spm.tokenizer.special_text("bos") == "<s>"
-        assert spm.tokenizer.special_text("eos") == "</s>"
-
     def test_lone_surrogates_do_not_crash(self, bpe: LlamaModel) -> None:
         assert bpe.tokenizer.encode("\ud83d")
-
-
-def test_a_closed_session_is_refused(bpe_path: Path) -> None:
-    with LlamaModel(bpe_path, threads=1) as model:
-        closed = model.session()
-        closed.open([1, 2, 3])
-        closed.close()
-        for call in (closed.step, lambda: closed.extend([1]), lambda: closed.rewind(0)):
-            with pytest.raises(UsageError, match="closed"):
-                call()
-        left = model.session()
-        left.open([1])
-    with pytest.raises(UsageError, match="closed"):
-        left.step()
 
 
 def test_embeddings_are_those_of_the_file(bpe: LlamaModel, bpe_path: Path) -> None:
@@ -442,14 +330,6 @@ def test_a_file_without_them_is_refused(tmp_path: Path, bpe_path: Path) -> None:
         with pytest.raises(UsageError, match="token_embd") as caught:
             model.embeddings()
     assert caught.value.setting == "inputs"
-
-
-def test_ids_outside_the_vocabulary_are_refused(bpe_path: Path) -> None:
-    with LlamaModel(bpe_path, threads=1) as model:
-        session = model.session()
-        for token in (-1, model.tokenizer.size):
-            with pytest.raises(UsageError, match="ids from 0"):
-                session.open([token])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -14,13 +14,9 @@ import numpy as np
 import pytest
 
 from edgewise.edge.base import EdgeModel, EdgeOptions, Floats, Needs
-from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.onnx import OnnxModel, import_genai, open_onnx
 from edgewise.errors import AddressError, ModelError, UsageError
-from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import Policy
 from edgewise.parts import open_edge
-from edgewise.routers.uncertainty import MaxProb
 from edgewise.settings import Settings
 from pocket.convert.__main__ import convert
 from pocket.convert.weights import read
@@ -73,17 +69,6 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     edit(config)
     path.write_text(json.dumps(config))
     return folder
-
-
-def test_an_answer_is_llama_cpps(onnx_path: Path, bpe_path: Path) -> None:
-    with opened(onnx_path) as edge, LlamaModel(bpe_path, threads=1, gpu_layers=0) as llama:
-        answers = [
-            Decoder(model, router=MaxProb(), policy=Policy(threshold=1.0)).generate(
-                PROMPT, max_tokens=24
-            )
-            for model in (edge, llama)
-        ]
-    assert answers[0].text == answers[1].text
 
 
 def test_without_hidden_states_a_router_that_reads_them_is_refused(
@@ -193,19 +178,6 @@ def test_a_run_that_fails_is_read_again_from_the_start(
         monkeypatch.setattr(generator, "append_tokens", append)
         expected = logits_after(model, [*PROMPT, 60, 61])
         assert_same(session.step().logits, expected)
-
-
-def test_a_closed_model_is_refused(onnx_path: Path) -> None:
-    model = opened(onnx_path)
-    session = model.session()
-    session.open(PROMPT)
-    model.close()
-    model.close()
-    assert model.closed
-    for call in (session.step, model.session):
-        with pytest.raises(UsageError, match="closed"):
-            call()
-    session.close()
 
 
 def section(name: str, value: object) -> Callable[[dict[str, Any]], object]:

@@ -30,24 +30,6 @@ def read(model: LlamaModel, ids: Sequence[int]) -> tuple[int, np.ndarray]:
         session.close()
 
 
-def test_a_closed_sessions_prefix_is_found_again(bpe_path: Path) -> None:
-    with load(bpe_path, slots=2, keep=True) as kept, load(bpe_path, slots=1, keep=False) as plain:
-        assert read(kept, A)[0] == 0
-        assert read(kept, B)[0] == 0
-        for ids, cached in (([*A, 5, 6], len(A)), ([*B, 7], len(B)), (A[:10], 10)):
-            found, logits = read(kept, ids)
-            assert found == cached
-            np.testing.assert_allclose(logits, read(plain, ids)[1], atol=0.02)
-
-
-def test_the_longest_unused_slot_is_given_away(bpe_path: Path) -> None:
-    with load(bpe_path, slots=2, keep=True) as model:
-        read(model, A)
-        read(model, B)
-        read(model, [250, 251, 252])
-        assert read(model, B)[0] == len(B)
-
-
 def talk(number: int, turns: int, head: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
     """A conversation's prompts, each behind all that was said before, and what answers each."""
     rng = np.random.default_rng(number)
@@ -101,12 +83,6 @@ def test_a_conversation_more_than_slots_takes_the_one_unused_longest(bpe_path: P
         read(model, A)
         assert read(model, [*A[:3], *range(50, 80)])[0] == 0
         assert read(model, A)[0] == len(A)
-
-
-def test_without_it_nothing_is_kept(bpe_path: Path) -> None:
-    with load(bpe_path, slots=2, keep=False) as model:
-        read(model, A)
-        assert read(model, A)[0] == 0
 
 
 def test_a_session_chooses_when_it_is_opened(bpe_path: Path) -> None:

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.llamacpp import sandbox as trial
 from edgewise.errors import ModelError
 from edgewise.sandbox import Child
@@ -131,15 +129,6 @@ def test_a_file_that_changes_while_it_is_tried_is_not_remembered(
     assert tried() == 2
 
 
-def test_another_version_of_the_library_tries_again(
-    tried: Tried, sound: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load(sound)
-    monkeypatch.setattr(binding, "build", lambda: "another 99")
-    load(sound)
-    assert tried() == 2
-
-
 @pytest.mark.parametrize("place", ["a file", "nowhere"])
 def test_a_cache_that_cannot_be_written_costs_a_trial_and_nothing_else(
     tried: Tried, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
@@ -153,15 +142,6 @@ def test_a_cache_that_cannot_be_written_costs_a_trial_and_nothing_else(
     load(sound)
     load(sound)
     assert tried() == 2
-
-
-def test_many_at_once_disturb_each_other_not(tried: Tried, sound: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(load, sound) for _ in range(4)]:
-            done.result()
-    before = tried()
-    load(sound)
-    assert tried() == before
 
 
 def test_a_load_without_end_is_a_sentence(
@@ -214,19 +194,6 @@ def test_a_user_without_a_home_can_load_a_model(
     load(sound)
     load(sound)
     assert tried() == 2
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="where XDG_CACHE_HOME is read")
-def test_a_relative_cache_folder_is_none(
-    sound: Path, tried: Tried, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "here")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    load(sound)
-    assert tried() == 1
-    assert not (tmp_path / "here").exists()
-    assert (tmp_path / "home" / ".cache" / "edgewise" / "loaded").is_dir()
 
 
 def test_no_temporary_folder_is_needed(

@@ -10,7 +10,7 @@ import pytest
 from edgewise.edge.base import Chunk, Floats, Needs, Sequences
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import llama_cpp
-from edgewise.errors import ModelError, StaleStepError
+from edgewise.errors import ModelError
 
 CONTEXT, ATOL = 64, 0.02
 A, B, C = [70, 101, 20], [40, 41, 42, 43, 44], [200, 100]
@@ -50,26 +50,12 @@ def test_each_goes_on_as_a_session_would(model: LlamaModel, sequences: Sequences
     assert_close(a.logits, logits_after(model, [*A, 9, 3]))
 
 
-def test_only_what_was_asked_for_has_a_step(sequences: Sequences) -> None:
-    assert list(sequences.run([Chunk(0, 0, A, False), Chunk(1, 0, B, False)])) == []
-    (only,) = sequences.run([Chunk(0, len(A), C, False), Chunk(1, len(B), C, True)])
-    assert only.position == len(B) + len(C)
-
-
 def test_one_goes_back_and_the_others_do_not(model: LlamaModel, sequences: Sequences) -> None:
     sequences.run([Chunk(0, 0, A + C, False), Chunk(1, 0, B, False)])
     assert sequences.forget(0, len(A)) == len(A)
     a, b = sequences.run([Chunk(0, len(A), [5], True), Chunk(1, len(B), [6], True)])
     assert_close(a.logits, logits_after(model, [*A, 5]))
     assert_close(b.logits, logits_after(model, [*B, 6]))
-
-
-def test_a_step_is_a_view_until_the_next_run(sequences: Sequences) -> None:
-    (step,) = sequences.run([Chunk(0, 0, A, True)])
-    assert step.logprob(step.proposed) <= 0
-    sequences.run([Chunk(1, 0, B, True)])
-    with pytest.raises(StaleStepError):
-        _ = step.logits
 
 
 def test_sessions_are_not_disturbed(model: LlamaModel, sequences: Sequences) -> None:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from edgewise.edge.base import Floats, Needs
 from edgewise.edge.step import LogitsStep, top_ids
 from edgewise.errors import StaleStepError
-from edgewise.routers.uncertainty import Entropy
 
 VOCABULARIES = [2, 127, 128, 1024, 5000, 16_384, 16_385, 49_152, 151_936]
 EVERY = Needs.ENTROPY | Needs.TOP | Needs.LOGITS | Needs.HIDDEN
@@ -82,20 +81,6 @@ class TestTopIds:
             logits = (np.round(logits / step) * step).astype(np.float32)
         assert top_ids(logits, k).tolist() == sorted_ids(logits, k)
 
-    @pytest.mark.parametrize("size", VOCABULARIES)
-    def test_all_equal(self, size: int) -> None:
-        assert top_ids(np.ones(size, np.float32), 10).tolist() == list(range(min(size, 10)))
-
-    def test_the_best_may_lie_behind_the_last_whole_block(self) -> None:
-        logits = drawn(128 * 60 + 5)
-        logits[-3:] = [90.0, 80.0, 70.0]
-        assert top_ids(logits, 4).tolist() == sorted_ids(logits, 4)
-
-    def test_the_best_may_lie_in_one_block(self) -> None:
-        logits = drawn(128 * 60)
-        logits[[5 + 60 * row for row in range(10)]] = np.arange(100.0, 110.0)
-        assert top_ids(logits, 10).tolist() == sorted_ids(logits, 10)
-
 
 class TestFigures:
     @pytest.mark.parametrize("size", VOCABULARIES)
@@ -109,13 +94,6 @@ class TestFigures:
             assert step.logprob(token) == pytest.approx(logprobs[token], abs=1e-4, rel=1e-5)
         for candidate in step.candidates(5):
             assert candidate.logprob == pytest.approx(logprobs[candidate.id], abs=1e-4, rel=1e-5)
-
-    @given(logits=rows)
-    def test_bounds(self, logits: Floats) -> None:
-        step = Engine().step(logits)
-        assert -1e-3 <= step.entropy <= np.log(len(logits)) + 1e-3
-        assert step.logprob(step.proposed) <= 0.0
-        assert step.entropy == pytest.approx(reference_entropy(logits), abs=1e-3)
 
     @given(logits=rows, k=st.integers(1, 8), needs=st.sampled_from([Needs.NOTHING, EVERY]))
     def test_the_proposed_id_is_the_first_candidate(
@@ -151,19 +129,6 @@ class TestFigures:
         step = Engine().step(logits)
         assert np.isnan([step.entropy, step.logprob(3)]).all()
 
-    def test_shifting_all_logits_changes_nothing(self) -> None:
-        logits = drawn(500)
-        left, right = Engine().step(logits), Engine().step(logits + np.float32(64.0))
-        assert left.entropy == pytest.approx(right.entropy, abs=1e-4)
-        assert left.logprob(7) == pytest.approx(right.logprob(7), abs=1e-4)
-
-    def test_logits_are_read_only_in_spirit(self) -> None:
-        logits = drawn(500)
-        before = logits.copy()
-        step = Engine().step(logits, needs=EVERY, top=3, hidden=np.ones(2, np.float32))
-        _ = step.entropy, step.candidates(5), step.logprob(3)
-        assert np.array_equal(logits, before)
-
 
 class TestKeeping:
     def test_what_is_needed_survives_the_next_decode(self) -> None:
@@ -194,25 +159,3 @@ class TestKeeping:
         }
         with pytest.raises(StaleStepError, match="needs"):
             stale[kept]()
-
-    def test_without_hidden_states(self) -> None:
-        with pytest.raises(StaleStepError, match="hidden"):
-            _ = Engine().step(drawn(10)).hidden
-
-    @pytest.mark.parametrize("size", [2, 500])
-    def test_the_number_of_logits_is_known_without_them(self, size: int) -> None:
-        engine = Engine()
-        step = engine.step(drawn(size))
-        engine.decodes += 1
-        assert step.size == size
-
-    def test_the_entropy_router_reads_no_logits(self) -> None:
-        engine, router = Engine(), Entropy()
-        logits = drawn(500)
-        step = engine.step(logits, needs=router.needs, top=router.top)
-        wanted = reference_entropy(logits) / np.log(500)
-        engine.decodes += 1
-        logits[:] = 0.0
-        assert router.score(step) == pytest.approx(wanted, abs=1e-4)
-        with pytest.raises(StaleStepError):
-            _ = step.logits

@@ -79,25 +79,6 @@ def test_a_piece_of_any_length_is_whole(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize("beyond", [-1, -100, 0, 1 << 20])
-def test_an_id_that_there_is_none_of_is_refused(bpe_path: Path, beyond: int) -> None:
-    with LlamaModel(bpe_path, threads=1) as model:
-        size = model.tokenizer.size
-        token = beyond if beyond < 0 else size + beyond
-        with pytest.raises(UsageError, match=rf"{size - 1}, not {token}"):
-            model.tokenizer.piece(token)
-
-
-def test_special_tokens_have_text_and_write_nothing(bpe_path: Path, spm_path: Path) -> None:
-    with LlamaModel(bpe_path, threads=1) as model:
-        special = model.tokenizer.special
-        assert set(special.values()) == {models.END, models.MARKER, models.TURN}
-        assert {model.tokenizer.piece(token) for token in special} == {b""}
-    with LlamaModel(spm_path, threads=1) as model:
-        assert model.tokenizer.special == {0: "<unk>", 1: "<s>", 2: "</s>"}
-        assert model.tokenizer.piece(0) == b""
-
-
 @pytest.mark.parametrize("token", [-1, "size", 10**6, 1 << 31, 1 << 32, 1 << 64, -(1 << 40)])
 def test_an_id_that_there_is_none_of_is_a_sentence(bpe_path: Path, token: int | str) -> None:
     """llama.cpp would abort the process."""

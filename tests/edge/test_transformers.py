@@ -1,6 +1,5 @@
 """The edge engine transformers keeps the contract of all, on tiny random models."""
 
-import json
 import logging
 import shutil
 import sys
@@ -16,14 +15,11 @@ from edgewise.edge.named import EDGES
 from edgewise.edge.transformers import TransformersModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
-from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import Policy
 from edgewise.parts import edge_engine, open_edge
-from edgewise.routers.uncertainty import MaxProb
 from edgewise.settings import Settings
-from tests import models
 from tests.contracts import test_edge as contract
 from tests.contracts.test_edge import MORE, PROMPT, Backend
+from tests.hub_files import described, shortened, without
 from tests.transformers_models import CONFIGS, write_hub_model
 
 pytestmark = pytest.mark.deep
@@ -83,18 +79,6 @@ class TestTransformers(contract.TestEdge):
         assert model.build == "transformers, float32 on cpu"
 
 
-def test_a_mark_saves_what_stands_before_it(folders: Folders) -> None:
-    with load(folders("qwen3_5")) as model:
-        assert model.abilities.rewinds == "checkpoints"
-        session = model.session()
-        session.open(PROMPT)
-        session.step()
-        for token in MORE:
-            session.extend([token])
-            session.step()
-        assert session.open([*PROMPT, 9]) > 0
-
-
 def test_hidden_states_are_what_the_head_reads(folders: Folders) -> None:
     with load(folders("llama")) as model:
         session = model.session(Needs.HIDDEN | Needs.LOGITS)
@@ -105,13 +89,6 @@ def test_hidden_states_are_what_the_head_reads(folders: Folders) -> None:
     head = AutoModelForCausalLM.from_pretrained(folders("llama")).lm_head.weight.detach().numpy()
     for step in steps:
         np.testing.assert_allclose(head @ step.hidden, step.logits, atol=1e-4)
-
-
-def test_it_answers(folders: Folders) -> None:
-    with load(folders("llama")) as model:
-        decoder = Decoder(model, router=MaxProb(), policy=Policy(threshold=1.0))
-        answer = decoder.generate(PROMPT, max_tokens=8)
-        assert len(answer.text) > 0
 
 
 def test_two_trainings_are_two_builds(folders: Folders, tmp_path: Path) -> None:
@@ -134,31 +111,6 @@ class TestByAddress:
         monkeypatch.setitem(sys.modules, "transformers", None)
         with pytest.raises(UsageError, match=r"edgewise\[transformers\]"):
             EDGES.load("transformers")(str(folders("llama")), EdgeOptions())
-
-    def test_layers_on_a_gpu(self, folders: Folders) -> None:
-        with pytest.raises(UsageError, match="3 layers") as caught:
-            TransformersModel(folders("llama"), gpu_layers=3)
-        assert caught.value.setting == "gpu_layers"
-
-
-def described(folder: Path, **change: object) -> Path:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    return folder
-
-
-def shortened(folder: Path) -> Path:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-    return folder
-
-
-def without(name: str) -> Callable[[Path], Path]:
-    def change(folder: Path) -> Path:
-        (folder / name).unlink()
-        return folder
-
-    return change
 
 
 def pickled(folder: Path) -> Path:
@@ -240,11 +192,3 @@ def test_quiet_and_as_it_was(folders: Folders, caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING), load(folders("llama")):
         pass
     assert (told.get_verbosity(), told.is_progress_bar_enabled()) == before
-
-
-def test_the_vocabulary_is_the_tiny_gguf_s(folders: Folders, bpe_path: Path) -> None:
-    from edgewise.edge.llamacpp import LlamaModel
-
-    with load(folders("llama")) as hub, LlamaModel(bpe_path, threads=1, context=64) as gguf:
-        assert fingerprint(hub.tokenizer) == fingerprint(gguf.tokenizer)
-        assert hub.tokenizer.chat_template == models.TEMPLATE

@@ -53,9 +53,7 @@ class PlainClient:
     def __exit__(self, *error: Any) -> None:
         self._connecting.__exit__(*error)
 
-    @property
-    def tokenizer(self) -> str:
-        return fingerprint([list(text.encode()) for text in page_probes()])
+    tokenizer = fingerprint([list(text.encode()) for text in page_probes()])
 
     def open(self, session: str = "") -> list[Any]:
         self.send([1, 1, self.tokenizer, session])
@@ -70,7 +68,7 @@ class PlainClient:
         self.send([3, number, position, ids, check(self.held), *more])
         return self.receive()
 
-    def send(self, frame: list[Any]) -> None:
+    def send(self, frame: Any) -> None:
         self.socket.send(msgspec.msgpack.encode(frame))
 
     def receive(self) -> list[Any]:

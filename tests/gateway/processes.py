@@ -160,7 +160,7 @@ def metric(url: str, name: str, **labels: str) -> float:
     return total
 
 
-def until(true: Callable[[], bool], what: str) -> None:
+def until(true: Callable[[], object], what: str = "it") -> None:
     """Wait; fails after a long time."""
     end = time.monotonic() + START_SECONDS
     while not true():

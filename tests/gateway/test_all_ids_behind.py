@@ -73,7 +73,8 @@ def test_a_real_engine_behind_it(model_folder: Path) -> None:
                 told(running.url, model.tokenizer)
             # Whoever has the cloud's tokenizer speaks its ids.
             with LlamaModel(paths[1], threads=1, context=32) as own:
-                reached, how = connect(running.url, model.tokenizer, own=own.tokenizer)
+                reached = connect(running.url, model.tokenizer, own=own.tokenizer)
+                how = reached.proof
                 assert reached.boundaries is not None
                 assert "compared before" in how
                 reached.close()
@@ -166,7 +167,7 @@ def test_an_engine_that_comes_later_must_agree_with_what_devices_were_told(
 def test_another_gateway_at_the_address_is_found_out(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_side, "PROVEN_SECONDS", -1.0)
+    monkeypatch.setattr(device_side, "FRESH_SECONDS", -1.0)
     port = free_port()
     with gateway([engine.url], port=port) as running:
         cloud = GatewayCloud(running.url)

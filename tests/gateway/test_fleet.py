@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from edgewise.completion import Completion
 from edgewise.edge.base import PROBES
-from edgewise.engines import vocabulary_check as proofs
+from edgewise.engines import vocabulary_check
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.errors import (
     CloudProtocolError,
@@ -482,7 +482,7 @@ def test_a_consult_finds_out_before_the_watch_and_moves_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleets, "HEALTH_SECONDS", 60.0)
-    monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
+    monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
 
     async def work() -> None:
         engines = [PlainEngine(str(number)) for number in range(3)]
@@ -490,6 +490,7 @@ def test_a_consult_finds_out_before_the_watch_and_moves_on(
             await ask(fleet)
             (home,) = [engine for engine in engines if engine.asked]
             home.mark = 1
+            home.connected()
             assert (await ask(fleet)).ids == (97,)
             assert fleet.up == 2
             assert sum(engine.asked for engine in engines if engine is not home) == 1

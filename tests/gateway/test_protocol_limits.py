@@ -5,8 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,14 @@ from edgewise.errors import CloudProtocolError, CloudRefused, CloudRejected, Clo
 from edgewise.events import Candidate
 from edgewise.gateway import connection
 from edgewise.gateway.connection import LARGE
-from edgewise.keys import keys
+from edgewise.keys.keys import Key, add_key, revoke_key
 from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import Cost, Granted, LimitsDown
 from edgewise.sampling import Sampling
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.plain_client import PlainClient, check
+from tests.gateway.processes import until
 from tests.gateway.running import Running, gateway
 from tests.llama_server_process import free_port
 
@@ -38,9 +38,6 @@ ENDINGS, REFUSALS = (
     .split("## What each limit gives")[1]
     .split("Consults: *failed*")
 )
-
-Said = tuple[str, int | None]
-"""Reason and retry_after."""
 
 
 def rows(table: str) -> dict[str, list[str]]:
@@ -74,17 +71,15 @@ class Site:
         self._stack = stack
         self.file = folder / "keys.json"
         self.engine = SlowEngine()
-        self.running: Running | None = None
 
     def serve(self, **options: Any) -> None:
         limits: dict[str, Any] = dict.fromkeys(LIMITS, 0)
         limits |= {name: options.pop(name) for name in LIMITS if name in options}
-        self.secret = keys.add_key(self.file, "device", **limits)
+        self.secret = add_key(self.file, "device", **limits)
         made = gateway([self.engine], keys=self.file, **options)
-        self.running = self._stack.enter_context(made)
+        self.running: Running = self._stack.enter_context(made)
 
     def client(self) -> PlainClient:
-        assert self.running is not None
         made = PlainClient(self.running.url, self.secret)
         return self._stack.enter_context(made)
 
@@ -104,132 +99,36 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield Site(stack, tmp_path)
 
 
-Ending = Callable[[Site], PlainClient]
+OPEN = [1, 1, PlainClient.tokenizer]
+ASK = [3, 1, 0, [72], check([72])]
+MANY = [1] * (LARGE + 1)
 
-
-def _silent(site: Site) -> PlainClient:
-    site.serve()
-    return site.client()
-
-
-def _another_first(site: Site) -> PlainClient:
-    site.serve()
-    client = site.client()
-    client.send([4, 1])
-    return client
-
-
-def _version(site: Site) -> PlainClient:
-    site.serve()
-    client = site.client()
-    client.send([1, 2, "0" * 16])
-    return client
-
-
-def _vocabulary(site: Site) -> PlainClient:
-    site.serve()
-    client = site.client()
-    client.send([1, 1, "0" * 16])
-    return client
-
-
-def _sessions(site: Site) -> PlainClient:
-    site.serve(sessions=1)
-    site.opened()
-    client = site.client()
-    client.send([1, 1, client.tokenizer])
-    return client
-
-
-def _room(site: Site) -> PlainClient:
-    site.serve(most=1)
-    site.opened()
-    client = site.client()
-    client.send([1, 1, client.tokenizer])
-    return client
-
-
-def _text(site: Site) -> PlainClient:
-    site.serve()
-    client = site.opened()
-    client.socket.send("hello")
-    return client
-
-
-def _long_prefix(site: Site) -> PlainClient:
-    site.serve()
-    client = site.opened()
-    client.push(0, [1] * 131_072)
-    client.push(131_072, [1])
-    return client
-
-
-def _same_number(site: Site) -> PlainClient:
-    site.serve()
-    site.hang()
-    client = site.opened()
-    for _ in range(2):
-        client.send([3, 1, 0, [72], check([72])])
-    return client
-
-
-def _frames(site: Site) -> PlainClient:
-    site.serve()
-    client = site.opened()
-    for _ in range(3):
-        client.send([4, 1])
-    return client
-
-
-def _large_first(site: Site) -> PlainClient:
-    site.serve()
-    client = site.client()
-    client.send([1, 1, client.tokenizer, "", bytes(LARGE)])
-    return client
-
-
-def _out_of_force(site: Site) -> PlainClient:
-    site.serve()
-    site.hang()
-    client = site.opened()
-    client.send([3, 1, 0, [72], check([72])])
-    wait(lambda: site.engine.asked == 1, 10)
-    keys.revoke_key(site.file, "device")
-    return client
-
-
-def _too_many_ids(site: Site) -> PlainClient:
-    site.serve(ids_per_second=1)
-    client = site.opened()
-    many = [1] * (LARGE + 1)
-    client.push(0, many)
-    client.push(0, many)
-    return client
-
-
-def _large(site: Site) -> PlainClient:
-    site.serve()
-    client = site.opened()
-    client.socket.send(bytes((1 << 20) + 1))
-    return client
-
-
-ENDS: dict[str, Ending] = {
-    "no open frame within 10 s": _silent,
-    "the first frame is not *open*, or a second *open*": _another_first,
-    "another version": _version,
-    "another vocabulary": _vocabulary,
-    "the key has all its sessions open": _sessions,
-    "the gateway holds no more sessions": _room,
-    "a text message, or a malformed frame": _text,
-    "a prefix of more than 131,072 ids": _long_prefix,
-    "an ask's number that is in flight": _same_number,
-    "more than 2,000 frames a second since the connection was made, and 2,000 more": _frames,
-    "the first frame has more than 16,384 bytes": _large_first,
-    "the key is revoked or expired": _out_of_force,
-    "a frame waits more than 10 s because the key has sent too many ids": _too_many_ids,
-    "a message above 1,048,576 bytes": _large,
+ENDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "no open frame within 10 s": ({}, []),
+    "the first frame is not *open*, or a second *open*": ({}, [[4, 1]]),
+    "another version": ({}, [[1, 2, "0" * 16]]),
+    "another vocabulary": ({}, [[1, 1, "0" * 16]]),
+    "the key has all its sessions open": ({"sessions": 1, "before": 1}, [OPEN]),
+    "the gateway holds no more sessions": ({"most": 1, "before": 1}, [OPEN]),
+    "a text message, or a malformed frame": ({}, [OPEN, "hello"]),
+    "a prefix of more than 131,072 ids": (
+        {},
+        [OPEN, [2, 0, [1] * 131_072, check([1] * 131_072)], [2, 131_072, [1], 0]],
+    ),
+    "an ask's number that is in flight": ({"hang": True}, [OPEN, ASK, ASK]),
+    "more than 2,000 frames a second since the connection was made, and 2,000 more": (
+        {},
+        [OPEN, [4, 1], [4, 1], [4, 1]],
+    ),
+    "the first frame has more than 16,384 bytes": ({}, [[*OPEN, "", bytes(LARGE)]]),
+    "the key is revoked or expired": ({"hang": True, "revoke": True}, [OPEN, ASK]),
+    "a frame waits more than 10 s because the key has sent too many ids": (
+        {"ids_per_second": 1},
+        [OPEN, [2, 0, MANY, check(MANY)], [2, 0, MANY, check(MANY)]],
+    ),
+    "a message above 1,048,576 bytes": ({}, [OPEN, bytes((1 << 20) + 1)]),
 }
+"""What a gateway and its key are like, and what a device sends it: frames, or whole messages."""
 
 
 def test_every_row_has_its_test() -> None:
@@ -248,129 +147,109 @@ def test_sessions_end_as_the_page_says(
         assert int(patience) == 1000 * connection.PAUSE_SECONDS
         monkeypatch.setattr(connection, "PAUSE_SECONDS", 0.2)
         patience = "200"
-    client = ENDS[what](site)
+    options, sent = ENDS[what]
+    special = {name: options.get(name) for name in ("before", "hang", "revoke")}
+    site.serve(**{name: value for name, value in options.items() if name not in special})
+    if special["before"]:
+        site.opened()
+    if special["hang"]:
+        site.hang()
+    client = site.client()
+    for frame in sent:
+        client.socket.send(frame) if isinstance(frame, str | bytes) else client.send(frame)
+        if frame is OPEN and frame is not sent[-1]:
+            assert client.receive()[0] == 16
+    if special["revoke"]:
+        until(lambda: site.engine.asked == 1)
+        revoke_key(site.file, "device")
     if reason != "no frame":
-        frame = client.receive()
-        assert frame[:3] == [19, None, reason.strip("`")]
-        assert frame[4] == (None if patience == "nil" else int(patience))
+        failed = client.receive()
+        assert failed[:3] == [19, None, reason.strip("`")]
+        assert failed[4] == (None if patience == "nil" else int(patience))
     assert client.code() == int(code)
-
-
-def _waiting(site: Site) -> list[Any]:
-    site.serve()
-    site.hang()
-    client = site.opened()
-    for number in range(9):
-        client.send([3, number, 0, [72], check([72])])
-    return client.ask(9, 0, [72])
-
-
-def _rate(site: Site) -> list[Any]:
-    site.serve(asks_per_second=0.5)
-    client = site.opened()
-    assert client.ask(0, 0, [72])[0] == 17
-    return client.ask(1, 0, [72])
-
-
-def _ids(site: Site) -> list[Any]:
-    site.serve(ids_per_second=1)
-    client = site.opened()
-    assert client.ask(0, 0, [72] * 100)[0] == 17
-    return client.ask(1, 0, [72])
-
-
-def _whole_day(site: Site) -> list[Any]:
-    site.serve(tokens_per_day=10)
-    return site.opened().ask(1, 0, [72], 11)
-
-
-def _day(site: Site) -> list[Any]:
-    site.serve(tokens_per_day=10)
-    client = site.opened()
-    assert client.ask(0, 0, [72])[0] == 17
-    return client.ask(1, 0, [72], 10)
-
-
-def _uncounted(site: Site) -> list[Any]:
-    site.serve(tokens_per_day=10, limits=Down(None))
-    return site.opened().ask(1, 0, [72])
 
 
 class Down(SqliteLimits):
     """Lost what it counted in, since it was opened."""
 
-    async def take(self, key: keys.Key, cost: Cost) -> Granted:
+    async def take(self, key: Key, cost: Cost) -> Granted:
         raise LimitsDown("the disk is gone")
 
 
-def _queue(site: Site) -> list[Any]:
-    site.serve(concurrency=1, queue=0)
-    site.hang()
-    site.opened().send([3, 1, 0, [72], check([72])])
-    wait(lambda: site.engine.asked == 1, 10)
-    return site.opened().ask(1, 0, [72])
+def failing(problem: Exception) -> dict[str, Any]:
+    def fail(ids: object, n: int) -> Completion:
+        raise problem
+
+    return {"act": fail}
 
 
-def _deadline(site: Site) -> list[Any]:
-    site.serve()
-    site.hang()
-    return site.opened().ask(1, 0, [72], 1, 50)
-
-
-def _no_ids(site: Site) -> list[Any]:
-    site.serve()
-    return site.opened().ask(1, 0, [])
-
-
-def _sampling(site: Site) -> list[Any]:
-    site.serve()
-    return site.opened().ask(1, 0, [72], 1, 5000, 0, [-1.0, 0, 1.0, 0.0, 1])
-
-
-def _engine(problem: Exception) -> Callable[[Site], list[Any]]:
-    def ask(site: Site) -> list[Any]:
-        def fail(ids: object, n: int) -> Completion:
-            raise problem
-
-        site.serve()
-        site.engine.act = fail
-        return site.opened().ask(1, 0, [72])
-
-    return ask
-
-
-ASKS: dict[str, Callable[[Site], list[Any]]] = {
-    "more than 8 consults of the session wait": _waiting,
-    "the key asks more often than it may (two seconds' asks may be saved up)": _rate,
+ASKS: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
+    "more than 8 consults of the session wait": ({"waiting": 9}, [[9, 0, [72]]]),
+    "the key asks more often than it may (two seconds' asks may be saved up)": (
+        {"asks_per_second": 0.5},
+        [[0, 0, [72]], [1, 0, [72]]],
+    ),
     "more ids came from the key, or were computed for it, than it may have a second "
-    "(ten seconds' may be saved up)": _ids,
-    "n is above the key's daily tokens": _whole_day,
-    "n is above what is left of the key's daily tokens": _day,
-    "the gateway cannot count usage now": _uncounted,
-    "the engine's queue is full": _queue,
-    "the deadline passed": _deadline,
-    "the prefix has no ids": _no_ids,
-    "sampling out of range": _sampling,
-    "the engine is down or not ready": _engine(CloudUnavailable("down")),
-    "the engine declines the request, for instance for its length": _engine(CloudRejected("no")),
-    "the engine refuses the gateway's own key": _engine(CloudRefused("no")),
-    "the engine's reply is malformed or out of bounds": _engine(
-        CloudProtocolError("not what it promises")
+    "(ten seconds' may be saved up)": (
+        {"ids_per_second": 1},
+        [[0, 0, [72] * 100], [1, 0, [72]]],
+    ),
+    "n is above the key's daily tokens": ({"tokens_per_day": 10}, [[1, 0, [72], 11]]),
+    "n is above what is left of the key's daily tokens": (
+        {"tokens_per_day": 10},
+        [[0, 0, [72]], [1, 0, [72], 10]],
+    ),
+    "the gateway cannot count usage now": (
+        {"tokens_per_day": 10, "limits": Down(None)},
+        [[1, 0, [72]]],
+    ),
+    "the engine's queue is full": (
+        {"concurrency": 1, "queue": 0, "busy": True},
+        [[1, 0, [72]]],
+    ),
+    "the deadline passed": ({"waiting": 0}, [[1, 0, [72], 1, 50]]),
+    "the prefix has no ids": ({}, [[1, 0, []]]),
+    "sampling out of range": ({}, [[1, 0, [72], 1, 5000, 0, [-1.0, 0, 1.0, 0.0, 1]]]),
+    "the engine is down or not ready": (failing(CloudUnavailable("down")), [[1, 0, [72]]]),
+    "the engine declines the request, for instance for its length": (
+        failing(CloudRejected("no")),
+        [[1, 0, [72]]],
+    ),
+    "the engine refuses the gateway's own key": (failing(CloudRefused("no")), [[1, 0, [72]]]),
+    "the engine's reply is malformed or out of bounds": (
+        failing(CloudProtocolError("not what it promises")),
+        [[1, 0, [72]]],
     ),
 }
+"""What a gateway, its key and its engine are like; consults, of which the last fails."""
 
 
 @pytest.mark.parametrize("what", ASKS)
 def test_consults_fail_as_the_page_says(site: Site, what: str) -> None:
     reason, patience = rows(REFUSALS)[what]
-    frame = ASKS[what](site)
-    assert [frame[0], frame[2]] == [19, reason.strip("`")]
+    options, (*answered, last) = ASKS[what]
+    special = {name: options.get(name) for name in ("act", "waiting", "busy")}
+    site.serve(**{name: value for name, value in options.items() if name not in special})
+    if special["act"]:
+        site.engine.act = special["act"]
+    if special["waiting"] is not None or special["busy"]:
+        site.hang()
+    if special["busy"]:
+        site.opened().send(ASK)
+        until(lambda: site.engine.asked == 1)
+    client = site.opened()
+    for number in range(special["waiting"] or 0):
+        client.send([3, number, 0, [72], check([72])])
+    for ask in answered:
+        assert client.ask(*ask)[0] == 17
+    failed = client.ask(*last)
+    assert [failed[0], failed[2]] == [19, reason.strip("`")]
     if patience == "nil":
-        assert frame[4] is None
+        assert failed[4] is None
     elif patience.isdigit():
-        assert frame[4] == int(patience)
+        assert failed[4] == int(patience)
     else:
-        assert 0 < frame[4] <= 86_400_001
+        assert 0 < failed[4] <= 86_400_001
 
 
 @pytest.mark.parametrize(("changed", "passed"), [
@@ -407,7 +286,6 @@ def test_ids_that_came_are_held_whatever_the_ask_is_answered_with(site: Site) ->
     assert client.ask(0, 0, [72] * 100)[0] == 17
     client.push(100, [72] * 100)
     assert client.ask(1, 200, [72])[2] == "unavailable"
-    assert site.running is not None
     assert site.running.gateway.sessions.ids == 201
     assert (site.engine.asked, site.engine.prefills) == (1, 0)
 
@@ -423,7 +301,6 @@ def test_a_keys_ids_are_bounded_and_asked_for_again(site: Site) -> None:
 
 def test_refusals_before_the_upgrade(site: Site) -> None:
     site.serve()
-    assert site.running is not None
     url = site.running.url.replace("http", "ws", 1) + "/v1/session"
     site.running.gateway.draining = True
     for secret, status in (("wrong", 503), (site.secret, 503)):
@@ -445,7 +322,6 @@ def _status(url: str, secret: str, origin: str | None = None) -> int:
 
 def test_how_it_is_found(site: Site) -> None:
     site.serve()
-    assert site.running is not None
     url, headers = site.running.url, {"Authorization": f"bearer {site.secret}"}
     listed = httpx2.get(url + "/v1/models", headers=headers, trust_env=False).json()
     assert listed["data"][0]["owned_by"] == "edgewise-gateway"
@@ -453,17 +329,18 @@ def test_how_it_is_found(site: Site) -> None:
     assert httpx2.get(url + "/health", trust_env=False).json() == {"status": "ok", "protocol": 1}
 
 
+@pytest.mark.deep
 def test_a_gateway_alone_refuses_strangers_and_a_drain_answers_what_is_in_flight() -> None:
     engine, port = ScriptedEngine(seconds=0.5), free_port()
     command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine.url]
     process = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.DEVNULL)
     try:
-        wait(lambda: answers(f"http://127.0.0.1:{port}/ready"), 60)
+        until(lambda: answers(f"http://127.0.0.1:{port}/ready"))
         with PlainClient(f"http://127.0.0.1:{port}") as client:
             client.open()
             assert stranger(f"http://127.0.0.1:{port}/v1/session") == 400
             client.send([3, 1, 0, [72], check([72])])
-            wait(lambda: engine.running == 1, 10)
+            until(lambda: engine.running == 1)
             process.send_signal(signal.SIGTERM)
             assert client.receive()[:2] == [17, 1]
             assert client.code() == 1001
@@ -484,10 +361,3 @@ def answers(url: str) -> bool:
         return httpx2.get(url, timeout=1, trust_env=False).is_success
     except httpx2.TransportError:
         return False
-
-
-def wait(holds: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -66,7 +66,7 @@ def test_through_a_gateway_the_engine_gets_the_devices_name(told: Lines) -> None
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_straight_at_an_engine_the_request_carries_it(name: str) -> None:
-    server = DialectServer(sglang_routes() if name == "sglang" else vllm_routes(generate=True))
+    server = DialectServer(sglang_routes() if name == "sglang" else vllm_routes())
     cloud = Sglang(server.url) if name == "sglang" else Vllm(server.url)
     names = [event.request_id for event in consults(decoding(cloud))]
     cloud.close()

@@ -10,7 +10,7 @@ from edgewise import Pair
 from edgewise.errors import UsageError
 from edgewise.events import Consult, Token
 from edgewise.grammar import compiled
-from edgewise.prompts import Message, ToolCall
+from edgewise.prompts import Message
 from edgewise.testing.scripted_edge import ScriptedEdge
 from tests.pocket_models import OTHER
 from tests.tool_models import WEATHER, ToolTokenizer, saying
@@ -63,15 +63,6 @@ def test_calls_stand_beside_the_text() -> None:
             pair.ask([1, 2, 3], tools=[TOOL])
         with pytest.raises(UsageError, match="'x'"):
             pair.ask("Weather?", tools=[TOOL], tool_choice="x")
-
-
-def test_the_bundled_pair_has_no_tools() -> None:
-    with Pair(cloud="none", threads=1) as pair:
-        with pytest.raises(UsageError, match="has no tools"):
-            pair.ask(QUESTION, tools=[TOOL])
-        called = Message("assistant", "", tool_calls=(ToolCall("a", "f", "{}"),))
-        with pytest.raises(UsageError, match="has no tools"):
-            pair.ask([called])
 
 
 def test_without_the_library_its_install_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

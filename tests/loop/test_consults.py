@@ -1,9 +1,7 @@
 """What is opened, sent, cancelled and given back around an answer's consults."""
 
 import random
-import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from edgewise.cloud.base import CloudModel
 from edgewise.cloud.record import SentRecord
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion
 from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
-from edgewise.events import Consult, Finished, Pending, Token
+from edgewise.events import Consult, Pending, Token
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Budget, Policy
@@ -24,61 +23,29 @@ from edgewise.routers.constant import Constant, Random
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise, replying
-from edgewise.testing.scripted_cloud import ScriptedCloudSession
 from edgewise.testing.scripted_edge import SIZE
+from tests.doubles.around import Around, Flying, HeldCloud
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
 
 
-class Watched(ScriptedCloud):
-    """Knows its sessions: what they were pushed, asked and whether they were closed."""
-
-    def __init__(self, *args: object, **options: object) -> None:
-        super().__init__(*args, **options)  # type: ignore[arg-type]
-        self.prompts: list[Prompt] = []
-        self.pushed: list[tuple[int, ...]] = []
-        self.flying: list[Future[Completion]] = []
-        self.closed = 0
-        self.silent = False
-
-    def open(self, prompt: Prompt) -> "WatchedSession":
-        self.prompts.append(prompt)
-        self.opened += 1
-        return WatchedSession(self)
+def cloud_saying(text: str, **options: Any) -> ScriptedCloud:
+    return ScriptedCloud(replying(text, prompt=PROMPT), **options)
 
 
-class WatchedSession(ScriptedCloudSession):
-    def __init__(self, cloud: Watched) -> None:
-        super().__init__(cloud)
-        self._watched = cloud
-
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> "Future[Completion]":
-        if self._watched.silent:
-            self._watched.asks.append((tuple(ids), n))
-            future: Future[Completion] = Future()
-        else:
-            future = super().ask(ids, n, sampling, deadline, sent)
-        self._watched.flying.append(future)
-        return future
-
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        self._watched.pushed.append(tuple(ids))
-        return len(ids)
-
-    def close(self) -> None:
-        self._watched.closed += 1
-
-
-def edge_saying(text: str, *, unsure: tuple[int, ...] = ()) -> ScriptedEdge:
-    return ScriptedEdge(replying(text, prompt=PROMPT, unsure=unsure))
+def asking(
+    cloud: CloudModel, policy: Policy | None = None, *, text: str = "blue", **more: Any
+) -> Decoder:
+    """Asks for every token, unless the edge is `unsure` at some alone."""
+    unsure = more.pop("unsure", ())
+    return Decoder(
+        ScriptedEdge(replying(text, prompt=PROMPT, unsure=unsure)),
+        router=MaxProb() if unsure else Constant(1.0),
+        policy=policy or Policy(),
+        cloud=cloud,
+        **more,
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,141 +58,120 @@ def edge_saying(text: str, *, unsure: tuple[int, ...] = ()) -> ScriptedEdge:
     ],
 )
 def test_nothing_is_opened_that_the_policy_can_never_use(policy: Policy) -> None:
-    cloud = Watched(noise())
-    decoder = Decoder(edge_saying("blue"), router=Constant(1.0), policy=policy, cloud=cloud)
-    answer = decoder.generate(IDS)
-    assert answer.text == "blue"
-    assert (cloud.opened, cloud.pushed, cloud.asks) == (0, [], [])
+    cloud = ScriptedCloud(noise())
+    assert asking(cloud, policy).generate(IDS).text == "blue"
+    assert (cloud.opened, cloud.prefetches, cloud.asks) == (0, [], [])
 
 
-def test_nothing_is_pushed_once_the_cap_is_spent() -> None:
-    cloud = Watched(replying("blue sky today", prompt=PROMPT))
-    policy = Policy(threshold=0.5, max_cloud_tokens=2)
-    decoder = Decoder(
-        edge_saying("blue sky today"), router=Constant(1.0), policy=policy, cloud=cloud
-    )
-    decoder.generate(IDS)
+def test_nothing_is_prefetched_once_the_cap_is_spent() -> None:
+    cloud = cloud_saying("blue sky today")
+    asking(cloud, Policy(max_cloud_tokens=2), text="blue sky today").generate(IDS)
     assert len(cloud.asks) == 2
-    assert [len(ids) - len(IDS) for ids in cloud.pushed] == [0, 1]
+    assert [len(ids) - len(IDS) for ids in cloud.prefetches] == [0, 1]
 
 
-def test_the_prompt_and_every_token_are_pushed_and_never_a_guess() -> None:
-    cloud = Watched(replying("gray sky", prompt=PROMPT), delay=0.05)
-    policy = Policy(threshold=0.3, speculate=8)
-    decoder = Decoder(
-        edge_saying("grey sky", unsure=(2,)), router=MaxProb(), policy=policy, cloud=cloud
-    )
-    answer = decoder.generate(IDS)
-    assert answer.text == "gray sky"
+def test_the_prompt_and_every_token_are_prefetched_and_never_a_draft() -> None:
+    cloud = cloud_saying("gray sky", delay=0.05)
+    decoder = asking(cloud, Policy(threshold=0.3, speculate=8), text="grey sky", unsure=(2,))
+    assert decoder.generate(IDS).text == "gray sky"
     whole = tuple(IDS) + tuple(b"gray sky")
-    assert cloud.pushed[0] == tuple(IDS)
-    assert all(ids == whole[: len(ids)] for ids in cloud.pushed)
+    assert cloud.prefetches[0] == tuple(IDS)
+    assert all(ids == whole[: len(ids)] for ids in cloud.prefetches)
 
 
 def test_a_session_gets_the_messages_where_there_are_some() -> None:
-    cloud = Watched(replying("blue", prompt=PROMPT))
-    decoder = Decoder(edge_saying("blue"), router=Constant(1.0), policy=Policy(), cloud=cloud)
-    said = (Message("user", "sky?"),)
-    decoder.generate(Prompt(tuple(IDS), said))
-    decoder.generate(IDS)
-    assert [prompt.messages for prompt in cloud.prompts] == [said, None]
-    assert {prompt.ids for prompt in cloud.prompts} == {tuple(IDS)}
+    prompts: list[Prompt] = []
+
+    class Opened(ScriptedCloud):
+        def open(self, prompt: Prompt) -> Any:
+            prompts.append(prompt)
+            return super().open(prompt)
+
+    decoder = asking(Opened(noise()))
+    messages = (Message("user", "sky?"),)
+    decoder.generate(Prompt(tuple(IDS), messages), max_tokens=1)
+    decoder.generate(IDS, max_tokens=1)
+    assert [prompt.messages for prompt in prompts] == [messages, None]
+    assert {prompt.ids for prompt in prompts} == {tuple(IDS)}
 
 
-@pytest.mark.parametrize("stage", ["open", "push"])
-def test_a_cloud_that_fails_at_the_start_gives_the_slot_back(stage: str) -> None:
-    class Broken(Watched):
-        def open(self, prompt: Prompt) -> WatchedSession:
-            if stage == "open":
-                raise RuntimeError("no session")
-            return BrokenSession(self)
+@pytest.mark.parametrize("stage", ["record", "open", "prefetch"])
+def test_an_answer_that_cannot_begin_gives_everything_back(stage: str) -> None:
+    def fail(*_: object) -> Any:
+        raise RuntimeError("no room")
 
-    class BrokenSession(WatchedSession):
-        def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-            raise RuntimeError("no push")
+    class Broken(ScriptedCloud):
+        def open(self, prompt: Prompt) -> Any:
+            session = fail() if stage == "open" else super().open(prompt)
+            if stage == "prefetch":
+                session.prefetch = fail
+            return session
 
-    edge, cloud = edge_saying("blue"), Broken(noise())
-    decoder = Decoder(edge, router=Constant(1.0), policy=Policy(), cloud=cloud)
-    with pytest.raises(RuntimeError, match="no "):
+    record, cloud = SentRecord(), Broken(noise())
+    if stage == "record":
+        record.answer = fail  # type: ignore[method-assign]
+    decoder = asking(cloud, record=record)
+    with pytest.raises(RuntimeError):
         decoder.stream(IDS)
-    assert edge.sessions == 0
-    assert cloud.closed == (stage == "push")
+    assert decoder.edge.sessions == 0  # type: ignore[attr-defined]
+    assert cloud.closed == cloud.opened == (stage == "prefetch")
 
 
-def test_a_rewind_cancels_the_consult_that_is_waited_for() -> None:
-    cloud = Watched(noise())
-    cloud.silent = True
-    policy = Policy(threshold=0.5, speculate=4, deadline=30)
-    decoder = Decoder(edge_saying("blue sky"), router=Constant(1.0), policy=policy, cloud=cloud)
+def test_a_rollback_cancels_the_consult_that_is_waited_for() -> None:
+    cloud = HeldCloud()
+    decoder = asking(cloud, Policy(speculate=4, deadline=30))
     with decoder.stream(IDS, pending=True) as events:
         assert isinstance(next(events), Pending)
         assert not any(future.cancelled() for future in cloud.flying)
         events.rewind(0)
         assert all(future.cancelled() for future in cloud.flying)
-        cloud.silent = False
-        cloud.script = replying("gray", prompt=PROMPT)
+        cloud.released.set()
+        cloud.scripted.script = replying("gray", prompt=PROMPT)
         assert collect(events).text == "gray"
-    assert cloud.closed == 1
+    assert cloud.scripted.closed == 1
 
 
-def test_closing_in_the_middle_cancels_and_closes_everything() -> None:
-    edge, cloud = edge_saying("blue sky"), Watched(noise())
-    cloud.silent = True
-    policy = Policy(threshold=0.5, speculate=4, deadline=30)
-    decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
+def test_closing_in_the_middle_cancels_closes_and_charges() -> None:
+    cloud = HeldCloud()
+    decoder = asking(cloud, Policy(cloud_share=0.5, speculate=4, deadline=30))
     with decoder.stream(IDS, pending=True) as events:
         next(events)
     assert all(future.cancelled() for future in cloud.flying)
-    assert (edge.sessions, cloud.closed) == (0, 1)
+    assert (decoder.edge.sessions, cloud.scripted.closed) == (0, 1)  # type: ignore[attr-defined]
+    asked = sum(n for _, n in cloud.scripted.asks)
+    assert asked >= 1
+    assert events.budget.credit == Budget().credit - asked
 
 
 def test_a_session_that_cannot_even_be_asked_is_a_fault_like_any_other() -> None:
-    class Refusing(Watched):
-        def open(self, prompt: Prompt) -> WatchedSession:
-            return RefusingSession(self)
+    def refuse(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        raise CloudUnavailable("gone.")
 
-    class RefusingSession(WatchedSession):
-        def ask(self, *args: object, **more: object) -> "Future[Completion]":
-            raise CloudUnavailable("gone.")
-
-    policy = Policy(threshold=0.5)
-    decoder = Decoder(
-        edge_saying("blue"), router=Constant(1.0), policy=policy, cloud=Refusing(noise())
-    )
-    with decoder.stream(IDS) as events:
+    with asking(Around(ScriptedCloud(noise()), refuse)).stream(IDS) as events:
         seen = list(events)
     tokens = [event for event in seen if isinstance(event, Token)]
     assert bytes(token.id for token in tokens[:-1]) == b"blue"
     assert [token.reason for token in tokens[:3]] == ["unavailable"] * 3
-    told = [event for event in seen if isinstance(event, Consult)]
-    assert [(event.outcome, event.sent_ids) for event in told] == [("unavailable", 0)] * 3
+    consults = [event for event in seen if isinstance(event, Consult)]
+    assert [(event.outcome, event.sent_ids) for event in consults] == [("unavailable", 0)] * 3
 
 
-def test_a_consult_that_failed_says_what_it_sent() -> None:
-    cloud = ScriptedCloud(
-        replying("blue", prompt=PROMPT),
-        fault=lambda ask: CloudUnavailable("gone.") if ask == 0 else None,
-    )
-    decoder = Decoder(
-        edge_saying("blue"), router=Constant(1.0), policy=Policy(threshold=0.5), cloud=cloud
-    )
-    with decoder.stream(IDS) as events:
-        told = [event for event in events if isinstance(event, Consult)]
-    assert [event.sent_ids for event in told] == [len(IDS), 1, 1, 1, 1]
-    assert all(event.sent_bytes > 0 for event in told)
+def test_a_consult_that_failed_reports_what_it_sent() -> None:
+    gone = CloudUnavailable("gone.")
+    cloud = cloud_saying("blue", fault=lambda ask: gone if ask == 0 else None)
+    with asking(cloud).stream(IDS) as events:
+        consults = [event for event in events if isinstance(event, Consult)]
+    assert [event.sent_ids for event in consults] == [len(IDS), 1, 1, 1, 1]
+    assert all(event.sent_bytes > 0 for event in consults)
 
 
 def test_a_timeout_counts_as_wasted_and_is_charged() -> None:
-    cloud = Watched(noise())
-    cloud.silent = True
-    policy = Policy(cloud_share=0.5, deadline=0.01)
-    decoder = Decoder(edge_saying("blue"), router=Constant(1.0), policy=policy, cloud=cloud)
+    decoder = asking(HeldCloud(), Policy(cloud_share=0.5, deadline=0.01))
     with decoder.stream(IDS, max_tokens=1) as events:
         answer = collect(events)
         budget = events.budget
     assert answer.tokens[0].reason == CloudTimeout.reason
-    assert answer.usage.wasted_tokens == 1
-    assert answer.usage.cloud_share == 1.0
+    assert (answer.usage.wasted_tokens, answer.usage.cloud_share) == (1, 1.0)
     assert budget.credit == pytest.approx(Budget().credit - 1 + 0.5)
 
 
@@ -240,154 +186,98 @@ def test_a_timeout_counts_as_wasted_and_is_charged() -> None:
     stop=st.sampled_from([(), ("a", "b", "\x01")]),
 )
 def test_the_share_that_is_shown_is_the_one_that_is_charged(
-    seed: int,
-    share: float,
-    span: int,
-    speculate: int,
-    delay: float,
-    deadline: float,
-    cap: int | None,
-    stop: tuple[str, ...],
+    seed: int, share: float, delay: float, cap: int | None, stop: tuple[str, ...], **policy: Any
 ) -> None:
     """Used, wasted, timed out, probed in vain: what leaves the budget stands in the usage."""
     draws = random.Random(seed)
     faults = [draws.choice([None, CloudTimeout("late"), CloudUnavailable("gone")]) for _ in IDS]
+    cloud = ScriptedCloud(noise(seed + 1), delay=delay, fault=lambda ask: faults[ask % len(IDS)])
     decoder = Decoder(
         ScriptedEdge(noise(seed)),
         router=Random(seed),
-        policy=Policy(
-            cloud_share=share,
-            span=span,
-            speculate=speculate,
-            deadline=deadline,
-            max_cloud_tokens=cap,
-        ),
-        cloud=ScriptedCloud(
-            noise(seed + 1), delay=delay, fault=lambda ask: faults[ask % len(faults)]
-        ),
+        policy=Policy(cloud_share=share, max_cloud_tokens=cap, **policy),
+        cloud=cloud,
     )
     with decoder.stream(IDS, max_tokens=12, stop=stop) as events:
         answer = collect(events)
         left = events.budget
-    written = len(answer.tokens)
+    usage, written = answer.usage, len(answer.tokens)
     charged = Budget().credit + share * written - left.credit
-    usage = answer.usage
     assert usage.cloud_tokens + usage.wasted_tokens == pytest.approx(charged)
     assert usage.cloud_share == pytest.approx(min(1.0, charged / written))
+    # Whatever was dropped, every consult is counted once.
+    assert usage.cloud_calls == len(cloud.asks)
 
 
-def test_an_engine_without_a_meter_has_computed_nobody_knows_what() -> None:
-    """Nothing is known to be nothing only where nothing was asked."""
-    decoder = Decoder(
-        edge_saying("blue"), router=Constant(1.0), policy=Policy(), cloud=ScriptedCloud(noise())
-    )
-    usage = decoder.generate(IDS, max_tokens=2).usage
-    assert (usage.cloud_prompt_cached, usage.cloud_prompt_computed) == (None, None)
-    decoder.policy = Policy(cloud_share=0.0)
-    usage = decoder.generate(IDS, max_tokens=2).usage
-    assert (usage.cloud_prompt_cached, usage.cloud_prompt_computed) == (0, 0)
-
-
-@pytest.mark.parametrize(("told", "sums"), [((3, None), None), ((3, 0), 3), ((None, 4), None)])
+@pytest.mark.parametrize(
+    ("counts", "total"),
+    [((3, None), None), ((3, 0), 3), ((None, 4), None), ((None, None), None), ((), 0)],
+)
 def test_a_meter_that_is_missing_once_leaves_no_sum(
-    told: tuple[int | None, ...], sums: int | None
+    counts: tuple[int | None, ...], total: int | None
 ) -> None:
-    class Metered(ScriptedCloud):
-        def open(self, prompt: Prompt) -> "MeteredSession":
-            return MeteredSession(self)
+    """Nothing is known to be nothing only where nothing was asked."""
 
-    class MeteredSession(ScriptedCloudSession):
-        def _write(self, ids: list[int], n: int) -> Completion:
-            count = told[len(ids) - len(IDS)]
-            return replace(super()._write(ids, n), cached=count, computed=count)
+    def metered(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        count, future = counts[len(ids) - len(IDS)], Flying()
+        completion: Completion = send().result()
+        future.set_result(replace(completion, cached=count, computed=count))
+        return future
 
-    decoder = Decoder(
-        edge_saying("blue"),
-        router=Constant(1.0),
-        policy=Policy(speculate=0),
-        cloud=Metered(replying("blue", prompt=PROMPT)),
-    )
+    policy = Policy() if counts else Policy(cloud_share=0.0)
+    decoder = asking(Around(cloud_saying("blue"), metered), policy)
     usage = decoder.generate(IDS, max_tokens=2).usage
-    assert (usage.cloud_prompt_cached, usage.cloud_prompt_computed) == (sums, sums)
+    assert (usage.cloud_prompt_cached, usage.cloud_prompt_computed) == (total, total)
 
 
-def test_where_the_cloud_writes_everything_no_share_is_above_all() -> None:
-    """A guess asks for nothing there, and what a stop string cuts off is shown beside."""
-    cloud = Watched(noise(1), delay=0.002)
-    for span, stop in ((1, ()), (16, ("a",)), (16, ("\x00", "b"))):
-        policy = Policy(cloud_share=1.0, span=span, speculate=16)
-        decoder = Decoder(ScriptedEdge(noise(2)), router=Constant(1.0), policy=policy, cloud=cloud)
-        usage = decoder.generate(IDS, max_tokens=40, stop=stop).usage
-        assert usage.cloud_share <= 1.0
-        assert usage.edge_tokens == 0
-        assert span > 1 or usage.wasted_tokens == 0
+@pytest.mark.parametrize(("span", "stop"), [(1, ()), (16, ("a",)), (16, ("\x00", "b"))])
+def test_where_the_cloud_writes_everything_drafts_ask_for_nothing(
+    span: int, stop: tuple[str, ...]
+) -> None:
+    """What a stop string cuts off is reported as wasted; the share is at most 1."""
+    policy = Policy(cloud_share=1.0, span=span, speculate=16)
+    cloud, edge = ScriptedCloud(noise(1), delay=0.002), ScriptedEdge(noise(2))
+    decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
+    usage = decoder.generate(IDS, max_tokens=40, stop=stop).usage
+    assert usage.cloud_share <= 1.0
+    assert usage.edge_tokens == 0
+    assert span > 1 or usage.wasted_tokens == 0
 
 
 @pytest.mark.parametrize(
     "value",
     [float("nan"), float("inf"), -0.001, 1.001, np.float32(2), "0.4", None, [0.5], np.zeros(1)],
 )
-def test_a_score_that_is_none_names_the_router(value: Any) -> None:
+def test_a_score_that_is_not_one_names_the_router(value: Any) -> None:
     class Odd:
         needs, top = Constant(0).needs, 0
 
         def score(self, step: object) -> float:
             return value  # type: ignore[no-any-return]
 
-    edge = edge_saying("blue")
+    edge = ScriptedEdge(noise())
     with pytest.raises(UsageError, match="'Odd'"):
         Decoder(edge, router=Odd(), policy=Policy()).generate(IDS)
     assert edge.sessions == 0
 
 
-def test_a_budget_depends_on_no_link() -> None:
-    """The same answers and the same debt, settled later, whatever was dropped on the way."""
-    budgets = []
-    for delay in (0.0, 0.004):
-        budget = Budget()
-        texts = []
-        for seed in range(12):
-            decoder = Decoder(
-                ScriptedEdge(noise(seed)),
-                router=Random(seed),
-                policy=Policy(cloud_share=0.2, deadline=30, speculate=0 if not delay else 8),
-                cloud=ScriptedCloud(noise(seed + 50), delay=delay),
-            )
-            with decoder.stream(IDS, max_tokens=16, budget=budget) as events:
-                answer = collect(events)
-                wasted = answer.usage.wasted_tokens
-                left = events.budget
-            budget = Budget(credit=left.credit + wasted, shift=left.shift)
-            texts.append([token.id for token in answer.tokens])
-        budgets.append((texts, round(budget.credit, 9), round(budget.shift, 9)))
-    assert budgets[0] == budgets[1]
-
-
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()])
 def test_a_probe_that_cannot_be_sent_makes_way_for_the_next(error: BaseException) -> None:
-    class Raising(Watched):
-        raised: BaseException | None = None
+    now, raised = [0.0], [error]
 
-        def open(self, prompt: Prompt) -> WatchedSession:
-            return RaisingSession(self)
+    def raising(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        if raised:
+            raise raised[0]
+        return send()
 
-    class RaisingSession(WatchedSession):
-        def ask(self, *args: Any, **more: Any) -> "Future[Completion]":
-            if cloud.raised is not None:
-                raise cloud.raised
-            return super().ask(*args, **more)
-
-    now = [0.0]
-    breaker, cloud = Breaker(clock=lambda: now[0]), Raising(replying("blue", prompt=PROMPT))
-    decoder = Decoder(
-        edge_saying("blue"), router=Constant(1.0), policy=Policy(), cloud=cloud, breaker=breaker
-    )
+    breaker = Breaker(clock=lambda: now[0])
+    decoder = asking(Around(cloud_saying("blue"), raising), breaker=breaker)
     for _ in range(3):
         breaker.failed()
-    now[0], cloud.raised = 10.0, error
+    now[0] = 10.0
     with pytest.raises(type(error)):
         decoder.generate(IDS)
-    now[0], cloud.raised = 100.0, None
+    now[0], raised[:] = 100.0, []
     decoder.generate(IDS)
     assert not breaker.is_open
 
@@ -408,70 +298,3 @@ def test_corrections_are_counted_against_what_would_have_been_written() -> None:
     )
     usage = decoder.generate(IDS, max_tokens=40, sampling=sampling).usage
     assert (usage.cloud_tokens, usage.correction_tokens) == (40, truth)
-
-
-def test_a_record_that_cannot_begin_leaves_no_session_open() -> None:
-    class NoRecord(SentRecord):
-        def answer(self, *given: Any) -> Any:
-            raise RuntimeError("no room")
-
-    class Counted(Watched):
-        def open(self, prompt: Prompt) -> WatchedSession:
-            self.closed -= 1
-            return super().open(prompt)
-
-    edge, cloud = edge_saying("blue"), Counted(noise())
-    decoder = Decoder(edge, router=Constant(1.0), policy=Policy(), cloud=cloud, record=NoRecord())
-    with pytest.raises(RuntimeError):
-        decoder.stream(IDS)
-    assert (edge.sessions, cloud.closed) == (0, 0)
-
-
-def test_one_probe_goes_however_many_answers_ask() -> None:
-    now = [0.0]
-    breaker = Breaker(clock=lambda: now[0])
-    for _ in range(3):
-        breaker.failed()
-    now[0] = 10.0
-    for _ in range(50):
-        start = threading.Barrier(16)
-        allowed: list[bool] = []
-
-        def ask(start: threading.Barrier = start, allowed: list[bool] = allowed) -> None:
-            start.wait()
-            allowed.append(breaker.allow())
-
-        threads = [threading.Thread(target=ask) for _ in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sum(allowed) == 1
-        breaker.failed()
-        now[0] += 100.0
-
-
-def test_a_finished_answer_counts_every_consult_once() -> None:
-    cloud = Watched(replying("gray sky", prompt=PROMPT), delay=0.03)
-    policy = Policy(threshold=0.3, speculate=8)
-    decoder = Decoder(
-        edge_saying("grey sky", unsure=(2, 4, 5)), router=MaxProb(), policy=policy, cloud=cloud
-    )
-    with decoder.stream(IDS) as events:
-        finished = next(event for event in events if isinstance(event, Finished))
-    assert finished.usage.cloud_calls == len(cloud.asks)
-    asked = sum(n for _, n in cloud.asks)
-    assert finished.usage.cloud_tokens + finished.usage.wasted_tokens == asked
-
-
-def test_a_consult_that_is_left_behind_is_paid_for() -> None:
-    """Whoever leaves in the middle has asked all the same."""
-    cloud = Watched(noise())
-    cloud.silent = True
-    policy = Policy(cloud_share=0.5, speculate=4, deadline=30)
-    decoder = Decoder(edge_saying("blue sky"), router=Constant(1.0), policy=policy, cloud=cloud)
-    with decoder.stream(IDS, pending=True) as events:
-        next(events)
-    asked = sum(n for _, n in cloud.asks)
-    assert asked >= 1
-    assert events.budget.credit == Budget().credit - asked

@@ -261,6 +261,7 @@ def test_a_message_of_noncharacters_alone(tokenizers: Tokenizers) -> None:
         prompt_ids(tokenizer, conversation(text + "<|end|>"))
 
 
+@pytest.mark.deep
 def test_the_bundled_questions_have_the_ids_they_had(tokenizers: Tokenizers) -> None:
     tokenizer = tokenizers["bundled"]
     questions = pocketqa("test").questions

@@ -199,13 +199,6 @@ def test_a_card_of_another_edge_model(tmp_path: Path, change: dict[str, Any], pr
     assert_one_sentence(str(caught.value))
 
 
-def test_a_checkpoint_opens_by_its_folder(tmp_path: Path) -> None:
-    folder = write(tmp_path / "router", weights(WIDTH, 4, 1))
-    router, card = open_router(Settings(router=str(folder)), ScriptedEdge(noise()))
-    assert isinstance(router, Mlp)
-    assert card == CARD
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -271,11 +264,6 @@ def test_a_card_of_an_unknown_kind(tmp_path: Path) -> None:
     folder = write(tmp_path, weights(WIDTH, 1), msgspec.structs.replace(CARD, kind="magic"))
     with pytest.raises(UsageError, match="no router 'magic'"):
         open_router(Settings(router=str(folder)), ScriptedEdge(noise()))
-
-
-def test_no_card(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no router"):
-        read_card(tmp_path)
 
 
 def test_thresholds_lie_between_the_calibrated_ones() -> None:

@@ -106,7 +106,7 @@ def test_a_port_that_is_taken_is_told_in_a_sentence(url: str) -> None:
     ("arguments", "told"),
     [
         (("--temperature", "-1"), "temperature must be"),
-        (("--cloud-share", "2"), "cloud share"),
+        (("--cloud-share", "2"), "cloud-share"),
         (("--slots", "0"), "--slots"),
         (("--edge", "missing.gguf"), "missing.gguf"),
     ],

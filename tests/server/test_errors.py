@@ -21,7 +21,7 @@ from edgewise.errors import (
     ModelError,
     UsageError,
 )
-from edgewise.server.errors import REQUEST_FIELDS, api_error, unexpected
+from edgewise.server.errors import REQUEST_FIELDS, refusal_of
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
@@ -31,7 +31,7 @@ from tests.server.in_process import ASK, CHAT, TEXT, app
 
 
 def told(error: EdgewiseError, **more: Any) -> dict[str, Any]:
-    return api_error(error, **more).body()["error"]
+    return refusal_of(error, **more).body()["error"]
 
 
 def test_what_only_the_operator_can_change_is_called_so() -> None:
@@ -82,14 +82,16 @@ def test_every_setting_is_the_requests_or_the_servers(name: str) -> None:
 def test_every_error_has_its_status(
     error: type[EdgewiseError], status: int, code: str | None
 ) -> None:
-    made = api_error(error("No."))
+    made = refusal_of(error("No."))
     assert (made.status, made.code) == (status, code)
     assert made.kind == ("invalid_request_error" if status == 400 else "api_error")
 
 
 def test_a_bug_says_nothing_of_itself() -> None:
-    assert unexpected().status == 500
-    assert unexpected().body()["error"]["code"] == "internal_error"
+    unexpected = refusal_of(ZeroDivisionError("a secret"))
+    assert unexpected.status == 500
+    assert unexpected.body()["error"]["code"] == "internal_error"
+    assert "secret" not in str(unexpected)
 
 
 FAULTS: list[tuple[Misbehaviour, str]] = [
@@ -226,6 +228,6 @@ def test_paths_and_methods_that_are_none_have_the_form_too() -> None:
     with app() as client:
         missing = client.get("/v1/nothing")
         wrong = client.put("/v1/completions")
-    assert (missing.status_code, wrong.status_code) == (404, 405)
+    assert (missing.status_code, wrong.status_code) == (404, 404)
     for response in (missing, wrong):
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}

@@ -241,9 +241,9 @@ def test_no_strangers_refused_requests_make_it_forget() -> None:
 def test_what_merely_looks_alike_goes_on() -> None:
     known = LocalMessages()
     known.answered([Message("user", "yes", local=True), Message("user", SECRET, local=True)])
-    answer = known.answer()
-    for piece in ("The ", "capital ", "of ", "that ", "country ", "is ", "Paris"):
-        answer.add(piece)
+    pieces = ("The ", "capital ", "of ", "that ", "country ", "is ", "Paris")
+    for count in range(len(pieces)):
+        known.writing("".join(pieces[: count + 1]))
     for role, text in (
         ("user", "yes, and what is the capital?"),
         ("assistant", "yes"),

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from tests.held_cloud import HeldCloud
+from tests.doubles.around import HeldCloud
 from tests.server.at_port import at_port
 from tests.server.in_process import TEXT, answering_of
 from tests.server.page_asking import (

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -30,7 +31,9 @@ async def sent(events: AsyncGenerator[Event], admission: Admission) -> str:
 
     scope = {"type": "http", "method": "POST", "headers": []}
     writer = TextReply(CompletionRequest(model="edgewise", prompt="x"), ByteTokenizer())
-    await EventStream(writer, events, admission.enter())(scope, receive, send)
+    held = AsyncExitStack()
+    held.callback(admission.enter().leave)
+    await EventStream(writer, events, held)(scope, receive, send)
     return b"".join(parts).decode()
 
 

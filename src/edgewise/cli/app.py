@@ -4,11 +4,9 @@ A package adds a command by an entry point of the group `edgewise.commands`: a f
 Typer's annotations, or a `typer.Typer` of several. Neither is imported before it is called.
 """
 
-import codecs
-import io
 import os
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points, version
 from typing import Annotated, Any, NamedTuple
 
@@ -37,7 +35,9 @@ _BUILT_IN = {
     "sent": _Command("edgewise.cli.sent:sent", "Show what has left this device."),
     "config": _Command("edgewise.cli.config:config", "Show the settings in force."),
     "models": _Command("edgewise.cli.models:app", "List and download models."),
-    "gateway": _Command("edgewise.cli.gateway:app", "Serve many devices in front of your engines."),
+    "gateway": _Command(
+        "edgewise.cli.gateway:gateway", "Serve many devices in front of your engines."
+    ),
     "keys": _Command("edgewise.cli.keys:keys_app", "Add, list and revoke keys of clients."),
 }
 LABORATORY = {
@@ -53,7 +53,7 @@ _LAB_LINE = "pip install 'edgewise[lab]'"
 _ADDED: Registry[Any] = Registry("command", "edgewise.commands", {})
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(Mapping[str, Any]):
     """Commands by name; each is imported when it is looked up."""
 
     def __init__(self) -> None:
@@ -75,12 +75,6 @@ class _Commands(MutableMapping[str, Any]):
                 hint=_LAB_LINE,
             )
         raise KeyError(name)
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._loaded[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("a command is never removed")
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys((*_BUILT_IN, *_ADDED.names())))
@@ -157,7 +151,6 @@ def _main(
 def run() -> int:
     """Run the command that the arguments name; returns the exit code."""
     _open_streams()
-    sys.argv[1:] = map(_as_utf8, sys.argv[1:])
     try:
         code = app(prog_name="edgewise", standalone_mode=False)
         sys.stdout.flush()
@@ -185,19 +178,8 @@ def run() -> int:
     return code if isinstance(code, int) else 0
 
 
-def _as_utf8(argument: str) -> str:
-    """The argument, read again as UTF-8 if the locale (LC_ALL=POSIX) could not read its bytes."""
-    if argument.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in argument):
-        return argument
-    return os.fsencode(argument).decode("utf-8", "surrogateescape")
-
-
 def _open_streams() -> None:
     """Where the parent closed a standard stream, nothing else may be opened in its place."""
-    for stream in (sys.stdout, sys.stderr):
-        # What an ASCII locale cannot show, a terminal mostly can.
-        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name == "ascii":
-            stream.reconfigure(encoding="utf-8")
     while (last := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(last)

@@ -135,6 +135,7 @@ class Conversation:
         require_text("The question", question)
         local = self._local
         asked = Message("user", question, local)
+        render.warn_of_toy(self._pair.settings.edge, question)
         first = self._first_kept(asked)
         try:
             stream = self._pair.stream([*self._since(first), asked], pending=True)
@@ -154,8 +155,8 @@ class Conversation:
         if text or ends:
             self.turns.append(Turn(question, text, tokens, bool(ends), local))
         if ends:
-            counted = render.counted(ends[0].usage, ends[0].timing, calls=False)
-            render.note(counted + render.cut(ends[0].finish_reason, ends[0].usage) + self._cost())
+            cloud = self._pair.cloud is not None
+            render.note(render.summary(ends[0], cloud=cloud) + self._cost())
         else:
             render.out.print()
             render.note(f"interrupted; what was said is kept{self._cost()}")

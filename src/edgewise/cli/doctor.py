@@ -19,16 +19,14 @@ from edgewise.advice import (
     advise,
     cloud_pace,
     edge_step,
-    money,
-    outlook,
 )
 from edgewise.cli import options, render
 from edgewise.cli.options import COSTS, MODELS, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.capabilities import Reuse, reuse_by_ids
+from edgewise.cloud.bridge.capabilities import Reuse, reuse
 from edgewise.cloud.bridge.context_filter import amount_of
-from edgewise.cloud.bridge.text import PROBE_SECONDS, TextCloud
-from edgewise.cloud.redaction.rules import redaction_of
+from edgewise.cloud.bridge.text import PROBE_SECONDS
+from edgewise.cloud.redaction.base import redaction_of
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.engine import default_threads
@@ -159,10 +157,7 @@ class _Doctor:
 
     def _reuse(self, cloud: CloudModel, model: EdgeModel) -> Check:
         try:
-            if isinstance(cloud, TextCloud):
-                self._reused = cloud.reuse()
-            else:
-                self._reused = reuse_by_ids(cloud, model.tokenizer, PROBE_SECONDS)
+            self._reused = reuse(cloud, model.tokenizer, PROBE_SECONDS)
         except CloudError as error:
             return Check(
                 "prompt cache",
@@ -181,14 +176,11 @@ class _Doctor:
         except EdgewiseError as error:
             told = f"none, since a speed could not be measured: {error.message.rstrip('.')}"
             return Check("advice", "warn", told, options.fix(error, self._parameters))
-        found = outlook(
+        self.advice = advise(
             _conditions(chosen, step, pace, self._reused),
-            streams=pace.token is not None,
-            assumed=True,
-            price=None if chosen.price is None else money(price_of(chosen.price)),
+            price=None if chosen.price is None else price_of(chosen.price),
             local=not is_url(parts.cloud_address(chosen)),
         )
-        self.advice = advise(found)
         asked = f"({pace.requests} requests of {pace.tokens} tokens in all were made to measure)"
         return Check("advice", "ok", " ".join([*self.advice.sentences, asked]))
 
@@ -262,7 +254,6 @@ def _abilities(able: Abilities) -> Check:
     found = [f"{able.engine}, model {able.model or 'unnamed'}", "token ids in and out"]
     found.append(f"{able.top} candidates a token" if able.top else "no candidates")
     found.append("a cache meter" if able.meter else "no cache meter")
-    found.append("no priority" if able.priority == "none" else f"priority: {able.priority}")
     found.append("caches apart by salt" if able.salt else "no salt")
     return Check("cloud engine", "ok", "; ".join(found))
 
@@ -276,11 +267,7 @@ def _conditions(
         step=step,
         round_trip=pace.consult - engine,
         consult=engine,
-        cloud_token=pace.token or 0.0,
-        edge_prompt=step,
-        cloud_prompt=engine,
-        prompt=1,
-        answer=1,
+        cloud_token=pace.token,
         asked=parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share,
         changed=TYPICAL_CHANGED,
         speculate=chosen.speculate,

@@ -11,9 +11,9 @@ import typer
 
 from edgewise.addresses import is_url, meant
 from edgewise.cli.keys import Limits, require_keys
-from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PrivateKeyFile
+from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PrivateKeyFile, require_extra
 from edgewise.cli.options import everything_but, takes
-from edgewise.cloud.key import cloud_key
+from edgewise.cloud.hosts import cloud_key
 from edgewise.errors import UsageError
 from edgewise.keys.keys import Keys
 from edgewise.listening.logs import Level
@@ -22,13 +22,6 @@ from edgewise.settings import Settings
 
 if TYPE_CHECKING:
     import ssl
-
-app = typer.Typer(
-    invoke_without_command=True,
-    no_args_is_help=True,
-    help="Serve many devices in front of your engines: gateway --engine URL --keys FILE.",
-)
-
 
 Engines = Annotated[
     list[str] | None,
@@ -46,14 +39,8 @@ LogLevel = Annotated[Level, typer.Option(help="What is logged: debug, info, warn
 
 
 # It has no settings of a device: clients are named by keys, engines by addresses.
-@app.callback()
-@takes(
-    "cloud_model",
-    reads=["cloud_key"],
-    unaffected=everything_but("cloud_model", "cloud_key"),
-)
+@takes("cloud_model", reads=["cloud_key"], unaffected=everything_but("cloud_model", "cloud_key"))
 def gateway(
-    context: typer.Context,
     chosen: Settings,
     engine: Engines = None,
     engine_kind: EngineKind = "auto",
@@ -71,13 +58,11 @@ def gateway(
     concurrency: Annotated[int, typer.Option(min=1, help="Consults at one engine at a time.")] = 64,
     queue: Queue = 256,
 ) -> None:
-    """Run a gateway in front of one or more engines that serve one model."""
-    if context.invoked_subcommand is not None:
-        return
+    """Serve many devices in front of your engines: gateway --engine URL --keys FILE."""
     if not engine:
         raise UsageError("A gateway needs an engine; name one with --engine URL, or bundled.")
     _require_guarded(host, keys)
-    _require_extra()
+    require_extra("gateway", "starlette", "uvicorn", "websockets")
     listens = ListenFlags(certificate, private_key, connections)
     listens.require_whole()
     plan = _Plan(
@@ -168,16 +153,3 @@ def _require_guarded(host: str, keys: Path | None) -> None:
         )
     if keys is not None:
         require_keys(keys)
-
-
-def _require_extra() -> None:
-    try:
-        import starlette
-        import uvicorn
-        import websockets
-
-        del starlette, uvicorn, websockets
-    except ImportError as error:
-        raise UsageError(
-            f"A gateway needs {error.name}: pip install 'edgewise[gateway]'."
-        ) from error

@@ -1,5 +1,6 @@
 """Options of the commands that listen."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -52,3 +53,10 @@ class ListenFlags(NamedTuple):
         if self.certificate is None or self.private_key is None:
             return most, None
         return most, tls_context(self.certificate, self.private_key)
+
+
+def require_extra(extra: str, *modules: str) -> None:
+    """Raise `UsageError` if a module of an extra is not installed."""
+    for name in modules:
+        if find_spec(name) is None:
+            raise UsageError(f"This needs {name}: pip install 'edgewise[{extra}]'.")

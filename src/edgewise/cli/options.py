@@ -19,6 +19,7 @@ System = Annotated[str | None, typer.Option(help="System message.")]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
+Stats = Annotated[bool, typer.Option("--stats", help="Say all that was counted.")]
 SentFile = Annotated[
     Path | None,
     typer.Option(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.segment import Segment, Segments
@@ -20,13 +20,14 @@ from edgewise.events import (
     Consult,
     Event,
     Finished,
-    FinishReason,
     Timing,
     Token,
     Usage,
 )
 from edgewise.loop.decoder import Answer, collect
+from edgewise.loop.policy import INITIAL_CREDIT
 from edgewise.routers.card import RouterCard
+from edgewise.settings import Settings
 
 # Without NO_COLOR's colours bold and underline stay. What models and files say is text, whatever
 # brackets it has.
@@ -34,12 +35,9 @@ out = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
 err = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 _WIDEST = 10_000
-_ASIDE = Style(italic=True)
-_FOLDED = 16
-"""Columns that a long name is folded to, rather than that a table is shown line by line."""
 
 CLOUD = Style(color="red", bold=True, underline=True)
-"""Told from the edge's without colour too."""
+"""Bold and underlined, so that it shows without colour too."""
 
 
 # They reorder what is shown around them, so that text could pose as other text.
@@ -123,40 +121,58 @@ def warn(text: str) -> None:
     err.print(Text(f"Warning: {printable(text)}", Style(color="yellow")))
 
 
+def warn_of_toy(edge: str, prompt: str) -> None:
+    """Say before the answer that the bundled pair does not know what it was not taught."""
+    taught = prompt.startswith("Question: ") and prompt.endswith(" Answer and Reasoning:")
+    if edge == Settings().edge and not taught:
+        warn(
+            "the bundled pair is a toy for sums and word puzzles, as `edgewise demo` shows them. "
+            "For real questions: edgewise run --edge smollm2"
+        )
+
+
 def card_warnings(card: RouterCard) -> None:
     """Print the warnings of a router's own figures on stderr."""
     for warning in card.warnings():
         warn(warning)
 
 
-def summary(answer: Answer) -> str:
-    """One line about an answer."""
-    return counted(answer.usage, answer.timing) + cut(answer.finish_reason, answer.usage)
+def summary(answer: Answer | Finished, *, cloud: bool, share: float | None = None) -> str:
+    """One line behind an answer: who wrote how much, in what time, at what cost.
+
+    `cloud`: whether there is one; `share`: the one asked for, which a short answer may exceed.
+    """
+    usage, seconds = answer.usage, answer.timing.total
+    total, by_cloud = usage.edge_tokens + usage.cloud_tokens, usage.cloud_tokens
+    if cloud:
+        parts = [
+            f"{usage.edge_tokens} edge + {by_cloud} cloud tokens",
+            f"{seconds:.{1 if seconds >= 1 else 2}f} s",
+        ]
+    else:
+        parts = [f"{total} tokens", f"{total / seconds:.0f} tokens/s"]
+    if answer.finish_reason == "length":
+        parts.append(f"cut at {total} tokens")
+    if share is not None and share * total < by_cloud <= share * total + INITIAL_CREDIT:
+        parts.append(f"a short answer may have {INITIAL_CREDIT:g} above the share")
+    if usage.cost:
+        parts.append(costed(usage.cost))
+    return " · ".join(parts)
 
 
-def cut(reason: FinishReason, usage: Usage) -> str:
-    """That an answer was cut, where it was."""
-    return f", cut at {usage.edge_tokens + usage.cloud_tokens} tokens" if reason == "length" else ""
-
-
-def counted(usage: Usage, timing: Timing, *, calls: bool = True) -> str:
-    """Who wrote how many tokens, how fast; with `calls`, in how many consults, reading what."""
+def statistics(usage: Usage, timing: Timing) -> str:
+    """What `--stats` adds: shares, consults, what the cloud read and wrote, speed."""
     total = usage.edge_tokens + usage.cloud_tokens
-    wasted = f", {usage.wasted_tokens} wasted" if usage.wasted_tokens else ""
-    failed = f", {usage.failed_calls} failed" if usage.failed_calls else ""
-    consults = f"{usage.cloud_calls} calls{failed}, " if calls else ""
-    if calls and usage.cloud_calls:
-        consults += (
-            f"cloud prompt {metered(usage.cloud_prompt_computed)} computed, "
-            f"{metered(usage.cloud_prompt_cached)} cached, "
-        )
-        if usage.cloud_completion_tokens > usage.cloud_tokens + usage.wasted_tokens:
-            consults += f"{usage.cloud_completion_tokens} of the cloud's own tokens written, "
-    cost = f", {costed(usage.cost)}" if usage.cost else ""
-    return (
-        f"{total} tokens, {usage.cloud_tokens} by the cloud{wasted} ({usage.cloud_share:.1%}), "
-        f"{consults}{total / timing.total:.1f} tokens/s{cost}"
-    )
+    parts = [
+        f"cloud share {usage.cloud_share:.1%} with {usage.wasted_tokens} wasted",
+        f"{usage.correction_tokens} corrections",
+        f"{usage.cloud_calls} consults, {usage.failed_calls} failed",
+        f"cloud prompt {metered(usage.cloud_prompt_computed)} computed, "
+        f"{metered(usage.cloud_prompt_cached)} cached",
+        f"{usage.cloud_completion_tokens} written by the cloud",
+        f"first token after {timing.ttft:.2f} s, {total / timing.total:.1f} tokens/s",
+    ]
+    return "; ".join(parts)
 
 
 def costed(cost: AnswerCost) -> str:
@@ -213,38 +229,12 @@ class _ProgressLines(Progress):
 
 
 def show(table: Table) -> None:
-    """Print a table: in a pipe as wide as it is, on a terminal that is narrower line by line.
-
-    Long names in the first column are folded before that.
-    """
-    unbounded = out.options.update(max_width=_WIDEST)
-    width = Measurement.get(out, unbounded, table).maximum
+    """Print a table: on a terminal cells are folded to its width, in a pipe nothing is."""
     out.print()
-    if not out.is_terminal:
-        plain = Console(file=out.file, width=width, color_system=None, markup=False, emoji=False)
-        plain.print(table)
+    if out.is_terminal:
+        for column in table.columns:
+            column.overflow, column.no_wrap = "fold", False
+        out.print(table, soft_wrap=False)
         return
-    first = table.columns[0]
-    first.overflow = "fold"
-    longest = max((len(str(cell)) for cell in first.cells), default=0)
-    spare = max(0, longest - _FOLDED) if table.show_header else 0
-    fits = width - spare <= out.width
-    out.print(table if fits else _by_lines(table), soft_wrap=False)
-
-
-def _by_lines(table: Table) -> Group:
-    """A line for each cell, behind the name of its column; the first of a row heads the others."""
-    told = Table(box=None, show_header=False, pad_edge=False)
-    told.add_column(overflow="fold")
-    names = [" ".join(str(column.header).split()) for column in table.columns]
-    cells = zip(*(column.cells for column in table.columns), strict=True)
-    for row, (first, *others) in zip(table.rows, cells, strict=True):
-        if not table.show_header:
-            told.add_row(Text(": ".join(map(str, (first, *others)))), style=row.style)
-            continue
-        told.add_row(Text(f"{names[0]}: {first}"), style=row.style)
-        for name, cell in zip(names[1:], others, strict=True):
-            if str(cell):
-                told.add_row(Text(f"  {name}: {cell}"), style=row.style)
-    title, caption = (Text(str(said or ""), _ASIDE) for said in (table.title, table.caption))
-    return Group(*(part for part in (title, told, caption) if part))
+    width = Measurement.get(out, out.options.update(max_width=_WIDEST), table).maximum
+    Console(file=out.file, width=width, color_system=None, markup=False, emoji=False).print(table)

@@ -12,7 +12,6 @@ from typing import Annotated, BinaryIO
 import msgspec
 import typer
 
-from edgewise.addresses import is_url
 from edgewise.cli import options, render
 from edgewise.cli.options import (
     COSTS,
@@ -29,7 +28,6 @@ from edgewise.events import Event, Finished, Token
 from edgewise.grammar.schema import MAX_SCHEMA
 from edgewise.loop.decoder import collect
 from edgewise.pair import Pair, open_pair
-from edgewise.parts import cloud_address
 from edgewise.prompts import MAX_PROMPT, require_text
 from edgewise.settings import Settings
 from edgewise.traces import Recorder
@@ -67,6 +65,7 @@ def run(
         typer.Option(metavar="FILE", help="Write a trace to FILE, for ui.perfetto.dev."),
     ] = None,
     sent_file: options.SentFile = None,
+    stats: options.Stats = False,
 ) -> None:
     """Answer PROMPT: the edge model writes, the cloud model writes the critical tokens."""
     if no_template and system:
@@ -76,6 +75,8 @@ def run(
     text = _read(prompt)
     with ExitStack() as stack:
         pair = stack.enter_context(open_pair(chosen, system=system, sent_file=sent_file))
+        if not json:
+            render.warn_of_toy(chosen.edge, text)
         asked = _untemplated(pair, text) if no_template else text
         recorder = Recorder(stack.enter_context(_open(trace))) if trace else None
         if recorder:
@@ -92,17 +93,19 @@ def run(
         if json:
             print(msgspec.json.encode(collect(recorded)).decode())
         else:
-            _show(recorded)
-        if pair.cloud is not None and is_url(cloud_address(chosen)):
-            render.note(f"vocabulary: {pair.cloud.proof}")
+            _show(pair, recorded, stats=stats)
 
 
-def _show(events: Iterator[Event]) -> None:
+def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
     """The answer as it comes, and what it came to, interrupted or not."""
     with render.interruptible() as interrupted:
         said = list(render.until(interrupted, render.painted(events)))
     if said and isinstance(said[-1], Finished):
-        render.note(render.summary(collect(iter(said))))
+        share = pair.policy.cloud_share
+        render.note(render.summary(said[-1], cloud=pair.cloud is not None, share=share))
+        if stats:
+            render.note(render.statistics(said[-1].usage, said[-1].timing))
+            render.note(f"vocabulary: {pair.cloud.proof}" if pair.cloud else "no cloud")
         return
     tokens = [event for event in said if isinstance(event, Token)]
     by_cloud = sum(token.source == "cloud" for token in tokens)

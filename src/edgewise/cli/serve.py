@@ -12,7 +12,7 @@ import typer
 from edgewise.addresses import from_home
 from edgewise.cli import render
 from edgewise.cli.keys import Limits, require_keys
-from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PrivateKeyFile
+from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PrivateKeyFile, require_extra
 from edgewise.cli.options import (
     COSTS,
     MACHINE,
@@ -94,9 +94,12 @@ def serve(
     leaves out is as the flags say. With --model the names are yours.
     """
     _require_guarded(host, api_key, keys)
-    _require_extra()
+    require_extra("serve", "fastapi", "sse_starlette", "structlog", "swagger_ui_bundle", "uvicorn")
+    from edgewise.listening.origins import require_origin
+    from edgewise.server.app import make_app
+
     callers = _callers(api_key, keys, limits)
-    origins = _origins(cors_origin)
+    origins = [require_origin(origin) for origin in cors_origin or ()]
     listens = ListenFlags(certificate, private_key, connections)
     listens.require_whole()
     wanted = _served_models(model or [], chosen, chosen_with)
@@ -113,7 +116,8 @@ def serve(
             keep_prefixes=keys is None,
             sent_file=sent_file,
         )
-        app = _app(models, callers, origins, host)
+        hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
+        app = make_app(models, callers=callers, origins=origins, hosts=hosts)
         where = address_of(listening, host, tls=listens.tls)
         names = ", ".join(f"{one.name} ({one.edge.name})" for one in models.all)
         serving = f"serving {names} at {where} (page, /v1, /docs)"
@@ -140,13 +144,6 @@ def _callers(api_key: str | None, keys: Path | None, limits: str | None) -> "Cal
     return Callers(api_key=api_key, keys=Keys(keys), limits=limits_at(limits, keys))
 
 
-def _app(models: "Models", callers: "Callers", origins: Sequence[str], host: str) -> "FastAPI":
-    from edgewise.server.app import make_app
-
-    hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
-    return make_app(models, callers=callers, origins=origins, hosts=hosts)
-
-
 def _run(
     app: "FastAPI",
     at: "tuple[socket.socket, int, ssl.SSLContext | None]",
@@ -169,28 +166,6 @@ def _run(
 
     with log_lines("plain", "warning"):
         asyncio.run(served())
-
-
-def _origins(given: Sequence[str] | None) -> list[str]:
-    """Raises `UsageError` for what no page can have."""
-    from edgewise.listening.origins import require_origin
-
-    return [require_origin(origin) for origin in given or ()]
-
-
-def _require_extra() -> None:
-    try:
-        import fastapi
-        import sse_starlette
-        import structlog
-        import swagger_ui_bundle
-        import uvicorn
-
-        del fastapi, sse_starlette, structlog, swagger_ui_bundle, uvicorn
-    except ImportError as error:
-        raise UsageError(
-            f"The server needs {error.name}: pip install 'edgewise[serve]'."
-        ) from error
 
 
 class _ServedModel(NamedTuple):

@@ -9,9 +9,9 @@ import asyncio
 import inspect
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from edgewise.cloud.base import CloudModel
@@ -91,114 +91,107 @@ def connect(
     model: str | None = None,
     own: Tokenizer | None = None,
     viewing: ContextFilterMaker | None = None,
-) -> tuple[CloudModel, str]:
-    """The cloud model at `url`, checked for an `edge`, and how its vocabulary was proven.
+) -> CloudModel:
+    """The cloud model at `url`, checked for an `edge`; `proof` says how.
 
     `engine` is a name of `ENGINES`. With "auto" the server says what it is; where its vocabulary is
     another, and neither `own` nor the engine leads to its tokenizer, it is asked by text. What else
     is there is asked by text, in each dialect until one continues an answer. Raises a `CloudError`,
     `VocabularyMismatch` or another `UsageError`.
     """
-    way = _Way(url, edge, key, model, own, viewing)
+    at = _Address(url, edge, key, model, own, viewing)
     if engine != AUTO:
         check_name(engine)
         if _is_text(ENGINES.load(engine)):
-            return way.by_text(engine)
+            return at.by_text(engine)
         try:
-            return way.by_ids(engine)
+            return at.by_ids(engine)
         except VocabularyMismatch as error:
             raise _with_text(error, engine) from error
     try:
         found = asyncio.run(engine_at(url, key=key, model=model))
     except UnknownEngine as error:
-        return way.by_any_text(error)
+        return at.by_any_text(error)
     if found in BY_TEXT:
-        return way.by_text(found)
+        return at.by_text(found)
     try:
-        return way.by_ids(found)
+        return at.by_ids(found)
     except (VocabularyMismatch, CloudRejected) as error:
         if own is not None or error.setting == "cloud_model" or found == GATEWAY:
             raise
         _log.info("%s: it is asked by text", error.message.rstrip("."))
         text = found + _TEXT
-        return way.by_text(text) if text in BY_TEXT else way.by_any_text(error)
+        return at.by_text(text) if text in BY_TEXT else at.by_any_text(error)
 
 
 def _is_text(make: object) -> bool:
     return isinstance(make, type) and issubclass(make, TextEngine)
 
 
-class _Way:
+class _Address(NamedTuple):
     """What is known of a cloud before it is reached."""
 
-    def __init__(
-        self,
-        url: str,
-        edge: Tokenizer,
-        key: str | None,
-        model: str | None,
-        own: Tokenizer | None,
-        viewing: ContextFilterMaker | None,
-    ) -> None:
-        self._url, self._edge, self._viewing = url, edge, viewing
-        self._key, self._model, self._own = key, model, own
+    url: str
+    edge: Tokenizer
+    key: str | None
+    model: str | None
+    own: Tokenizer | None
+    viewing: ContextFilterMaker | None
 
-    def by_ids(self, name: str) -> tuple[CloudModel, str]:
+    def by_ids(self, name: str) -> CloudModel:
         """By an engine of that name, behind a bridge where its tokenizer is here and another."""
-        cloud = open_engine(self._url, key=self._key, engine=name, model=self._model)
+        cloud = open_engine(self.url, key=self.key, engine=name, model=self.model)
         try:
-            return linked(cloud, self._edge, self._own, self._viewing)
+            return linked(cloud, self.edge, self.own, self.viewing)
         except BaseException:
             cloud.close()
             raise
 
-    def by_text(self, name: str) -> tuple[CloudModel, str]:
+    def by_text(self, name: str) -> CloudModel:
         """In that dialect."""
         make = ENGINES.load(name)
-        more: dict[str, Any] = dict(model_for(make, name, self._model))
+        more: dict[str, Any] = dict(model_for(make, name, self.model))
         if "tokenizer" in inspect.signature(make).parameters:
-            if self._own is None:
+            if self.own is None:
                 raise UsageError(
                     f"The cloud engine {name!r} renders the cloud's chat template here",
                     hint="name the tokenizer of the model that it serves",
                     setting="cloud_tokenizer",
                 )
-            more["tokenizer"] = self._own
-        elif self._own is not None:
+            more["tokenizer"] = self.own
+        elif self.own is not None:
             raise UsageError(
                 f"The cloud engine {name!r} takes text, for which no tokenizer is needed",
                 hint="leave the tokenizer out",
                 setting="cloud_tokenizer",
             )
-        made = make(self._url, key=self._key, **more)
+        made = make(self.url, key=self.key, **more)
         # Nothing here counts as the cloud does; the edge's tokens are of about its size.
-        view = self._viewing(self._edge) if self._viewing else None
-        cloud = TextCloud(made, edge=self._edge, view=view)
+        view = self.viewing(self.edge) if self.viewing else None
+        cloud = TextCloud(made, edge=self.edge, view=view)
         try:
-            return cloud, cloud.check(self._edge)
+            cloud.check(self.edge)
         except BaseException:
             cloud.close()
             raise
+        return cloud
 
-    def by_any_text(self, unknown: EdgewiseError) -> tuple[CloudModel, str]:
+    def by_any_text(self, unknown: EdgewiseError) -> CloudModel:
         """In the first dialect that goes on; raises a `CloudRejected` that names those tried."""
         tried: dict[str, EdgewiseError] = {}
-        for name in self._fitting():
+        # With a tokenizer that is named, the dialect that needs it.
+        fitting = [one for one in BY_TEXT if (one == _OF_THE_PROMPT) == (self.own is not None)]
+        for name in fitting:
             try:
-                reached = self.by_text(name)
+                cloud = self.by_text(name)
             except (CloudRejected, CloudProtocolError) as error:
                 if isinstance(error, Redirected) or error.setting in ("cloud_model", "cloud_key"):
                     raise
                 tried[name] = error
             else:
-                _log.info("%r is asked by text, as %s", self._url, name)
-                return reached
-        raise _none_goes_on(self._url, tried) from unknown
-
-    def _fitting(self) -> Sequence[str]:
-        """With a tokenizer that is named, the dialect that needs it."""
-        alone = [_OF_THE_PROMPT]
-        return alone if self._own is not None else [one for one in BY_TEXT if one not in alone]
+                _log.info("%r is asked by text, as %s", self.url, name)
+                return cloud
+        raise _none_goes_on(self.url, tried) from unknown
 
 
 def _with_text(error: VocabularyMismatch, engine: str) -> VocabularyMismatch:
@@ -232,21 +225,23 @@ def linked(
     edge: Tokenizer,
     own: Tokenizer | None = None,
     viewing: ContextFilterMaker | None = None,
-) -> tuple[CloudModel, str]:
-    """`cloud` once it is checked, behind a bridge where its vocabulary is another; how it was.
+) -> CloudModel:
+    """`cloud` once it is checked, behind a bridge where its vocabulary is another.
 
     `own` is its tokenizer; without one an engine is asked where its lies. `viewing` is what it gets
     to see. Raises as `CloudModel.check`; `cloud` stays open then.
     """
     link = bridged(cloud, edge, own, viewing)
     try:
-        return link, link.check(edge)
+        link.check(edge)
     except VocabularyMismatch as error:
         if own is not None or not isinstance(cloud, EngineCloud):
             raise
         address, found = _found(cloud, error)
-    link = bridged(cloud, edge, found, viewing)
-    return link, f"{link.check(edge)}; its tokenizer is that of {address!r}, which the engine named"
+        link = bridged(cloud, edge, found, viewing)
+        named = f"; its tokenizer is that of {address!r}, which the engine named"
+        link.proof = link.check(edge) + named
+    return link
 
 
 def _found(cloud: EngineCloud, mismatch: VocabularyMismatch) -> tuple[str, Tokenizer]:
@@ -261,24 +256,19 @@ def _found(cloud: EngineCloud, mismatch: VocabularyMismatch) -> tuple[str, Token
     if address is None:
         raise mismatch
     try:
-        return address, _proven(address, cloud.engine)
-    except UsageError as why:
+        opened = open_repository_tokenizer if is_repository(address) else open_tokenizer
+        tokenizer = opened(address)
+        cloud.engine.prove(tokenizer)
+    except UsageError as error:
+        other = isinstance(error, VocabularyMismatch)
+        why = "it splits text into other ids than the engine" if other else error.message
         raise VocabularyMismatch(
             f"{mismatch.message.rstrip('.')} (the engine names {address!r}, which does not help: "
-            f"{why.message.rstrip('.')})",
+            f"{why.rstrip('.')})",
             hint=mismatch.hint,
             setting=mismatch.setting,
-        ) from why
-
-
-def _proven(address: str, engine: Engine) -> Tokenizer:
-    repository = is_repository(address)
-    found = open_repository_tokenizer(address) if repository else open_tokenizer(address)
-    try:
-        engine.prove(found)
-    except VocabularyMismatch as error:
-        raise VocabularyMismatch("it splits text into other ids than the engine") from error
-    return found
+        ) from error
+    return address, tokenizer
 
 
 def tokenizer_address(said: Iterable[str], url: str) -> str | None:

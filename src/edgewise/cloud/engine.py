@@ -13,7 +13,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import PROBE_SECONDS, Abilities, Client, Engine
 from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all
 from edgewise.engines.llama_server import LlamaServerEngine
-from edgewise.engines.vocabulary_check import Proof
+from edgewise.engines.vocabulary_check import VocabularyCheck
 from edgewise.errors import CloudRejected
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
@@ -23,13 +23,13 @@ from edgewise.wire.protocol import request_id
 class EngineCloud(RemoteCloud):
     """Implements `CloudModel` over an engine.
 
-    Once checked, it is proven again now and then: see `Proof`.
+    Once checked, it is checked again after a reconnect: see `VocabularyCheck`.
     """
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.url)
         self.engine = engine
-        self._proof: Proof | None = None
+        self._check: VocabularyCheck | None = None
 
     @property
     def abilities(self) -> Abilities:
@@ -44,9 +44,9 @@ class EngineCloud(RemoteCloud):
 
     def check(self, tokenizer: Tokenizer) -> str:
         """Probe the engine; compare the ids of fixed strings, and where it can all ids."""
-        proof = Proof(self.engine, lambda: self._prove(tokenizer))
-        self.check_remotely(proof.look(), PROBE_SECONDS + COMPARE_SECONDS, tokenizer)
-        self._proof = proof
+        check = VocabularyCheck(self.engine, lambda: self._prove(tokenizer))
+        self.check_remotely(check.run(), PROBE_SECONDS + COMPARE_SECONDS, tokenizer)
+        self._check = check
         return self.proof
 
     async def complete(
@@ -55,7 +55,7 @@ class EngineCloud(RemoteCloud):
         """One consult: the whole prefix goes, the engine's prefix cache does the reuse."""
         if not ids:
             raise CloudRejected("A consult needs at least one id before it.")
-        complete = self.engine.complete if self._proof is None else self._proof.complete
+        complete = self.engine.complete if self._check is None else self._check.complete
         return self.checked(await complete(ids, n, sampling, client), n, len(ids))
 
     async def _prove(self, tokenizer: Tokenizer) -> None:

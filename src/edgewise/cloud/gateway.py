@@ -18,7 +18,7 @@ from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all
 from edgewise.engines.http import checked_address, not_now, served_model, unreachable
 from edgewise.engines.llama_server import LlamaServerEngine
-from edgewise.engines.vocabulary_check import PROVEN_SECONDS
+from edgewise.engines.vocabulary_check import FRESH_SECONDS
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -131,7 +131,7 @@ class GatewayCloud(RemoteCloud):
                 setting="cloud_model",
             )
         watched = self._text.watched
-        if watched is None or time.monotonic() - self._compared < PROVEN_SECONDS:
+        if watched is None or time.monotonic() - self._compared < FRESH_SECONDS:
             return
         if await self._text.detokenize(watched.ids) != watched.text:
             raise OtherVocabulary(

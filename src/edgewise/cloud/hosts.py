@@ -1,4 +1,4 @@
-"""Which hosts a cloud may be at."""
+"""Which hosts a cloud may be at, and the key that it is sent."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import yarl
 
 from edgewise.errors import UsageError
+from edgewise.settings import Settings
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -82,3 +83,15 @@ def _plain(name: str | None) -> str:
 def _shown(host: Host) -> str:
     name = f"[{host.name}]" if ":" in host.name else host.name
     return name if host.port is None else f"{name}:{host.port}"
+
+
+def cloud_key(settings: Settings) -> str | None:
+    """The key that the settings give. Raises `UsageError` if it cannot be a bearer token."""
+    key = settings.cloud_key
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise UsageError(
+            "The cloud's key has blanks, line breaks or characters that no key has",
+            hint="copy it again",
+            setting="cloud_key",
+        )
+    return key

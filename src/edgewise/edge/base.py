@@ -1,7 +1,6 @@
 """The contract of an edge model: a tokenizer, weights, and sessions that hold a KV cache each.
 
-Edge models know nothing of routers, thresholds or HTTP. A new engine inherits from `EdgeModel` and
-writes what it has; its sessions are `KvSession`s over the engine's own `KvCache`.
+A new engine inherits from `EdgeModel`; its sessions are `KvSession`s over the engine's `KvCache`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from edgewise.events import Candidate
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
-
 
 PROBES = (
     "Hello world",
@@ -49,10 +47,10 @@ class Written(NamedTuple):
 
 
 class Step(Protocol):
-    """The model's view of one position: what it would write next, and how sure it is.
+    """What the model says of the next id at one position. Logarithms are natural.
 
     Anything not named in the session's `needs` is a view into the engine, valid until its next
-    decode; reading it later raises `StaleStepError`. Logarithms are natural.
+    decode; reading it later raises `StaleStepError`.
     """
 
     @property
@@ -127,17 +125,13 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of `text`; with `special`, those tokens of `special` that are written in it, too.
-
-        Without, no text makes one of them.
-        """
+        """Ids of `text`. Only with `special` does text make special tokens."""
         ...
 
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
-        """Ids of a whole prompt: as `encode`, behind a BOS where the model wants one.
+        """As `encode`, behind a BOS where the model wants one.
 
-        With `special` for what a template made, or who writes a template's part by hand; not for
-        what others say (`edgewise.prompts` tells them apart).
+        `special` is for what a template made, never for what others say.
         """
         ...
 
@@ -181,7 +175,7 @@ class EdgeSession(Protocol):
     def checkpoint(self, position: int) -> None:
         """Say that `rewind(position)` may come, before anything behind it is computed.
 
-        An engine that rewinds to checkpoints makes one there. Elsewhere this does nothing.
+        Only an engine that rolls back to checkpoints needs it.
         """
 
     def close(self) -> None:
@@ -195,10 +189,10 @@ Rewinds = Literal["anywhere", "checkpoints", "no"]
 class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a model's engine can do.
 
-    `hidden`: it returns hidden states. `rewinds`: a session that goes back keeps all that stands
-    before ("anywhere"), all before the last checkpoint ("checkpoints"), or nothing ("no"), and
-    computes the rest again. `batch_logits`: one pass yields the logits of every id in it. `slots`:
-    how many sessions may be open at once.
+    `hidden`: it returns hidden states. `rewinds`: a rollback keeps all ids before its position
+    ("anywhere"), those before the last checkpoint ("checkpoints"), or none ("no"); the rest is
+    computed again. `batch_logits`: one pass yields the logits of every id in it. `slots`: how many
+    sessions may be open at once.
     """
 
     hidden: bool = True
@@ -210,10 +204,9 @@ class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
 class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to load an edge model; an engine refuses what it cannot honour.
 
-    `context` is in ids a session (None: what suits the model), `slots` the number of sessions that
-    may be open at once. With `keep_prefixes` a closed session's KV cache stays until its slot is
-    needed, for a next session that begins alike: a conversation's next turn. Without, no answer
-    depends on an earlier one, not even by a rounding error.
+    `context` is in ids a session (None: what suits the model). With `keep_prefixes` a closed
+    session's KV cache stays until its slot is needed, for a conversation's next turn. Without, no
+    answer depends on an earlier one, not even by a rounding error.
     """
 
     context: int | None = None
@@ -233,16 +226,13 @@ class Chunk(NamedTuple):
 
 
 class Sequences(Protocol):
-    """Several sequences of one model that one forward pass runs together."""
+    """`width` sequences of one model, numbered from 0, in batches of at most `room` ids."""
 
     width: int
-    """How many there are, numbered from 0 on."""
-
     room: int
-    """Most ids of one pass."""
 
     def run(self, chunks: Sequence[Chunk]) -> Sequence[Step]:
-        """One pass; a `Step` for each chunk with `output`, in order, valid until the next pass."""
+        """One forward pass; a `Step` for each chunk with `output`, valid until the next pass."""
         ...
 
     def forget(self, sequence: int, position: int) -> int:
@@ -302,10 +292,7 @@ class EdgeModel(Protocol):
         return ""
 
     def sequences(self, width: int) -> Sequences | None:
-        """At most `width` sequences run together, beside the sessions; None where that is no gain.
-
-        The caller closes them.
-        """
+        """At most `width` of them, which the caller closes; None where batches are no gain."""
         return None
 
     def embeddings(self) -> Floats:

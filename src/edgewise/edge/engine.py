@@ -45,6 +45,8 @@ class EngineModel(EdgeModel):
     _tokenizer: Any
     _abilities: EdgeAbilities
     _slots: Slots[Any]
+    _parameters: int | None = None
+    _build = ""
 
     def __init__(
         self,
@@ -148,6 +150,14 @@ class EngineModel(EdgeModel):
     @property
     def abilities(self) -> EdgeAbilities:
         return self._abilities
+
+    @property
+    def parameters(self) -> int | None:
+        return self._parameters
+
+    @property
+    def build(self) -> str:
+        return self._build
 
     @property
     def closed(self) -> bool:

@@ -1,7 +1,6 @@
-"""Sessions over any engine's KV cache: which ids are computed, which wait, what a rewind drops.
+"""Sessions over any engine's KV cache: which ids are computed, which wait, what a rollback drops.
 
-An engine writes two calls, run ids from a position and forget ids from a position (`KvCache`); the
-bookkeeping is here, once.
+An engine writes two calls (`KvCache`), run ids and forget ids; the bookkeeping is here, once.
 """
 
 from collections.abc import Sequence
@@ -30,9 +29,9 @@ def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
 
 
 class KvRow(NamedTuple):
-    """What the engine says after an id: views into its memory, valid until its next decode.
+    """Views into the engine's memory, valid until its next decode.
 
-    `logits` float32[vocabulary]; `hidden` float32[d], None where nobody asked.
+    `logits` float32[vocabulary]; `hidden` float32[d], None if not asked for.
     """
 
     logits: Floats
@@ -78,10 +77,9 @@ class KvCache(Protocol):
         return False
 
     def checkpoint(self, position: int, *, lasting: bool) -> None:
-        """Keep the state at `position`, where the cache ends: `forget` may be asked to go there.
+        """Keep the state at `position`, where the cache ends; `lasting` for one in the prompt.
 
-        `lasting` for a position in the prompt. Called with `lock` held, before a run, and only
-        where the model rewinds to checkpoints.
+        Called with `lock` held, before a run, and only if the model rolls back to checkpoints.
         """
 
     def adopt(self, ids: Sequence[int]) -> Sequence[int]:

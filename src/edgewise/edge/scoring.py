@@ -4,12 +4,11 @@ Logits of every position of a long prompt would fill the memory, so the ids run 
 and of each position little more than a number is kept.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 
 import msgspec
 
 from edgewise.edge.base import EdgeModel, Needs, Step
-from edgewise.errors import UsageError
 from edgewise.events import Candidate
 
 ROOM = 32 << 20
@@ -47,31 +46,13 @@ def scored(
         steps: Sequence[Step] = [session.step()] if done < len(ids) else []
         while steps:
             following = ids[done - len(steps) + 1 : done + 1]
-            yield [_scored(*pair, top) for pair in zip(steps, following, strict=True)]
+            yield [
+                Scored(token, step.logprob(token), step.candidates(top))
+                for step, token in zip(steps, following, strict=True)
+            ]
             # Behind the last id nothing stands.
             batch = ids[done : min(done + most, len(ids) - 1)]
             steps = session.steps(batch)
             done += len(batch)
     finally:
         session.close()
-
-
-def likelihood(scores: Iterable[Scored]) -> tuple[float, bool]:
-    """The sum of the logprobs, and whether each id is the one that greedy decoding writes.
-
-    Raises `UsageError` where the model does not tell one: 0 would be a certainty.
-    """
-    total, greedy = 0.0, True
-    for one in scores:
-        if one.logprob is None or not one.top:
-            raise UsageError(
-                f"The model does not tell how likely the token {one.id} is",
-                hint="ask for the other model's logprobs",
-            )
-        total += one.logprob
-        greedy = greedy and one.logprob >= one.top[0].logprob
-    return total, greedy
-
-
-def _scored(step: Step, token: int, top: int) -> Scored:
-    return Scored(token, step.logprob(token), step.candidates(top))

@@ -37,25 +37,12 @@ def top_ids(logits: Floats, k: int) -> Ids:
     k = min(k, n)
     blocks = n // _BLOCK
     if blocks < 4 * k:
-        return _sorted(logits)[:k]
+        return np.argsort(-logits, kind="stable")[:k].astype(np.int32)
     maxima = logits[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(axis=0)
     bound = np.partition(maxima, blocks - k)[blocks - k]
     candidates = np.flatnonzero(logits >= bound)
     order = np.argsort(-logits[candidates], kind="stable")[:k]
     return candidates[order].astype(np.int32)
-
-
-def _sorted(logits: Floats) -> Ids:
-    """All ids, best first; ties go to the lower id.
-
-    Keys of the logit's bits and the id differ all, so the quickest sort is as good as a stable one,
-    which takes six times as long over 150,000 logits.
-    """
-    bits = (logits + np.float32(0)).view(np.uint32)  # no negative zero
-    falling = np.where(bits >> 31, bits, ~bits & np.uint32(2**31 - 1)).astype(np.uint64)
-    keys = falling << np.uint64(32) | np.arange(len(logits), dtype=np.uint64)
-    keys.sort()
-    return keys.astype(np.uint32).astype(np.int32)
 
 
 class LogitsStep:

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -36,9 +36,8 @@ def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
 def fingerprint(tokenizer: Tokenizer) -> str:
     """SHA-256 over the bytes of every used id, and over the ids of the probe strings.
 
-    Equal fingerprints mean that ids mean the same bytes, whatever library reads them. Ids without
-    bytes are padding and left out, since models of one family pad to different sizes. The probes
-    show merges and pre-tokenizer, which no library hands out.
+    Ids without bytes are padding and left out: models of one family pad to different sizes. The
+    probes show merges and pre-tokenizer, which no library hands out.
     """
     digest = hashlib.sha256()
     special = tokenizer.special
@@ -52,7 +51,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
-    """What ids stand for; nothing for those that are no text."""
+    """The text of ids; special tokens have none."""
     return b"".join(map(tokenizer.piece, ids))
 
 
@@ -89,10 +88,9 @@ def longest_piece(tokenizer: Tokenizer) -> int:
 
 
 def require_short(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> None:
-    """Raise `ContextOverflow` for texts that no tokenisation fits into `context` ids.
+    """Raise `ContextOverflow` for texts too long for `context` ids, by their length alone.
 
-    By their length alone: no id stands for more than the vocabulary's longest piece, and a
-    character is at least a byte.
+    No id stands for more than the vocabulary's longest piece, and a character is at least a byte.
     """
     if (characters := sum(map(len, texts))) <= CHUNK:
         return
@@ -104,18 +102,18 @@ def require_short(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> N
 def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> None:
     """Raise `ContextOverflow` for texts that are clearly too long for `context` ids.
 
-    Long texts are tokenised in chunks, and no further than `context` needs. Where a chunk ends a
-    few ids differ from the whole text's, so a text is only refused at twice the context; one in
-    between, tokenised as a whole, is small by then. Raises as `require_short`.
+    Long texts are tokenised in chunks, and no further than `context` needs. At a chunk's end a few
+    ids differ from the whole text's, so a text is only refused at twice the context.
     """
     require_short(tokenizer, texts, context)
     if sum(map(len, texts)) <= CHUNK:
         return
     count = 0
-    for chunk in _chunks(texts):
-        count += len(tokenizer.encode(chunk))
-        if count >= _SLACK * context:
-            raise overflow(f"more than {context}", context)
+    for text in texts:
+        for start in range(0, len(text), CHUNK):
+            count += len(tokenizer.encode(text[start : start + CHUNK]))
+            if count >= _SLACK * context:
+                raise overflow(f"more than {context}", context)
 
 
 def overflow(tokens: str, context: int) -> ContextOverflow:
@@ -123,9 +121,3 @@ def overflow(tokens: str, context: int) -> ContextOverflow:
     return ContextOverflow(
         f"The prompt has {tokens} tokens and the context holds {context}", hint="shorten it"
     )
-
-
-def _chunks(texts: Sequence[str]) -> Iterator[str]:
-    for text in texts:
-        for start in range(0, len(text), CHUNK):
-            yield text[start : start + CHUNK]

@@ -5,24 +5,16 @@ I/O thread and implements `CloudModel`; the gateway runs many in its event loop.
 """
 
 import asyncio
-import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import PROBES, Tokenizer
-from edgewise.errors import (
-    CloudProtocolError,
-    CloudRejected,
-    CloudUnavailable,
-    VocabularyMismatch,
-)
-from edgewise.events import Candidate
+from edgewise.errors import CloudProtocolError, CloudRejected, VocabularyMismatch
 from edgewise.sampling import Sampling
 
 TOP = 5
@@ -41,28 +33,18 @@ _ANY_IDS = (1, 2, 3)
 
 COMPLETIONS = "/v1/completions"
 
-_FILTERED = frozenset(["content_filter"])
-_CALLS = frozenset(["tool_calls", "tool_call", "function_call"])
-_BROKEN = frozenset(["abort", "error"])
-
-_T = TypeVar("_T")
-
-Priority = Literal["none", "lower first", "higher first"]
-
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe found an engine able to do, beside taking and returning token ids.
 
     `meter`: it tells which prompt tokens came from its cache. `top`: candidates a token.
-    `salt`: prefix caches of several tenants can be kept apart. `tokenizer`: it tokenises text, so
-    that a shared vocabulary can be proven.
+    `salt`: prefix caches of several tenants can be kept apart. `tokenizer`: it tokenises text.
     """
 
     engine: str
     model: str | None = None
     meter: bool = False
     top: int = 0
-    priority: Priority = "none"
     salt: bool = False
     tokenizer: bool = False
 
@@ -85,7 +67,6 @@ class Client(msgspec.Struct, frozen=True):
 
     session: str = ""
     salt: str = ""
-    urgent: bool = True
     sent: Sent | None = None
     tenant: str = ""
     request_id: str = ""
@@ -122,12 +103,11 @@ class Engine(ABC):
     `vocabulary` holds the ids of the fixed strings (`edgewise.edge.base.PROBES`) once the engine
     was probed, None where it does not tell; `described` is what it said of its model then.
     `watched` are ids of which it must go on making the same text, once they were compared.
-    `connections` were made to it, for an engine that is somewhere else.
+    `connected` is called when a connection was opened, for an engine that is somewhere else.
     """
 
     dialect: ClassVar[str]
     owner: ClassVar[str] = ""
-    connections = 0
 
     def __init__(self, url: str) -> None:
         """`url` says which engine it is."""
@@ -136,7 +116,8 @@ class Engine(ABC):
         self.vocabulary: tuple[list[int], ...] | None = None
         self.described = Described()
         self.watched: Watched | None = None
-        self._told: list[int] | None = None
+        self.connected: Callable[[], None] = nobody
+        self._joint_ids: list[int] | None = None
 
     @abstractmethod
     async def complete(
@@ -165,7 +146,7 @@ class Engine(ABC):
 
     def remembered_by(self) -> str:
         """What tells it from any other, as far as it says, after a probe."""
-        return f"{self.dialect} {self.described.model} {self.described.size} {self._told}"
+        return f"{self.dialect} {self.described.model} {self.described.size} {self._joint_ids}"
 
     @abstractmethod
     async def model_name(self) -> str | None:
@@ -182,10 +163,6 @@ class Engine(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Close the connections."""
-
-    async def priority(self, ids: Sequence[int]) -> Priority:
-        """Which sign of a request's priority goes first."""
-        return "none"
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
         """Whether prefix caches can be kept apart."""
@@ -210,30 +187,20 @@ class Engine(ABC):
     async def probe(self) -> Abilities:
         """Find out what the engine can do; raises `CloudRejected` for one that takes no ids.
 
-        Three rounds of requests, those of a round side by side.
+        Three rounds of parallel requests.
         """
-        async with side_by_side() as requests:
-            requests.begin(self.ready())
-            described = requests.begin(self.describe())
-        self.described, self.watched = described.result(), None
-        async with side_by_side() as requests:
-            told = [requests.begin(self.tokenize(text)) for text in PROBES]
-            together = requests.begin(self.tokenize(_ALL))
-        self.vocabulary = _all_of([task.result() for task in told])
-        self._told = together.result()
+        _, self.described = await parallel(self.ready(), self.describe())
+        self.watched = None
+        *each, self._joint_ids = await parallel(*(self.tokenize(text) for text in (*PROBES, _ALL)))
+        self.vocabulary = None if None in each else tuple(each)
         ids = self.vocabulary[0] if self.vocabulary else _ANY_IDS
-        async with side_by_side() as requests:
-            completion = requests.begin(self._first_completion(ids))
-            priority = requests.begin(self.priority(ids))
-            salt = requests.begin(self.has_salt(ids))
-        first = completion.result()
+        first, salt = await parallel(self._first_completion(ids), self.has_salt(ids))
         self.abilities = Abilities(
             engine=self.dialect,
             model=self.described.model,
             meter=first.cached is not None,
             top=len(first.top[0]) if first.top else 0,
-            priority=priority.result(),
-            salt=salt.result(),
+            salt=salt,
             tokenizer=self.vocabulary is not None,
         )
         return self.abilities
@@ -243,15 +210,12 @@ class Engine(ABC):
 
         Raises a `CloudError` where it is not ready.
         """
-        watched = self.watched or Watched((), "")
-        async with side_by_side() as requests:
-            requests.begin(self.ready())
-            described = requests.begin(self.describe())
-            told = requests.begin(self.tokenize(_ALL))
-            spelled = requests.begin(self.detokenize(watched.ids)) if watched.ids else None
-        if spelled is not None and spelled.result() != watched.text:
-            return False
-        return (described.result(), told.result()) == (self.described, self._told)
+        looks: list[Awaitable[object]] = [self.ready(), self.describe(), self.tokenize(_ALL)]
+        expected: list[object] = [None, self.described, self._joint_ids]
+        if self.watched:
+            looks.append(self.detokenize(self.watched.ids))
+            expected.append(self.watched.text)
+        return await parallel(*looks) == expected
 
     def prove(self, tokenizer: Tokenizer) -> str:
         """Compare what both make of the fixed strings, after a probe; says how it was proven.
@@ -295,117 +259,14 @@ class Engine(ABC):
         return completion
 
 
-class Round:
-    """What runs side by side, in tasks."""
-
-    def __init__(self) -> None:
-        self.tasks: list[asyncio.Task[Any]] = []
-
-    def begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """One more; its result is there when the round is over."""
-        task = asyncio.create_task(work)
-        self.tasks.append(task)
-        return task
-
-
-@asynccontextmanager
-async def side_by_side() -> AsyncGenerator[Round]:
-    """Ends when every task has; of those that failed, the first begun says how."""
-    started = Round()
-    yield started
-    for outcome in await asyncio.gather(*started.tasks, return_exceptions=True):
+async def parallel(*work: Awaitable[Any]) -> list[Any]:
+    """All results, once all have ended; raises what the first listed of those that failed did."""
+    outcomes = await asyncio.gather(*work, return_exceptions=True)
+    for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
+    return outcomes
 
 
-def candidates(found: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...]:
-    """Those with a logprob that is a number, best first."""
-    known = [
-        Candidate(token, logprob)
-        for token, logprob in found
-        if logprob is not None and math.isfinite(logprob)
-    ]
-    return tuple(sorted(known, key=lambda candidate: -candidate.logprob)[:TOP])
-
-
-def for_each(
-    ids: Sequence[int], logprobs: Sequence[float | None], *, stopped: bool
-) -> tuple[float | None, ...]:
-    """One logprob an id, None where the engine tells none; as many as it told where they differ.
-
-    An engine that stopped may keep an end token to itself, and tell its logprob.
-    """
-    kept = of_kept(ids, logprobs, stopped=stopped)
-    return tuple(kept) if kept else (None,) * len(ids)
-
-
-def of_kept(ids: Sequence[int], rows: Sequence[_T], *, stopped: bool) -> Sequence[_T]:
-    """Without the row of an end token that a stopped engine kept to itself."""
-    return rows[: len(ids)] if stopped and len(rows) == len(ids) + 1 else rows
-
-
-def uncached(total: int | None, cached: int | None) -> int | None:
-    """Prompt tokens that were computed; None where the engine does not tell."""
-    return total - cached if total is not None and cached is not None else None
-
-
-def sampling_fields(sampling: Sampling, position: int) -> dict[str, Any]:
-    """Under the names that llama-server and vLLM share; greedy where nothing is drawn."""
-    if sampling.greedy:
-        return {"temperature": 0}
-    return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "seed": sampling.seed_at(position),
-    }
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class Meter(msgspec.Struct):
-    """`usage`, as an engine counts; what it does not tell is None."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-    @property
-    def cached(self) -> int | None:
-        """Prompt tokens that came from the cache."""
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
-
-    @property
-    def computed(self) -> int | None:
-        """Prompt tokens that did not."""
-        return uncached(self.prompt_tokens, self.cached)
-
-
-def only(choices: Sequence[_T], dialect: str) -> _T:
-    """The one choice that was asked for; raises `CloudProtocolError`."""
-    if len(choices) != 1:
-        raise CloudProtocolError(f"{dialect} sent {len(choices)} choices for one prompt.")
-    return choices[0]
-
-
-def has_ended(reason: str | None, dialect: str) -> bool:
-    """Whether the model ended the text, by a reply's reason; otherwise it wrote all it was to.
-
-    Raises a `CloudError` where what came is no continuation that can be used.
-    """
-    if reason in _FILTERED:
-        raise CloudRejected(f"{dialect}'s content filter ended the reply")
-    if reason in _CALLS:
-        raise CloudRejected(f"{dialect} called a tool where words were asked for")
-    if reason in _BROKEN:
-        raise CloudUnavailable(f"{dialect} broke the reply off", hint="try again shortly")
-    return reason == "stop"
-
-
-def _all_of(told: Sequence[list[int] | None]) -> tuple[list[int], ...] | None:
-    """None where any string's ids are missing."""
-    known = tuple(ids for ids in told if ids is not None)
-    return known if len(known) == len(told) else None
+def nobody() -> None:
+    """Is told of a connection where nobody else is."""

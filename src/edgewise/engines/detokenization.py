@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp.sandbox import cache_folder
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.engines.base import Client, Described, Watched, side_by_side
+from edgewise.engines.base import Client, Described, Watched, parallel
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, VocabularyMismatch
 
 COMPARE_SECONDS = 20.0
@@ -229,13 +229,11 @@ class _Comparison:
         marks, words, *others = spelling.batches(
             min(told or spelling.size, spelling.size + AT_ONCE)
         )
-        async with side_by_side() as requests:
-            requests.begin(self._require_end())
-            detokenises = requests.begin(self._compared(marks, watch=True))
-            requests.begin(self._compared(words))
-            if told is None:
-                requests.begin(self._require_nothing_beyond())
-        if not detokenises.result():
+        beyond = [self._require_nothing_beyond()] if told is None else []
+        _, detokenises, *_ = await parallel(
+            self._require_end(), self._compared(marks, watch=True), self._compared(words), *beyond
+        )
+        if not detokenises:
             return None
         compared = [marks, words]
         if not few:
@@ -245,9 +243,7 @@ class _Comparison:
 
     async def _compare_all(self, batches: Sequence[Batch]) -> None:
         for start in range(0, len(batches), TOGETHER):
-            async with side_by_side() as requests:
-                for batch in batches[start : start + TOGETHER]:
-                    requests.begin(self._compared(batch))
+            await parallel(*map(self._compared, batches[start : start + TOGETHER]))
 
     async def _require_end(self) -> None:
         """What ends the cloud's answers must end the edge's."""

@@ -2,22 +2,19 @@
 
 import asyncio
 import difflib
-import math
 import os
 import re
 import ssl
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Annotated, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
-from edgewise.completion import MOST_IDS, Sent
-from edgewise.engines.base import NOBODY, REQUEST_ID, Client, Described, Engine
+from edgewise.completion import MOST_IDS
+from edgewise.engines.base import NOBODY, REQUEST_ID, Client, Described, Engine, nobody, parallel
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -49,17 +46,13 @@ _T = TypeVar("_T")
 
 
 class Endpoint:
-    """An address that speaks JSON; connections are made when they are needed and kept for a while.
-
-    `connections` were made to it.
-    """
-
-    connections = 0
+    """An address that speaks JSON; connections are opened when they are needed and kept a while."""
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
         """Raises `UsageError` for what is no address. `https` is verified; the key is a bearer."""
         self.url = checked_address(url)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.connected: Callable[[], None] = nobody
         self._http: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -71,9 +64,7 @@ class Endpoint:
         self, path: str, body: object, client: Client = NOBODY, *, ids: int = 0
     ) -> bytes:
         """The reply to a JSON body that holds `ids` token ids; raises a `CloudError`."""
-        data = msgspec.json.encode(body)
-        headers = {**client.headers, "Content-Type": "application/json"}
-        request = _Request("POST", path, _Way(client.sent, ids), data, headers)
+        request = _Request("POST", path, msgspec.json.encode(body), client, ids)
         try:
             return await self._twice(request)
         except CloudUnavailable as busy:
@@ -84,7 +75,7 @@ class Endpoint:
 
     async def get(self, path: str) -> bytes:
         """The reply; raises a `CloudError`."""
-        return await self._twice(_Request("GET", path, _Way()))
+        return await self._twice(_Request("GET", path))
 
     async def _twice(self, request: "_Request") -> bytes:
         """Retried once, where a kept connection was closed under us before any reply.
@@ -95,11 +86,11 @@ class Endpoint:
             try:
                 return await self._once(request)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
-                if not request.way.kept:
+                if not request.kept:
                     raise
                 return await self._once(request)
         except (aiohttp.ClientError, OSError) as error:
-            raise request.way.refused or unreachable(self.url, error) from error
+            raise request.refused or unreachable(self.url, error) from error
 
     async def _once(self, request: "_Request") -> bytes:
         async with self._client().request(
@@ -108,7 +99,7 @@ class Endpoint:
             data=request.data,
             headers=request.headers,
             allow_redirects=False,
-            trace_request_ctx=request.way,
+            trace_request_ctx=request,
         ) as response:
             body = await response.content.read(_MAX_REPLY + 1)
             while len(body) <= _MAX_REPLY and not response.content.at_eof():
@@ -124,7 +115,7 @@ class Endpoint:
             raise CloudProtocolError(f"{self.url!r} sent a reply of more than {_MAX_REPLY} bytes.")
         if response.status == 200:
             return
-        later = seconds_told(response.headers.get("Retry-After"))
+        later = seconds_of(response.headers.get("Retry-After"))
         problem = not_now(self.url, response.status, request_id, later)
         problem = problem or self.declined(response.status, body, bounded(request_id))
         problem.declined = True
@@ -148,16 +139,27 @@ class Endpoint:
                 connector=connector,
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None),
-                trace_configs=[_watched(), self._connecting()],
+                trace_configs=[self._trace()],
             )
         return self._http
 
-    def _connecting(self) -> aiohttp.TraceConfig:
-        async def made(*_: object) -> None:
-            self.connections += 1
+    def _trace(self) -> aiohttp.TraceConfig:
+        async def opened(*_: object) -> None:
+            self.connected()
+
+        async def reused(_: object, context: SimpleNamespace, __: object) -> None:
+            context.trace_request_ctx.kept = True
+
+        async def sent(
+            _: object, context: SimpleNamespace, chunk: aiohttp.TraceRequestChunkSentParams
+        ) -> None:
+            # A body of bytes goes as one chunk.
+            context.trace_request_ctx.count(chunk.chunk)
 
         config = aiohttp.TraceConfig()
-        config.on_connection_create_end.append(made)
+        config.on_connection_create_end.append(opened)
+        config.on_connection_reuseconn.append(reused)
+        config.on_request_chunk_sent.append(sent)
         return config
 
 
@@ -187,9 +189,9 @@ class HttpEngine(Endpoint, Engine):
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
         """As `Engine.detokenize`, in the form that vLLM and SGLang share."""
         body = {"model": await self.model_name(), "tokens": ids, "skip_special_tokens": False}
-        return await self.spelled(body, client)
+        return await self.text_of(body, client)
 
-    async def spelled(self, body: object, client: Client) -> str | None:
+    async def text_of(self, body: object, client: Client) -> str | None:
         """A text by `/detokenize`, None where there is none; raises a `CloudError`."""
         try:
             answered = await self.post("/detokenize", body, client)
@@ -197,7 +199,23 @@ class HttpEngine(Endpoint, Engine):
             if error.status in (404, 405):
                 return None
             raise
-        return decoded(answered, _Spelled, self.dialect).told
+        return decoded(answered, _Text, self.dialect).value
+
+    async def knows_salt(self, path: str, fields: Mapping[str, object]) -> bool:
+        """Whether requests may have a text as `cache_salt`, and no number.
+
+        An engine that takes a number too ignores the field.
+        """
+
+        async def takes(salt: object) -> bool:
+            try:
+                await self.post(path, {**fields, "cache_salt": salt})
+            except CloudError:
+                return False
+            return True
+
+        text, number = await parallel(takes("edgewise-probe"), takes(0))
+        return text and not number
 
     async def model_name(self) -> str | None:
         """As `Engine.model_name`, asked anew by each probe; None where it does not tell."""
@@ -208,7 +226,7 @@ class HttpEngine(Endpoint, Engine):
     async def describe(self) -> Described:
         """As `Engine.describe`; empty where it does not tell, unless a model was named."""
         try:
-            return described(await served_model(self))
+            return (await served_model(self)).described
         except (CloudProtocolError, CloudRejected):
             if self.model is not None:
                 raise
@@ -227,56 +245,36 @@ class HttpEngine(Endpoint, Engine):
         await self.get(self.health)
 
 
-class _Request(NamedTuple):
-    method: str
-    path: str
-    way: "_Way"
-    data: bytes | None = None
-    headers: Mapping[str, str] | None = None
+class _Request:
+    """A request and how it travels. `kept`: over a connection that an earlier one had made.
 
-
-class _Way:
-    """How a request goes. `kept`: over a connection that an earlier request had made.
-
-    `sent` is told when bytes are handed to a connection, since each attempt travels. `refused` is
-    why they may not be: what is raised there becomes a broken connection to aiohttp.
+    `sent` counts what is handed to a connection, at each attempt. `refused` is why it may not be:
+    what is raised there becomes a broken connection to aiohttp.
     """
 
-    def __init__(self, sent: Sent | None = None, ids: int = 0) -> None:
-        self._sent, self._ids, self._told = sent, ids, False
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None = None,
+        client: Client = NOBODY,
+        ids: int = 0,
+    ) -> None:
+        self.method, self.path, self.data = method, path, data
+        self.headers = {**client.headers, "Content-Type": "application/json"} if data else None
         self.kept = False
         self.refused: CloudError | None = None
+        self._sent, self._ids, self._again = client.sent, ids, False
 
-    def add(self, body: bytes) -> None:
+    def count(self, body: bytes) -> None:
+        """Bytes are handed to a connection."""
         try:
             if self._sent is not None:
-                self._sent.add(self._ids, body, again=self._told)
-                self._told = True
+                self._sent.add(self._ids, body, again=self._again)
+                self._again = True
         except CloudError as error:
             self.refused = error
             raise
-
-
-def _watched() -> aiohttp.TraceConfig:
-    async def sent(
-        _: aiohttp.ClientSession,
-        context: SimpleNamespace,
-        chunk: aiohttp.TraceRequestChunkSentParams,
-    ) -> None:
-        # A body of bytes goes as one chunk.
-        context.trace_request_ctx.add(chunk.chunk)
-
-    async def kept(
-        _: aiohttp.ClientSession,
-        context: SimpleNamespace,
-        __: aiohttp.TraceConnectionReuseconnParams,
-    ) -> None:
-        context.trace_request_ctx.kept = True
-
-    config = aiohttp.TraceConfig()
-    config.on_request_chunk_sent.append(sent)
-    config.on_connection_reuseconn.append(kept)
-    return config
 
 
 def checked_address(url: str) -> str:
@@ -296,7 +294,7 @@ def require_keyless(url: str) -> None:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise UsageError(f"The cloud's address is none: {error}.") from error
+        raise UsageError(f"Invalid cloud URL ({error})") from error
     if parts.username or parts.password:
         raise UsageError(
             "A cloud engine's address holds a key",
@@ -337,8 +335,12 @@ class Served(msgspec.Struct, frozen=True):
     root: str | None = None
     meta: _Meta | None = None
 
+    @property
+    def described(self) -> Described:
+        return Described(self.id, self.meta.n_vocab if self.meta else None)
 
-class _Models(msgspec.Struct, frozen=True):
+
+class ServedModels(msgspec.Struct, frozen=True):
     data: list[Served]
 
 
@@ -346,7 +348,7 @@ class _Tokens(msgspec.Struct):
     tokens: list[int]
 
 
-class _Spelled(msgspec.Struct):
+class _Text(msgspec.Struct):
     """As llama-server, vLLM and SGLang name it; exactly one of them is there."""
 
     content: str | None = None
@@ -358,35 +360,34 @@ class _Spelled(msgspec.Struct):
             raise ValueError("there is no text in it")
 
     @property
-    def told(self) -> str:
+    def value(self) -> str:
         return self.content or self.prompt or self.text or ""
 
 
 async def served_models(engine: HttpEngine) -> list[Served]:
     """What an engine serves, one model at least; raises a `CloudError`."""
-    models = decoded(await engine.get("/v1/models"), _Models, engine.dialect).data
+    models = decoded(await engine.get("/v1/models"), ServedModels, engine.dialect).data
     if not models:
-        raise CloudUnavailable(
-            f"The engine at {engine.url!r} serves no model", hint="load one there"
-        )
+        raise CloudUnavailable(f"{engine.url!r} serves no model", hint="load one there")
     return models
 
 
 async def served_model(engine: HttpEngine) -> Served:
     """The model that was named, else the first that an engine serves; raises a `CloudError`."""
     models = await served_models(engine)
-    found = named(models, engine.model)
-    if found is None:
-        raise not_served(engine, models)
-    return found
+    model = named(models, engine.model)
+    if model is None:
+        raise not_served(engine.url, engine.model, [model.id for model in models])
+    return model
 
 
-def not_served(engine: HttpEngine, models: Sequence[Served]) -> CloudRejected:
-    """What to say where the model that was named is none of these."""
+def not_served(
+    url: str, model: str | None, names: Sequence[str], status: str = ""
+) -> CloudRejected:
+    """What to say where the `model` that was named is none of those; `status` stands behind it."""
+    listed = f"name one that it serves: {shown(names, str(model))}" if names else "name another"
     return CloudRejected(
-        f"{engine.url!r} serves no model {engine.model!r}",
-        hint=f"it serves {shown([one.id for one in models], str(engine.model))}",
-        setting="cloud_model",
+        f"{url!r} serves no model {model!r}{status}", hint=listed, setting="cloud_model"
     )
 
 
@@ -394,20 +395,15 @@ def named(models: Sequence[Served], model: str | None) -> Served | None:
     """The model of that name, the first for None; None where there is none."""
     if model is None:
         return models[0]
-    return next((one for one in models if one.id == model), None)
+    return next((entry for entry in models if entry.id == model), None)
 
 
-def shown(names: Sequence[str], like: str) -> str:
+def shown(names: Sequence[str], like: str = "") -> str:
     """Some of many names, those that are `like` one first."""
     close = difflib.get_close_matches(like, names[:_MOST_COMPARED], _MOST_SHOWN, cutoff=0.5)
     some = list(dict.fromkeys([*close, *names]))[:_MOST_SHOWN]
-    told = ", ".join(repr(name[:_LONGEST_NAME]) for name in some)
-    return told if len(some) == len(names) else f"{told} and {len(names) - len(some)} more"
-
-
-def described(served: Served) -> Described:
-    """What an engine says of its model."""
-    return Described(served.id, served.meta.n_vocab if served.meta else None)
+    listed = ", ".join(repr(name[:_LONGEST_NAME]) for name in some)
+    return listed if len(some) == len(names) else f"{listed} and {len(names) - len(some)} more"
 
 
 class Redirected(CloudRejected):
@@ -475,15 +471,7 @@ def bounded(request_id: str | None) -> str | None:
     ]
 
 
-def seconds_told(header: str | None) -> float | None:
-    """Seconds from now, 0 or more; None where there is no such header, or it says nothing."""
+def seconds_of(header: str | None) -> float | None:
+    """Seconds of a `Retry-After`; None where there are none (a date is not read)."""
     said = (header or "").strip()
-    if _SECONDS.fullmatch(said):
-        return float(said)
-    try:
-        when = parsedate_to_datetime(said)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    zoned = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
-    seconds = (zoned - datetime.now(UTC)).total_seconds()
-    return max(0.0, seconds) if math.isfinite(seconds) else None
+    return float(said) if _SECONDS.fullmatch(said) else None

@@ -16,16 +16,14 @@ from urllib.parse import urlencode
 import msgspec
 
 from edgewise.completion import Completion, metered
-from edgewise.engines.base import NOBODY, TOP, Abilities, Client, candidates, sampling_fields
+from edgewise.engines.base import NOBODY, TOP, Abilities, Client
 from edgewise.engines.http import HttpEngine, decoded
+from edgewise.engines.replies import completion_of, llama_sampling
 from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
 
 # Without it the reply echoes the prompt.
 _FIELDS = ["tokens", "completion_probabilities", "timings", "stop_type", "id_slot"]
-
-# In the order in which Edgewise applies them.
-_SAMPLERS = ["temperature", "top_k", "top_p", "min_p"]
 
 # Ids of a prompt that is made up to see what is reused, and how many of them are no coincidence.
 _MADE_UP, _NOTED = 32, 16
@@ -203,18 +201,32 @@ class LlamaServerEngine(HttpEngine):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        body: dict[str, Any] = {
+        body = {
             "prompt": ids,
             "n_predict": n,
             "return_tokens": True,
             "n_probs": TOP,
             "response_fields": _FIELDS,
-            **sampling_fields(sampling, len(ids)),
+            **llama_sampling(sampling, len(ids)),
         }
-        if not sampling.greedy:
-            body["samplers"] = _SAMPLERS
         reply = decoded(await self._completion(body, client), _Completion, self.dialect)
-        return _completion(reply)
+        # By position, since an id may come twice; a server may leave the last ones out.
+        reported = dict(enumerate(reply.completion_probabilities))
+        rows = [reported.get(at, _Probability(token)) for at, token in enumerate(reply.tokens)]
+        rows = [
+            row if row.id == token else _Probability(token)
+            for token, row in zip(reply.tokens, rows, strict=True)
+        ]
+        timings = reply.timings or _Timings()
+        return completion_of(
+            reply.tokens,
+            [row.logprob for row in rows],
+            [[(top.id, top.logprob) for top in row.top_logprobs] for row in rows],
+            stopped=reply.stop_type == "eos",
+            prompt=metered(timings.cache_n, timings.prompt_n),
+            cached=timings.cache_n,
+            seconds=(timings.prompt_ms + timings.predicted_ms) / 1000,
+        )
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         await self._completion(
@@ -226,7 +238,7 @@ class LlamaServerEngine(HttpEngine):
         return await self.tokens({**body, **self._named()})
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
-        return await self.spelled({"tokens": ids, **self._named()}, client)
+        return await self.text_of({"tokens": ids, **self._named()}, client)
 
     async def end_text(self) -> str | None:
         return (await self._loaded()).eos_token
@@ -309,25 +321,3 @@ class LlamaServerEngine(HttpEngine):
     def _made_up(self) -> list[int]:
         ids = sorted({token for known in self.vocabulary or ((1, 2, 3),) for token in known})
         return [secrets.choice(ids) for _ in range(_MADE_UP)]
-
-
-def _completion(reply: _Completion) -> Completion:
-    ids = reply.tokens
-    # By position, since an id may come twice; a server may leave the last ones out.
-    told = dict(enumerate(reply.completion_probabilities))
-    found = [told.get(at) for at in range(len(ids))]
-    rows = [row if row and row.id == token else None for token, row in zip(ids, found, strict=True)]
-    timings = reply.timings or _Timings()
-    return Completion(
-        ids=tuple(ids),
-        logprobs=tuple(row.logprob if row else None for row in rows),
-        top=tuple(
-            candidates([(top.id, top.logprob) for top in row.top_logprobs] if row else [])
-            for row in rows
-        ),
-        stopped=reply.stop_type == "eos",
-        cached=timings.cache_n,
-        computed=timings.prompt_n,
-        prompt=metered(timings.cache_n, timings.prompt_n),
-        engine_seconds=(timings.prompt_ms + timings.predicted_ms) / 1000,
-    )

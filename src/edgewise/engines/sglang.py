@@ -6,21 +6,10 @@ from typing import Any
 import msgspec
 
 from edgewise.completion import Completion
-from edgewise.engines.base import (
-    NOBODY,
-    TOP,
-    Client,
-    Described,
-    candidates,
-    for_each,
-    has_ended,
-    of_kept,
-    sampling_fields,
-    side_by_side,
-    uncached,
-)
-from edgewise.engines.http import HttpEngine, decoded, described, served_model
-from edgewise.errors import CloudError, CloudProtocolError, CloudRejected
+from edgewise.engines.base import NOBODY, TOP, Client, Described
+from edgewise.engines.http import HttpEngine, decoded, served_model
+from edgewise.engines.replies import completion_of, has_ended, sampling_fields
+from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
 
 _Logprob = tuple[float | None, int, str | None]
@@ -73,7 +62,16 @@ class SglangEngine(HttpEngine):
             body["cache_salt"] = client.salt
         answered = await self.post("/generate", body, client, ids=len(ids))
         reply = decoded(answered, _Generated, self.dialect)
-        return _completion(reply)
+        meta = reply.meta_info
+        return completion_of(
+            reply.output_ids,
+            [logprob for logprob, _, _ in meta.output_token_logprobs],
+            [[(token, logprob) for logprob, token, _ in t or []] for t in meta.output_top_logprobs],
+            stopped=has_ended(meta.finish_reason.type if meta.finish_reason else None, self.url),
+            prompt=meta.prompt_tokens,
+            cached=meta.cached_tokens,
+            seconds=meta.e2e_latency,
+        )
 
     async def describe(self) -> Described:
         """As `Engine.describe`; its short form would answer as the model without an adapter."""
@@ -86,53 +84,18 @@ class SglangEngine(HttpEngine):
                 hint=f"name {base!r}",
                 setting="cloud_model",
             )
-        return described(served)
+        return served.described
 
     async def loaded_from(self) -> list[str | None]:
         try:
-            told = decoded(await self.get("/get_model_info"), _Info, self.dialect)
+            info = decoded(await self.get("/get_model_info"), _Info, self.dialect)
         except (CloudProtocolError, CloudRejected):
             return []
-        return [told.tokenizer_path, told.model_path]
+        return [info.tokenizer_path, info.model_path]
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
-        """As `Engine.has_salt`; who takes a number for a salt does not know what it is."""
-        async with side_by_side() as requests:
-            taken = requests.begin(self._takes(ids, "edgewise-probe"))
-            no_salt = requests.begin(self._takes(ids, 0))
-        return taken.result() and not no_salt.result()
-
-    async def _takes(self, ids: Sequence[int], salt: object) -> bool:
-        body = {
-            "input_ids": list(ids),
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-            "cache_salt": salt,
-        }
-        try:
-            await self.post("/generate", body)
-        except CloudError:
-            return False
-        return True
-
-
-def _completion(reply: _Generated) -> Completion:
-    ids, meta = reply.output_ids, reply.meta_info
-    ended = meta.finish_reason.type if meta.finish_reason else None
-    stopped = has_ended(ended, SglangEngine.dialect)
-    logprobs = [row[0] for row in meta.output_token_logprobs]
-    return Completion(
-        ids=tuple(ids),
-        logprobs=for_each(ids, logprobs, stopped=stopped),
-        top=tuple(
-            candidates([(row[1], row[0]) for row in top or []])
-            for top in of_kept(ids, meta.output_top_logprobs, stopped=stopped)
-        ),
-        stopped=stopped,
-        cached=meta.cached_tokens,
-        computed=uncached(meta.prompt_tokens, meta.cached_tokens),
-        prompt=meta.prompt_tokens,
-        engine_seconds=meta.e2e_latency,
-    )
+        greedy = {"max_new_tokens": 1, "temperature": 0}
+        return await self.knows_salt("/generate", {"input_ids": ids, "sampling_params": greedy})
 
 
 def _sampling_fields(sampling: Sampling, position: int) -> dict[str, Any]:

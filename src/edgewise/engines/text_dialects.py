@@ -1,4 +1,4 @@
-"""How each API that takes text is told to go on with an answer that was begun.
+"""How each API that takes text is asked to continue an answer that was begun.
 
 Chat APIs differ in a few fields. Where a server lets the prompt be written as
 text, the answer stands behind what the model's chat template makes of the messages.
@@ -12,16 +12,15 @@ from typing import Any, ClassVar
 import msgspec
 
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.base import NOBODY, Client, sampling_fields
-from edgewise.engines.text import Declined, PromptText, TextEndpoint, turns
-from edgewise.engines.text_replies import (
-    ApiReply,
-    AskedText,
-    of_completion,
-    of_llama_server,
-    of_ollama,
+from edgewise.engines.base import NOBODY, Client
+from edgewise.engines.replies import (
+    TextContinuation,
+    TextRequest,
+    llama_sampling,
     read,
+    sampling_fields,
 )
+from edgewise.engines.text import Declined, PromptText, TextEndpoint, turns
 from edgewise.errors import CloudRejected, UsageError
 from edgewise.prompts import Message, render
 from edgewise.prompts.special import ControlTokens
@@ -61,34 +60,30 @@ class ChatText(TextEndpoint):
             self.url = self.url.removesuffix(base)
         self._unwanted: frozenset[str] = frozenset()
 
-    async def go_on(
-        self,
-        messages: Sequence[Message],
-        answer: str,
-        n: int,
-        sampling: Sampling,
-        client: Client = NOBODY,
-    ) -> ApiReply:
-        spoken = turns(self.url, messages)
-        body: dict[str, Any] = {"model": await self.model_name(), "messages": spoken}
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
+        _, answer, n, sampling = request
+        messages = turns(self.url, request.messages)
+        body: dict[str, Any] = {"model": await self.model_name(), "messages": messages}
         if answer:
-            spoken.append({"role": "assistant", "content": answer, **self.last})
+            messages.append({"role": "assistant", "content": answer, **self.last})
             body |= self.begun
         drawn = self._drawn(sampling, len(answer))
         body |= {"max_tokens": n, "stream": False, **drawn, **self.quiet}
         optional = {*self.quiet, *([self.seed] if self.seed else [])}
         if sampling.greedy:
             optional.add("temperature")
-        replied = await self._replied(body, optional, client)
-        return of_completion(replied, AskedText(self.url, self.dialect, answer, n))
+        return self.reader(request).completion(await self._reply(body, optional, client))
 
-    async def _replied(self, body: Mapping[str, Any], optional: set[str], client: Client) -> bytes:
+    async def _reply(self, body: Mapping[str, Any], optional: set[str], client: Client) -> bytes:
         """The reply to `body`, without those of its `optional` fields that the API declines."""
         unwanted = self._unwanted & optional
         while True:
             fewer = {name: value for name, value in body.items() if name not in unwanted}
             try:
-                replied = await self._posted(fewer, client)
+                reply = await self.at_base(
+                    lambda base, body=fewer: self.post(f"{base}/chat/completions", body, client),
+                    self.chat_bases,
+                )
             except Declined as error:
                 named = {name for name in optional & {*fewer} if _names(error.said, name)}
                 if error.elsewhere or not named:
@@ -96,12 +91,7 @@ class ChatText(TextEndpoint):
                 unwanted |= named
             else:
                 self._unwanted |= unwanted
-                return replied
-
-    async def _posted(self, body: Mapping[str, Any], client: Client) -> bytes:
-        return await self.found(
-            lambda base: self.post(f"{base}/chat/completions", body, client), self.chat_bases
-        )
+                return reply
 
     def _drawn(self, sampling: Sampling, position: int) -> dict[str, Any]:
         """How it draws, in its own words; raises `CloudRejected` for what it has none for."""
@@ -111,8 +101,7 @@ class ChatText(TextEndpoint):
         for name, value in filters.items():
             if value and name not in self.filters:
                 raise CloudRejected(
-                    f"{self.dialect} has no {name.replace('_', '-')}, so its words cannot be drawn "
-                    "as asked",
+                    f"{self.dialect} has no {name.replace('_', '-')}, so it cannot sample as asked",
                     hint="leave it off",
                     setting=name,
                 )
@@ -205,20 +194,14 @@ class OllamaText(TextEndpoint):
 
     dialect = "Ollama"
 
-    async def go_on(
-        self,
-        messages: Sequence[Message],
-        answer: str,
-        n: int,
-        sampling: Sampling,
-        client: Client = NOBODY,
-    ) -> ApiReply:
-        spoken = turns(self.url, messages)
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
+        _, answer, n, sampling = request
+        messages = turns(self.url, request.messages)
         if answer:
-            spoken.append({"role": "assistant", "content": answer})
+            messages.append({"role": "assistant", "content": answer})
         body = {
             "model": await self.model_name(),
-            "messages": spoken,
+            "messages": messages,
             "stream": False,
             "think": False,
             "truncate": False,
@@ -229,8 +212,7 @@ class OllamaText(TextEndpoint):
                 **sampling_fields(sampling, len(answer)),
             },
         }
-        replied = await self.post("/api/chat", body, client)
-        return of_ollama(replied, AskedText(self.url, self.dialect, answer, n))
+        return self.reader(request).ollama(await self.post("/api/chat", body, client))
 
 
 class _Prompt(msgspec.Struct):
@@ -242,33 +224,23 @@ class LlamaServerText(PromptText):
 
     dialect, owner = "llama-server", "llamacpp"
 
-    async def go_on(
-        self,
-        messages: Sequence[Message],
-        answer: str,
-        n: int,
-        sampling: Sampling,
-        client: Client = NOBODY,
-    ) -> ApiReply:
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
         body = {
-            "prompt": await self.prompt(messages, answer, client),
-            "n_predict": n,
+            "prompt": await self.prompt(request, client),
+            "n_predict": request.n,
             "cache_prompt": True,
             "response_fields": ["content", "stop_type", "timings"],
-            **sampling_fields(sampling, len(answer)),
+            **llama_sampling(request.sampling, len(request.answer)),
         }
-        if not sampling.greedy:
-            body["samplers"] = ["temperature", "top_k", "top_p", "min_p"]
-        replied = await self.post("/completion", body, client)
-        return of_llama_server(replied, AskedText(self.url, self.dialect, answer, n))
+        return self.reader(request).llama_server(await self.post("/completion", body, client))
 
     async def rendered(self, messages: Sequence[Message], client: Client, *, thinks: bool) -> str:
         body = {
             "messages": turns(self.url, messages),
             "chat_template_kwargs": {"enable_thinking": thinks},
         }
-        replied = await self.post("/apply-template", body, client)
-        return read(replied, _Prompt, self.url, self.dialect).prompt
+        reply = await self.post("/apply-template", body, client)
+        return read(reply, _Prompt, self.url, self.dialect).prompt
 
 
 class CompletionsText(PromptText):
@@ -292,25 +264,18 @@ class CompletionsText(PromptText):
         self._tokenizer = tokenizer
         self._control = ControlTokens(tokenizer.special) if tokenizer else None
 
-    async def go_on(
-        self,
-        messages: Sequence[Message],
-        answer: str,
-        n: int,
-        sampling: Sampling,
-        client: Client = NOBODY,
-    ) -> ApiReply:
-        self._check_plain([*(message.content for message in messages), answer])
-        prompt = await self.prompt(messages, answer, client)
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
+        self._check_plain([*(message.content for message in request.messages), request.answer])
+        prompt = await self.prompt(request, client)
         body = {
             "model": await self.model_name(),
             "prompt": prompt,
-            "max_tokens": n,
+            "max_tokens": request.n,
             "stream": False,
-            **sampling_fields(sampling, len(answer)),
+            **sampling_fields(request.sampling, len(request.answer)),
         }
-        replied = await self.found(lambda base: self.post(f"{base}/completions", body, client))
-        return of_completion(replied, AskedText(self.url, self.dialect, answer, n))
+        reply = await self.at_base(lambda base: self.post(f"{base}/completions", body, client))
+        return self.reader(request).completion(reply)
 
     async def rendered(self, messages: Sequence[Message], client: Client, *, thinks: bool) -> str:
         tokenizer = self._tokenizer

@@ -1,7 +1,7 @@
-"""That the engine behind an address still is the one that was proven.
+"""That the engine behind an address still has the vocabulary that was checked.
 
-Engines are restarted, with other models too, and their address stays. So a proof is renewed: when
-it is old, and when a consult needed a new connection, which an engine that was restarted makes it.
+An engine may be restarted with another model, and its address stays. Its connections do not: so the
+check is repeated, beside the consult, when one was opened anew.
 """
 
 import asyncio
@@ -11,121 +11,109 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from edgewise.completion import Completion
 from edgewise.engines.base import PROBE_SECONDS, Client, Engine
-from edgewise.errors import (
-    CloudTimeout,
-    CloudUnavailable,
-    OtherVocabulary,
-    UsageError,
-)
+from edgewise.errors import CloudTimeout, CloudUnavailable, OtherVocabulary, UsageError
 from edgewise.sampling import Sampling
 
-LOOK_SECONDS = 10.0
+CHECK_SECONDS = 10.0
 """How long it may take to see that an engine is the same."""
 
-PROVEN_SECONDS = 4.0
-"""A proof that is older is renewed beside the next consult."""
-
 FRESH_SECONDS = 1.0
-"""A younger look is good enough, whatever happened since, until it is as old: looks are no load."""
+"""A check is not repeated sooner, whatever happened since: checks are no load."""
 
 
-class Proof:
-    """Keeps an engine proven, as `holds` says. Lives in the engine's event loop."""
+class VocabularyCheck:
+    """Keeps an engine checked. Lives in the engine's event loop.
+
+    `passed`: the engine is the one that was accepted, as far as is known.
+    """
 
     def __init__(self, engine: Engine, accept: Callable[[], Awaitable[object]]) -> None:
-        """`accept` judges an engine that was just probed; raises `UsageError` for one of others.
+        """`accept` judges an engine that was just probed; raises `UsageError` for another model's.
 
-        Or a `CloudError`; it takes no longer than it should by itself.
+        Or a `CloudError`; it has a time limit of its own.
         """
         self._engine, self._accept = engine, accept
-        self.holds = False
-        self._begun = -math.inf
-        # Whether a consult needed a new connection since a look began.
-        self._linked = False
-        self._looking: asyncio.Task[None] | None = None
+        engine.connected = self._reconnected
+        self.passed = False
+        self._started = -math.inf
+        self._due = False
+        self._last: asyncio.Task[None] | None = None
         self._refused: UsageError | None = None
 
-    async def look(self) -> None:
-        """Prove the engine, from the ground up where it is not known to be the same.
+    async def run(self) -> None:
+        """Check the engine, from the ground up where it is not known to be the same.
 
-        Who comes while a look is under way shares it. Raises a `CloudError`, or what `accept` does.
+        Calls at the same time share one check. Raises a `CloudError`, or what `accept` does.
         """
-        await _ended(self._look())
+        await _finished(self._start())
 
     def forget(self) -> None:
         """The engine went: what comes back in its place may be another."""
-        self.holds = False
+        self.passed = False
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
     ) -> Completion:
-        """As `Engine.complete`, by an engine that is proven: another's completion is dropped.
+        """As `Engine.complete`, by an engine that is checked: another's completion is dropped.
 
-        A look runs beside the consult, so that nobody waits longer for a token. Only where the
-        engine is known to be another, it comes first: such an engine is sent nothing. Raises a
-        `CloudError`, `OtherVocabulary` where the ids do not mean the same any more.
+        A repeated check runs beside the consult, so that nobody waits longer for a token. An engine
+        that did not pass is sent nothing before it does. Raises a `CloudError`, `OtherVocabulary`
+        where the ids do not mean the same any more.
         """
         try:
-            if not self.holds:
-                await self._proven()
-            return await self._beside_a_look(ids, n, sampling, client)
+            if not self.passed:
+                await self._first_check()
+            self._start_if_due()
+            before = self._last if self._last is not None and self._last.done() else None
+            completion = await self._engine.complete(ids, n, sampling, client)
+            if self._last is not None and self._last is not before:
+                await self._accepted(self._last)
         except CloudUnavailable:
             # It may be starting anew.
-            self._begun = -math.inf
+            self._due, self._started = True, -math.inf
             raise
-
-    async def close(self) -> None:
-        """Give up a look that is under way."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
-
-    @property
-    def _age(self) -> float:
-        return time.monotonic() - self._begun
-
-    @property
-    def _due(self) -> bool:
-        return self._age > (FRESH_SECONDS if self._linked else PROVEN_SECONDS)
-
-    async def _proven(self) -> None:
-        """From the ground up, unless that was tried in vain just now."""
-        if self._refused is not None and self._age < FRESH_SECONDS:
-            raise _other(self._refused)
-        await self._found(self._look())
-
-    async def _beside_a_look(
-        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
-    ) -> Completion:
-        looking = self._look() if self._due else None
-        made = self._engine.connections
-        completion = await self._engine.complete(ids, n, sampling, client)
-        if self._engine.connections != made:
-            self._linked = True
-            looking = self._look() if self._due else looking
-        if looking is not None:
-            await self._found(looking)
         return completion
 
-    async def _found(self, look: asyncio.Task[None]) -> None:
+    async def close(self) -> None:
+        """Give up a check that is under way."""
+        if self._last is not None:
+            self._last.cancel()
+            await asyncio.gather(self._last, return_exceptions=True)
+
+    def _reconnected(self) -> None:
+        self._due = True
+        if self.passed:
+            self._start_if_due()
+
+    def _start_if_due(self) -> None:
+        if self._due and time.monotonic() - self._started > FRESH_SECONDS:
+            self._start()
+
+    async def _first_check(self) -> None:
+        """Unless it failed just now."""
+        if self._refused is not None and time.monotonic() - self._started < FRESH_SECONDS:
+            raise _other(self._refused)
+        await self._accepted(self._start())
+
+    async def _accepted(self, check: asyncio.Task[None]) -> None:
         try:
-            await _ended(look)
+            await _finished(check)
         except UsageError as error:
             raise _other(error) from error
 
-    def _look(self) -> asyncio.Task[None]:
-        if self._looking is None or self._looking.done():
-            self._begun, self._linked = time.monotonic(), False
-            self._looking = asyncio.create_task(self._prove())
-            self._looking.add_done_callback(_heard)
-        return self._looking
+    def _start(self) -> asyncio.Task[None]:
+        if self._last is None or self._last.done():
+            self._started, self._due = time.monotonic(), False
+            self._last = asyncio.create_task(self._check())
+            self._last.add_done_callback(_heard)
+        return self._last
 
-    async def _prove(self) -> None:
+    async def _check(self) -> None:
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
-                if self.holds and await self._engine.unchanged():
+            async with asyncio.timeout(CHECK_SECONDS):
+                if self.passed and await self._engine.unchanged():
                     return
-            self.holds = False
+            self.passed = False
             async with asyncio.timeout(PROBE_SECONDS):
                 await self._engine.probe()
         except TimeoutError as error:
@@ -135,25 +123,25 @@ class Proof:
         except UsageError as error:
             self._refused = error
             raise
-        self.holds, self._refused = True, None
+        self.passed, self._refused = True, None
 
 
 def _other(error: UsageError) -> OtherVocabulary:
     return OtherVocabulary(error.message, hint=error.hint)
 
 
-def _heard(look: asyncio.Task[None]) -> None:
-    """Whoever waited may have left; what a look found shows at the next one."""
-    if not look.cancelled():
-        look.exception()
+def _heard(check: asyncio.Task[None]) -> None:
+    """Whoever waited may have left; what a check found shows at the next one."""
+    if not check.cancelled():
+        check.exception()
 
 
-async def _ended(look: asyncio.Task[None]) -> None:
-    """Wait for a look, which goes on for others where this one leaves."""
+async def _finished(check: asyncio.Task[None]) -> None:
+    """Wait for a check, which goes on for others where this one leaves."""
     try:
-        await asyncio.shield(look)
+        await asyncio.shield(check)
     except asyncio.CancelledError:
         waiting = asyncio.current_task()
         if waiting is not None and waiting.cancelling():
             raise
-        raise CloudUnavailable("A look at the engine was broken off", hint="try again") from None
+        raise CloudUnavailable("A check of the engine was broken off", hint="try again") from None

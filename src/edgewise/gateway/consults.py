@@ -35,10 +35,10 @@ class SessionPrefix(NamedTuple):
     key: Key
     unbilled: Unbilled
 
-    def client(self, *, urgent: bool = True) -> Client:
+    def client(self) -> Client:
         """Whose consult it is. A key is a tenant: no other one may learn what it asked."""
         tenant = "" if self.key is ANYBODY else self.key.name
-        return Client(self.session.name, self.session.salt, urgent=urgent, tenant=tenant)
+        return Client(self.session.name, self.session.salt, tenant=tenant)
 
 
 class KeyedConsults:
@@ -109,7 +109,7 @@ class KeyedConsults:
                 ended = "limited"
                 return
             async with prefix.session.turn:
-                await self._fleet.prefill(prefix.ids.ids, prefix.client(urgent=False))
+                await self._fleet.prefill(prefix.ids.ids, prefix.client())
             ended = "warmed"
         except (EdgewiseError, Busy) as error:
             ended = "failed"

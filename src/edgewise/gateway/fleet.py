@@ -13,7 +13,7 @@ import structlog
 from edgewise.completion import Completion
 from edgewise.engines.base import Client, Engine, Watched
 from edgewise.engines.detokenization import FEW, agree
-from edgewise.engines.vocabulary_check import Proof
+from edgewise.engines.vocabulary_check import VocabularyCheck
 from edgewise.errors import (
     CloudError,
     CloudRejected,
@@ -63,7 +63,7 @@ class Replica:
     ) -> None:
         """`accept` checks the probed engine; it raises `UsageError` for one of another model."""
         self.engine = engine
-        self.proof = Proof(engine, lambda: accept(engine))
+        self.check = VocabularyCheck(engine, lambda: accept(engine))
         self.up = False
         self.asked = 0
         self._problem: str | None = None
@@ -79,7 +79,7 @@ class Replica:
         problem: BaseException | None = None
         try:
             async with asyncio.timeout(LOOK_SECONDS):
-                await self.proof.look()
+                await self.check.run()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -87,7 +87,7 @@ class Replica:
             if task is not None and task.cancelling():
                 raise
             problem = error
-            self.proof.forget()
+            self.check.forget()
         self.up = problem is None
         return problem
 
@@ -104,7 +104,7 @@ class Replica:
 
     async def close(self) -> None:
         """Stop the watches, close the connections."""
-        await self.proof.close()
+        await self.check.close()
         await self.engine.close()
 
     @asynccontextmanager
@@ -178,7 +178,7 @@ class Fleet:
     @property
     def up(self) -> int:
         """Engines that are ready and checked."""
-        return sum(replica.up and replica.proof.holds for replica in self.replicas)
+        return sum(replica.up and replica.check.passed for replica in self.replicas)
 
     @property
     def salted(self) -> bool:
@@ -199,7 +199,7 @@ class Fleet:
         for replica in self._ranked(client.session)[:2]:
             try:
                 async with replica.turn(self._queue):
-                    completion = await replica.proof.complete(ids, n, sampling, client)
+                    completion = await replica.check.complete(ids, n, sampling, client)
                 # An end token that the engine kept to itself is for the device to know.
                 ended = completion.stopped
                 completion.check(asked=n, prompt=len(ids), size=self.size, may_be_empty=ended)

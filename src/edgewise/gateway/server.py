@@ -4,7 +4,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 
-from edgewise.engines.base import Engine, side_by_side
+from edgewise.engines.base import Engine, parallel
 from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids, model_for
 from edgewise.errors import UsageError
 from edgewise.gateway.app import DRAIN_SECONDS, Gateway
@@ -34,9 +34,7 @@ async def engines_at(
         return [BundledEngine()]
     if kind != AUTO:
         engine_by_ids(kind)
-    async with side_by_side() as looks:
-        found = [looks.begin(_made(address, key, kind, model)) for address in addresses]
-    return [task.result() for task in found]
+    return await parallel(*(_made(address, key, kind, model) for address in addresses))
 
 
 async def _made(address: str, key: str | None, kind: str, model: str | None) -> Engine:

@@ -1,8 +1,7 @@
 """Chat templates come with downloaded models: they run in Jinja's sandbox, in another process.
 
 The sandbox keeps a template from what is not its own; the process bounds its time, memory and
-output, and is killed where it goes beyond. One is kept for the next rendering; more are started
-where renderings would wait for each other.
+output, and is killed where it goes beyond. It is kept for the next rendering; they take turns.
 """
 
 import atexit
@@ -32,12 +31,7 @@ SECONDS = 2.0
 MEMORY = 512 << 20
 """Most memory of a process that renders, bytes. Idle it takes 21 MB."""
 
-WORKERS = 4
-"""Most processes that render at a time: as many as a server has slots."""
-
 _LIBRARIES = ("jinja2", "markupsafe")
-_PATIENCE = 0.02
-"""Seconds to wait for a busy process before another is started, which takes longer."""
 
 
 class _Request(msgspec.Struct):
@@ -56,85 +50,62 @@ class Renderer:
     """Renders chat templates within limits, for any number of threads."""
 
     def __init__(
-        self,
-        *,
-        seconds: float = SECONDS,
-        memory: int = MEMORY,
-        longest: int = MAX_PROMPT,
-        workers: int = WORKERS,
+        self, *, seconds: float = SECONDS, memory: int = MEMORY, longest: int = MAX_PROMPT
     ) -> None:
         """`seconds` and `memory` (bytes) a rendering, `longest` text in characters."""
         self._seconds, self._memory, self._longest = seconds, memory, longest
-        self._most = workers
-        self._reset()
+        self._lock = threading.Lock()
+        self._process: Child | None = None
         _renderers.add(self)
 
     def start(self) -> None:
-        """Begin to start a process, where there is none, so that the first rendering has one."""
-        with self._changed:
-            if not self._all:
-                self._idle.append(self._new())
+        """Begin to start the process, so that the first rendering has one."""
+        with self._lock:
+            self._running()
 
     def render(self, template: str, variables: Mapping[str, object]) -> str:
         """The text of a template. Raises `ModelError`; `UsageError` for what is no text."""
         request = _encoded(template, variables, self._longest)
-        process = self._take()
-        try:
-            reply = msgspec.json.decode(process.ask(request), type=_Reply)
-        except (ChildEnded, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._end(process)
-            why: Why = error.why if isinstance(error, ChildEnded) else "process"
-            raise self._past(why) from error
-        except BaseException:
-            self._end(process)  # in the middle of a reply
-            raise
-        if reply.text is None and reply.refused == "memory":
-            # What is left of it may not do for the next.
-            self._end(process)
-        else:
-            self._give_back(process)
+        with self._lock:
+            process = self._running()
+            try:
+                reply = msgspec.json.decode(process.ask(request), type=_Reply)
+            except (ChildEnded, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                self._end()
+                why: Why = error.why if isinstance(error, ChildEnded) else "process"
+                raise self._past(why) from error
+            except BaseException:
+                self._end()  # in the middle of a reply
+                raise
+            if reply.text is None and reply.refused == "memory":
+                # What is left of it may not do for the next.
+                self._end()
         if reply.text is not None:
             return reply.text
-        raise _refusal(reply.reason) if reply.refused == "template" else self._past(reply.refused)
+        if reply.refused == "template":
+            raise _unrendered(f"does not accept this conversation ({reply.reason})")
+        raise self._past(reply.refused)
 
     def close(self) -> None:
-        """End every process. The next rendering starts one."""
-        with self._changed:
-            for process in self._all:
-                process.kill()
-            idle, self._idle, self._all = self._idle, [], set()
-            self._changed.notify_all()
-        for process in idle:
-            process.end()
+        """End the process, and a rendering under way. The next rendering starts one."""
+        process = self._process
+        if process is not None:
+            process.kill()
+        with self._lock:
+            self._end()
 
     def abandon(self) -> None:
         """Begin anew in a process that was forked from this one's."""
-        for process in self._all:
-            process.abandon()
-        self._reset()
+        if self._process is not None:
+            self._process.abandon()
+        self._lock, self._process = threading.Lock(), None
 
-    def _reset(self) -> None:
-        self._changed = threading.Condition()
-        self._all: set[Child] = set()
-        self._idle: list[Child] = []
-
-    def _take(self) -> Child:
-        with self._changed:
-            if self._all and not self._idle:
-                self._changed.wait(_PATIENCE)
-            while not self._idle and len(self._all) >= self._most:
-                self._changed.wait()
-            while self._idle:
-                process = self._idle.pop()
-                if process.alive:
-                    return process
-                self._all.discard(process)  # somebody else ended it, and no template did
-                process.end()
-            return self._new()
-
-    def _new(self) -> Child:
+    def _running(self) -> Child:
+        if self._process is not None and self._process.alive:
+            return self._process
+        self._end()  # somebody else ended it, and no template did
         try:
-            process = Child(
+            self._process = Child(
                 f"{Path(__file__).with_name('template.py')}:answer",
                 seconds=self._seconds,
                 memory=self._memory,
@@ -143,23 +114,12 @@ class Renderer:
             )
         except OSError as error:
             raise self._past("start") from error
-        self._all.add(process)
-        return process
+        return self._process
 
-    def _give_back(self, process: Child) -> None:
-        with self._changed:
-            kept = process in self._all
-            if kept:
-                self._idle.append(process)
-            self._changed.notify()
-        if not kept:  # closed meanwhile
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
             process.end()
-
-    def _end(self, process: Child) -> None:
-        process.end()
-        with self._changed:
-            self._all.discard(process)
-            self._changed.notify()
 
     def _past(self, limit: Why | Literal["memory", "length"]) -> ModelError:
         said = {
@@ -170,10 +130,6 @@ class Renderer:
             "process": "ended the process that renders it",
         }
         return _unrendered(said[limit])
-
-
-def _refusal(reason: str) -> ModelError:
-    return _unrendered(f"does not accept this conversation ({reason})")
 
 
 def _unrendered(what: str) -> ModelError:

@@ -91,6 +91,11 @@ class Ticket:
         self._admission.waiting -= 1
         self._admission.running += 1
 
+    def give_up(self) -> None:
+        """Leave if nothing runs; else the work gives the place back at its end."""
+        if not self.running:
+            self.leave()
+
     def leave(self) -> None:
         """Give the place back; later calls do nothing."""
         if self._left:

@@ -19,12 +19,13 @@ from edgewise.parts import make_policy
 from edgewise.server import chat, completions, messages, responses, tokenizing
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers
-from edgewise.server.errors import install
-from edgewise.server.guards import BodyLimit, Counted, Elsewhere, Headers
+from edgewise.server.errors import ApiError, install
+from edgewise.server.guards import Guard
 from edgewise.server.metrics import Metrics
 from edgewise.server.models import Models, models_of, policy_for
 
 _DOCS = "/docs-assets"
+_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "Bad input, in one sentence."},
     401: {"description": "The key is wrong or missing."},
@@ -123,6 +124,13 @@ async def health(request: Request) -> dict[str, Any]:
     return {"status": "ok", **_health_of(models.first), "models": each}
 
 
+@about.api_route("/v1/{path:path}", methods=_METHODS, include_in_schema=False)
+async def unknown(request: Request) -> None:
+    """Comes after all endpoints, and before the page's files."""
+    asked = f"{request.method} {request.url.path[:80]!r}"
+    raise ApiError(404, f"{asked} is not answered; GET /openapi.json lists what is.")
+
+
 @about.get("/docs", include_in_schema=False)
 async def docs() -> HTMLResponse:
     return get_swagger_ui_html(
@@ -189,15 +197,13 @@ def make_app(
     for endpoints in (tokenizing.router, guarded):
         app.include_router(endpoints, dependencies=keyed, responses=_REFUSALS)
     app.include_router(about)
-    app.add_middleware(Counted, counter=app.state.metrics.requests)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
         )
-    app.add_middleware(Headers)
-    app.add_middleware(BodyLimit)
+    app.add_middleware(Guard, counter=app.state.metrics.requests)
     app.add_middleware(OriginCheck, hosts=hosts, origins=origins)
     app.mount(_DOCS, StaticFiles(directory=swagger_ui_bundle.swagger_ui_path))
     page = StaticFiles(directory=str(files("edgewise.server") / "page"), html=True)
-    app.mount("/", Elsewhere(app, page))
+    app.mount("/", page)
     return app

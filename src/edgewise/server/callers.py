@@ -4,9 +4,9 @@ import asyncio
 import hmac
 import math
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar, cast
 
 from fastapi import Request
@@ -97,38 +97,41 @@ class Caller:
 
     def __init__(self, callers: Callers, key: Key) -> None:
         self._callers, self.key = callers, key
-        self._spending = AsyncExitStack()
         self._spent = Spent()
         self._tokens: _DayTokens | None = None
         self._held = 0
-        self._entered = False
 
     @property
     def name(self) -> str:
         """Of its key; empty where all are one."""
         return "" if self.key is ANYBODY else self.key.name
 
-    def enter(self) -> None:
-        """Take a place among the key's answers. Raises `ApiError` 429 where it has no more."""
-        most = self.key.sessions
-        if most and self._callers.answers[self.name] >= most:
-            raise _over(f"The key may have {most} answers at a time.", PLACE_SECONDS)
-        self._callers.answers[self.name] += 1
-        self._entered = True
+    @asynccontextmanager
+    async def entered(self, *, cloud: bool) -> AsyncGenerator[None]:
+        """A place among the key's answers, and a request of its, with the `cloud` or without.
 
-    async def ask(self, *, cloud: bool) -> None:
-        """Before a prompt is read: a request of the key's, with the `cloud` or without.
-
-        Raises `ApiError` 429 over its limits, or 503.
+        Raises `ApiError` 429 for a key at its limits, or 503 if they cannot be read.
         """
-        if self.key is ANYBODY:
-            return
+        most, answers = self.key.sessions, self._callers.answers
+        if most and answers[self.name] >= most:
+            raise _over(f"The key may have {most} answers at a time.", PLACE_SECONDS)
+        answers[self.name] += 1
+        try:
+            async with AsyncExitStack() as spending:
+                if self.key is not ANYBODY:
+                    await self._ask(spending, cloud=cloud)
+                yield
+        finally:
+            answers[self.name] -= 1
+            self._callers.ids[self.name] -= self._held
+
+    async def _ask(self, spending: AsyncExitStack, *, cloud: bool) -> None:
         key = self.key if cloud else replace(self.key, tokens_per_day=0)
         if key.tokens_per_day:
             self._tokens = _DayTokens(self._callers.limits, key)
         try:
-            spending = self._callers.limits.spending(key, Unbilled(), 0)
-            self._spent = await self._spending.enter_async_context(spending)
+            asked = self._callers.limits.spending(key, Unbilled(), 0)
+            self._spent = await spending.enter_async_context(asked)
         except OverLimit as over:
             seconds = math.ceil(over.retry_after or PLACE_SECONDS)
             down = isinstance(over.__cause__, LimitsDown)
@@ -162,14 +165,6 @@ class Caller:
             told = "The key was revoked, or has expired."
             raise ApiError(401, told, code="invalid_api_key")
         return _unmetered(event)
-
-    async def leave(self) -> None:
-        """The answer is over; later calls do nothing."""
-        if self._entered:
-            self._entered = False
-            self._callers.answers[self.name] -= 1
-            self._callers.ids[self.name] -= self._held
-            await self._spending.aclose()
 
 
 class _DayTokens:

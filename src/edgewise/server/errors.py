@@ -45,40 +45,32 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The reply's body."""
-        told = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": told}
+        fields = {"type": self.kind, "param": self.param, "code": self.code}
+        return {"error": {"message": str(self), **fields}}
 
 
-def api_error(error: EdgewiseError, *, prompt: str | None = None) -> ApiError:
-    """The reply to an error raised on purpose; `prompt` is the name of the prompt's field."""
+def _raised(error: EdgewiseError, prompt: str | None) -> ApiError:
     setting = error.setting
     own = setting in REQUEST_FIELDS
-    where = f"the server's setting {setting}" if setting and not own else None
-    told = error.sentence(where)
+    message = error.sentence(f"the server's setting {setting}" if setting and not own else None)
     param = _OTHERWISE.get(setting or "", setting) if own else None
     if isinstance(error, ContextOverflow):
-        return ApiError(400, told, code="context_length_exceeded", param=param or prompt)
+        return ApiError(400, message, code="context_length_exceeded", param=param or prompt)
     if isinstance(error, UsageError):
-        return ApiError(400, told, param=param)
+        return ApiError(400, message, param=param)
     if isinstance(error, CloudError):
-        return ApiError(502, told, kind="api_error", code=f"cloud_{error.reason}")
-    return ApiError(500, told, kind="api_error")
-
-
-def unexpected() -> ApiError:
-    """The reply to a bug."""
-    message = "The server failed; its log says how."
-    return ApiError(500, message, kind="api_error", code="internal_error")
+        return ApiError(502, message, kind="api_error", code=f"cloud_{error.reason}")
+    return ApiError(500, message, kind="api_error")
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's form."""
     fallback = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC.get(error.status, fallback)
-    told: dict[str, Any] = {"type": kind, "message": str(error)}
+    fields: dict[str, Any] = {"type": kind, "message": str(error)}
     if error.code == NO_THREADS:
-        told["details"] = {"error_code": error.code, "unsupported": [error.param]}
-    return {"type": "error", "error": told}
+        fields["details"] = {"error_code": error.code, "unsupported": [error.param]}
+    return {"type": "error", "error": fields}
 
 
 _ANTHROPIC = {
@@ -95,51 +87,39 @@ _PROMPTS = {"/v1/chat/completions": "messages", "/v1/responses": "input", _MESSA
 """The field that holds the prompt; elsewhere it is `prompt`."""
 
 
-def _reply(request: Request, error: ApiError) -> JSONResponse:
-    path = request.url.path
-    anthropic = path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
-    body = anthropic_body(error) if anthropic else error.body()
-    return JSONResponse(body, error.status, headers=error.headers)
-
-
 def install(app: FastAPI) -> None:
     """Every error of `app` is sent in the form of the API that was asked."""
 
-    async def refused(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, ApiError)
-        return _reply(request, error)
+    async def reply(request: Request, error: Exception) -> JSONResponse:
+        path = request.url.path
+        refusal = refusal_of(error, prompt=_PROMPTS.get(path, "prompt"))
+        anthropic = path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
+        body = anthropic_body(refusal) if anthropic else refusal.body()
+        return JSONResponse(body, refusal.status, headers=refusal.headers)
 
-    async def raised(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, EdgewiseError)
-        prompt = _PROMPTS.get(request.url.path, "prompt")
-        return _reply(request, api_error(error, prompt=prompt))
+    # Starlette raises what nobody expected again, so that the log has it whole.
+    for kind in (Exception, ApiError, EdgewiseError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, reply)
 
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        if error.body and isinstance(error.body, bytes):
+
+def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
+    """The reply to an error; `prompt` is the name of the prompt's field. A bug tells nothing."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EdgewiseError):
+        return _raised(error, prompt)
+    if isinstance(error, RequestValidationError):
+        if isinstance(error.body, bytes) and error.body:
             # Do not guess JSON: a form of any other page could be sent here unasked.
-            said = (
-                "The body is not said to be JSON; send the header Content-Type: application/json."
-            )
-            return _reply(request, ApiError(400, said))
-        return _reply(request, _invalid(error.errors()))
-
-    async def http(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
+            return ApiError(400, "The body needs the header Content-Type: application/json.")
+        return _invalid(error.errors())
+    if isinstance(error, HTTPException):
         kind = "invalid_request_error" if error.status_code < 500 else "api_error"
         headers = dict(error.headers) if error.headers else None
         message = f"{error.detail}".rstrip(".") + "."
-        return _reply(request, ApiError(error.status_code, message, kind=kind, headers=headers))
-
-    async def failed(request: Request, error: Exception) -> JSONResponse:
-        # Starlette raises it again, so that the log has it whole.
-        return _reply(request, unexpected())
-
-    app.add_exception_handler(Exception, failed)
-    app.add_exception_handler(ApiError, refused)
-    app.add_exception_handler(EdgewiseError, raised)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http)
+        return ApiError(error.status_code, message, kind=kind, headers=headers)
+    message = "The server failed; its log says how."
+    return ApiError(500, message, kind="api_error", code="internal_error")
 
 
 def _invalid(problems: Sequence[Any]) -> ApiError:

@@ -1,18 +1,15 @@
-"""Around every endpoint: size limits, headers, strict JSON, unknown paths."""
+"""Around every endpoint: a limit of size, headers, counts, strict JSON."""
 
 import json
 from collections.abc import Callable, Coroutine
-from functools import cached_property
-from re import Pattern
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from prometheus_client import Counter
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY = 8 << 20
@@ -26,11 +23,12 @@ _DOCS_POLICY = (
 )
 
 
-class BodyLimit:
-    """Refuses bodies above `MAX_BODY`, whatever their headers promise."""
+class Guard:
+    """Refuses bodies above `MAX_BODY`, whatever their headers promise. Counts requests by route and
+    status. Adds headers that keep browsers from more than the page needs."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, counter: Counter) -> None:
+        self._app, self._counter = app, counter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -38,7 +36,7 @@ class BodyLimit:
             return
         left = MAX_BODY
 
-        async def counted() -> Message:
+        async def limited() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
@@ -46,47 +44,22 @@ class BodyLimit:
                 raise HTTPException(413, f"The body has more than {MAX_BODY >> 20} MB; send less")
             return message
 
-        await self._app(scope, counted, send)
-
-
-class Counted:
-    """Counts requests by route and status."""
-
-    def __init__(self, app: ASGIApp, counter: Counter) -> None:
-        self._app, self._counter = app, counter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                # Known once routed; an address that is none gets no label of its own.
-                path = getattr(scope.get("route"), "path", "other")
-                self._counter.labels(path, str(message["status"])).inc()
-            await send(message)
-
-        await self._app(scope, receive, counted)
-
-
-class Headers:
-    """Adds headers that keep browsers from more than the page needs."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        policy = _DOCS_POLICY if scope.get("path") == "/docs" else _PAGE_POLICY
-
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
+                # Known once routed; an unknown address gets no label of its own.
+                path = getattr(scope.get("route"), "path", "other")
+                self._counter.labels(path, str(message["status"])).inc()
                 headers = MutableHeaders(scope=message)
+                policy = _DOCS_POLICY if scope["path"] == "/docs" else _PAGE_POLICY
                 headers["Content-Security-Policy"] = policy
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers["Referrer-Policy"] = "no-referrer"
             await send(message)
 
-        await self._app(scope, receive, with_headers)
+        await self._app(scope, limited, with_headers)
 
 
-_MARK = b"\xef\xbb\xbf"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """What some editors put before UTF-8."""
 
 
@@ -94,7 +67,7 @@ class _Strict(Request):
     """Python's own reader takes NaN, numbers beyond all range and halves of characters."""
 
     async def json(self) -> Any:
-        body = (await self.body()).removeprefix(_MARK)
+        body = (await self.body()).removeprefix(_BYTE_ORDER_MARK)
         try:
             return msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -111,41 +84,3 @@ class JsonRoute(APIRoute):
             return await handle(_Strict(request.scope, request.receive))
 
         return read
-
-
-_READING = ("GET", "HEAD")
-
-
-class Elsewhere:
-    """Mounted behind all of `app`'s endpoints, in front of `page`.
-
-    An endpoint's path with another method is a 405, a path that is none a 404, whatever the method.
-    """
-
-    def __init__(self, app: FastAPI, page: ASGIApp) -> None:
-        self._app, self._page = app, page
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            self._require(scope["method"], scope["path"])
-        await self._page(scope, receive, send)
-
-    def _require(self, method: str, path: str) -> None:
-        """Raise `HTTPException` where it cannot be one of the page's files."""
-        shown = f"{method} {path[:80]!r}"
-        for pattern, methods in self._endpoints:
-            if pattern.match(path):
-                allowed = ", ".join(methods)
-                message = f"{shown} is not answered; use {allowed} there."
-                raise HTTPException(405, message, headers={"Allow": allowed})
-        if method not in _READING or path == "/v1" or path.startswith("/v1/"):
-            message = f"{shown} is not answered; GET /openapi.json lists what is."
-            raise HTTPException(404, message)
-
-    @cached_property
-    def _endpoints(self) -> list[tuple[Pattern[str], list[str]]]:
-        """Patterns of the described paths, with their methods."""
-        return [
-            (compile_path(path)[0], [method.upper() for method in methods])
-            for path, methods in self._app.openapi()["paths"].items()
-        ]

@@ -3,6 +3,7 @@
 import re
 import secrets
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -23,7 +24,6 @@ LONG = 16
 BEGUN = 64
 """And the beginning of an answer: shorter ones begin many answers."""
 
-_MASK = (1 << 64) - 1
 _ESCAPED = re.compile(r"\\[nrt]")
 _DROPPED = bytes(code for code in range(128) if not chr(code).isalnum())
 
@@ -123,10 +123,10 @@ class LocalMessages:
     """
 
     def __init__(self, *, most: int = KEPT, most_asked: int = ASKED) -> None:
-        self._most, self._most_asked = most, most_asked
         self._hasher = _Hasher()
-        self._answered: dict[str, _Texts] = {}
-        self._asked: dict[str, _Texts] = {}
+        # By owner; made when something is to be remembered.
+        self._answered = defaultdict[str, _Texts](lambda: _Texts(most))
+        self._asked = defaultdict[str, _Texts](lambda: _Texts(most_asked))
         self._lock = threading.Lock()
 
     def marked(
@@ -151,18 +151,18 @@ class LocalMessages:
             inside = [*_texts(message), *(parts[number] if parts else ())]
             local_only = local_only or marked or self._knows(owner, message.role, inside)
             found.append(replace(message, local=local_only))
-        self._add(self._asked, self._most_asked, owner, found)
+        self._add(self._asked, owner, found)
         return found
 
     def answered(self, messages: Iterable[Message], *, owner: str = "") -> None:
         """From now on what is local of them is remembered for good: an answer has begun."""
-        self._add(self._answered, self._most, owner, messages)
+        self._add(self._answered, owner, messages)
 
-    def answer(self, *, owner: str = "") -> "LocalAnswer":
-        """For the text of a local answer as it is written."""
-        with self._lock:
-            texts = self._answered.setdefault(owner, _Texts(self._most))
-        return LocalAnswer(texts, self._hasher, self._lock)
+    def writing(self, text: str, *, owner: str = "") -> None:
+        """An answer to them, as far as it is written: a client may stop at any token."""
+        if letters := _letters(text):
+            with self._lock:
+                self._remember(self._answered[owner], letters, "assistant", BEGUN)
 
     def _knows(self, owner: str, role: str, texts: Iterable[str]) -> bool:
         with self._lock:
@@ -178,43 +178,19 @@ class LocalMessages:
         return False
 
     def _add(
-        self, stores: dict[str, _Texts], most: int, owner: str, messages: Iterable[Message]
+        self, stores: defaultdict[str, _Texts], owner: str, messages: Iterable[Message]
     ) -> None:
         kept = [one for one in messages if one.local and one.role != "system"]
         with self._lock:
             for message in kept:
-                texts = stores.setdefault(owner, _Texts(most))
                 for plain in map(_plain, _texts(message)):
-                    sums = self._hasher.sums(plain)
-                    writer = _writer(message.role) if len(plain) < LONG else ""
-                    key = (len(plain), int(sums[-1]), writer)
-                    texts.add(key, int(sums[min(LONG, len(plain))]))
+                    self._remember(stores[owner], plain, _writer(message.role), LONG)
 
-
-class LocalAnswer:
-    """Remembers an answer up to each of its tokens: a client may have stopped at any."""
-
-    def __init__(self, texts: _Texts, hasher: _Hasher, lock: threading.Lock) -> None:
-        self._texts, self._base, self._lock = texts, hasher.base, lock
-        self._length, self._sum, self._power, self._anchor = 0, 0, 1, 0
-        self._held = ""
-
-    def add(self, text: str) -> None:
-        """More of it."""
-        text = self._held + text
-        # The other half of an escape may follow.
-        self._held = "\\" if text.endswith("\\") else ""
-        added = _letters(text)
-        for code in added:
-            self._sum = (self._sum + (code + 1) * self._power) & _MASK
-            self._power = (self._power * self._base) & _MASK
-            self._length += 1
-            if self._length == LONG:
-                self._anchor = self._sum
-        if added:
-            writer = "assistant" if self._length < BEGUN else ""
-            with self._lock:
-                self._texts.add((self._length, self._sum, writer), self._anchor)
+    def _remember(self, texts: _Texts, plain: bytes, writer: str, long: int) -> None:
+        """From `long` letters on the text is also found inside another one, whoever wrote it."""
+        sums = self._hasher.sums(plain)
+        key = (len(plain), int(sums[-1]), writer if len(plain) < long else "")
+        texts.add(key, int(sums[min(LONG, len(plain))]))
 
 
 def _texts(message: Message) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -32,8 +32,8 @@ from edgewise.grammar.calls import CallBegun, CallReader, Part, Said
 from edgewise.prompts import Prompt
 from edgewise.server.answering import Answering, DecodeRequest, Ticket
 from edgewise.server.callers import Caller, caller_of
-from edgewise.server.errors import ApiError, api_error, unexpected
-from edgewise.server.local_messages import LocalAnswer
+from edgewise.server.errors import ApiError, refusal_of
+from edgewise.server.local_messages import LocalMessages
 from edgewise.server.requests import AnswerRequest, ignored, ignored_header, shown
 
 PING_SECONDS = 10
@@ -338,29 +338,22 @@ class EventWriter(Writer):
 
 
 class EventStream(EventSourceResponse):
-    """Chunks as server-sent events, with pings while there are none; gives the ticket back."""
+    """A reply as server-sent events, with pings while there are none; closes `held` at the end."""
 
     def __init__(
         self,
         writer: Writer,
         events: AsyncGenerator[Event],
-        ticket: Ticket,
-        caller: Caller | None = None,
+        held: AsyncExitStack,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(_streamed(writer, events), ping=PING_SECONDS, sep="\n", headers=headers)
-        self._events, self._ticket, self._caller = events, ticket, caller
+        self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        # Nothing was begun where the client was gone before.
+        async with self._held:
             await super().__call__(scope, receive, send)
-        finally:
-            # Never begun where the client was gone before; else the work gives the ticket back.
-            await self._events.aclose()
-            if not self._ticket.running:
-                self._ticket.leave()
-            if self._caller is not None:
-                await self._caller.leave()
 
 
 async def _streamed(writer: Writer, events: AsyncGenerator[Event]) -> AsyncIterator[dict[str, str]]:
@@ -375,13 +368,10 @@ async def _streamed(writer: Writer, events: AsyncGenerator[Event]) -> AsyncItera
             async for event in events:
                 for chunk in writer.more(event):
                     yield framed(chunk)
-    except ApiError as error:
-        yield framed(writer.failed(error))
-    except EdgewiseError as error:
-        yield framed(writer.failed(api_error(error)))
-    except Exception:
-        _log.exception("an answer failed")
-        yield framed(writer.failed(unexpected()))
+    except Exception as error:
+        if not isinstance(error, ApiError | EdgewiseError):
+            _log.exception("an answer failed")
+        yield framed(writer.failed(refusal_of(error)))
     if writer.end is not None:
         yield {"data": writer.end}
 
@@ -391,54 +381,55 @@ async def reply_with(
 ) -> Response:
     """Answer; stop the work when the client leaves.
 
-    Raises what `Answering.enter` and `Answering.read` do, and `ApiError` for a key at its limits.
+    Raises what `Answering.enter`, `Answering.read` and `Caller.entered` do.
     """
-    caller, ticket = caller_of(request), None
-    caller.enter()
-    try:
-        await caller.ask(cloud=decoding.policy.asks)
+    caller = caller_of(request)
+    async with AsyncExitStack() as held:
+        await held.enter_async_context(caller.entered(cloud=decoding.policy.asks))
         ticket = answering.enter(decoding)
+        held.callback(ticket.give_up)
         ready = await unless_gone(request, answering.read(decoding.prompt))
         ready = ready._replace(prompt=await caller.read(ready.prompt))
         await unless_gone(request, writer.read(ready.prompt, ticket))
-    except BaseException:
-        if ticket is not None and not ticket.running:
-            ticket.leave()
-        await caller.leave()
-        raise
-    unheld = ready.grammar.unheld if ready.grammar else ()
-    headers = ignored_header([*writer.ignored, *(f"tools.{shown(keyword)}" for keyword in unheld)])
-    decoding = replace(decoding, limited=caller.limited)
-    answer = None
-    if decoding.messages[-1].local:
-        answering.local.answered(decoding.messages, owner=caller.name)
-        answer = answering.local.answer(owner=caller.name)
-    count = partial(request.app.state.metrics.count, answering.name)
-    events = _seen(caller, answer, count, answering.events(decoding, ready, ticket))
-    if writer.request.stream:
-        return EventStream(writer, events, ticket, caller, headers)
-    try:
+        unheld = ready.grammar.unheld if ready.grammar else ()
+        names = [*writer.ignored, *(f"tools.{shown(keyword)}" for keyword in unheld)]
+        local = decoding.messages[-1].local
+        if local:
+            answering.local.answered(decoding.messages, owner=caller.name)
+        count = partial(request.app.state.metrics.count, answering.name)
+        limited = replace(decoding, limited=caller.limited)
+        events = answering.events(limited, ready, ticket)
+        if local:
+            events = _remembered(answering.local, caller.name, events)
+        events = _seen(caller, count, events)
+        held.push_async_callback(events.aclose)
+        if writer.request.stream:
+            return EventStream(writer, events, held.pop_all(), ignored_header(names))
         whole = writer.whole(await unless_gone(request, _collected(events)))
-        return JSONResponse(whole, headers=headers)
-    finally:
-        if not ticket.running:
-            ticket.leave()
-        await caller.leave()
+        return JSONResponse(whole, headers=ignored_header(names))
+    raise AssertionError
 
 
 async def _seen(
-    caller: Caller,
-    local: LocalAnswer | None,
-    count: Callable[[Event], None],
-    events: AsyncGenerator[Event],
+    caller: Caller, count: Callable[[Event], None], events: AsyncGenerator[Event]
 ) -> AsyncGenerator[Event]:
-    """Remembers a local answer up to each token: the client may leave at any of them."""
     async with aclosing(events):
         async for event in events:
             count(event)
-            if local is not None and isinstance(event, Token | Finished):
-                local.add(event.text)
             yield caller.seen(event)
+
+
+async def _remembered(
+    local: LocalMessages, owner: str, events: AsyncGenerator[Event]
+) -> AsyncGenerator[Event]:
+    """Remembers a local answer up to each token: the client may leave at any of them."""
+    text = ""
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Token | Finished):
+                text += event.text
+                local.writing(text, owner=owner)
+            yield event
 
 
 async def _collected(events: AsyncGenerator[Event]) -> list[Event]:
@@ -451,18 +442,14 @@ async def queued(
 ) -> _T:
     """The result of `work`, from a place in the queue, so no more is read than can be answered.
 
-    Raises `ApiError` as `Answering.enter` and `unless_gone` do.
+    Raises `ApiError` as `Answering.enter`, `Caller.entered` and `unless_gone` do.
     """
-    caller, ticket = caller_of(request), None
-    caller.enter()
-    try:
-        await caller.ask(cloud=False)
+    async with caller_of(request).entered(cloud=False):
         ticket = answering.admission.enter()
-        return await unless_gone(request, work())
-    finally:
-        if ticket is not None:
+        try:
+            return await unless_gone(request, work())
+        finally:
             ticket.leave()
-        await caller.leave()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:

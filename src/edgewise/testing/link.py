@@ -1,7 +1,6 @@
 """A link emulator: a TCP proxy on 127.0.0.1 that delays, slows down, stalls or cuts.
 
-For tests and benchmarks: real sockets and the real protocol, a network that behaves as told. A new
-connection costs a round trip before its first byte, as TCP's handshake does.
+A new connection costs a round trip before its first byte, as TCP's handshake does.
 """
 
 import asyncio
@@ -28,7 +27,6 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     round_trip: float = 0.0
-    jitter: float = 0.0
     loss: float = 0.0
     bandwidth: float = 0.0
 
@@ -47,7 +45,7 @@ class Link:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._spoil: Spoil | None = None
-        self._truncate = False
+        self._hangs_up = False
         self.up = self.down = self.connections = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -80,13 +78,9 @@ class Link:
         """Half open: connections stay, nothing gets through any more."""
         self._loop.call_soon_threadsafe(self._open.clear)
 
-    def spoil(self, how: Spoil) -> None:
-        """Pass the next bytes to the client through `how`."""
-        self._spoil = how
-
-    def truncate(self) -> None:
-        """Send half of the next bytes to the client, then hang up."""
-        self._truncate = True
+    def spoil(self, how: Spoil, *, hang_up: bool = False) -> None:
+        """Pass the next bytes to the client through `how`; then `hang_up`."""
+        self._spoil, self._hangs_up = how, hang_up
 
     def close(self) -> None:
         """Cut everything and stop."""
@@ -138,13 +132,10 @@ class Link:
             task.add_done_callback(self._tasks.discard)
 
     async def _forward(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        way: Direction,
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Direction
     ) -> None:
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        sending = asyncio.create_task(self._send(queue, writer, way))
+        sending = asyncio.create_task(self._send(queue, writer))
         self._tasks.add(sending)
         sending.add_done_callback(self._tasks.discard)
         free = 0.0
@@ -159,7 +150,12 @@ class Link:
                 if self.quality.bandwidth:
                     free = max(now, free) + 8 * len(data) / self.quality.bandwidth
                 arrives = max(arrives, max(now, free) + self._delay(len(data)))
-                queue.put_nowait((arrives, self._changed(data) if way == "down" else data))
+                if self._spoil is not None and way == "down":
+                    data, self._spoil = self._spoil(data), None
+                    if self._hangs_up:
+                        queue.put_nowait((arrives, data))
+                        break
+                queue.put_nowait((arrives, data))
             queue.put_nowait((arrives, b""))
             await sending
         except OSError:
@@ -170,10 +166,7 @@ class Link:
             self._writers.discard(writer)
 
     async def _send(
-        self,
-        queue: "asyncio.Queue[tuple[float, bytes]]",
-        writer: asyncio.StreamWriter,
-        way: Direction,
+        self, queue: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter
     ) -> None:
         try:
             while True:
@@ -183,25 +176,15 @@ class Link:
                 if not data:
                     writer.close()
                     return
-                if self._truncate and way == "down" and len(data) > 1:
-                    self._truncate = False
-                    writer.write(data[: len(data) // 2])
-                    await writer.drain()
-                    writer.close()
-                    return
                 writer.write(data)
                 await writer.drain()
         except OSError:
             writer.transport.abort()
 
-    def _changed(self, data: bytes) -> bytes:
-        spoil, self._spoil = self._spoil, None
-        return spoil(data) if spoil else data
-
     def _delay(self, size: int) -> float:
         """One way, with the wait for what was lost."""
         quality = self.quality
-        delay = quality.round_trip / 2 + quality.jitter * self._rng.random()
+        delay = quality.round_trip / 2
         packets = -(-size // _PACKET)
         if any(self._rng.random() < quality.loss for _ in range(packets)):
             delay += max(_LEAST_RTO, 2 * quality.round_trip)

@@ -25,7 +25,11 @@ Failing = Callable[[int], CloudError | None]
 
 
 class ScriptedCloud(CloudModel):
-    """Implements `CloudModel`. `asks` records (ids, n) of every ask, `opened` counts sessions."""
+    """Implements `CloudModel`.
+
+    `asks` records (ids, n) of every ask, `prefetches` the ids of every prefetch, `opened` and
+    `closed` count sessions.
+    """
 
     def __init__(
         self,
@@ -38,15 +42,13 @@ class ScriptedCloud(CloudModel):
     ) -> None:
         """`delay` in seconds holds back every answer and every fault.
 
-        With `candidates` it tells logprobs, and that many of the likeliest ids for each.
+        With `candidates` it reports logprobs, and that many of the likeliest ids for each.
         """
-        self.name = "scripted"
-        self.script = script
-        self.fault = fault
-        self.delay = delay
-        self.candidates = candidates
+        self.name, self.script, self.fault = "scripted", script, fault
+        self.delay, self.candidates = delay, candidates
         self.asks: list[tuple[tuple[int, ...], int]] = []
-        self.opened = 0
+        self.prefetches: list[tuple[int, ...]] = []
+        self.opened = self.closed = 0
         self.tokenizer = tokenizer or ByteTokenizer()
 
     def open(self, prompt: Prompt) -> "ScriptedCloudSession":
@@ -92,10 +94,11 @@ class ScriptedCloudSession:
         return future
 
     def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        self._cloud.prefetches.append(tuple(ids))
         return 0
 
     def close(self) -> None:
-        """Nothing to forget."""
+        self._cloud.closed += 1
 
     def _settle(self, future: Future[Completion], number: int, ids: list[int], n: int) -> None:
         if not future.set_running_or_notify_cancel():

@@ -21,15 +21,7 @@ import httpx2
 import msgspec
 import numpy as np
 
-from edgewise.advice import (
-    ANSWER,
-    PROMPT,
-    CloudPace,
-    MeasuredConditions,
-    Outlook,
-    break_even,
-    cloud_alone,
-)
+from edgewise.advice import Advice, CloudPace, MeasuredConditions, advise
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import CloudUnavailable, UsageError
@@ -316,8 +308,8 @@ def _margin(token: Token | None) -> float:
     return candidates[0].logprob - candidates[1].logprob
 
 
-def outlook_over(row: LinkRow, cloud: CloudPace, engine: float) -> Outlook:
-    """As a link's row has it; what the cloud streams at is by the formula.
+def advice_over(row: LinkRow, cloud: CloudPace, engine: float) -> Advice:
+    """As a link's row has it; how fast the cloud streams is by the formula.
 
     `cloud` was measured without the link, and each of its tokens is `engine` seconds slower on it.
     """
@@ -325,26 +317,14 @@ def outlook_over(row: LinkRow, cloud: CloudPace, engine: float) -> Outlook:
         step=row.step,
         round_trip=row.round_trip,
         consult=cloud.consult + engine,
-        cloud_token=(cloud.token or 0.0) + engine,
-        edge_prompt=row.step,
-        cloud_prompt=cloud.consult + engine,
-        prompt=PROMPT,
-        answer=ANSWER,
+        cloud_token=None if cloud.token is None else cloud.token + engine,
         asked=row.consults,
         changed=row.changed,
-    )
-    streams = cloud.token is not None
-    slower = f", the cloud {1000 * engine:.3g} ms a token slower than it is" if engine else ""
-    return Outlook(
-        edge=row.step,
-        routing=row.step * row.ahead.value,
-        streaming=cloud_alone(at) / ANSWER if streams else None,
-        share=row.consults,
-        changed=row.changed,
         assumed=False,
-        break_even=break_even(at) if streams else None,
-        place=f"over a round trip of {1000 * row.round_trip:.3g} ms{slower}",
     )
+    slower = f", the cloud {1000 * engine:.3g} ms a token slower than it is" if engine else ""
+    place = f"over a round trip of {1000 * row.round_trip:.3g} ms{slower}"
+    return advise(at, routing=row.step * row.ahead.value, place=place)
 
 
 START_SECONDS = 60

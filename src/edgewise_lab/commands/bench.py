@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import Progress
 from rich.table import Table
 
-from edgewise.advice import CloudPace, advise, cloud_pace
+from edgewise.advice import CloudPace, cloud_pace
 from edgewise.cli import options, render
 from edgewise.cli.options import (
     CONNECTING,
@@ -28,7 +28,7 @@ from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.pair import open_pair
 from edgewise.settings import Settings
-from edgewise_lab.bench.link import Conditions, LinkBench, LinkRow, outlook_over
+from edgewise_lab.bench.link import Conditions, LinkBench, LinkRow, advice_over
 from edgewise_lab.bench.pace import Pace
 from edgewise_lab.bench.speed import measure
 from edgewise_lab.commands import shared
@@ -129,7 +129,7 @@ def link(
         slowed = pace_named(pace, chosen)
         rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)
     longest = max(rows, key=lambda row: row.round_trip)
-    advice = advise(outlook_over(longest, cloud, engine_time / 1000))
+    advice = advice_over(longest, cloud, engine_time / 1000)
     if json:
         print(msgspec.json.encode({"rows": rows, "advice": advice}).decode())
     else:

@@ -11,18 +11,20 @@ from edgewise.cli import options, render
 from edgewise.cli.options import CONNECTING, COSTS, DRAWS, VIEW, takes
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import DEFAULT_SHARE
 from edgewise.settings import Settings
 from edgewise_lab.commands.shared import figures_tables
 from edgewise_lab.evaluation.plan import Contender, Evaluation
-from edgewise_lab.evaluation.report import Accuracy, Intervals, Row, Summary, rows, summary
+from edgewise_lab.evaluation.report import Row, Summary, rows, summary
 from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.systems import paired, question_ids
 from edgewise_lab.evaluation.tasks.base import Task
-from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+
+SHOWN = ("facts-1309", "each-1366", "steps-1272")
+"""Held-out questions that the edge model alone gets wrong and the pair right."""
 
 
 # The bundled pair answers, greedily and without a connection.
@@ -40,9 +42,12 @@ def demo(
         float | None,
         options.share_option("Cloud share whose calibrated threshold is used; default 0.05."),
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Show the tables, with intervals.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
-    """Stream an answer of each family, then compare edge, pair and cloud."""
+    """Show three answers that the cloud saves, then compare edge, pair and cloud."""
     held_out = pocketqa()
     if not 1 <= questions <= len(held_out.questions):
         most = len(held_out.questions)
@@ -53,16 +58,20 @@ def demo(
         threshold = _threshold(pair, share)
         if not json:
             edge, cloud = pair.both()
-            decoder = paired(edge, pair.router, threshold, cloud, deadline=deadline)
-            _show(decoder, held_out.first(len(held_out.families)))
+            _show(
+                Decoder(edge, router=pair.router, policy=Policy(threshold=1.0), cloud=None),
+                paired(edge, pair.router, threshold, cloud, deadline=deadline),
+                held_out,
+            )
         with render.progress(hidden=json) as progress:
             table = _compared(pair, held_out.first(questions), share, deadline, progress)
     result = summary("pocketqa", "pair", table)
     if json:
         print(msgspec.json.encode(result).decode())
-    else:
+        return
+    if details:
         figures_tables(f"{questions} held-out questions", table)
-        _conclude(result)
+    _conclude(result)
 
 
 def _threshold(pair: Pair, share: float) -> float:
@@ -93,37 +102,31 @@ def _compared(
     return rows(evaluation.run([contender], [share], baselines=False))
 
 
-def _show(decoder: Decoder, task: Task) -> None:
-    render.out.print("Tokens written by the cloud model are [bold red]red[/].\n", markup=True)
-    for question in task.questions:
-        render.out.print(render.printable(question.prompt), style="dim")
-        ids = question_ids(decoder.edge.tokenizer, question)
-        with decoder.stream(ids, max_tokens=task.max_tokens) as events:
-            answer = render.paint(events)
-        grade = _grade(is_right(question, answer.text), is_strictly_right(question, answer.text))
-        render.out.print(f"{grade}; {render.summary(answer)}\n", style="dim")
-
-
-def _grade(right: bool, strict: bool) -> str:
-    """Right is only what is right by both readings."""
-    if right != strict:
-        passed, failed = ("lenient", "strict") if right else ("strict", "lenient")
-        return f"right by the {passed} reading alone, wrong by the {failed} one"
-    return "right" if right else "wrong"
+def _show(alone: Decoder, pair: Decoder, task: Task) -> None:
+    """The edge model's answer, and the pair's, to questions that one token decides."""
+    render.out.print("Words in [bold red underline]red[/] are the cloud's.\n", markup=True)
+    by_id = {question.id: question for question in task.questions}
+    for question in map(by_id.__getitem__, SHOWN):
+        asked = question.prompt.removeprefix("Question: ").removesuffix(" Answer and Reasoning:")
+        render.out.print(f"  {asked}", style="dim")
+        for name, decoder in (("edge alone", alone), ("pair", pair)):
+            render.out.print(f"{name:>10}: ", end="")
+            ids = question_ids(decoder.edge.tokenizer, question)
+            with decoder.stream(ids, max_tokens=task.max_tokens) as events:
+                render.paint(events)
+        render.out.print()
 
 
 def _conclude(result: Summary) -> None:
-    lenient = _gain(result.accuracy, result.interval)
-    strict = _gain(result.strict.accuracy, result.strict.interval)
+    edge, pair, cloud = (
+        round(part * result.questions)
+        for part in (result.accuracy.edge, result.accuracy.pair, result.accuracy.cloud)
+    )
     work = render.metered(result.cloud_work, ".0%")
     render.out.print(
-        f"The cloud wrote {result.cloud_share:.1%} of the pair's tokens. With the prompts that it "
-        f"reads,\nthat is {work} of its work when it writes alone.\n"
-        f"Pair minus edge, {result.questions} questions, with 95% intervals:\n"
-        f"{lenient} by the lenient reading,\n{strict} by the strict one."
+        f"Of {result.questions} held-out questions the edge model alone has {edge} right, the pair "
+        f"{pair}, the cloud model alone {cloud}.\n"
+        f"The cloud wrote {result.cloud_share:.1%} of the pair's tokens; with what it reads, that "
+        f"is {work} of the work of answering alone.\n"
+        "Both are toys. For real questions: edgewise run --edge smollm2"
     )
-
-
-def _gain(accuracy: Accuracy, interval: Intervals) -> str:
-    low, high = (f"{100 * end:+.0f}" for end in interval.pair_minus_edge)
-    return f"{100 * (accuracy.pair - accuracy.edge):+.0f} points ({low} to {high})"

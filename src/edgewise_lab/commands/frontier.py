@@ -15,7 +15,7 @@ from edgewise import parts
 from edgewise.cli import options, render
 from edgewise.cli.options import DRAWS, ONE_VOCABULARY, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.key import cloud_key
+from edgewise.cloud.hosts import cloud_key
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.settings import Settings

@@ -6,10 +6,11 @@ from contextlib import closing
 from importlib import import_module
 from typing import Any, cast
 
-from edgewise.edge.scoring import Scored, likelihood, scored
+from edgewise.edge.scoring import Scored, scored
 from edgewise.errors import UsageError
 from edgewise.pair import AnswerOptions, Pair
 from edgewise.prompts import Message, render
+from edgewise_lab.evaluation.statistics import likelihood
 
 _api: Any = import_module("lm_eval.api.model")
 _models: Any = import_module("lm_eval.models.utils")

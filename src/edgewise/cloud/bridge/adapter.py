@@ -1,11 +1,17 @@
 """A cloud model of another vocabulary: its own template, its own ids, its words in the edge's."""
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 
 from edgewise.cloud.base import CloudModel, CloudSession, then
-from edgewise.cloud.bridge.context_filter import Context, ContextFilter, ContextFilterMaker, Plain
-from edgewise.cloud.bridge.session import BridgeSession, ReplyChunk, preceding, request_budget
+from edgewise.cloud.bridge.context_filter import Context, ContextFilter, ContextFilterMaker
+from edgewise.cloud.bridge.session import (
+    AdaptedCloud,
+    BridgeSession,
+    ReplyChunk,
+    Wanted,
+    WordConsult,
+    request_budget,
+)
 from edgewise.cloud.bridge.word_boundary import WordBoundaries
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
@@ -16,7 +22,7 @@ from edgewise.prompts import Prompt, prompt_ids
 from edgewise.sampling import Sampling
 
 
-class Bridge(CloudModel):
+class Bridge(AdaptedCloud):
     """Implements `CloudModel` over a cloud with another vocabulary, asked at word boundaries.
 
     A request for n tokens is one for n words, so a completion may have more ids than n. `close`
@@ -37,9 +43,8 @@ class Bridge(CloudModel):
         With `words` a consult waits until a word opens, as it would for a cloud that takes text
         only; without, until both vocabularies divide.
         """
-        self.cloud, self.own, self.edge = cloud, own, edge
-        self._view = view or Plain()
-        self.name = cloud.name
+        super().__init__(cloud.name, edge, view)
+        self.cloud, self.own = cloud, own
         self._boundaries = WordBoundaries(edge, None if words else own)
         self._words = words
 
@@ -56,30 +61,22 @@ class Bridge(CloudModel):
         return self.cloud.abilities
 
     def identity(self) -> str:
-        seen = f", {self._view.name}" if self._view.name else ""
+        seen = f", {self.view.name}" if self.view.name else ""
         return f"{self.cloud.identity()} at {'words' if self._words else 'boundaries'}{seen}"
 
     @property
     def here(self) -> bool:
         return self.cloud.here
 
-    def local_only(self, prompt: Prompt) -> bool:
-        return self._view.local_only(preceding(self.edge, prompt))
-
     def requests(self, n: int) -> tuple[int, int]:
         return request_budget(n, local=self.cloud.local is not None).requests
 
-    def open(self, prompt: Prompt) -> BridgeSession:
-        transport = ByIds(self.cloud, self.own)
-        return BridgeSession(transport, self._view, prompt, edge=self.edge, name=self.name)
+    def open(self, prompt: Prompt) -> "IdBridgeSession":
+        return IdBridgeSession(self, prompt)
 
     def check(self, tokenizer: Tokenizer) -> str:
         """Prove that the cloud's ids are those of its tokenizer; raises as `CloudModel.check`."""
-        if fingerprint(tokenizer) != fingerprint(self.edge):
-            raise VocabularyMismatch(
-                f"This bridge to {self.name!r} leads from another vocabulary",
-                hint="make one for this edge model",
-            )
+        self.require_edge(tokenizer)
         try:
             proof = self.cloud.check(self.own)
         except VocabularyMismatch as error:
@@ -123,89 +120,81 @@ def bridged(
     return Bridge(cloud, own=own, edge=edge)
 
 
-class ByIds:
-    """Implements `Requester` over a cloud model that speaks ids, whose tokenizer is here."""
+class IdBridgeSession(BridgeSession):
+    """Prompt and answer go in the cloud's ids."""
 
-    def __init__(self, cloud: CloudModel, own: Tokenizer) -> None:
-        self._cloud, self._own = cloud, own
-
-    def open(self, before: Context) -> "ByIdsSession":
-        try:
-            begun = self._read(before)
-        except UsageError as error:
-            raise CloudRejected(f"For the cloud model: {error}") from error
-        session = self._cloud.open(Prompt(tuple(begun), before.messages))
-        return ByIdsSession(session, begun, self._own, local=self._cloud.local is not None)
-
-    def _read(self, before: Context) -> list[int]:
-        if before.messages is not None:
-            return prompt_ids(self._own, before.messages)
-        return self._own.encode_prompt(before.text, special=False)
-
-
-class ByIdsSession:
-    """Implements `RequesterSession`: prompt and answer in the cloud's ids."""
-
-    holds_lines = False
-    leaves_thoughts = False
-
-    def __init__(
-        self, session: CloudSession, begun: list[int], own: Tokenizer, *, local: bool
-    ) -> None:
-        """`begun` is the prompt; a `local` cloud is asked for little at once."""
-        self._session, self._begun, self._own = session, begun, own
-        self._local = local
+    def __init__(self, bridge: Bridge, prompt: Prompt) -> None:
+        super().__init__(bridge, prompt)
+        self._bridge, self.own = bridge, bridge.own
+        self.ids: list[int] = []
+        self.session: CloudSession | None = None
 
     @property
     def puts_blanks(self) -> bool:
         """SentencePiece reads a text as if a blank stood before it."""
-        return bytes_of(self._own, self._own.encode("x")) == b" x"
+        return bytes_of(self.own, self.own.encode("x")) == b" x"
 
-    def begin(self, answer: str, words: int) -> "RequestsByIds":
-        known = [*self._begun, *self._own.encode(answer)]
-        return RequestsByIds(self._session, known, self._own, words, local=self._local)
+    def begin(self, before: Context) -> None:
+        try:
+            if before.messages is None:
+                self.ids = self.own.encode_prompt(before.text, special=False)
+            else:
+                self.ids = prompt_ids(self.own, before.messages)
+        except UsageError as error:
+            raise CloudRejected(f"For the cloud model: {error}") from error
+        self.session = self._bridge.cloud.open(Prompt(tuple(self.ids), before.messages))
 
-    def prefetch(self, answer: str, sent: Sent | None = None) -> int:
-        known = [*self._begun, *self._own.encode(answer)]
+    def consult(self, wanted: Wanted) -> "_IdConsult":
+        assert self.session is not None
+        ids = [*self.ids, *self.own.encode(wanted.text)]
+        local = self._bridge.cloud.local is not None
+        return _IdConsult(self, self.session, ids, wanted, local=local)
+
+    def send_ahead(self, answer: str, sent: Sent | None) -> int:
+        assert self.session is not None
+        ids = [*self.ids, *self.own.encode(answer)]
         if sent is not None:
-            sent.prefix = known
-        return self._session.prefetch(known, sent)
+            sent.prefix = ids
+        return self.session.prefetch(ids, sent)
 
     def close(self) -> None:
-        self._session.close()
+        if self.session is not None:
+            self.session.close()
 
 
-class RequestsByIds:
-    """Implements `Requests`: a request has the ids of those before it, as the cloud wrote them."""
+class _IdConsult(WordConsult):
+    """A request has the ids of those before it, as the cloud wrote them."""
 
     def __init__(
-        self, session: CloudSession, known: list[int], own: Tokenizer, words: int, *, local: bool
+        self,
+        bridge: IdBridgeSession,
+        session: CloudSession,
+        ids: list[int],
+        wanted: Wanted,
+        *,
+        local: bool,
     ) -> None:
-        """`known` is what the cloud is sent."""
-        self._session, self._known, self._own = session, known, own
-        self._step, self._most = request_budget(words, local=local)
-        self._written: list[int] = []
+        """`ids` are what the cloud is sent; a `local` cloud is asked for little at once."""
+        super().__init__(bridge, wanted, request_budget(wanted.words, local=local))
+        self._cloud, self._own = session, bridge.own
+        self._ids, self._first = ids, len(ids)
 
     @property
     def exhausted(self) -> bool:
-        return len(self._written) >= self._most
+        return len(self._ids) - self._first >= self.most
 
-    def more(
-        self, sampling: Sampling, deadline: float, sent: Sent | None = None
-    ) -> Future[ReplyChunk]:
-        known = [*self._known, *self._written]
+    def request(self, sampling: Sampling, deadline: float, sent: Sent | None) -> Future[ReplyChunk]:
+        ids = list(self._ids)
         if sent is not None:
-            sent.prefix = known
-        asked = self._session.ask(known, self._step, sampling, deadline, sent)
-        return then(asked, self._part)
+            sent.prefix = ids
+        return then(self._cloud.ask(ids, self.step, sampling, deadline, sent), self._chunk)
 
-    def _part(self, completion: Completion) -> ReplyChunk:
+    def _chunk(self, completion: Completion) -> ReplyChunk:
         """Raises `CloudProtocolError` for an invalid completion."""
         own = self._own
-        prompt = len(self._known) + len(self._written)
-        completion.check(asked=self._step, prompt=prompt, size=own.size)
-        ids: Sequence[int] = [token for token in completion.ids if token not in own.eos_ids]
-        self._written += ids
+        completion.check(asked=self.step, prompt=len(self._ids), size=own.size)
+        ids = [token for token in completion.ids if token not in own.eos_ids]
+        self._ids += ids
         return ReplyChunk(
             data=bytes_of(own, ids),
             ended=completion.stopped or completion.ids[-1] in own.eos_ids,

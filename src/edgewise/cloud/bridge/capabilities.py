@@ -1,10 +1,9 @@
-"""How an API that takes text goes on with an answer that was begun: a few requests find it out.
+"""How an API that takes text continues an answer that was begun: a few requests find it out.
 
 What is asked is fixed. Models are of all sizes, so that one writes other words than another proves
 nothing; only one that begins anew does.
 """
 
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from typing import NamedTuple
 
@@ -12,7 +11,8 @@ import msgspec
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.text import ApiReply, TextEngine
+from edgewise.engines.replies import TextContinuation, TextRequest
+from edgewise.engines.text import TextEngine
 from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.sampling import Sampling
@@ -50,7 +50,7 @@ _LONG = ("The heron", "The heron stands in")
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """How an API goes on with what it is sent.
+    """How an API continues what it is sent.
 
     `echoes`: a reply begins with it. `strips`: the blanks that a reply begins with are lost;
     `trims`: those that it ends with may be. `meter`: it tells what it had in its cache.
@@ -62,8 +62,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     meter: bool = False
 
     @property
-    def told(self) -> str:
-        """In words."""
+    def in_words(self) -> str:
+        """For people."""
         blanks = [
             *(["drops blanks before a reply"] if self.strips else []),
             *(["may drop blanks behind what it is sent"] if self.trims else []),
@@ -80,47 +80,31 @@ class Reuse(NamedTuple):
 
 
 async def capabilities(engine: TextEngine) -> Capabilities:
-    """What it does; raises `CloudRejected` where it does not go on, another `CloudError`."""
+    """What it does; raises `CloudRejected` where it does not continue."""
     return await _Probe(engine).capabilities()
 
 
-async def reuse(engine: TextEngine) -> Reuse | None:
+def reuse(cloud: CloudModel, edge: Tokenizer, deadline: float) -> Reuse | None:
     """Whether a prefix is computed once; None where its usage does not tell.
 
-    As consults do: one and the same prompt, and an answer that grew. Raises a `CloudError`.
+    As consults do: one and the same prompt, and an answer that grew. `deadline` in seconds a
+    request. Raises a `CloudError`.
     """
-    *longer, last = _long()
-    for messages in longer:
+    *longer, last = [prompt_of(edge, messages) for messages in _long()]
+    for prompt in longer:
         # It may have no room for so much.
         with suppress(CloudRejected):
-            return await _reused(engine, messages)
-    return await _reused(engine, last)
+            return _reused(cloud, prompt, edge, deadline)
+    return _reused(cloud, last, edge, deadline)
 
 
-async def _reused(engine: TextEngine, messages: Sequence[Message]) -> Reuse | None:
-    told = [await engine.go_on(messages, answer, 1, Sampling()) for answer in _LONG]
-    prompt, cached = told[-1].prompt, told[-1].cached
-    return None if prompt is None or cached is None else Reuse(prompt, prompt - cached)
-
-
-def reuse_by_ids(cloud: CloudModel, edge: Tokenizer, deadline: float) -> Reuse | None:
-    """As `reuse`, of a cloud that is sent ids; `deadline` in seconds a request."""
-    *longer, last = _long()
-    for messages in longer:
-        with suppress(CloudRejected):
-            return _reused_by_ids(cloud, prompt_of(edge, messages), edge, deadline)
-    return _reused_by_ids(cloud, prompt_of(edge, last), edge, deadline)
-
-
-def _reused_by_ids(
-    cloud: CloudModel, prompt: Prompt, edge: Tokenizer, deadline: float
-) -> Reuse | None:
+def _reused(cloud: CloudModel, prompt: Prompt, edge: Tokenizer, deadline: float) -> Reuse | None:
     with closing(cloud.open(prompt)) as session:
         sent = [[*prompt.ids, *edge.encode(answer)] for answer in _LONG]
-        told = [session.ask(ids, 1, Sampling(), deadline).result() for ids in sent][-1]
-    if told.computed is None or told.cached is None:
+        last = [session.ask(ids, 1, Sampling(), deadline).result() for ids in sent][-1]
+    if last.computed is None or last.cached is None:
         return None
-    return Reuse(told.computed + told.cached, told.computed)
+    return Reuse(last.computed + last.cached, last.computed)
 
 
 def _long() -> list[tuple[Message, ...]]:
@@ -134,16 +118,16 @@ class _Probe:
         self._engine = engine
         self._echoes = False
         self._blanks = False
-        self._last: ApiReply | None = None
+        self._last: TextContinuation | None = None
 
     async def capabilities(self) -> Capabilities:
-        await self._goes_on()
+        await self._continues()
         strips = await self._strips()
         trims = strips or await self._trims()
         meter = self._last is not None and self._last.cached is not None
         return Capabilities(echoes=self._echoes, strips=strips, trims=trims, meter=meter)
 
-    async def _goes_on(self) -> None:
+    async def _continues(self) -> None:
         """Raises `CloudRejected` for one that does not."""
         replies: list[str] = []
         for begun in _BEGUN:
@@ -155,7 +139,7 @@ class _Probe:
             replies.append(reply)
         if all(_is_anew(reply, begun.word) for reply, begun in zip(replies, _BEGUN, strict=True)):
             raise self._restarts(replies[0])
-        await self._goes_on_with_its_own(replies[0])
+        await self._continues_its_own(replies[0])
 
     async def _repeated(self) -> str:
         """The reply to a beginning that none of its own would have: what it repeats is an echo."""
@@ -165,7 +149,7 @@ class _Probe:
         self._echoes = True
         return reply.removeprefix(_ODD)
 
-    async def _goes_on_with_its_own(self, reply: str) -> None:
+    async def _continues_its_own(self, reply: str) -> None:
         """A model that does not count shows by its own words whether it begins anew.
 
         Sent about half of them, it writes the others, or those again.
@@ -210,7 +194,7 @@ class _Probe:
 
     async def _asked(self, begun: str) -> str:
         try:
-            self._last = await self._engine.go_on(_ASKED, begun, TOKENS, Sampling())
+            self._last = await self._engine.complete(TextRequest(_ASKED, begun, TOKENS))
         except CloudRejected as error:
             if error.setting is not None:
                 raise
@@ -223,7 +207,7 @@ class _Probe:
 
     def _restarts(self, reply: str) -> CloudRejected:
         return CloudRejected(
-            f"{self._engine.url!r} begins an answer anew instead of going on with it: to "
+            f"{self._engine.url!r} begins an answer anew instead of continuing it: to "
             f"{_BEGUN[0].text!r} it added {reply[:40]!r}"
         )
 

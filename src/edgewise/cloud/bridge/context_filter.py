@@ -6,7 +6,8 @@ conversation anew for its cloud, so it may show less, or other words for some.
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from copy import copy
+from typing import Literal, NamedTuple
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import Blocked, UsageError
@@ -35,85 +36,58 @@ class Restored(NamedTuple):
     left: Literal["open", "unknown"] | None = None
 
 
-class FilteredAnswer(Protocol):
-    """An answer so far as a cloud is told it, and what its words behind it mean."""
+class FilteredAnswer:
+    """An answer so far as a cloud is shown it, and what its words behind it mean.
 
-    @property
-    def text(self) -> str:
-        """What is shown. Of a longer answer it begins alike, or the cloud's cache misses."""
-        ...
+    This one is as it was written. Of a longer answer the `text` begins alike, or the cloud's cache
+    misses.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
 
     def restored(self, reply: str, *, ended: bool) -> Restored:
         """Of the cloud's words so far; `ended` where no more will come."""
-        ...
+        return Restored(reply)
 
 
-class FilteredContext(Protocol):
-    """One answer's view. What it shows of the same is always the same: caches go by it."""
+class FilteredContext:
+    """What a cloud sees of one answer; this one shows all of it.
 
-    @property
-    def shown(self) -> Context:
-        """What stands before the answer."""
-        ...
+    What it shows of the same is always the same: caches go by it.
+    """
+
+    def __init__(self, shown: Context) -> None:
+        """`shown` stands before the answer."""
+        self.shown = shown
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
         """What is shown of an answer so far. Raises `Blocked` if nothing may be shown.
 
         `begun` is the answer with the signs of calls that are control tokens, where it differs.
         """
-        ...
+        return FilteredAnswer(written)
 
 
-class ContextFilter(Protocol):
-    """Makes a `FilteredContext` for each answer; any thread may ask."""
+class ContextFilter:
+    """Makes a `FilteredContext` for each answer; any thread may ask. This one shows everything.
 
-    @property
-    def name(self) -> str:
-        """Tells what it shows from what other views do; empty where that is everything."""
-        ...
+    `name` tells what it shows from what other filters do; empty where that is everything.
+    """
+
+    name: str = ""
 
     def local_only(self, before: Context) -> bool:
         """Whether the text before an answer keeps the conversation on the device."""
-        ...
+        return False
 
     def of(self, before: Context) -> FilteredContext:
         """The filtered text before an answer. Raises `Blocked` if nothing may be shown."""
-        ...
+        return FilteredContext(before)
 
 
 ContextFilterMaker = Callable[[Tokenizer], ContextFilter]
 """A view for a cloud with this tokenizer."""
-
-
-class Unchanged(NamedTuple):
-    """Implements `FilteredAnswer`: as it was written."""
-
-    text: str
-
-    def restored(self, reply: str, *, ended: bool) -> Restored:
-        return Restored(reply)
-
-
-class Plain:
-    """Implements `ContextFilter` and `FilteredContext`: everything, as it is."""
-
-    name = ""
-
-    def __init__(self, before: Context | None = None) -> None:
-        self._preceding = before or Context(None)
-
-    @property
-    def shown(self) -> Context:
-        return self._preceding
-
-    def local_only(self, before: Context) -> bool:
-        return False
-
-    def of(self, before: Context) -> "Plain":
-        return Plain(before)
-
-    def answer(self, written: str, begun: str | None = None) -> Unchanged:
-        return Unchanged(written)
 
 
 class Amount(NamedTuple):
@@ -137,8 +111,8 @@ def amount_of(given: str) -> Amount:
     return Amount(int(found[1]), "tokens" if found[2] == "tokens" else "messages")
 
 
-class Recent:
-    """Implements `ContextFilter` over another: whole messages, and the system's always.
+class Recent(ContextFilter):
+    """A filter over another: whole messages, and the system's always.
 
     What is shown begins with a message of the user's, as chat templates want it. The answer so far
     is always shown.
@@ -152,10 +126,11 @@ class Recent:
     def local_only(self, before: Context) -> bool:
         return self._view.local_only(before)
 
-    def of(self, before: Context) -> "_RecentContext":
+    def of(self, before: Context) -> FilteredContext:
         """Raises `Blocked` if not even the last message may be shown."""
-        context = self._view.of(before)
-        return _RecentContext(context, self._shortened(context.shown))
+        context = copy(self._view.of(before))
+        context.shown = self._shortened(context.shown)
+        return context
 
     def _shortened(self, before: Context) -> Context:
         if before.messages is None:
@@ -191,13 +166,3 @@ class Recent:
                 f"The last message of the user's is not within the last {self._most}, "
                 "which is all that may be sent."
             )
-
-
-class _RecentContext:
-    """Implements `FilteredContext`."""
-
-    def __init__(self, context: FilteredContext, shown: Context) -> None:
-        self._context, self.shown = context, shown
-
-    def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
-        return self._context.answer(written, begun)

@@ -4,31 +4,32 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel, then
-from edgewise.cloud.bridge.capabilities import Capabilities, Reuse, capabilities, reuse, unechoed
-from edgewise.cloud.bridge.context_filter import Context, ContextFilter, Plain
+from edgewise.cloud.base import then
+from edgewise.cloud.bridge.capabilities import Capabilities, capabilities, unechoed
+from edgewise.cloud.bridge.context_filter import Context, ContextFilter
 from edgewise.cloud.bridge.session import (
-    THINK,
+    AdaptedCloud,
     BridgeSession,
     ReplyChunk,
-    preceding,
+    Wanted,
+    WordConsult,
     request_budget,
 )
 from edgewise.cloud.bridge.word_boundary import BLANKS, WordBoundaries, added, held_back
 from edgewise.cloud.io_thread import IoThread
 from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.vocabulary import fingerprint
-from edgewise.engines.base import Client, Described, side_by_side, uncached
-from edgewise.engines.text import ApiReply, TextEngine
-from edgewise.errors import CloudRejected, CloudUnavailable, VocabularyMismatch
-from edgewise.prompts import Message, Prompt
+from edgewise.engines.base import Client, Described, parallel
+from edgewise.engines.replies import THINK, TextContinuation, TextRequest, uncached
+from edgewise.engines.text import TextEngine
+from edgewise.errors import CloudRejected, CloudUnavailable
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.wire.protocol import request_id
 
@@ -36,7 +37,7 @@ LOOK_SECONDS = 60.0
 """What is served is looked at again beside a consult when the last look is older."""
 
 PROBE_SECONDS = 60.0
-"""How long it may take to see how an API goes on, or what of a long prompt it computes again."""
+"""How long it may take to see how an API continues, or what of a long prompt it computes again."""
 
 THOUGHT = "</think>"
 """How a cloud ends a block of reasoning."""
@@ -44,20 +45,19 @@ THOUGHT = "</think>"
 _T = TypeVar("_T")
 
 
-class TextCloud(CloudModel):
+class TextCloud(AdaptedCloud):
     """Implements `CloudModel` over a `TextEngine`, with an I/O thread of its own.
 
-    It is asked where a word opens, for words. Once checked, `capabilities` say how it goes on.
+    It is asked where a word opens, for words. Once checked, `capabilities` say how it continues.
     """
 
     def __init__(
         self, engine: TextEngine, *, edge: Tokenizer, view: ContextFilter | None = None
     ) -> None:
         """`view` is what the cloud gets to see (default: everything)."""
-        self.engine, self.edge = engine, edge
-        self.name = engine.url
+        super().__init__(engine.url, edge, view)
+        self.engine = engine
         self.capabilities = Capabilities()
-        self._view = view or Plain()
         self._served: Described | None = None
         self._looked = -math.inf
         self._io = IoThread(self.name)
@@ -73,57 +73,35 @@ class TextCloud(CloudModel):
 
     def identity(self) -> str:
         model = self._served.model if self._served else None
-        seen = f", {self._view.name}" if self._view.name else ""
-        able = self.capabilities.told
-        return f"{self.name} {self.engine.dialect} {model or ''} as text, {able}{seen}"
+        seen = f", {self.view.name}" if self.view.name else ""
+        how = self.capabilities.in_words
+        return f"{self.name} {self.engine.dialect} {model or ''} as text, {how}{seen}"
 
-    def local_only(self, prompt: Prompt) -> bool:
-        return self._view.local_only(preceding(self.edge, prompt))
-
-    def open(self, prompt: Prompt) -> BridgeSession:
-        return BridgeSession(_ByText(self), self._view, prompt, edge=self.edge, name=self.name)
+    def open(self, prompt: Prompt) -> "TextBridgeSession":
+        return TextBridgeSession(self, prompt)
 
     def check(self, tokenizer: Tokenizer) -> str:
-        """Probe how the API goes on; raises as `CloudModel.check`, `CloudRejected` where not."""
-        if fingerprint(tokenizer) != fingerprint(self.edge):
-            raise VocabularyMismatch(
-                f"The words of {self.name!r} are put into another vocabulary",
-                hint="make one for this edge model",
-            )
+        """Probe how the API continues; raises as `CloudModel.check`, `CloudRejected` if not."""
+        self.require_edge(tokenizer)
         self.submit(self._probe(), PROBE_SECONDS).result()
-        self.proof = f"text, as {self.engine.dialect} takes it: {self.capabilities.told}"
+        self.proof = f"text, as {self.engine.dialect} takes it: {self.capabilities.in_words}"
         return self.proof
-
-    def reuse(self) -> Reuse | None:
-        """What of a long prompt is computed again, by two requests; None where it does not tell.
-
-        Raises a `CloudError`.
-        """
-        return self.submit(reuse(self.engine), PROBE_SECONDS).result()
 
     def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
         """Run `work` on the I/O thread, at most `deadline` seconds."""
         return self._io.submit(work, deadline)
 
-    async def go_on(
-        self,
-        messages: Sequence[Message],
-        answer: str,
-        n: int,
-        sampling: Sampling,
-        client: Client,
-    ) -> ApiReply:
-        """One request. Another model's reply is dropped, unless it was found to go on as well."""
+    async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
+        """One request. Another model's reply is dropped, unless that one continues as well."""
+        due = self._served is not None and time.monotonic() - self._looked > LOOK_SECONDS
+        looks = [self._look()] if due else []
         try:
-            async with side_by_side() as requests:
-                asked = requests.begin(self.engine.go_on(messages, answer, n, sampling, client))
-                if self._served is not None and time.monotonic() - self._looked > LOOK_SECONDS:
-                    requests.begin(self._look())
+            reply, *_ = await parallel(self.engine.complete(request, client), *looks)
         except CloudUnavailable:
             # It may be starting anew, as another.
             self._looked = -math.inf
             raise
-        return asked.result()
+        return reply
 
     def close(self) -> None:
         self._io.close(asyncio.sleep(0), self.engine.close())
@@ -144,24 +122,16 @@ class TextCloud(CloudModel):
                 raise
 
 
-class _ByText:
-    """Implements `Requester`: messages go as they are."""
-
-    def __init__(self, cloud: TextCloud) -> None:
-        self._cloud = cloud
-
-    def open(self, before: Context) -> "_Session":
-        return _Session(self._cloud, before)
-
-
-class _Session:
-    """Implements `RequesterSession`; its consults share connections."""
+class TextBridgeSession(BridgeSession):
+    """Messages go as they are; consults share connections."""
 
     # Templates do so with earlier turns, and APIs take no signs of other families.
     leaves_thoughts = True
 
-    def __init__(self, cloud: TextCloud, before: Context) -> None:
-        self.cloud, self._before = cloud, before
+    def __init__(self, cloud: TextCloud, prompt: Prompt) -> None:
+        super().__init__(cloud, prompt)
+        self.engine = cloud
+        self._before = Context(())
         self._client = Client(session=secrets.token_hex(12))
         self._asks = 0
 
@@ -171,77 +141,75 @@ class _Session:
         return self._before.messages is not None
 
     @property
-    def holds_lines(self) -> bool:
-        return self.cloud.capabilities.trims
+    def holds_lines(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.engine.capabilities.trims
 
-    def begin(self, answer: str, words: int) -> "_Requests":
-        return _Requests(self, answer, words)
+    def begin(self, before: Context) -> None:
+        self._before = before
 
-    def prefetch(self, answer: str, sent: Sent | None = None) -> int:
-        return 0
+    def consult(self, wanted: Wanted) -> "_TextConsult":
+        return _TextConsult(self, wanted)
 
     def close(self) -> None:
         """The provider's cache forgets by itself."""
 
-    def ask(
+    def request(
         self, answer: str, n: int, sampling: Sampling, deadline: float, sent: Sent | None
-    ) -> "Future[ApiReply]":
+    ) -> "Future[TextContinuation]":
         """One request behind `answer`."""
         self._asks += 1
         name = request_id(self._client.session, self._asks)
         before = self._before
-        messages = tuple(replace(one, local=False) for one in before.messages or ())
+        messages = tuple(replace(message, local=False) for message in before.messages or ())
         if sent is not None:
             sent.request_id = name
         client = replace(self._client, sent=sent, request_id=name)
-        # One that takes text alone has the prompt in it.
-        behind = answer if before.messages is not None else before.text + answer
-        work = self.cloud.go_on(messages, behind, n, sampling, client)
-        return self.cloud.submit(work, deadline)
+        # An API that takes text alone has the prompt in it.
+        text = answer if before.messages is not None else before.text + answer
+        asked = TextRequest(messages, text, n, sampling)
+        return self.engine.submit(self.engine.complete(asked, client), deadline)
 
 
-class _Requests:
-    """Implements `Requests`: a request has the text of those before it."""
+class _TextConsult(WordConsult):
+    """A request has the text of those before it."""
 
-    def __init__(self, session: _Session, answer: str, words: int) -> None:
-        self._session, self._answer = session, answer
-        self._step, self._most = request_budget(words)
+    def __init__(self, session: TextBridgeSession, wanted: Wanted) -> None:
+        super().__init__(session, wanted, request_budget(wanted.words))
+        self._text = session
         self._came, self._asked = "", 0
 
     @property
     def exhausted(self) -> bool:
         # Whether a word was over cannot be told where the blank behind it is lost.
-        return self._asked >= self._most or (self._asked > 0 and self._habits.strips)
+        return self._asked >= self.most or (self._asked > 0 and self._capabilities.strips)
 
     @property
-    def _habits(self) -> Capabilities:
-        return self._session.cloud.capabilities
+    def _capabilities(self) -> Capabilities:
+        return self._text.engine.capabilities
 
-    def more(
-        self, sampling: Sampling, deadline: float, sent: Sent | None = None
-    ) -> Future[ReplyChunk]:
-        begun = self._answer + self._came
-        behind, held = held_back(begun, lines=self._habits.trims)
-        self._asked += self._step
-        asked = self._session.ask(behind, self._step, sampling, deadline, sent)
+    def request(self, sampling: Sampling, deadline: float, sent: Sent | None) -> Future[ReplyChunk]:
+        begun = self.wanted.text + self._came
+        behind, held = held_back(begun, lines=self._capabilities.trims)
+        self._asked += self.step
+        asked = self._text.request(behind, self.step, sampling, deadline, sent)
 
-        def read(gone: ApiReply) -> ReplyChunk:
-            return self._part(gone, behind, held)
+        def read(reply: TextContinuation) -> ReplyChunk:
+            return self._chunk(reply, behind, held)
 
         return then(asked, read)
 
-    def _part(self, gone: ApiReply, behind: str, held: str) -> ReplyChunk:
-        """Raises a `CloudError` for a reply that is none."""
-        url = self._session.cloud.name
-        text = gone.text
-        text = unechoed(behind, text, url) if self._habits.echoes else added(behind, text)
-        if not text and not gone.ended:
-            raise CloudRejected(f"{url!r} wrote no text in {self._step} tokens.")
+    def _chunk(self, reply: TextContinuation, behind: str, held: str) -> ReplyChunk:
+        """Raises a `CloudError` for an invalid reply."""
+        url, text = self._text.engine.name, reply.text
+        echoes = self._capabilities.echoes
+        text = unechoed(behind, text, url) if echoes else added(behind, text)
+        if not text and not reply.ended:
+            raise CloudRejected(f"{url!r} wrote no text in {self.step} tokens.")
         whole = text.partition("\ufffd")[0]
-        if self._answer.startswith(THINK) and THOUGHT in whole:
+        if self.wanted.text.startswith(THINK) and THOUGHT in whole:
             # Its end is a token of the edge's own.
-            whole, self._asked = whole.partition(THOUGHT)[0], self._most
-        ended = gone.ended and whole == text
+            whole, self._asked = whole.partition(THOUGHT)[0], self.most
+        ended = reply.ended and whole == text
         if self._came:
             # The first reply's blanks are for who holds those of the answer.
             kept = whole.startswith(held)
@@ -250,9 +218,9 @@ class _Requests:
         return ReplyChunk(
             data=whole.encode(),
             ended=ended,
-            # Who does not tell has written no more than that.
-            tokens=self._step if gone.written is None else gone.written,
-            cached=gone.cached,
-            computed=uncached(gone.prompt, gone.cached),
-            prompt=gone.prompt,
+            # An API that does not report it has written no more than that.
+            tokens=self.step if reply.written is None else reply.written,
+            cached=reply.cached,
+            computed=uncached(reply.prompt, reply.cached),
+            prompt=reply.prompt,
         )

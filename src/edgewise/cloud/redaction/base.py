@@ -1,9 +1,19 @@
-"""The contract of a detector: where private words are in a text."""
+"""What is to be redacted, and how: the contract of a detector, and the setting `redact`."""
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol, cast, get_args
 
+from edgewise.addresses import from_home
+from edgewise.errors import UsageError
 from edgewise.registry import Registry
+
+Treatment = Literal["mask", "local", "allow"]
+"""Shown as a placeholder, or never sent and nothing behind it, or shown as it is."""
+
+MOST = 10_000
+LONGEST = 200
+MAX_FILE = 1 << 20
+"""Of words, in characters each, and of their file in bytes."""
 
 
 class Span(NamedTuple):
@@ -27,17 +37,6 @@ class Detector(Protocol):
         ...
 
 
-class Forming(Protocol):
-    """What a detector may have as well."""
-
-    def open_from(self, tail: str) -> int | None:
-        """Where in the end of a text, at most `TAIL` characters, one may be half written."""
-        ...
-
-
-TAIL = 128
-"""Characters at the end of an answer in which half a private word is looked for."""
-
 DETECTORS: Registry[type[Detector]] = Registry(
     "class to redact",
     "edgewise.detectors",
@@ -57,3 +56,89 @@ EXACT = ("email", "phone", "iban", "card", "ip", "secret")
 
 WORDS = "words"
 """The class of the user's own words."""
+
+
+class Redaction(NamedTuple):
+    """What each class is treated as, and the user's own words."""
+
+    treatments: Mapping[str, Treatment]
+    words: tuple[str, ...] = ()
+
+    @property
+    def active(self) -> dict[str, Treatment]:
+        """Those that are not allowed."""
+        return {name: how for name, how in sorted(self.treatments.items()) if how != "allow"}
+
+    def __str__(self) -> str:
+        return ", ".join(
+            name if how == "mask" else f"{name}={how}" for name, how in self.active.items()
+        )
+
+
+def redaction_of(redact: str | None) -> Redaction:
+    """The rules of a setting. Raises `UsageError`, also if its parts contradict each other."""
+    if redact is None or redact.strip() == "off":
+        return Redaction({})
+    asked = [one.strip() for one in redact.split(",")]
+    own = words_of([one[1:] for one in asked if one.startswith("@")])
+    treatments: dict[str, Treatment] = {WORDS: "mask"} if own else {}
+    for one in asked:
+        if not one.startswith("@"):
+            treatments |= _item(one)
+    if own and treatments[WORDS] == "allow":
+        raise UsageError("redact names words and lets them leave", hint="take one of them out")
+    if treatments.get(WORDS, "allow") != "allow" and not own:
+        raise UsageError(
+            f"redact names the class {WORDS}, and there are none", hint="give @FILE, one a line"
+        )
+    return Redaction(treatments, own)
+
+
+def _item(one: str) -> dict[str, Treatment]:
+    """`on`, a class, or a class and how it is treated."""
+    name, given, how = one.partition("=")
+    if given and how not in get_args(Treatment):
+        raise UsageError(
+            f"redact treats {name!r} as {how!r}", hint="give mask, local or allow, as in email=mask"
+        )
+    treatment = cast(Treatment, how) if given else "mask"
+    if name == "on":
+        return dict.fromkeys(EXACT, treatment)
+    known = [*DETECTORS.names(), WORDS]
+    if name not in known:
+        raise UsageError(
+            f"redact names no class {name!r}",
+            hint=f"give on, off, or some of {', '.join(known)}, separated by commas",
+        )
+    return {name: treatment}
+
+
+def words_of(files: Sequence[str]) -> tuple[str, ...]:
+    """The words of these files, one a line. Raises `UsageError`."""
+    lines = [line for name in files for line in _lines(name)]
+    words = tuple(dict.fromkeys(" ".join(one.split()) for one in lines if one.strip()))
+    if files and not words:
+        raise UsageError(f"The file {files[0]!r} of redact has no word", hint="write one a line")
+    for word in words:
+        if not 2 <= len(word) <= LONGEST:
+            raise UsageError(
+                f"redact names the word {word[:LONGEST]!r}, and a word has 2 to {LONGEST} "
+                "characters"
+            )
+    if len(words) > MOST:
+        raise UsageError(f"redact names more than {MOST} words", hint="shorten the list")
+    return words
+
+
+def _lines(name: str) -> list[str]:
+    path = from_home(name)
+    try:
+        if not path.is_file():
+            raise UsageError(f"redact names {name!r}, and there is no such file")
+        if path.stat().st_size > MAX_FILE:
+            raise UsageError(f"The words in {name!r} have more than {MAX_FILE} bytes")
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"The words in {name!r} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The words in {name!r} are no valid UTF-8.") from error

@@ -8,22 +8,21 @@ import ipaddress
 import itertools
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
+from edgewise.cloud.bridge.word_boundary import is_unspaced
 from edgewise.cloud.redaction.base import Span
+from edgewise.cloud.redaction.normal import Normal
 from edgewise.errors import UsageError
 
 _EMAIL = re.compile(r"(?<![\w.%+'-])[\w.%+'-]++@([^\W_](?:[\w-]*+)(?:\.[\w-]++)++)")
-_OPEN_EMAIL = re.compile(r"(?<![\w.%+'-])[\w.%+'-]++@[\w.-]*+\Z")
 
 _V4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d|\w)")
 _V6 = re.compile(r"(?<![\w:.])(?=[0-9A-Fa-f]{0,4}:)[0-9A-Fa-f:.]{2,64}+(?![\w:])")
 _VERSION = re.compile(r"(?:\bv|version|release|build|firmware)[ :=]{0,2}\Z", re.IGNORECASE)
-_OPEN_V4 = re.compile(r"(?<![\w.])\d{1,3}\.\d{1,3}\.(?:\d{1,3}\.?(?:\d{1,3})?)?\Z")
-_OPEN_V6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,8}\Z")
 
 _SAYS_NOTHING = ("0.", "127.", "255.")
 """This host, any host, and masks."""
@@ -43,9 +42,6 @@ class Email:
                 lead = len(found[0]) - len(found[0].lstrip(".'"))
                 yield Span(found.start() + lead, end, "EMAIL")
 
-    def open_from(self, tail: str) -> int | None:
-        return _start(_OPEN_EMAIL.search(tail))
-
 
 class Ip:
     """IPv4 and IPv6 addresses, but those that every host has, and not what is called a version."""
@@ -64,10 +60,6 @@ class Ip:
             if found[0].endswith("::"):
                 yield from _address(found.start(), found[0])
 
-    def open_from(self, tail: str) -> int | None:
-        places = [_start(one.search(tail)) for one in (_OPEN_V4, _OPEN_V6)]
-        return min((at for at in places if at is not None), default=None)
-
 
 def _address(start: int, written: str) -> Iterator[Span]:
     try:
@@ -77,6 +69,8 @@ def _address(start: int, written: str) -> Iterator[Span]:
     if not (address.is_unspecified or address.is_loopback):
         yield Span(start, start + len(written), "IP")
 
+
+_RUN = re.compile(r"\w+")
 
 _GAP = r"[ .\u00a0\u202f\u2010-\u2013-]"
 _CARD = re.compile(
@@ -112,9 +106,6 @@ _NUMBER_OF = 40
 REGIONS = ("US", "GB", "DE", "FR", "ES", "IT", "NL", "AT", "CH", "PL", "IN", "AU", "BR", "JP", "CN")
 """Whose national numbers are known; those with a country's code are known of all."""
 
-_OPEN = re.compile(r"(?<![\w.])\+?\(?\d(?:[ ().\u00a0\u2010-\u2013/-]{0,3}\d){6,32}+[ ().-]{0,3}\Z")
-_OPEN_IBAN = re.compile(r"(?<![^\W_])[A-Z]{2}\d\d(?:[ -]?[A-Z0-9]){4,32}+[ -]?\Z")
-
 
 class Card:
     """Numbers of payment cards: length, grouping, how they begin, and Luhn's check digit."""
@@ -135,9 +126,6 @@ class Card:
             ):
                 yield Span(found.start(), found.end(1), "CARD")
 
-    def open_from(self, tail: str) -> int | None:
-        return _start(_OPEN.search(tail))
-
 
 class Iban:
     """Numbers of bank accounts: a country's form and length, and the remainder by 97."""
@@ -155,9 +143,6 @@ class Iban:
                 if end:
                     beyond = end
                     yield Span(found.start(), end, "IBAN")
-
-    def open_from(self, tail: str) -> int | None:
-        return _start(_OPEN_IBAN.search(tail))
 
     def _end(self, text: str, start: int, last: int) -> int | None:
         """Of the account's number that begins at `start`."""
@@ -200,9 +185,6 @@ class Phone:
             if self._is_one(written, text[max(0, start - _NUMBER_OF) : start]):
                 yield Span(start, found.end(), "PHONE")
 
-    def open_from(self, tail: str) -> int | None:
-        return _start(_OPEN.search(tail))
-
     def _is_one(self, written: str, before: str) -> bool:
         bare = written.lstrip("(")
         if bare.startswith("+"):
@@ -228,10 +210,6 @@ class Phone:
         except self._phones.NumberParseException:
             return False
         return bool(self._phones.is_valid_number(number))
-
-
-def _start(found: re.Match[str] | None) -> int | None:
-    return None if found is None else found.start()
 
 
 def _extra(module: str) -> Any:
@@ -267,7 +245,7 @@ _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
 """What secrets of services begin with, what follows, and at least how much of it."""
 
 _SERVICES = [
-    (begins, re.compile(f"{of}{{{least},}}+"), re.compile(f"{of}*+"))
+    (begins, re.compile(f"{of}{{{least},}}+"))
     for listed, of, least in _BEGINNINGS
     for begins in listed.split()
 ]
@@ -292,7 +270,7 @@ class Secret:
     labels = ("SECRET",)
 
     def find(self, text: str) -> Iterator[Span]:
-        for begins, more, _ in _SERVICES:
+        for begins, more in _SERVICES:
             yield from _of_service(text, begins, more)
         yield from _private_keys(text)
         for found in _IN_URL.finditer(text):
@@ -305,14 +283,6 @@ class Secret:
             before = text[max(0, found.start() - 10) : found.start()]
             if _is_dense(found[0]) and not _DIGEST.search(before):
                 yield Span(found.start(), found.end(), "SECRET")
-
-    def open_from(self, tail: str) -> int | None:
-        for begins, _, more in _SERVICES:
-            at = tail.rfind(begins)
-            inside = at > 0 and (tail[at - 1].isalnum() or tail[at - 1] == "_")
-            if at >= 0 and not inside and more.fullmatch(tail, at + len(begins)):
-                return at
-        return None
 
 
 def _of_service(text: str, begins: str, more: re.Pattern[str]) -> Iterator[Span]:
@@ -359,3 +329,56 @@ def _is_dense(run: str) -> bool:
 
 def _kind(char: str) -> int:
     return 0 if char.isdigit() else 1 if char.isupper() else 2
+
+
+class Words:
+    """Finds them whole, however they are capitalised and whatever blanks are between."""
+
+    labels = ("WORD",)
+
+    def __init__(self, words: Sequence[str]) -> None:
+        # Looked up by their first run of letters, but in scripts that have no spaces.
+        self._by_run: dict[str, list[tuple[int, re.Pattern[str]]]] = defaultdict(list)
+        self._anywhere: list[re.Pattern[str]] = []
+        for word in (Normal(one).text for one in words):
+            run = _RUN.search(word)
+            if run is None or any(map(is_unspaced, word)):
+                self._anywhere.append(_pattern(word))
+            else:
+                self._by_run[run[0].lower()].append((run.start(), _pattern(word)))
+
+    def find(self, text: str) -> Iterator[Span]:
+        for run in _RUN.finditer(text) if self._by_run else ():
+            for before, pattern in self._by_run.get(run[0].lower(), ()):
+                found = pattern.match(text, max(0, run.start() - before))
+                if found is not None:
+                    yield Span(found.start(), found.end(), "WORD")
+        for pattern in self._anywhere:
+            for found in pattern.finditer(text):
+                yield Span(found.start(), found.end(), "WORD")
+
+
+def _pattern(word: str) -> re.Pattern[str]:
+    spelled = r"\s{1,8}".join(map(re.escape, word.split()))
+    begins = r"(?<!\w)" if _RUN.match(word) and not is_unspaced(word[0]) else ""
+    ends = r"(?!\w)" if _RUN.match(word[-1]) and not is_unspaced(word[-1]) else ""
+    return re.compile(f"{begins}{spelled}{ends}", re.IGNORECASE)
+
+
+_BEGUN = "|".join(
+    f"(?:{'|'.join(map(re.escape, listed.split()))}){of}*+" for listed, of, _ in _BEGINNINGS
+)
+_OPEN = re.compile(
+    r"(?:(?<![\w.%+'-])[\w.%+'-]++@[\w.-]*+"
+    r"|(?<![\w.])\d{1,3}\.\d{1,3}\.(?:\d{1,3}\.?(?:\d{1,3})?)?"
+    r"|(?<![\w:.])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,8}"
+    r"|(?<![\w.])\+?\(?\d(?:[ ().\u00a0\u2010-\u2013/-]{0,3}\d){6,32}+[ ().-]{0,3}"
+    r"|(?<![^\W_])[A-Z]{2}\d\d(?:[ -]?[A-Z0-9]){4,32}+[ -]?"
+    rf"|(?<!\w)(?:{_BEGUN}))\Z"
+)
+
+
+def open_from(tail: str) -> int:
+    """Where at a text's end an address, a number or a service's key may be half written."""
+    found = _OPEN.search(tail)
+    return len(tail) if found is None else found.start()

@@ -100,8 +100,8 @@ class Placeholders:
         self.names: dict[str, str] = {}
         self._words: dict[tuple[str, int], str] = {}
         self._counts: dict[str, int] = {}
-        self._read: dict[str, str] = {}
-        self._letters: dict[str, str] = {}
+        # What each word reads as: its normal form, and its letters alone.
+        self._read: dict[str, tuple[str, str]] = {}
 
     def copy(self) -> "Placeholders":
         """The same so far, to go on with."""
@@ -109,7 +109,7 @@ class Placeholders:
         made.names, made._words = dict(self.names), dict(self._words)
         made._counts = dict(self._counts)
         # What a word reads as is no matter of the conversation.
-        made._read, made._letters = self._read, self._letters
+        made._read = self._read
         return made
 
     def places(self, text: str, found: Iterable[Span]) -> list[Span]:
@@ -121,7 +121,7 @@ class Placeholders:
         labels = {text[one.start : one.end]: one.label for one in spans}
         read = Normal(text)
         for word in dict.fromkeys([*self.names, *labels]):
-            plain = self._reading(word)
+            plain, _ = self.reading(word)
             label = labels.get(word) or self._label(word)
             if len(word) >= _SHORTEST:
                 spans += [Span(at, at + len(word), label) for at in _occurrences(text, word)]
@@ -157,7 +157,11 @@ class Placeholders:
             if word is None:
                 return Restored("".join([*parts, before]), tuple(whole), "unknown")
             call = _call(begun + "".join([*parts, before]))
-            if call is not None and one.label != LITERAL and not self._stands(word, call):
+            if (
+                call is not None
+                and one.label != LITERAL
+                and self.reading(word)[0] not in Normal(call).text
+            ):
                 word = text[one.start : one.end]
             parts += [before, word]
             length += len(before)
@@ -166,19 +170,11 @@ class Placeholders:
         left = None if len(text) == len(reply) else "unknown" if ended else "open"
         return Restored("".join([*parts, text[at:]]), tuple(whole), left)
 
-    def letters(self, word: str) -> str:
-        """As `normal.letters`; what was read once is known."""
-        if word not in self._letters:
-            self._letters[word] = letters(word)
-        return self._letters[word]
-
-    def _reading(self, word: str) -> str:
+    def reading(self, word: str) -> tuple[str, str]:
+        """A word's normal form, and as `normal.letters`; what was read once is known."""
         if word not in self._read:
-            self._read[word] = Normal(word).text
+            self._read[word] = Normal(word).text, letters(word)
         return self._read[word]
-
-    def _stands(self, word: str, text: str) -> bool:
-        return self._reading(word) in Normal(text).text
 
     def _name(self, word: str, label: str) -> str:
         name = self.names.get(word)

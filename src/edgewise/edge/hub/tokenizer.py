@@ -5,6 +5,7 @@ both have one fingerprint. The files are checked before the library is given the
 transformers is needed, and no code of a model runs.
 """
 
+import math
 import re
 import threading
 from collections.abc import Generator, Mapping
@@ -77,7 +78,7 @@ class _Model(msgspec.Struct):
 
 
 class _Named(msgspec.Struct):
-    content: str
+    content: str = ""
 
 
 class _Template(msgspec.Struct):
@@ -96,39 +97,21 @@ class _Ends(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
-class Asides(msgspec.Struct, frozen=True):
-    """What stands beside the vocabulary. `add_bos` is None where nothing says it."""
-
-    chat_template: str | None
-    bos: str
-    eos: str
-    add_bos: bool | None
-    eos_ids: tuple[int, ...]
-
-
-class Vocabulary(msgspec.Struct, frozen=True):
+class _Vocabulary(msgspec.Struct, frozen=True):
     """How tokens are spelled. `data` is `tokenizer.json` as the library is given it."""
 
     data: bytes
+    model: _Model
     byte_level: bool
     control: frozenset[int]
     added: frozenset[int]
-    unk_token: str | None
-    unk_id: int | None
-
-    def unknown(self, texts: Mapping[int, str]) -> dict[int, str]:
-        """The id that stands for what has none, and its text."""
-        found = {i: text for i, text in texts.items() if text == self.unk_token}
-        if self.unk_id is not None and self.unk_id in texts:
-            found[self.unk_id] = texts[self.unk_id]
-        return found
 
     def bytes_of(self, token: int, text: str) -> bytes:
         """What a token that is not special writes."""
         if token in self.added:
             return text.replace(_SPACE, " " if not self.byte_level else _SPACE).encode()
         if self.byte_level:
-            letters = byte_of_letter()
+            letters = _byte_of_letter()
             if all(letter in letters for letter in text):
                 return bytes(letters[letter] for letter in text)
             return text.encode("utf-8", "surrogatepass")
@@ -141,19 +124,19 @@ class Vocabulary(msgspec.Struct, frozen=True):
         data = text.encode()
         if not self.byte_level:
             return [f"<0x{byte:02X}>" for byte in data]
-        letter_of = {byte: letter for letter, byte in byte_of_letter().items()}
+        letter_of = {byte: letter for letter, byte in _byte_of_letter().items()}
         return [letter_of[byte] for byte in data]
 
 
 @cache
-def byte_of_letter() -> Mapping[str, int]:
+def _byte_of_letter() -> Mapping[str, int]:
     """The byte that byte-level BPE writes as a letter (GPT-2's table)."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
 
-def read_vocabulary(folder: Path) -> Vocabulary:
+def _read_vocabulary(folder: Path) -> _Vocabulary:
     """A folder's `tokenizer.json`. Raises `ModelError` for none, and for one of another kind."""
     path = folder / TOKENIZER
     file = read_json(path, _File, MAX_TOKENIZER)
@@ -164,13 +147,12 @@ def read_vocabulary(folder: Path) -> Vocabulary:
         )
     try:
         model = msgspec.json.decode(file.model, type=_Model)
-        steps = [msgspec.json.decode(raw) for raw in (file.pre_tokenizer, file.decoder)]
         grows = _growth(msgspec.json.decode(file.normalizer))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(
             f"{str(path)!r} is no tokenizer ({error})", hint="download the model again"
         ) from error
-    byte_level = "ByteLevel" in {kind for step in steps for kind in _kinds(step)}
+    byte_level = any(b'"ByteLevel"' in bytes(step) for step in (file.pre_tokenizer, file.decoder))
     if not byte_level and not model.byte_fallback:
         raise ModelError(
             f"{str(path)!r} ({model.type or 'of no type'}) does not spell every text in bytes",
@@ -181,35 +163,29 @@ def read_vocabulary(folder: Path) -> Vocabulary:
             f"{str(path)!r} makes texts more than {GROWTH} times longer before it reads them",
             hint="choose another model",
         )
-    # What is asked is encoded as it is, and no longer.
+    # A text is encoded as it is, whatever length the file was saved for.
     file.truncation = file.padding = None
     for one in file.added_tokens:
         one.special = one.special or _LOOKS_SPECIAL.fullmatch(one.content) is not None
-    return Vocabulary(
-        msgspec.json.encode(file),
-        byte_level,
-        frozenset(one.id for one in file.added_tokens if one.special),
-        frozenset(one.id for one in file.added_tokens),
-        model.unk_token,
-        model.unk_id,
-    )
+    control = frozenset(one.id for one in file.added_tokens if one.special)
+    added = frozenset(one.id for one in file.added_tokens)
+    return _Vocabulary(msgspec.json.encode(file), model, byte_level, control, added)
 
 
-def read_asides(folder: Path) -> Asides:
-    """Chat template and ends, from the files that have them. Raises `ModelError`."""
-    config = read_json(folder / "tokenizer_config.json", _TokenizerConfig) or _TokenizerConfig()
-    ids: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        ends = read_json(folder / name, _Ends)
-        found = ends.eos_token_id if ends else None
-        ids += found if isinstance(found, list) else [] if found is None else [found]
-    return Asides(
-        _template(folder, config),
-        _text(config.bos_token),
-        _text(config.eos_token),
-        config.add_bos_token,
-        tuple(ids),
-    )
+def _growth(step: object) -> float:
+    """How many times longer a normalizer can make a long text."""
+    fields = cast(dict[str, Any], step) if isinstance(step, dict) else {}
+    kind = fields.get("type")
+    if kind == "Sequence":
+        return math.prod(map(_growth, fields.get("normalizers") or []))
+    if kind == "Precompiled":
+        return 4.0
+    if kind != "Replace":
+        return 1.0
+    pattern: Any = fields.get("pattern") or {}
+    length = len(str(fields.get("content") or ""))
+    string = pattern.get("String") if isinstance(pattern, dict) else None
+    return max(1.0, length / len(string)) if isinstance(string, str) and string else 1.0 + length
 
 
 def _template(folder: Path, config: _TokenizerConfig) -> str | None:
@@ -228,39 +204,6 @@ def _text(token: str | _Named | None) -> str:
     return token.content if isinstance(token, _Named) else token or ""
 
 
-def _kinds(step: object) -> Generator[str]:
-    """The types of a step and of the steps in it."""
-    if isinstance(step, dict):
-        fields = cast(dict[str, Any], step)
-        if isinstance(kind := fields.get("type"), str):
-            yield kind
-        for inner in fields.values():
-            yield from _kinds(inner)
-    elif isinstance(step, list):
-        for inner in cast(list[Any], step):
-            yield from _kinds(inner)
-
-
-def _growth(step: object) -> float:
-    """How many times longer a normalizer can make a long text."""
-    if not isinstance(step, dict):
-        return 1.0
-    fields = cast(dict[str, Any], step)
-    if fields.get("type") == "Sequence":
-        grown = 1.0
-        for inner in fields.get("normalizers") or []:
-            grown *= _growth(inner)
-        return grown
-    if fields.get("type") == "Precompiled":
-        return 4.0
-    if fields.get("type") != "Replace":
-        return 1.0
-    pattern: Any = fields.get("pattern") or {}
-    length = len(str(fields.get("content") or ""))
-    string = pattern.get("String") if isinstance(pattern, dict) else None
-    return max(1.0, length / len(string)) if isinstance(string, str) and string else 1.0 + length
-
-
 class HubTokenizer:
     """Implements `Tokenizer`, for any number of threads."""
 
@@ -272,8 +215,9 @@ class HubTokenizer:
         library.
         """
         self._where = folder / TOKENIZER
-        vocabulary = read_vocabulary(folder)
+        self._vocabulary = vocabulary = _read_vocabulary(folder)
         self._library = _library(self._where, vocabulary)
+        self._lock = threading.Lock()
         with _explained(self._where):
             self._texts = {i: t for t, i in self._library.get_vocab(True).items()}
         known = max(self._texts, default=-1) + 1
@@ -283,27 +227,33 @@ class HubTokenizer:
                 f"{str(self._where)!r} has {known} ids and its model {self.size}",
                 hint="download the model again",
             )
-        self._vocabulary, self._lock = vocabulary, threading.Lock()
-        control = {i: self._texts[i] for i in vocabulary.control if i in self._texts}
-        unknown = vocabulary.unknown(self._texts)
-        self._control = frozenset(control)
-        self.special: Mapping[int, str] = {**control, **unknown}
-        asides = read_asides(folder)
-        self.chat_template = asides.chat_template
-        self._named = {"bos": asides.bos, "eos": asides.eos}
-        self.eos_ids = self._ends(asides)
-        self.bos_id = self._first(asides)
+        self._control = vocabulary.control & self._texts.keys()
+        model = vocabulary.model
+        self.special: Mapping[int, str] = {
+            i: text
+            for i, text in self._texts.items()
+            if i in self._control or i == model.unk_id or text == model.unk_token
+        }
+        config = read_json(folder / "tokenizer_config.json", _TokenizerConfig) or _TokenizerConfig()
+        self.chat_template = _template(folder, config)
+        self._named = {"bos": _text(config.bos_token), "eos": _text(config.eos_token)}
+        self.eos_ids = self._ends(folder)
+        self.bos_id = self._first(config.add_bos_token)
 
-    def _ends(self, asides: Asides) -> frozenset[int]:
-        named = {asides.eos, *ENDS}
-        marked = {token for token, text in self.special.items() if text in named}
-        return frozenset(marked | {token for token in asides.eos_ids if token in self._texts})
+    def _ends(self, folder: Path) -> frozenset[int]:
+        named = {self._named["eos"], *ENDS}
+        ids = {token for token, text in self.special.items() if text in named}
+        for name in ("generation_config.json", "config.json"):
+            ends = read_json(folder / name, _Ends) or _Ends()
+            found = ends.eos_token_id
+            ids.update(found if isinstance(found, list) else [] if found is None else [found])
+        return frozenset(ids & self._texts.keys())
 
-    def _first(self, asides: Asides) -> int | None:
+    def _first(self, adds_bos: bool | None) -> int | None:
         """The id that begins a text, None where the model wants none."""
-        if asides.add_bos is not None:
-            ids = [i for i, text in self._texts.items() if text == asides.bos]
-            return ids[0] if asides.add_bos and ids else None
+        if adds_bos is not None:
+            ids = [i for i, text in self._texts.items() if text == self._named["bos"]]
+            return ids[0] if adds_bos and ids else None
         with _explained(self._where):
             first = self._library.encode("x").ids[:1]
             plain = self._library.encode("x", add_special_tokens=False).ids[:1]
@@ -351,7 +301,7 @@ class HubTokenizer:
         return self._named[name]
 
 
-def _library(where: Path, vocabulary: Vocabulary) -> Any:
+def _library(where: Path, vocabulary: _Vocabulary) -> Any:
     try:
         import tokenizers
     except ImportError as error:
@@ -364,17 +314,14 @@ def _library(where: Path, vocabulary: Vocabulary) -> Any:
 
 @contextmanager
 def _explained(where: Path) -> Generator[None]:
-    """What the library raises for a file of no use, as a `ModelError`.
-
-    Its panics are no `Exception`s.
-    """
+    """What the library raises for a damaged file, as a `ModelError`: panics are no `Exception`."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
     except BaseException as error:
-        told = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         raise ModelError(
-            f"{str(where)!r} is damaged or too new for the installed tokenizers ({told})",
+            f"{str(where)!r} is damaged or too new for the installed tokenizers ({reason})",
             hint="pip install -U tokenizers, or download the model again",
         ) from error

@@ -50,6 +50,12 @@ class LlamaModel(EngineModel):
             raise ModelError(f"{str(self.path)!r} says of itself that it holds {trained} tokens.")
         self.context = self._context_for(trained)
         self.hidden_size = int(llama_cpp.llama_model_n_embd(self._model))
+        self._parameters = int(llama_cpp.llama_model_n_params(self._model))
+        description = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(self._model, description, len(description))
+        # Architecture, size, and the type of the weights: "qwen2 0.5B Q4_K - Medium".
+        form = description.value.decode("utf-8", "replace").split(" ", 2)[-1]
+        self._build = f"llama.cpp, {form}"
         self._tokenizer = LlamaTokenizer(self._model)
         self._context = context = self._new_context(options.slots)
         try:
@@ -64,19 +70,6 @@ class LlamaModel(EngineModel):
             rewinds="checkpoints" if context.recurrent else "anywhere",
             slots=options.slots,
         )
-
-    @property
-    def parameters(self) -> int:
-        return int(llama_cpp.llama_model_n_params(self._model))
-
-    @property
-    def build(self) -> str:
-        if self.closed:
-            return "llama.cpp"
-        room = ctypes.create_string_buffer(256)
-        llama_cpp.llama_model_desc(self._model, room, len(room))
-        # Architecture, size, and the type of the weights: "qwen2 0.5B Q4_K - Medium".
-        return f"llama.cpp, {room.value.decode('utf-8', 'replace').split(' ', 2)[-1]}"
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
         if self.abilities.slots > 1:

@@ -10,16 +10,19 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from edgewise.addresses import resolve_folder
-from edgewise.edge.base import EdgeOptions
+from edgewise.edge.base import EdgeOptions, Rewinds
 from edgewise.edge.engine import PROBED, EngineModel, default_threads
 from edgewise.edge.hub.folder import DESCRIPTIONS, digest_of, reason_of
 from edgewise.edge.hub.tokenizer import HubTokenizer
-from edgewise.edge.onnx.cache import OnnxCache, longest_turn
+from edgewise.edge.kv import KvRow, Outputs
 from edgewise.edge.onnx.folder import build_files, read_onnx_folder
-from edgewise.edge.sequence import FAILURES
+from edgewise.edge.sequence import FAILURES, SequenceCache, rows_of
 from edgewise.errors import ModelError, UsageError
 
 READS = (".onnx", ".data", ".onnx_data", ".bin", *DESCRIPTIONS)
@@ -27,9 +30,53 @@ READS = (".onnx", ".data", ".onnx_data", ".bin", *DESCRIPTIONS)
 
 _TELEMETRY, _TRUE = "ORT_DISABLE_TELEMETRY", ("1", "true", "yes", "on", "y")
 _NO_ID = -1
+_LOGITS_BYTES = 64 << 20
 _SILENT = 4
 
 _log = logging.getLogger(__name__)
+
+
+def longest_turn(vocabulary: int) -> int:
+    """Most prompt ids of a run: a graph computes every id's logits, whether wanted or not."""
+    return max(_LOGITS_BYTES // (4 * vocabulary), 16)
+
+
+class OnnxCache(SequenceCache):
+    """What one sequence holds; it goes back by `rewind_to`."""
+
+    def __init__(
+        self, new: Callable[[], Any], outputs: tuple[str, str], *, rewinds: Rewinds = "anywhere"
+    ) -> None:
+        """`new` makes a generator; `outputs` are the names of logits and hidden states."""
+        self._new, self.rewinds = new, rewinds
+        self._logits, self._hidden = outputs
+        super().__init__()
+
+    def _begin(self) -> None:
+        self._generator = self._new()
+
+    def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
+        self._generator.append_tokens(np.asarray(ids, np.int32))
+        if outputs == "none":
+            return ()
+        # `get_logits` would skip ids at the end that equal the padding id.
+        first = -len(ids) if outputs == "all" else -1
+        states = self._states(first) if hidden else None
+        return rows_of(self._read(self._logits, first), states)
+
+    def _states(self, first: int) -> Any | None:
+        try:
+            return self._read(self._hidden, first)
+        except RuntimeError:
+            return None  # the graph has no such output
+
+    def _read(self, name: str, first: int) -> Any:
+        """An output of the last run, float32[ids, size], a copy."""
+        return np.asarray(self._generator.get_output(name)[0], np.float32)[first:]
+
+    def _back(self, count: int, state: Any | None) -> bool:
+        self._generator.rewind_to(self.length - count)  # raises where a window has moved on
+        return True
 
 
 def open_onnx(address: str, options: EdgeOptions) -> "OnnxModel":
@@ -52,7 +99,7 @@ class OnnxModel(EngineModel):
         self._tokenizer = HubTokenizer(self.path, size=described.vocabulary)
         self._library = import_genai()
         self._model = self._opened(options.gpu_layers)
-        self._device = str(self._model.device_type)
+        self._build = f"{self.engine} on {self._model.device_type}"
         outputs = (described.logits, described.hidden)
         self._try_out(
             lambda: OnnxCache(lambda: self._generator(PROBED), outputs),
@@ -65,10 +112,6 @@ class OnnxModel(EngineModel):
             return OnnxCache(lambda: self._generator(self.context), outputs, rewinds=rewinds)
 
         self._open_slots(new, turn=longest_turn(described.vocabulary))
-
-    @property
-    def build(self) -> str:
-        return f"onnxruntime-genai on {self._device}"
 
     def fingerprint(self) -> str:
         return digest_of(build_files(self.path))

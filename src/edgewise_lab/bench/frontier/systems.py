@@ -12,8 +12,9 @@ import msgspec
 
 from edgewise.completion import ADDED, MOST_SECONDS
 from edgewise.edge.base import EdgeModel, Tokenizer
-from edgewise.engines.base import COMPLETIONS, Meter, has_ended, only
+from edgewise.engines.base import COMPLETIONS
 from edgewise.engines.http import checked_address, decoded, not_now
+from edgewise.engines.replies import Meter, has_ended, only, uncached
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, CloudUnavailable
 from edgewise.events import Event, Finished, Token
 from edgewise.loop.decoder import Decoder, collect
@@ -398,7 +399,9 @@ class Streamed:
                 f"{self._url!r} read {billed} tokens where {prompt} were sent."
             )
         cached = usage.cached if timings.cache_n is None else timings.cache_n
-        computed = usage.computed if timings.prompt_n is None else timings.prompt_n
+        computed = timings.prompt_n
+        if computed is None:
+            computed = uncached(usage.prompt_tokens, usage.cached)
         for count in (cached, computed):
             if count is not None and not 0 <= count <= billed:
                 raise CloudProtocolError(f"{self._url!r} counts {count} of {billed} tokens.")

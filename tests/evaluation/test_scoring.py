@@ -4,10 +4,11 @@ from itertools import chain, pairwise
 
 import pytest
 
-from edgewise.edge.scoring import MOST, Scored, likelihood, scored
+from edgewise.edge.scoring import MOST, Scored, scored
 from edgewise.errors import UsageError
 from edgewise.events import Candidate
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
+from edgewise_lab.evaluation.statistics import likelihood
 
 IDS = [*range(40, 50)]
 

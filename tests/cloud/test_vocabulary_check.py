@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from edgewise.addresses import bundled
 from edgewise.cloud.engine import LlamaServer
 from edgewise.completion import Completion
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.engines import vocabulary_check as proofs
-from edgewise.engines.base import Client
-from edgewise.engines.vocabulary_check import Proof
+from edgewise.engines import vocabulary_check
+from edgewise.engines.base import NOBODY, Client
+from edgewise.engines.vocabulary_check import VocabularyCheck
 from edgewise.errors import (
     CloudError,
     CloudTimeout,
@@ -53,14 +54,8 @@ def cloud(engine: ScriptedEngine) -> Iterator[LlamaServer]:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every new connection is looked at, however short ago the last look was."""
-    monkeypatch.setattr(proofs, "FRESH_SECONDS", 0.0)
-
-
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch, at_once: None) -> None:
-    """Every proof is too old."""
-    monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
+    """Every new connection is a reason to check, however short ago the last check was."""
+    monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
 
 
 def ask(cloud: LlamaServer, n: int = 1) -> Completion | CloudError:
@@ -74,21 +69,22 @@ async def accepting() -> None:
     """Whatever was probed."""
 
 
-def restart(engine: ScriptedEngine) -> None:
+def restart(engine: ScriptedEngine, **changes: Any) -> None:
     engine.stop()
+    for name, value in changes.items():
+        setattr(engine, name, value)
     engine.start()
 
 
 def test_another_model_behind_the_address_is_found_out(
-    engine: ScriptedEngine, cloud: LlamaServer, always: None
+    engine: ScriptedEngine, cloud: LlamaServer, at_once: None
 ) -> None:
     assert isinstance(ask(cloud), Completion)
-    engine.mark = 1
+    restart(engine, mark=1)
     refused = ask(cloud)
     assert type(refused) is OtherVocabulary
     assert refused.reason == "rejected"
-    assert "vocabularies differ" in str(refused)
-    # It is looked at again, and sent nothing.
+    # It is checked again, and sent nothing.
     asked = engine.asked
     assert type(ask(cloud)) is OtherVocabulary
     assert engine.asked - asked <= 1, "a probe's own token at most"
@@ -96,114 +92,93 @@ def test_another_model_behind_the_address_is_found_out(
     assert isinstance(ask(cloud), Completion)
 
 
-def test_a_restart_is_known_by_its_new_connection(
-    engine: ScriptedEngine, cloud: LlamaServer, at_once: None
-) -> None:
-    """However young the proof is: kept connections do not outlive an engine."""
-    assert isinstance(ask(cloud), Completion)
-    engine.mark = 1
-    restart(engine)
-    assert type(ask(cloud)) is OtherVocabulary
-    engine.mark = 0
-    assert isinstance(ask(cloud), Completion)
-
-
-def test_a_restart_within_a_second_of_a_look_is_found_out_after_that_second(
+def test_a_restart_within_a_second_of_a_check_is_found_out_after_that_second(
     engine: ScriptedEngine, cloud: LlamaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a consult over the connection that one before it made."""
-    monkeypatch.setattr(proofs, "FRESH_SECONDS", 3600.0)
-    monkeypatch.setattr(proofs, "PROVEN_SECONDS", 3600.0)
+    monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", 3600.0)
+    restart(engine, mark=1)
     assert isinstance(ask(cloud), Completion)
-    engine.mark = 1
-    restart(engine)
-    assert isinstance(ask(cloud), Completion)
-    monkeypatch.setattr(proofs, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
     assert type(ask(cloud)) is OtherVocabulary
 
 
-def test_while_it_is_another_looks_are_few(
+def test_while_it_is_another_checks_are_few(
     engine: ScriptedEngine, cloud: LlamaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
-    monkeypatch.setattr(proofs, "FRESH_SECONDS", 3600.0)
-    engine.mark = 1
-    assert type(ask(cloud)) is OtherVocabulary
+    with monkeypatch.context() as patched:
+        patched.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
+        restart(engine, mark=1)
+        assert type(ask(cloud)) is OtherVocabulary
+    monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", 3600.0)
     engine.mark, asked = 0, engine.asked
     assert {type(ask(cloud)) for _ in range(5)} == {OtherVocabulary}
     assert engine.asked == asked
 
 
 def test_the_same_vocabulary_under_another_name_is_served_on(
-    engine: ScriptedEngine, cloud: LlamaServer, always: None
+    engine: ScriptedEngine, cloud: LlamaServer, at_once: None
 ) -> None:
-    engine.model, engine.size = "scripted, larger", 300
+    restart(engine, model="scripted, larger", size=300)
     assert isinstance(ask(cloud), Completion)
     assert cloud.identity().endswith("llama-server scripted, larger")
     assert cloud.engine.described.size == 300
 
 
-def test_an_engine_that_is_down_is_unavailable_and_looked_at_when_it_is_back(
+def test_an_engine_that_is_down_is_unavailable_and_checked_when_it_is_back(
     engine: ScriptedEngine, cloud: LlamaServer
 ) -> None:
     engine.stop()
     assert type(ask(cloud)) is CloudUnavailable
     engine.mark = 1
     engine.start()
-    # At once, though the proof is young.
+    # At once, though the last check was just now.
     assert type(ask(cloud)) is OtherVocabulary
 
 
-def test_a_look_takes_no_round_trip_of_its_own() -> None:
+def test_a_repeated_check_takes_no_round_trip_of_its_own(at_once: None) -> None:
     with serving(vllm_routes(), seconds=0.3) as server:
         cloud = Vllm(server.url)
         cloud.check(TOKENIZER)
-        for proven in (3600.0, -1.0):
-            server.spans.clear()
-            server.asked.clear()
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(proofs, "PROVEN_SECONDS", proven)
-                cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 20).result()
-            assert len(server.asked) == (1 if proven > 0 else 4)
-            assert server.rounds == 1
-        cloud.close()
-
-
-def test_a_young_proof_costs_nothing(engine: ScriptedEngine, cloud: LlamaServer) -> None:
-    """Not even where every consult needs a new connection."""
-    with serving(vllm_routes()) as server:
-        cloud = Vllm(server.url)
-        cloud.check(TOKENIZER)
+        server.spans.clear()
         server.asked.clear()
+        # Four at once need four connections: one of them is new, or was opened by the check.
         sessions = [cloud.open(Prompt((1,))) for _ in range(8)]
         for asked in [session.ask([1], 1, Sampling(), 20) for session in sessions]:
             asked.result()
-        looks = len(server.bodies("/v1/models"))
+        assert server.bodies("/tokenize")
+        assert server.rounds == 1
         cloud.close()
-    assert looks <= 1
+
+
+def test_without_a_new_connection_nothing_is_checked(
+    cloud: LlamaServer, engine: ScriptedEngine
+) -> None:
+    assert isinstance(ask(cloud), Completion)
+    looks = engine.looks
+    assert {type(ask(cloud)) for _ in range(5)} == {Completion}
+    assert engine.looks <= looks + 1
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/tokenize"])
 @pytest.mark.parametrize("reply", [said(b"\xff"), said(b"gone", 404), said({}, 503)])
-def test_a_look_that_fails_fails_the_consult_and_no_more(
-    always: None, path: str, reply: Any
+def test_a_check_that_fails_fails_the_consult_and_no_more(
+    at_once: None, path: str, reply: Any
 ) -> None:
-    routes = vllm_routes()
-    with serving(routes) as server:
-        cloud = Vllm(server.url)
+    with serving(vllm_routes()) as server, closing(Vllm(server.url)) as cloud:
         cloud.check(TOKENIZER)
         route = ("GET" if path != "/tokenize" else "POST", path)
         good, server.routes[route] = server.routes[route], reply
         session = cloud.open(Prompt((1,)))
         if path != "/health" or reply(None)[0] != 200:
+            cloud.submit(cloud.engine.close(), 20).result()
             with pytest.raises(CloudError):
                 session.ask([1], 1, Sampling(), 20).result()
         server.routes[route] = good
         assert session.ask([1], 1, Sampling(), 20).result().ids == (97,)
-        cloud.close()
 
 
-def test_a_consult_that_leaves_does_not_end_a_look_others_wait_for() -> None:
+def test_a_consult_that_leaves_does_not_end_a_check_others_wait_for() -> None:
     class Slow(PlainEngine):
         async def ready(self) -> None:
             await super().ready()
@@ -211,8 +186,8 @@ def test_a_consult_that_leaves_does_not_end_a_look_others_wait_for() -> None:
 
     async def work() -> None:
         engine = Slow()
-        proof = Proof(engine, accepting)
-        asked = [proof.complete([1], 1, Sampling(), Client("s")) for _ in range(3)]
+        check = VocabularyCheck(engine, accepting)
+        asked = [check.complete([1], 1, Sampling(), Client("s")) for _ in range(3)]
         tasks = [asyncio.create_task(one) for one in asked]
         while not engine.looks:
             await asyncio.sleep(0.01)
@@ -221,15 +196,14 @@ def test_a_consult_that_leaves_does_not_end_a_look_others_wait_for() -> None:
         assert isinstance(done[0], asyncio.CancelledError)
         assert [completion.ids for completion in done[1:]] == [(97,), (97,)]  # type: ignore[union-attr]
         assert (engine.looks, engine.probes) == (1, 1)
-        await proof.close()
+        await check.close()
 
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("limit", ["LOOK_SECONDS", "PROBE_SECONDS"])
-def test_a_look_has_an_end(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(proofs, limit, 0.05)
-    monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
+@pytest.mark.parametrize("limit", ["CHECK_SECONDS", "PROBE_SECONDS"])
+def test_a_check_has_an_end(monkeypatch: pytest.MonkeyPatch, at_once: None, limit: str) -> None:
+    monkeypatch.setattr(vocabulary_check, limit, 0.05)
 
     class Stalling(PlainEngine):
         stalled = limit == "PROBE_SECONDS"
@@ -240,14 +214,50 @@ def test_a_look_has_an_end(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
 
     async def work() -> None:
         engine = Stalling()
-        proof = Proof(engine, accepting)
+        check = VocabularyCheck(engine, accepting)
         if not engine.stalled:
-            await proof.look()
+            await check.run()
             engine.stalled = True
-        with pytest.raises(CloudTimeout, match="does not say what it is"):
-            await proof.complete([1], 1, Sampling(), Client("s"))
+            engine.connected()
+        with pytest.raises(CloudTimeout):
+            await check.complete([1], 1, Sampling(), Client("s"))
         engine.stalled = False
-        assert (await proof.complete([1], 1, Sampling(), Client("s"))).ids == (97,)
+        assert (await check.complete([1], 1, Sampling(), Client("s"))).ids == (97,)
+
+    asyncio.run(work())
+
+
+def test_a_check_that_ended_before_the_consult_counts_too(at_once: None) -> None:
+    """A completion of an engine that was found to be another meanwhile is dropped."""
+
+    async def work() -> None:
+        def restarted(ids: Sequence[int], n: int) -> Completion:
+            return Completion(ids=(97,), logprobs=(None,))
+
+        class Restarting(PlainEngine):
+            async def complete(
+                self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
+            ) -> Completion:
+                if client is not NOBODY and self.mark:
+                    self.connected()
+                    while not self.refused:
+                        await asyncio.sleep(0.01)
+                return await super().complete(ids, n, sampling, client)
+
+            refused = False
+
+        engine = Restarting(act=restarted)
+
+        async def accept() -> None:
+            engine.refused = bool(engine.mark)
+            if engine.mark:
+                raise VocabularyMismatch("It is another.")
+
+        check = VocabularyCheck(engine, accept)
+        assert (await check.complete([1], 1, Sampling(), Client("s"))).ids == (97,)
+        engine.mark = 1
+        with pytest.raises(OtherVocabulary):
+            await check.complete([1], 1, Sampling(), Client("s"))
 
     asyncio.run(work())
 
@@ -258,7 +268,7 @@ PROMPT = "sky: "
 
 @pytest.mark.parametrize("on_error", ["edge", "raise"])
 def test_an_answer_goes_on_or_ends_with_a_cloud_error(
-    engine: ScriptedEngine, cloud: LlamaServer, always: None, on_error: Any
+    engine: ScriptedEngine, cloud: LlamaServer, at_once: None, on_error: Any
 ) -> None:
     edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
     policy = Policy(threshold=0.5, speculate=0, on_cloud_error=on_error)
@@ -270,7 +280,7 @@ def test_an_answer_goes_on_or_ends_with_a_cloud_error(
         for event in decoder.stream(list(PROMPT.encode()), max_tokens=len(TEXT)):
             events.append(event)
             if isinstance(event, Consult) and event.index == 2:
-                engine.mark = 1
+                restart(engine, mark=1)
     except CloudError as error:
         raised = error
     outcomes = [event.outcome for event in events if isinstance(event, Consult)]

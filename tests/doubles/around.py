@@ -1,0 +1,94 @@
+"""A cloud whose consults go through a function: late, failing, held back or watched."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
+from edgewise.completion import Completion
+from edgewise.errors import CloudUnavailable
+from edgewise.loop.health import Breaker
+from edgewise.prompts import Prompt
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import Script, noise
+
+Flying = Future[Completion]
+How = Callable[[Sequence[int], int, Callable[[], Flying]], Flying]
+"""From a consult's ids and number of tokens, and what sends it, to the future that is seen."""
+
+
+class Around(WrappedCloud):
+    """`cloud`, each of whose consults goes through `how`."""
+
+    def __init__(self, cloud: CloudModel, how: How) -> None:
+        super().__init__(cloud)
+        self.how = how
+
+    def open(self, prompt: Prompt) -> "_Session":
+        return _Session(self.cloud.open(prompt), self.how)
+
+
+class _Session(WrappedSession):
+    def __init__(self, session: CloudSession, how: How) -> None:
+        super().__init__(session)
+        self._how = how
+
+    def ask(self, ids: Sequence[int], n: int, *more: Any) -> Flying:  # type: ignore[override]
+        return self._how(ids, n, lambda: self.session.ask(ids, n, *more))
+
+
+class Late(Flying):
+    """Not done until it was looked at often enough; waiting for it is always answered."""
+
+    def __init__(self, real: Flying, patience: int) -> None:
+        super().__init__()
+        self.real, self.patience = real, patience
+
+    def done(self) -> bool:
+        self.patience -= 1
+        return self.patience < 0
+
+    def result(self, timeout: float | None = None) -> Completion:
+        return self.real.result(timeout)
+
+
+def late(cloud: CloudModel, patience: Sequence[int], *, failing: int = 0) -> Around:
+    """Each consult is done after so many looks; those after a multiple of `failing` ids fail."""
+    sent = 0
+
+    def how(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        nonlocal sent
+        sent += 1
+        real = send()
+        if failing and len(ids) % failing == 0:
+            real = Flying()
+            real.set_exception(CloudUnavailable("gone."))
+        return Late(real, patience[sent % len(patience)])
+
+    return Around(cloud, how)
+
+
+class HeldCloud(Around):
+    """A scripted cloud that answers no consult until it is `released`: they are `flying`."""
+
+    def __init__(self, script: Script | None = None, **options: Any) -> None:
+        self.scripted = ScriptedCloud(script or noise(), **options)
+        super().__init__(self.scripted, self._hold)
+        self.asked, self.released = threading.Event(), threading.Event()
+        self.flying: list[Flying] = []
+
+    def _hold(self, ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        if self.released.is_set():
+            return send()
+        self.scripted.asks.append((tuple(ids), n))
+        self.flying.append(Flying())
+        self.asked.set()
+        return self.flying[-1]
+
+
+class NeverOpen(Breaker):
+    """Consults that fly already cannot know that an earlier one will fail."""
+
+    def failed(self, *, silent: bool = False) -> None:
+        pass

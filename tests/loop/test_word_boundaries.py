@@ -1,0 +1,187 @@
+"""Consults of a cloud with another vocabulary: between words, for words."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from edgewise.addresses import bundled
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.bridge.adapter import Bridge, bridged
+from edgewise.cloud.local import LocalCloud
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.events import Consult, Event, Pending, Token
+from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.policy import Budget, Policy
+from edgewise.prompts import Message, prompt_of
+from edgewise.routers.constant import Constant, Random
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import Script, ScriptedEdge, noise, replying
+from tests.doubles.around import NeverOpen, late
+from tests.loop.test_speculate import EDGE, IDS, OWN, PROMPT, agreeing, ending, speaking
+
+
+def other_vocabulary(script: Script, *, words: bool = True) -> Bridge:
+    return Bridge(ScriptedCloud(script, tokenizer=OWN), own=OWN, edge=EDGE, words=words)
+
+
+def decoder_for(edge: str, cloud: str, *, unsure: tuple[int, ...], **policy: object) -> Decoder:
+    return Decoder(
+        ScriptedEdge(replying(edge, prompt=PROMPT, unsure=unsure)),
+        router=MaxProb(),
+        policy=Policy(threshold=0.3, deadline=60, **policy),  # type: ignore[arg-type]
+        cloud=other_vocabulary(replying(cloud, prompt=PROMPT)),
+    )
+
+
+def of_cloud(answer: Answer) -> str:
+    return "".join(token.text for token in answer.tokens if token.source == "cloud")
+
+
+@pytest.mark.parametrize("speculate", [0, 8])
+def test_a_consult_inside_a_word_is_deferred_to_the_next(speculate: int) -> None:
+    decoder = decoder_for("the grey sky", "the grey sea", unsure=(6,), speculate=speculate)
+    answer = decoder.generate(IDS)
+    assert answer.text == "the grey sea"
+    assert [t.index for t in answer.tokens if t.reason == "mid_word"] == [6, 7]
+    assert [t.reason for t in answer.tokens[8:12]] == ["critical", "span", "span", "span"]
+    assert [t.source for t in answer.tokens[:9]] == ["edge"] * 8 + ["cloud"]
+
+
+@pytest.mark.parametrize("speculate", [0, 8])
+@pytest.mark.parametrize(("span", "words"), [(1, " gray"), (2, " gray sea"), (3, " gray sea,")])
+def test_a_span_is_words(span: int, words: str, speculate: int) -> None:
+    decoder = decoder_for(
+        "the grey sky.", "the gray sea, so", unsure=(3,), span=span, speculate=speculate
+    )
+    assert of_cloud(decoder.generate(IDS)) == words
+
+
+def test_the_share_counts_the_edges_tokens_and_the_clouds_stand_beside() -> None:
+    with decoder_for("the grey sky", "the gray sky", unsure=(3,)).stream(IDS) as events:
+        seen = list(events)
+    usage = collect(iter(seen)).usage
+    assert (usage.cloud_tokens, usage.cloud_completion_tokens) == (len(" gray"), 8)
+    assert usage.cloud_share == pytest.approx(5 / (usage.edge_tokens + 5))
+    (consult,) = [event for event in seen if isinstance(event, Consult)]
+    assert (consult.asked, consult.answered) == (1, 5)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_the_share_holds_over_a_conversation(share: float) -> None:
+    """But for the first credit and for the last word, which later answers would pay for."""
+    edge = ending(speaking(noise(5)), 25)
+    script = agreeing(edge, ending(speaking(noise(6)), 25), 0.5)
+    budget, longest, written, cloud = Budget(), 0, 0, 0
+    for seed in range(40):
+        decoder = Decoder(
+            ScriptedEdge(edge),
+            router=Random(seed),
+            policy=Policy(cloud_share=share, speculate=6),
+            cloud=late(other_vocabulary(script), [2, 5]),
+        )
+        sampling = Sampling(temperature=1.0, seed=seed)
+        with decoder.stream(IDS, max_tokens=60, budget=budget, sampling=sampling) as events:
+            seen = list(events)
+            budget = events.budget
+        usage = collect(iter(seen)).usage
+        written += usage.edge_tokens + usage.cloud_tokens
+        cloud += usage.cloud_tokens + usage.wasted_tokens
+        longest = max([longest, *(e.answered for e in seen if isinstance(e, Consult))])
+        assert cloud <= share * written + 2 + longest
+    assert cloud > 0.5 * share * written
+
+
+@pytest.mark.parametrize("cap", range(1, 8))
+def test_a_cap_holds_inside_a_word(cap: int) -> None:
+    decoder = decoder_for("a grey sky", "a great sea", unsure=(1,), span=2, max_cloud_tokens=cap)
+    assert len(of_cloud(decoder.generate(IDS))) == cap
+
+
+@pytest.mark.parametrize("words", [False, True])
+def test_a_cloud_that_writes_all_writes_its_own_text(words: bool) -> None:
+    text = "It is naïve, 日本語 and so on: 42 times."
+    small, model = ScriptedEdge(speaking(noise(3))), replying(text, prompt=PROMPT)
+    cloud = other_vocabulary(model, words=words)
+    decoder = Decoder(small, router=Constant(1.0), policy=Policy().cloud_alone(), cloud=cloud)
+    answer = decoder.generate(IDS)
+    assert (answer.text, answer.finish_reason) == (text, "stop")
+    assert {token.source for token in answer.tokens} == {"cloud"}
+
+
+@given(seed=st.integers(0, 99), at=st.integers(0, 30), speculate=st.sampled_from([0, 6]))
+def test_a_rollback_gives_the_same_answer_again(seed: int, at: int, speculate: int) -> None:
+    edge = speaking(noise(seed))
+    model = other_vocabulary(agreeing(edge, speaking(noise(seed + 1)), 0.7))
+    policy = Policy(threshold=0.7, span=2, deadline=60, speculate=speculate)
+    decoder = Decoder(
+        ScriptedEdge(edge), router=Random(seed), policy=policy, cloud=late(model, [3, 0, 7])
+    )
+
+    def tokens(events: Iterator[Event]) -> list[tuple[object, ...]]:
+        seen = [event for event in events if isinstance(event, Token)]
+        return [(t.index, t.id, t.text, t.source, t.reason) for t in seen]
+
+    whole = tokens(decoder.stream(IDS, max_tokens=40))
+    with decoder.stream(IDS, max_tokens=40) as events:
+        while events.index < at:
+            next(events)
+        events.rewind(at)
+        assert tokens(events) == whole[at:]
+
+
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_real_models_of_two_vocabularies(bpe_path: Path, turned: bool, words: bool) -> None:
+    """The pocket edge before a cloud of random weights, and such an edge before the pocket's."""
+    paths = (bpe_path, bundled("cloud")) if turned else (bundled("edge"), bpe_path)
+    with (
+        LlamaModel(paths[0], threads=1) as small,
+        closing(LocalCloud(LlamaModel(paths[1], threads=1))) as large,
+    ):
+        model: CloudModel = Bridge(
+            large, own=large.model.tokenizer, edge=small.tokenizer, words=words
+        )
+        assert isinstance(bridged(large, small.tokenizer), Bridge)
+        prompt = prompt_of(small.tokenizer, [Message("user", "Tell me about the heron.")])
+
+        def run(speculate: int, patience: Sequence[int]) -> Answer:
+            policy = Policy(threshold=0.8, deadline=60, speculate=speculate)
+            cloud = late(model, patience)
+            decoder = Decoder(
+                small, router=Random(7), policy=policy, cloud=cloud, breaker=NeverOpen()
+            )
+            with decoder.stream(prompt, max_tokens=48, pending=True) as events:
+                seen = list(events)
+            assert any(isinstance(event, Pending) for event in seen) == bool(speculate)
+            return collect(iter(seen))
+
+        waiting, ahead = run(0, [0]), run(8, [0, 5, 3, 9])
+    assert [(t.id, t.source, t.reason) for t in ahead.tokens] == [
+        (t.id, t.source, t.reason) for t in waiting.tokens
+    ]
+    assert waiting.usage.cloud_calls
+    assert bool(waiting.usage.cloud_tokens) == bool(waiting.usage.cloud_completion_tokens)
+    # Random weights seldom come to a whole word.
+    assert waiting.usage.cloud_tokens or not turned
+
+
+def test_where_the_cloud_writes_no_word_the_edge_goes_on() -> None:
+    """Nothing failed: the answer does not end where failures end it, nor are consults paused."""
+    always = np.eye(OWN.size, dtype=np.float32)[ord("x")]
+    decoder = Decoder(
+        ScriptedEdge(speaking(noise(5))),
+        router=Constant(1.0),
+        policy=Policy(threshold=0.5, on_cloud_error="raise"),
+        cloud=other_vocabulary(lambda ids: always, words=False),
+    )
+    answer = decoder.generate(IDS, max_tokens=40)
+    assert len(answer.tokens) == 40
+    assert {token.reason for token in answer.tokens} <= {"rejected", "mid_word"}
+    assert sum(token.reason == "rejected" for token in answer.tokens) > 4
