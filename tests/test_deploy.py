@@ -171,21 +171,6 @@ def test_the_lock_covers_what_is_needed(lock: str, wanted: str) -> None:
             assert requirement.specifier.contains(version.version), line
 
 
-@pytest.mark.deep
-def test_the_sbom_lists_what_is_locked(tmp_path: Path) -> None:
-    written = tmp_path / "sbom.json"
-    command = ["make", "-s", "-o", ".venv/tested", "sbom", f"SBOM={written}"]
-    subprocess.run(
-        [*command, f"BIN={Path(sys.executable).parent}"], cwd=ROOT, check=True, capture_output=True
-    )
-    sbom = json.loads(written.read_text())
-    assert sbom["bomFormat"] == "CycloneDX"
-    assert sbom["metadata"]["component"]["name"] == "edgewise"
-    listed = {(one["name"], one["version"]) for one in sbom["components"]}
-    pins = [pin for found in locked("requirements.lock").values() for pin in found]
-    assert listed == {(pin.name, str(pin.specifier).removeprefix("==")) for pin in pins}
-
-
 def ignored(path: str) -> bool:
     """Whether a path stays out of the build, by the rules of .dockerignore: the last match wins."""
     out = False

@@ -31,3 +31,8 @@ def add(keys: Path) -> Callable[..., str]:
         return add_key(keys, name, **{**free, **limits})
 
     return added
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"

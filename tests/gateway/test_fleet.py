@@ -1,8 +1,8 @@
 """Replicas that go down and come back, whose consults move, and how many wait."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from edgewise.completion import Completion
-from edgewise.edge.base import PROBES
 from edgewise.engines import vocabulary_check
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.errors import (
@@ -23,12 +22,13 @@ from edgewise.errors import (
 )
 from edgewise.gateway import fleet as fleets
 from edgewise.gateway.fleet import Busy, Fleet
-from edgewise.gateway.server import engines_at
 from edgewise.sampling import Sampling
-from tests.cloud.dialects import serving, vllm_routes
 from tests.gateway.doubles import PlainEngine, letters
 
 GONE = CloudUnavailable("gone.")
+
+
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
@@ -58,201 +58,112 @@ async def ask(fleet: Fleet, session: str = "s") -> Completion:
     return await fleet.complete([1, 2], 1, Sampling(), Client(session))
 
 
-def run(work: Callable[[], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        return await work()
-
-    return asyncio.run(main())
-
-
-def test_a_replica_that_comes_back_is_used_again() -> None:
-    async def work() -> None:
-        engine = PlainEngine()
-        async with started([engine]) as fleet:
-            engine.down = GONE
-            await until(lambda: not fleet.up)
-            with pytest.raises(CloudUnavailable):
-                await ask(fleet)
-            engine.down = None
-            await until(lambda: fleet.up)
-            assert (await ask(fleet)).ids == (97,)
-            # It is probed anew: it may be another engine than the one that went.
-            assert engine.probes == 2
-
-    run(work)
+async def test_a_replica_that_comes_back_is_used_again() -> None:
+    engine = PlainEngine()
+    async with started([engine]) as fleet:
+        engine.down = GONE
+        await until(lambda: not fleet.up)
+        with pytest.raises(CloudUnavailable):
+            await ask(fleet)
+        engine.down = None
+        await until(lambda: fleet.up)
+        assert (await ask(fleet)).ids == (97,)
+        # It is probed anew: it may be another engine than the one that went.
+        assert engine.probes == 2
 
 
-def test_one_that_comes_back_with_another_vocabulary_is_not_used() -> None:
+async def test_one_that_comes_back_with_another_vocabulary_is_not_used() -> None:
     """And does not keep the gateway from looking at the others."""
 
-    async def work() -> None:
-        engines = [PlainEngine("one"), PlainEngine("two")]
-        with capture_logs() as told:
-            async with started(engines) as fleet:
-                engines[0].down = GONE
-                await until(lambda: fleet.up == 1)
-                engines[0].mark, engines[0].down = 1, None
-                looks = engines[0].looks
-                await until(lambda: engines[0].looks > looks + 3)
-                assert fleet.up == 1
-                engines[1].down = GONE
-                await until(lambda: fleet.up == 0)
-                engines[1].down = None
-                await until(lambda: fleet.up == 1)
-                engines[0].mark = 0
-                await until(lambda: fleet.up == 2)
-        why = [line["why"] for line in told if line["event"] == "engine not used"]
-        assert sum("another vocabulary" in one for one in why) == 1
-        assert [line["engine"] for line in told if line["event"] == "engine used again"] == [
-            "two",
-            "one",
-        ]
-
-    run(work)
-
-
-def test_a_bug_in_looking_is_logged_and_the_others_are_looked_at() -> None:
-    async def work() -> None:
-        engines = [PlainEngine("one"), PlainEngine("two")]
-        with capture_logs() as told:
-            async with started(engines) as fleet:
-                engines[0].down = ZeroDivisionError("a bug")
-                await until(lambda: fleet.up == 1)
-                engines[1].down = GONE
-                await until(lambda: fleet.up == 0)
-                engines[0].down = engines[1].down = None
-                await until(lambda: fleet.up == 2)
-        # Once, with its traceback, however often it happened.
-        (bug,) = [line for line in told if "exc_info" in line]
-        assert (bug["event"], bug["engine"], bug["why"]) == ("engine not used", "one", "a bug")
-
-    run(work)
-
-
-def test_two_vocabularies_are_no_fleet() -> None:
-    async def work() -> None:
-        engines = [PlainEngine("one"), PlainEngine("two")]
-        engines[1].mark = 1
-        with pytest.raises(UsageError, match="another vocabulary") as refused:
-            async with started(engines):
-                pass
-        assert refused.value.hint == "one gateway serves one model"
-        assert all(engine.closed for engine in engines)
-
-    run(work)
-
-
-def test_a_fleet_starts_with_those_that_are_up() -> None:
-    async def work() -> None:
-        engines = [PlainEngine("one"), PlainEngine("two")]
-        engines[0].down = GONE
-        with capture_logs() as told:
-            async with started(engines) as fleet:
-                assert fleet.up == 1
-                assert (fleet.engine, fleet.model) == ("plain", "letters")
-                await fleet.start()  # a second call does nothing
-                assert engines[1].probes == 1
-        assert [line["engine"] for line in told if line["event"] == "engine not used"] == ["one"]
-
-    run(work)
-
-
-def test_without_any_engine_there_is_no_fleet() -> None:
-    async def work() -> None:
-        engine = PlainEngine()
-        engine.down = GONE
-        with pytest.raises(CloudUnavailable, match="gone"):
-            async with started([engine]):
-                pass
-        assert engine.closed
-
-    run(work)
-
-
-def test_replicas_are_probed_side_by_side() -> None:
-    async def work() -> None:
-        together = asyncio.Barrier(3)
-
-        class Waiting(PlainEngine):
-            async def ready(self) -> None:
-                # Nobody gets on before all three are asked.
-                if not self.looks:
-                    self.looks += 1
-                    await together.wait()
-
-        async with asyncio.timeout(60), started([Waiting(str(i)) for i in range(3)]) as fleet:
-            assert fleet.up == 3
-
-    run(work)
-
-
-def test_a_fleet_of_vllms_starts_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding out what answers, then the rounds of a probe: for all addresses at once."""
-    monkeypatch.setattr(fleets, "HEALTH_SECONDS", 2.0)
-    wait = 0.2
-
-    async def work(urls: Sequence[str]) -> None:
-        engines = await engines_at(urls, key=None)
-        fleet = Fleet(engines, concurrency=4, queue=4)
-        await fleet.start()
-        assert (fleet.up, fleet.engine, fleet.model) == (len(urls), "vLLM", "qwen")
-        await fleet.close()
-
-    with ExitStack() as stack:
-        servers = [stack.enter_context(serving(vllm_routes(), seconds=wait)) for _ in range(3)]
-        asyncio.run(work([server.url for server in servers]))
-        for server in servers:
-            assert server.rounds == 4
-            # Each string, and all of them at once.
-            assert len(server.bodies("/tokenize")) == len(PROBES) + 1
-        servers[0].spans += [span for server in servers[1:] for span in server.spans]
-        assert servers[0].rounds <= 6, "one after the other they would be 12"
-
-
-def test_a_consult_moves_on_where_its_replica_is_gone() -> None:
-    async def work() -> None:
-        engines = [PlainEngine(str(number)) for number in range(3)]
+    engines = [PlainEngine("one"), PlainEngine("two")]
+    with capture_logs() as told:
         async with started(engines) as fleet:
-            for _ in range(3):
-                await ask(fleet)
-            (home,) = [engine for engine in engines if engine.asked]
-            assert home.asked == 3
-            home.down = GONE
-            assert (await ask(fleet)).ids == (97,)
-            assert sum(engine.asked for engine in engines if engine is not home) == 1
+            engines[0].down = GONE
+            await until(lambda: fleet.up == 1)
+            engines[0].mark, engines[0].down = 1, None
+            looks = engines[0].looks
+            await until(lambda: engines[0].looks > looks + 3)
+            assert fleet.up == 1
+            engines[1].down = GONE
+            await until(lambda: fleet.up == 0)
+            engines[1].down = None
+            await until(lambda: fleet.up == 1)
+            engines[0].mark = 0
+            await until(lambda: fleet.up == 2)
+    why = [line["why"] for line in told if line["event"] == "engine not used"]
+    assert sum("another vocabulary" in one for one in why) == 1
+    assert [line["engine"] for line in told if line["event"] == "engine used again"] == [
+        "two",
+        "one",
+    ]
 
-    run(work)
+
+async def test_two_vocabularies_are_no_fleet() -> None:
+    engines = [PlainEngine("one"), PlainEngine("two")]
+    engines[1].mark = 1
+    with pytest.raises(UsageError, match="another vocabulary") as refused:
+        async with started(engines):
+            pass
+    assert refused.value.hint == "one gateway serves one model"
+    assert all(engine.closed for engine in engines)
 
 
-def test_a_busy_replica_keeps_its_sessions() -> None:
+async def test_a_fleet_starts_with_those_that_are_up() -> None:
+    engines = [PlainEngine("one"), PlainEngine("two")]
+    engines[0].down = GONE
+    with capture_logs() as told:
+        async with started(engines) as fleet:
+            assert fleet.up == 1
+            assert (fleet.engine, fleet.model) == ("plain", "letters")
+            await fleet.start()  # a second call does nothing
+            assert engines[1].probes == 1
+    assert [line["engine"] for line in told if line["event"] == "engine not used"] == ["one"]
+
+
+async def test_without_any_engine_there_is_no_fleet() -> None:
+    engine = PlainEngine()
+    engine.down = GONE
+    with pytest.raises(CloudUnavailable, match="gone"):
+        async with started([engine]):
+            pass
+    assert engine.closed
+
+
+async def test_a_consult_moves_on_where_its_replica_is_gone() -> None:
+    engines = [PlainEngine(str(number)) for number in range(3)]
+    async with started(engines) as fleet:
+        for _ in range(3):
+            await ask(fleet)
+        (home,) = [engine for engine in engines if engine.asked]
+        assert home.asked == 3
+        home.down = GONE
+        assert (await ask(fleet)).ids == (97,)
+        assert sum(engine.asked for engine in engines if engine is not home) == 1
+
+
+async def test_a_busy_replica_keeps_its_sessions() -> None:
     """429 of an engine that is well: elsewhere the session's cache would be missing."""
 
-    async def work() -> None:
-        def busy(ids: Sequence[int], n: int) -> Completion:
-            raise CloudUnavailable("busy.")
+    def busy(ids: Sequence[int], n: int) -> Completion:
+        raise CloudUnavailable("busy.")
 
-        engines = [PlainEngine(str(number), busy) for number in range(3)]
-        async with started(engines) as fleet:
-            with pytest.raises(CloudUnavailable, match="busy"):
-                await ask(fleet)
-            assert sum(engine.asked for engine in engines) == 1
-            assert fleet.up == 3
-
-    run(work)
+    engines = [PlainEngine(str(number), busy) for number in range(3)]
+    async with started(engines) as fleet:
+        with pytest.raises(CloudUnavailable, match="busy"):
+            await ask(fleet)
+        assert sum(engine.asked for engine in engines) == 1
+        assert fleet.up == 3
 
 
-def test_what_an_engine_declines_is_asked_nowhere_else() -> None:
-    async def work() -> None:
-        def declined(ids: Sequence[int], n: int) -> Completion:
-            raise CloudRejected("too long.")
+async def test_what_an_engine_declines_is_asked_nowhere_else() -> None:
+    def declined(ids: Sequence[int], n: int) -> Completion:
+        raise CloudRejected("too long.")
 
-        engines = [PlainEngine(str(number), declined) for number in range(3)]
-        async with started(engines) as fleet:
-            with pytest.raises(CloudRejected):
-                await ask(fleet)
-            assert sum(engine.asked for engine in engines) == 1
-
-    run(work)
+    engines = [PlainEngine(str(number), declined) for number in range(3)]
+    async with started(engines) as fleet:
+        with pytest.raises(CloudRejected):
+            await ask(fleet)
+        assert sum(engine.asked for engine in engines) == 1
 
 
 class Slow(PlainEngine):
@@ -274,56 +185,47 @@ class Slow(PlainEngine):
             self.now -= 1
 
 
-def test_concurrency_and_queue_are_bounds() -> None:
-    async def work() -> None:
-        engine = Slow()
-        async with started([engine], concurrency=2, queue=3) as fleet:
-            flying = [asyncio.create_task(ask(fleet, str(number))) for number in range(5)]
-            await until(lambda: fleet.replicas[0].asked == 5)
-            with pytest.raises(Busy) as busy:
-                await ask(fleet, "late")
-            assert busy.value.retry_after >= 0.05
-            engine.go.set()
-            assert all(completion.ids == (97,) for completion in await asyncio.gather(*flying))
-            assert engine.most == 2
-            assert fleet.replicas[0].asked == 0
-
-    run(work)
+async def test_concurrency_and_queue_are_bounds() -> None:
+    engine = Slow()
+    async with started([engine], concurrency=2, queue=3) as fleet:
+        flying = [asyncio.create_task(ask(fleet, str(number))) for number in range(5)]
+        await until(lambda: fleet.replicas[0].asked == 5)
+        with pytest.raises(Busy) as busy:
+            await ask(fleet, "late")
+        assert busy.value.retry_after >= 0.05
+        engine.go.set()
+        assert all(completion.ids == (97,) for completion in await asyncio.gather(*flying))
+        assert engine.most == 2
+        assert fleet.replicas[0].asked == 0
 
 
-def test_a_cancelled_consult_gives_its_place_back() -> None:
-    async def work() -> None:
-        engine = Slow()
-        async with started([engine], concurrency=1, queue=0) as fleet:
-            flying = asyncio.create_task(ask(fleet))
-            await until(lambda: engine.now)
-            with pytest.raises(Busy):
-                await ask(fleet)
-            flying.cancel()
-            await asyncio.gather(flying, return_exceptions=True)
-            engine.go.set()
-            assert (await ask(fleet)).ids == (97,)
-
-    run(work)
+async def test_a_cancelled_consult_gives_its_place_back() -> None:
+    engine = Slow()
+    async with started([engine], concurrency=1, queue=0) as fleet:
+        flying = asyncio.create_task(ask(fleet))
+        await until(lambda: engine.now)
+        with pytest.raises(Busy):
+            await ask(fleet)
+        flying.cancel()
+        await asyncio.gather(flying, return_exceptions=True)
+        engine.go.set()
+        assert (await ask(fleet)).ids == (97,)
 
 
-def test_warming_waits_for_nobody() -> None:
-    async def work() -> None:
-        engine = Slow()
-        async with started([engine], concurrency=1, queue=4) as fleet:
+async def test_warming_waits_for_nobody() -> None:
+    engine = Slow()
+    async with started([engine], concurrency=1, queue=4) as fleet:
+        await fleet.prefill([1], Client("s"))
+        assert engine.prefills == 1
+        flying = asyncio.create_task(ask(fleet))
+        await until(lambda: engine.now)
+        with pytest.raises(Busy):
             await fleet.prefill([1], Client("s"))
-            assert engine.prefills == 1
-            flying = asyncio.create_task(ask(fleet))
-            await until(lambda: engine.now)
-            with pytest.raises(Busy):
-                await fleet.prefill([1], Client("s"))
-            engine.go.set()
-            await flying
-
-    run(work)
+        engine.go.set()
+        await flying
 
 
-def test_an_engine_that_loses_what_it_should_warm_keeps_no_place(
+async def test_an_engine_that_loses_what_it_should_warm_keeps_no_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Found by an attack: prefills that hang held the places of consults until devices left."""
@@ -333,15 +235,12 @@ def test_an_engine_that_loses_what_it_should_warm_keeps_no_place(
         async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
             await asyncio.Event().wait()
 
-    async def work() -> None:
-        async with started([Losing()], concurrency=1, queue=4) as fleet:
-            warming = asyncio.create_task(fleet.prefill([1], Client("s")))
-            await asyncio.sleep(0)
-            assert (await asyncio.wait_for(ask(fleet), 60)).ids == (97,)
-            with pytest.raises(CloudTimeout):
-                await warming
-
-    run(work)
+    async with started([Losing()], concurrency=1, queue=4) as fleet:
+        warming = asyncio.create_task(fleet.prefill([1], Client("s")))
+        await asyncio.sleep(0)
+        assert (await asyncio.wait_for(ask(fleet), 60)).ids == (97,)
+        with pytest.raises(CloudTimeout):
+            await warming
 
 
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=30, unique=True))
@@ -386,21 +285,18 @@ async def quarantined(fleet: Fleet, told: Any, why: str) -> None:
     assert why in lines[0]
 
 
-def test_one_that_was_replaced_and_never_seen_down_is_not_used() -> None:
-    async def work() -> None:
-        engine = PlainEngine()
-        with capture_logs() as told:
-            async with started([engine]) as fleet:
-                engine.mark = 1
-                await quarantined(fleet, told, "another vocabulary")
-                with pytest.raises(CloudUnavailable, match="engine"):
-                    await ask(fleet)
-                assert engine.asked == 0
-                engine.mark = 0
-                await until(lambda: fleet.up)
-                assert (await ask(fleet)).ids == (97,)
-
-    run(work)
+async def test_one_that_was_replaced_and_never_seen_down_is_not_used() -> None:
+    engine = PlainEngine()
+    with capture_logs() as told:
+        async with started([engine]) as fleet:
+            engine.mark = 1
+            await quarantined(fleet, told, "another vocabulary")
+            with pytest.raises(CloudUnavailable, match="engine"):
+                await ask(fleet)
+            assert engine.asked == 0
+            engine.mark = 0
+            await until(lambda: fleet.up)
+            assert (await ask(fleet)).ids == (97,)
 
 
 class Telling(PlainEngine):
@@ -413,23 +309,20 @@ class Telling(PlainEngine):
         return Described(self.model, self.size)
 
 
-def test_the_same_strings_with_another_size_are_another_vocabulary() -> None:
+async def test_the_same_strings_with_another_size_are_another_vocabulary() -> None:
     """Related models split the fixed strings alike."""
 
-    async def work() -> None:
-        engine = Telling()
-        with capture_logs() as told:
-            async with started([engine]) as fleet:
-                assert fleet.size == 258
-                engine.size = 300
-                await quarantined(fleet, told, "another vocabulary")
-                engine.size = 258
-                await until(lambda: fleet.up)
-
-    run(work)
+    engine = Telling()
+    with capture_logs() as told:
+        async with started([engine]) as fleet:
+            assert fleet.size == 258
+            engine.size = 300
+            await quarantined(fleet, told, "another vocabulary")
+            engine.size = 258
+            await until(lambda: fleet.up)
 
 
-def test_one_that_is_being_proven_anew_is_not_proven() -> None:
+async def test_one_that_is_being_proven_anew_is_not_proven() -> None:
     """Consults for it wait; whoever asks whether the gateway is ready hears no."""
     go = asyncio.Event()
 
@@ -439,76 +332,61 @@ def test_one_that_is_being_proven_anew_is_not_proven() -> None:
                 await go.wait()
             return await super().complete(*asked, **more)
 
-    async def work() -> None:
-        engine = Thinking()
-        async with started([engine]) as fleet:
-            assert fleet.up == 1
-            engine.model = "another"
-            await until(lambda: not fleet.up)
-            waiting = asyncio.create_task(ask(fleet))
-            await asyncio.sleep(0.05)
-            assert engine.asked == 0
-            go.set()
-            assert (await waiting).ids == (97,)
-            assert fleet.up == 1
-
-    run(work)
+    engine = Thinking()
+    async with started([engine]) as fleet:
+        assert fleet.up == 1
+        engine.model = "another"
+        await until(lambda: not fleet.up)
+        waiting = asyncio.create_task(ask(fleet))
+        await asyncio.sleep(0.05)
+        assert engine.asked == 0
+        go.set()
+        assert (await waiting).ids == (97,)
+        assert fleet.up == 1
 
 
-def test_another_name_is_proven_anew_and_served() -> None:
-    async def work() -> None:
-        engine = Telling()
-        async with started([engine]) as fleet:
-            assert (fleet.model, engine.probes) == ("letters", 1)
-            engine.model = "letters, quantised"
-            await until(lambda: fleet.model == "letters, quantised")
-            assert (engine.probes, fleet.up) == (2, 1)
-
-    run(work)
+async def test_another_name_is_proven_anew_and_served() -> None:
+    engine = Telling()
+    async with started([engine]) as fleet:
+        assert (fleet.model, engine.probes) == ("letters", 1)
+        engine.model = "letters, quantised"
+        await until(lambda: fleet.model == "letters, quantised")
+        assert (engine.probes, fleet.up) == (2, 1)
 
 
-def test_ids_beyond_the_size_that_an_engine_tells_are_no_completion() -> None:
-    async def work() -> None:
-        engine = Telling("telling", lambda ids, n: Completion(ids=(258,), logprobs=(None,)))
-        async with started([engine]) as fleet:
-            with pytest.raises(CloudProtocolError, match="0 to 257"):
-                await ask(fleet)
-            assert fleet.up == 1
-
-    run(work)
+async def test_ids_beyond_the_size_that_an_engine_tells_are_no_completion() -> None:
+    engine = Telling("telling", lambda ids, n: Completion(ids=(258,), logprobs=(None,)))
+    async with started([engine]) as fleet:
+        with pytest.raises(CloudProtocolError, match="0 to 257"):
+            await ask(fleet)
+        assert fleet.up == 1
 
 
-def test_a_consult_finds_out_before_the_watch_and_moves_on(
+async def test_a_consult_finds_out_before_the_watch_and_moves_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleets, "HEALTH_SECONDS", 60.0)
     monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
 
-    async def work() -> None:
-        engines = [PlainEngine(str(number)) for number in range(3)]
-        async with started(engines) as fleet:
-            await ask(fleet)
-            (home,) = [engine for engine in engines if engine.asked]
-            home.mark = 1
-            home.connected()
-            assert (await ask(fleet)).ids == (97,)
-            assert fleet.up == 2
-            assert sum(engine.asked for engine in engines if engine is not home) == 1
-
-    run(work)
+    engines = [PlainEngine(str(number)) for number in range(3)]
+    async with started(engines) as fleet:
+        await ask(fleet)
+        (home,) = [engine for engine in engines if engine.asked]
+        home.mark = 1
+        home.connected()
+        assert (await ask(fleet)).ids == (97,)
+        assert fleet.up == 2
+        assert sum(engine.asked for engine in engines if engine is not home) == 1
 
 
-def test_an_engine_that_does_not_tell_its_vocabulary_is_no_fleet() -> None:
+async def test_an_engine_that_does_not_tell_its_vocabulary_is_no_fleet() -> None:
     class Silent(PlainEngine):
         async def tokenize(self, text: str) -> list[int] | None:
             return None
 
-    async def work() -> None:
-        with pytest.raises(UsageError, match="nothing proves"):
-            async with started([Silent()]):
-                pass
-
-    run(work)
+    with pytest.raises(UsageError, match="nothing proves"):
+        async with started([Silent()]):
+            pass
 
 
 PROBLEMS = [
@@ -525,7 +403,7 @@ PROBLEMS = [
 
 @pytest.mark.parametrize("where", ["ready", "tokenize", "model_name", "complete"])
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: type(problem).__name__)
-def test_no_end_of_one_look_ends_a_watch(problem: BaseException, where: str) -> None:
+async def test_no_end_of_one_look_ends_a_watch(problem: BaseException, where: str) -> None:
     """The other replica goes down and comes back meanwhile, and so does the one with the bug."""
 
     class Breaking(PlainEngine):
@@ -540,29 +418,26 @@ def test_no_end_of_one_look_ends_a_watch(problem: BaseException, where: str) -> 
             self.looks += 1
             raise problem
 
-    async def work() -> None:
-        engines = [Breaking("one"), PlainEngine("two")]
-        with capture_logs() as told:
-            async with started(engines) as fleet:
-                engines[0].broken = True  # type: ignore[attr-defined]
-                if where == "complete":
-                    engines[0].mark = 1  # so that it is probed
-                await until(lambda: fleet.up == 1)
-                looks = engines[0].looks
-                await until(lambda: engines[0].looks > looks + 3)
-                engines[1].down = GONE
-                await until(lambda: fleet.up == 0)
-                engines[1].down = None
-                await until(lambda: fleet.up == 1)
-                engines[0].broken, engines[0].mark = False, 0  # type: ignore[attr-defined]
-                await until(lambda: fleet.up == 2)
-        of_one = [line["event"] for line in told if line.get("engine") == "one"]
-        assert of_one == ["engine not used", "engine used again"]
-
-    run(work)
+    engines = [Breaking("one"), PlainEngine("two")]
+    with capture_logs() as told:
+        async with started(engines) as fleet:
+            engines[0].broken = True  # type: ignore[attr-defined]
+            if where == "complete":
+                engines[0].mark = 1  # so that it is probed
+            await until(lambda: fleet.up == 1)
+            looks = engines[0].looks
+            await until(lambda: engines[0].looks > looks + 3)
+            engines[1].down = GONE
+            await until(lambda: fleet.up == 0)
+            engines[1].down = None
+            await until(lambda: fleet.up == 1)
+            engines[0].broken, engines[0].mark = False, 0  # type: ignore[attr-defined]
+            await until(lambda: fleet.up == 2)
+    of_one = [line["event"] for line in told if line.get("engine") == "one"]
+    assert of_one == ["engine not used", "engine used again"]
 
 
-def test_a_replica_that_stalls_keeps_nobody_from_looking_at_the_others(
+async def test_a_replica_that_stalls_keeps_nobody_from_looking_at_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleets, "LOOK_SECONDS", 3600.0)
@@ -575,21 +450,18 @@ def test_a_replica_that_stalls_keeps_nobody_from_looking_at_the_others(
             if self.stalled:
                 await asyncio.sleep(3600)
 
-    async def work() -> None:
-        engines = [Stalling("one"), PlainEngine("two")]
-        async with started(engines) as fleet:
-            engines[0].stalled = True  # type: ignore[attr-defined]
-            looks = engines[1].looks
-            await until(lambda: engines[1].looks > looks + 3)
-            engines[1].down = GONE
-            await until(lambda: fleet.up == 1)
-            engines[1].down = None
-            await until(lambda: fleet.up == 2)
-
-    run(work)
+    engines = [Stalling("one"), PlainEngine("two")]
+    async with started(engines) as fleet:
+        engines[0].stalled = True  # type: ignore[attr-defined]
+        looks = engines[1].looks
+        await until(lambda: engines[1].looks > looks + 3)
+        engines[1].down = GONE
+        await until(lambda: fleet.up == 1)
+        engines[1].down = None
+        await until(lambda: fleet.up == 2)
 
 
-def test_a_log_that_cannot_be_written_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_that_cannot_be_written_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         def warning(self, *_: object, **__: object) -> None:
             raise BrokenPipeError("nobody reads")
@@ -598,13 +470,10 @@ def test_a_log_that_cannot_be_written_ends_no_watch(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(fleets, "log", Full())
 
-    async def work() -> None:
-        engine = PlainEngine()
-        async with started([engine]) as fleet:
-            for _ in range(2):
-                engine.down = GONE
-                await until(lambda: not fleet.up)
-                engine.down = None
-                await until(lambda: fleet.up)
-
-    run(work)
+    engine = PlainEngine()
+    async with started([engine]) as fleet:
+        for _ in range(2):
+            engine.down = GONE
+            await until(lambda: not fleet.up)
+            engine.down = None
+            await until(lambda: fleet.up)

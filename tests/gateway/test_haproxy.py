@@ -5,10 +5,11 @@ import os
 import socket
 import ssl
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 import httpx2
@@ -16,10 +17,9 @@ import numpy as np
 import pytest
 import trustme
 
-from edgewise.addresses import bundled
 from edgewise.cloud.gateway import HEARTBEAT_SECONDS, GatewayCloud
 from edgewise.edge.base import EdgeModel, Floats
-from edgewise.edge.llamacpp import LlamaModel
+from edgewise.keys.keys import add_key
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
@@ -37,16 +37,73 @@ from edgewise.wire.protocol import (
     from_gateway,
     tokenizer_fingerprint,
 )
-from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.doubles.scripted_engine import ScriptedEngine, reply_to
-from tests.gateway.one_address import CONFIGURATION, Address, address
-from tests.gateway.processes import HAPROXY, needs_haproxy, until
-from tests.llama_server_process import llama_server
+from tests.gateway.processes import (
+    HAPROXY,
+    ROOT,
+    GatewayProcess,
+    haproxy,
+    lasting_port,
+    metric,
+    needs_haproxy,
+    two_gateways,
+    until,
+)
+
+CONFIGURATION = ROOT / "deploy" / "haproxy.cfg"
 
 pytestmark = [needs_haproxy, pytest.mark.deep]
 
 DEVICES, TOKENS = 8, 50
 FAULTS = {"unavailable", "timeout", "refused", "rejected", "protocol", "circuit_open"}
+
+
+class Address(NamedTuple):
+    """One address, the gateways behind it, a key for both, and HAProxy's own numbers."""
+
+    url: str
+    a: GatewayProcess
+    b: GatewayProcess
+    secret: str
+    numbers: str
+
+    def up(self, name: str) -> bool:
+        """Whether HAProxy sends new sessions to a gateway."""
+        return bool(
+            metric(self.numbers, "haproxy_server_status", proxy="gateways", server=name, state="UP")
+        )
+
+    def device(self, edge: EdgeModel) -> GatewayCloud:
+        """Its cloud, with a session opened."""
+        made = GatewayCloud(self.url, key=self.secret)
+        made.check(edge.tokenizer)
+        return made
+
+
+@contextmanager
+def address(engine: str, folder: Path) -> Iterator[Address]:
+    """The shipped configuration over two gateways, with TLS; the process trusts its authority."""
+    authority = trustme.CA()
+    pem = folder / "edgewise.pem"
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(pem))
+    keys = folder / "keys.json"
+    secret = add_key(keys, "devices", asks_per_second=0, tokens_per_day=0, sessions=0)
+    port, numbers = lasting_port(), lasting_port()
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        trusted = folder / "authority.pem"
+        authority.cert_pem.write_to_path(str(trusted))
+        patch.setenv("SSL_CERT_FILE", str(trusted))
+        a, b = stack.enter_context(two_gateways(engine, keys))
+        environment = {
+            "EDGEWISE_BIND": f"127.0.0.1:{port}",
+            "EDGEWISE_PEM": str(pem),
+            "EDGEWISE_GATEWAY_A": f"127.0.0.1:{a.port}",
+            "EDGEWISE_GATEWAY_B": f"127.0.0.1:{b.port}",
+            "EDGEWISE_NUMBERS": f"127.0.0.1:{numbers}",
+        }
+        shown = f"http://127.0.0.1:{numbers}/metrics"
+        stack.enter_context(haproxy(CONFIGURATION, shown, **environment))
+        yield Address(f"https://localhost:{port}", a, b, secret, shown)
 
 
 @pytest.fixture
@@ -299,48 +356,6 @@ def test_strangers_keep_nobody_out_of_the_address(one: Address) -> None:
             require_whole(made.answers())
         # None of them has reached a gateway.
         assert one.a.count("connections") + one.b.count("connections") <= DEVICES
-
-
-def test_the_real_pair_answers_the_same_while_its_gateway_is_killed(tmp_path: Path) -> None:
-    question = pocketqa().questions[1].prompt
-    with (
-        llama_server(bundled("cloud")) as engine,
-        address(engine, tmp_path) as one,
-        LlamaModel(bundled("edge"), threads=1) as edge,
-    ):
-        ids = edge.tokenizer.encode_prompt(question)
-        cloud = one.device(edge)
-        undisturbed = answer(edge, cloud, ids, 24)
-        cloud.close()
-        assert {token.source for token in undisturbed.tokens} == {"cloud"}
-        for at in (1, len(undisturbed.tokens) // 2):
-            cloud = one.device(edge)
-            holder = one.a if one.a.count("connections") else one.b
-            decoder = Decoder(
-                edge,
-                router=_Telling({at: holder.kill}),
-                policy=Policy(threshold=0.5, deadline=10.0),
-                cloud=cloud,
-            )
-            found = decoder.generate(ids, max_tokens=24)
-            cloud.close()
-            same = [token.id for token in found.tokens] == [t.id for t in undisturbed.tokens]
-            assert same or {t.reason for t in found.tokens if t.source == "edge"} & FAULTS
-            assert found.finish_reason == undisturbed.finish_reason
-            holder.start()
-
-
-class _Telling(Constant):
-    """Always asks, and does something before some consults."""
-
-    def __init__(self, before: dict[int, Callable[[], None]]) -> None:
-        super().__init__(1.0)
-        self._before, self._count = before, 0
-
-    def score(self, step: object) -> float:
-        self._before.get(self._count, lambda: None)()
-        self._count += 1
-        return 1.0
 
 
 @pytest.mark.parametrize("others", [[], ["/etc/haproxy/haproxy.cfg"]], ids=["alone", "debians"])

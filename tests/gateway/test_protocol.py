@@ -1,8 +1,8 @@
-"""Frames and checks: whatever comes in is a frame or a sentence."""
+"""Frames, and the check of a prefix: the same however its ids came. tests/test_outside_bytes.py has
+what is no frame."""
 
-from typing import Any
+import tracemalloc
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,12 +12,11 @@ from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.wire import protocol
 from edgewise.wire.protocol import (
+    MAX_IDS,
     Ask,
     Cancel,
     Close,
     Failed,
-    FromDevice,
-    FromGateway,
     Ledger,
     NeedFull,
     Open,
@@ -32,30 +31,6 @@ from edgewise.wire.protocol import (
 )
 
 IDS = st.lists(st.integers(0, 151_935), max_size=40)
-
-
-@given(st.binary(max_size=400))
-def test_bytes_are_a_frame_or_a_sentence(data: bytes) -> None:
-    for decode, frames in ((from_device, FromDevice), (from_gateway, FromGateway)):
-        try:
-            frame = decode(data)
-        except CloudProtocolError:
-            continue
-        assert isinstance(frame, frames)
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers(-(2**40), 2**64 - 1) | st.floats() | st.text(),
-        lambda inner: st.lists(inner, max_size=6),
-    ).filter(lambda value: isinstance(value, list))
-)
-def test_any_message_is_a_frame_or_a_sentence(value: Any) -> None:
-    try:
-        frame = from_device(msgspec.msgpack.encode(value))
-    except CloudProtocolError:
-        return
-    assert isinstance(frame, Open | Push | Ask | Cancel | Close)
 
 
 def test_nested_lists_do_not_exhaust_the_stack() -> None:
@@ -89,35 +64,6 @@ def test_frames_survive_the_wire(ids: list[int], more: list[int], number: int) -
         assert from_gateway(encode(reply)) == reply
 
 
-@given(IDS, IDS, IDS, st.data())
-def test_the_check_follows_from_the_ids_alone(
-    first: list[int], second: list[int], third: list[int], data: st.DataObject
-) -> None:
-    ledger = Ledger()
-    assert ledger.put(0, first)
-    assert ledger.put(data.draw(st.integers(0, len(first))), second)
-    at = data.draw(st.integers(0, len(ledger.ids)))
-    expected = [*ledger.ids[:at], *third]
-    assert ledger.put(at, third)
-    assert ledger.ids == expected
-    plain = 0
-    for token in expected:
-        plain = (plain * 1_000_003 + token + 1) % (2**61 - 1)
-    assert ledger.check == plain
-    assert not ledger.put(len(expected) + 1, [])
-
-
-@given(IDS.filter(bool), st.data())
-def test_other_ids_have_another_check(ids: list[int], data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, len(ids) - 1))
-    other = [*ids]
-    other[at] += 1
-    left, right = Ledger(), Ledger()
-    left.put(0, ids)
-    right.put(0, other)
-    assert left.check != right.check
-
-
 def test_a_consult_is_small_whatever_the_prompt() -> None:
     """120 bytes up for 16 new ids, 200 down, candidates excluded."""
     ledger = Ledger()
@@ -146,3 +92,68 @@ def test_other_vocabularies_have_other_fingerprints() -> None:
     assert same == protocol.tokenizer_fingerprint(ByteTokenizer())
     assert same != protocol.tokenizer_fingerprint(Other())
     assert protocol.fingerprint([[1, 2], [3]]) != protocol.fingerprint([[1], [2, 3]])
+
+
+# Of lengths around those at which many ids are hashed as vectors.
+PART = st.tuples(
+    st.sampled_from([0, 1, 5, 1022, 1023, 1024, 1025, 2048, 3000]), st.integers(0, 2**32 - 1)
+)
+
+
+def numbers(length: int, first: int) -> list[int]:
+    return [(first + 2_654_435_761 * index) % 2**32 for index in range(length)]
+
+
+def plain(ids: list[int]) -> int:
+    """As docs/protocol.md says."""
+    check = 0
+    for token in ids:
+        check = (check * 1_000_003 + token + 1) % (2**61 - 1)
+    return check
+
+
+@given(st.lists(st.tuples(PART, st.floats(0, 1)), max_size=8))
+def test_the_check_is_that_of_the_page(parts: list[tuple[tuple[int, int], float]]) -> None:
+    ledger, expected = Ledger(), list[int]()
+    for (length, first), where in parts:
+        at, ids = int(where * len(expected)), numbers(length, first)
+        expected = [*expected[:at], *ids]
+        assert ledger.put(at, Ledger(ids) if length % 2 else ids)
+        assert (ledger.ids, len(ledger), ledger.check) == (expected, len(expected), plain(expected))
+
+
+@pytest.mark.parametrize("token", [0, 1, 2**32 - 2, 2**32 - 1])
+def test_the_longest_prefix(token: int) -> None:
+    ids = [token] * MAX_IDS
+    assert Ledger(ids).check == plain(ids)
+
+
+def test_a_copy_stays_as_it_was() -> None:
+    ledger = Ledger([1, 2, 3])
+    copied = ledger.copy()
+    ledger.put(1, [9])
+    assert (copied.ids, copied.check) == ([1, 2, 3], plain([1, 2, 3]))
+    assert (ledger.ids, ledger.check) == ([1, 9], plain([1, 9]))
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**32], [1.5], ["a"], [None]])
+def test_what_are_no_ids_is_a_sentence(ids: list[int]) -> None:
+    with pytest.raises(CloudProtocolError, match="32-bit"):
+        Ledger(ids)
+    ledger = Ledger([1])
+    with pytest.raises(CloudProtocolError):
+        ledger.put(1, ids)
+    assert ledger.ids == [1]
+
+
+def test_a_full_prefix_is_small() -> None:
+    data = encode(Push(0, [70_000] * MAX_IDS, 0))
+    tracemalloc.start()
+    frame = from_device(data)
+    assert isinstance(frame, Push)
+    ledger = Ledger(frame.ids)
+    del frame
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(ledger) == MAX_IDS
+    assert size < 5 * MAX_IDS

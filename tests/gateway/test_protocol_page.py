@@ -2,14 +2,13 @@
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
 import msgspec
 import pytest
 
-from benchmarks.protocol_exchange import BEGIN, END, PAGE, Side, exchange, text_engine, words
+from benchmarks.protocol_exchange import BEGIN, END, PAGE, Side, text_engine, words
 from edgewise.addresses import bundled
 from edgewise.edge.base import PROBES
 from edgewise.edge.llamacpp import LlamaModel
@@ -18,6 +17,7 @@ from edgewise.wire import protocol
 from edgewise.wire.protocol import FromDevice, FromGateway
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.plain_client import PlainClient, check, fingerprint, page_probes
+from tests.gateway.processes import until
 from tests.gateway.running import Running, gateway
 
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -148,32 +148,6 @@ def test_ranges_of_integers(row: str, field: str) -> None:
     assert not accepts(**{field: float(least)})
 
 
-BOUNDS = [
-    ("temperature", 0, [0, 0.0, 100, 100.0], [-0.1, 100.5, float("nan"), float("inf")]),
-    ("top_k", 1, [0, 1, 1 << 20], [-1]),
-    ("top_p", 2, [1, 1.0, 1e-9], [0, 0.0, 1.01, float("nan")]),
-    ("min_p", 3, [0, 1, 0.5], [-0.1, 1.01, float("nan")]),
-]
-
-
-@pytest.mark.parametrize(("name", "place", "good", "bad"), BOUNDS, ids=[row[0] for row in BOUNDS])
-def test_bounds_of_sampling(
-    page_gateway: Running, name: str, place: int, good: list[Any], bad: list[Any]
-) -> None:
-    assert re.search(rf"^\| {name} \| (float|integer) \|", TEXT, re.MULTILINE)
-    with PlainClient(page_gateway.url) as client:
-        client.open()
-        for number, value in enumerate([*good, *bad]):
-            sampling = [0.5, 0, 1.0, 0.0, 1]
-            sampling[place] = value
-            client.send([3, number, 0, [72], check([72]), 1, 5000, 0, sampling])
-            reply = client.receive()
-            if number < len(good):
-                assert reply[:2] == [17, number], value
-            else:
-                assert reply[:3] == [19, number, "rejected"], value
-
-
 def test_the_probes_and_the_worked_vector() -> None:
     probes = page_probes()
     assert tuple(probes) == PROBES
@@ -261,7 +235,7 @@ def test_its_frames_are_the_pages_bytes(page_engine: ScriptedEngine, page_gatewa
                     told(frame, client, names, page_engine)
                 else:
                     heard(frame, client, names)
-        wait(lambda: not page_gateway.gateway.connections)
+        until(lambda: not page_gateway.gateway.connections)
 
 
 NUMBERS = {"open": 1, "push": 2, "ask": 3, "cancel": 4, "close": 5}
@@ -281,9 +255,9 @@ def told(frame: Frame, client: PlainClient, names: dict[str, str], engine: Scrip
         engine.fault = lambda number: "hang"
     client.send([NUMBERS[frame.kind], *values.values()])
     if held_up:
-        wait(lambda: engine.running == 1)
+        until(lambda: engine.running == 1)
     if frame.kind == "cancel":
-        wait(lambda: engine.running == 0)
+        until(lambda: engine.running == 0)
         engine.fault = lambda number: None
 
 
@@ -299,19 +273,3 @@ def heard(frame: Frame, client: PlainClient, names: dict[str, str]) -> None:
         data = data.replace(drawn.encode(), shown.encode())
         data = data.replace(drawn[:8].encode(), shown[:8].encode())
     assert data == frame.data
-
-
-def wait(holds: Any) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def test_the_page_is_what_the_script_writes(
-    page_engine: ScriptedEngine, page_gateway: Running
-) -> None:
-    """But for the names that a gateway draws."""
-    messages = exchange(page_gateway.url, page_engine)
-    assert [message.side for message in messages] == [frame.side for frame in FRAMES]
-    assert [len(message.data) for message in messages] == [len(frame.data) for frame in FRAMES]

@@ -64,16 +64,6 @@ def test_what_is_idle_goes() -> None:
     assert opened(sessions, first.name) is not first
 
 
-def test_what_is_not_idle_stays() -> None:
-    sessions = Sessions(most=10, most_ids=1000, idle=60)
-    held = [opened(sessions) for _ in range(3)]
-    for session in held:
-        put(sessions, session, 10)
-        sessions.leave(session)
-    sessions.expire()
-    assert (len(sessions), sessions.ids) == (3, 30)
-
-
 def test_ids_are_bounded() -> None:
     sessions = Sessions(most=10, most_ids=100, idle=60)
     held = [opened(sessions) for _ in range(3)]
@@ -126,23 +116,6 @@ def test_more_ids_than_a_share_are_answered_and_not_held() -> None:
     assert copied is not None
     assert copied.ids == list(range(60))
     assert (len(session.ledger), sessions.ids) == (0, 0)
-
-
-def test_ids_with_another_check_are_not_held() -> None:
-    sessions = Sessions(most=10, most_ids=1000, idle=60)
-    session = opened(sessions)
-    put(sessions, session, 60)
-    assert sessions.put(session, 60, [1], 5, most=0) is None
-    assert (len(session.ledger), sessions.ids, sessions.held("k")) == (0, 0, 0)
-
-
-def test_a_session_that_is_closed_is_forgotten() -> None:
-    sessions = Sessions(most=10, most_ids=100, idle=60)
-    first = opened(sessions)
-    put(sessions, first, 10)
-    sessions.forget(first)
-    assert (len(sessions), sessions.ids, sessions.attached("k")) == (0, 0, 0)
-    assert opened(sessions, first.name).name != first.name
 
 
 def test_sixty_full_sessions_of_one_key_fit_in_its_share() -> None:

@@ -3,8 +3,7 @@
 import asyncio
 import re
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,17 @@ from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.engines.base import NOBODY, Abilities, Client
-from edgewise.engines.llama_server import LlamaServerEngine
+from edgewise.engines.base import NOBODY, Client
 from edgewise.errors import CloudUnavailable
 from edgewise.gateway.bundled import SLOTS, BundledEngine
-from edgewise.keys.keys import add_key
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.gateway.doubles import PlainEngine
-from tests.gateway.running import Running, gateway
+from tests.gateway.running import gateway
 from tests.llama_server_process import RECOMMENDED, llama_server
+
+Add = Callable[..., str]
 
 FLAGS: dict[str, Mapping[str, float]] = {
     "none": {},
@@ -44,16 +43,6 @@ def tokenizer() -> Iterator[Tokenizer]:
     model = LlamaModel(bundled("edge"), threads=1)
     yield model.tokenizer
     model.close()
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> tuple[Path, list[str]]:
-    """A file of two keys, and the keys."""
-    path = tmp_path / "keys.json"
-    names = ("laptop", "phone")
-    return path, [
-        add_key(path, name, asks_per_second=0, tokens_per_day=0, sessions=0) for name in names
-    ]
 
 
 @pytest.mark.deep
@@ -115,12 +104,6 @@ class Noting(PlainEngine):
         self.clients.append(client)
 
 
-@contextmanager
-def serving(*engines: PlainEngine, keys: Path | None = None) -> Iterator[Running]:
-    with gateway(engines, keys=keys) as running:
-        yield running
-
-
 METER, NOTHING = (1, 1, 0.5), (None, None, None)
 
 
@@ -134,11 +117,15 @@ METER, NOTHING = (1, 1, 0.5), (None, None, None)
     ],
 )
 def test_the_meter_is_told_where_caches_are_apart_or_all_are_one(
-    keys: tuple[Path, list[str]], salts: Sequence[bool], with_keys: bool, told: tuple[object, ...]
+    keys: Path,
+    add: Add,
+    salts: Sequence[bool],
+    with_keys: bool,
+    told: tuple[object, ...],
 ) -> None:
-    path, secrets = keys
+    secrets = [add("laptop"), add("phone")]
     engines = [Noting(salt=salt, name=str(number)) for number, salt in enumerate(salts)]
-    with serving(*engines, keys=path if with_keys else None) as running:
+    with gateway(engines, keys=keys if with_keys else None) as running:
         completions = [ask(running.url, secret if with_keys else None) for secret in secrets]
         counted = urllib.request.urlopen(f"{running.url}/metrics").read().decode()
     for completion in completions:
@@ -148,20 +135,18 @@ def test_the_meter_is_told_where_caches_are_apart_or_all_are_one(
     assert re.search(r'prompt_tokens_total\{cache="miss"\} 2\.0', counted)
 
 
-def test_no_meter_while_an_engine_has_not_been_seen(keys: tuple[Path, list[str]]) -> None:
-    path, (secret, _) = keys
+def test_no_meter_while_an_engine_has_not_been_seen(keys: Path, add: Add) -> None:
+    secret = add()
     seen, down = Noting(salt=True), Noting(salt=True, name="down")
     down.down = CloudUnavailable("not ready")
-    with serving(seen, down, keys=path) as running:
+    with gateway([seen, down], keys=keys) as running:
         assert ask(running.url, secret).cached is None
 
 
-def test_an_engine_is_told_whose_consult_and_whose_push_it_is(
-    keys: tuple[Path, list[str]],
-) -> None:
-    path, secrets = keys
+def test_an_engine_is_told_whose_consult_and_whose_push_it_is(keys: Path, add: Add) -> None:
+    secrets = [add("laptop"), add("phone")]
     engine = Noting()
-    with serving(engine, keys=path) as running:
+    with gateway([engine], keys=keys) as running:
         for secret in secrets:
             cloud = GatewayCloud(running.url, key=secret)
             cloud.check(ByteTokenizer())
@@ -175,29 +160,28 @@ def test_an_engine_is_told_whose_consult_and_whose_push_it_is(
 
 def test_without_keys_there_is_one_tenant() -> None:
     engine = Noting()
-    with serving(engine) as running:
+    with gateway([engine]) as running:
         ask(running.url)
     assert [client.tenant for client in engine.clients] == [""]
 
 
-def test_a_key_named_as_nobodys_is_a_tenant_as_well(tmp_path: Path) -> None:
-    path, engine = tmp_path / "keys.json", Noting()
-    secret = add_key(path, "anybody", asks_per_second=0, tokens_per_day=0, sessions=0)
-    with serving(engine, keys=path) as running:
+def test_a_key_named_as_nobodys_is_a_tenant_as_well(keys: Path, add: Add) -> None:
+    engine, secret = Noting(), add("anybody")
+    with gateway([engine], keys=keys) as running:
         assert ask(running.url, secret).cached is None
     assert [client.tenant for client in engine.clients] == ["anybody"]
 
 
 @pytest.mark.deep
 def test_with_the_recommended_flags_a_key_still_reuses_its_own(
-    tokenizer: Tokenizer, keys: tuple[Path, list[str]]
+    tokenizer: Tokenizer, keys: Path, add: Add
 ) -> None:
     """Told by the gateway's sums: the devices are not."""
-    path, secrets = keys
+    secrets = [add("laptop"), add("phone")]
     prompts = [list(range(10, 60)), list(range(200, 250))]
     with (
         llama_server(bundled("cloud"), flags=RECOMMENDED) as url,
-        gateway([url], keys=path) as running,
+        gateway([url], keys=keys) as running,
     ):
         clouds = [GatewayCloud(running.url, key=secret) for secret in secrets]
         for cloud in clouds:
@@ -223,10 +207,11 @@ def test_with_the_recommended_flags_a_key_still_reuses_its_own(
     ],
 )
 def test_what_an_operator_should_change_is_logged_at_the_start(
-    keys: tuple[Path, list[str]], flags: Mapping[str, float], with_keys: bool, said: str | None
+    keys: Path, add: Add, flags: Mapping[str, float], with_keys: bool, said: str | None
 ) -> None:
+    add()
     with llama_server(bundled("cloud"), flags=flags) as url, capture_logs() as logs:
-        with gateway([url], keys=keys[0] if with_keys else None):
+        with gateway([url], keys=keys if with_keys else None):
             pass
         warned = [str(entry["why"]) for entry in logs if entry["event"] == "caches are shared"]
     structlog.reset_defaults()
@@ -244,8 +229,9 @@ def test_the_deployment_starts_a_server_with_these_flags() -> None:
         assert flag in text
 
 
-def test_an_engine_without_a_salt_is_told_of_too(keys: tuple[Path, list[str]]) -> None:
-    with capture_logs() as logs, serving(Noting(), Noting(salt=True, name="b"), keys=keys[0]):
+def test_an_engine_without_a_salt_is_told_of_too(keys: Path, add: Add) -> None:
+    add()
+    with capture_logs() as logs, gateway([Noting(), Noting(salt=True, name="b")], keys=keys):
         pass
     warned = [entry for entry in logs if entry["event"] == "caches are shared"]
     assert [entry["engine"] for entry in warned] == ["plain"]
@@ -253,67 +239,40 @@ def test_an_engine_without_a_salt_is_told_of_too(keys: tuple[Path, list[str]]) -
 
 
 def test_an_engine_that_fails_to_tell_does_not_keep_the_gateway_from_starting(
-    keys: tuple[Path, list[str]],
+    keys: Path, add: Add
 ) -> None:
+    secret = add()
+
     class Silent(Noting):
         async def advice(self) -> str | None:
             raise CloudUnavailable("gone")
 
-    with capture_logs() as logs, serving(Silent(), keys=keys[0]) as running:
-        assert ask(running.url, keys[1][0]).ids == (97,)
+    with capture_logs() as logs, gateway([Silent()], keys=keys) as running:
+        assert ask(running.url, secret).ids == (97,)
     assert any("Nothing shows" in str(entry.get("why")) for entry in logs)
 
 
-def test_a_bundled_slot_forgets_what_another_tenant_left() -> None:
-    prompt = list(range(10, 50))
+@pytest.mark.anyio
+async def test_a_bundled_slot_forgets_what_another_tenant_left() -> None:
+    prompt, engine = list(range(10, 50)), BundledEngine()
 
-    async def cached(engine: BundledEngine, session: str, tenant: str) -> int | None:
-        return (await engine.complete(prompt, 1, Sampling(), Client(session, tenant=tenant))).cached
+    async def cached(session: str, tenant: str) -> int | None:
+        client = Client(session, tenant=tenant)
+        return (await engine.complete(prompt, 1, Sampling(), client)).cached
 
-    async def work() -> None:
-        engine = BundledEngine()
-        try:
-            for number in range(SLOTS):
-                assert await cached(engine, f"a{number}", "a") == 0
-            assert await cached(engine, "b0", "b") == 0
-            assert await cached(engine, "b0", "b") == len(prompt)
-            # Within a tenant a slot may be handed on as it is.
-            assert await cached(engine, "a9", "a") == len(prompt)
-            # Side by side: what is asked first is answered, whoever takes its slot.
-            asked = [cached(engine, f"s{n}", f"tenant {n}") for n in range(3 * SLOTS)]
-            assert await asyncio.gather(*asked) == [0] * len(asked)
-        finally:
-            await engine.close()
-
-    asyncio.run(work())
-
-
-def test_a_prefill_of_another_tenants_is_forgotten_as_well() -> None:
-    prompt = list(range(10, 50))
-
-    async def work() -> None:
-        engine = BundledEngine()
-        try:
-            for number in range(SLOTS):
-                await engine.prefill(prompt, Client(f"a{number}", tenant="a"))
-            completion = await engine.complete(prompt, 1, Sampling(), Client("b", tenant="b"))
-            assert completion.cached == 0
-        finally:
-            await engine.close()
-
-    asyncio.run(work())
-
-
-@pytest.mark.deep
-def test_what_the_table_of_abilities_says_of_a_llama_server() -> None:
-    async def work() -> Abilities:
-        engine = LlamaServerEngine(url)
-        try:
-            return await engine.probe()
-        finally:
-            await engine.close()
-
-    with llama_server(bundled("cloud")) as url:
-        able = asyncio.run(work())
-    assert able.meter
-    assert not able.salt
+    try:
+        for number in range(SLOTS):
+            assert await cached(f"a{number}", "a") == 0
+        assert await cached("b0", "b") == 0
+        assert await cached("b0", "b") == len(prompt)
+        # Within a tenant a slot may be handed on as it is.
+        assert await cached("a9", "a") == len(prompt)
+        # Side by side: what is asked first is answered, whoever takes its slot.
+        asked = [cached(f"s{n}", f"tenant {n}") for n in range(3 * SLOTS)]
+        assert await asyncio.gather(*asked) == [0] * len(asked)
+        # What was only prefilled, too.
+        for number in range(SLOTS):
+            await engine.prefill(prompt, Client(f"c{number}", tenant="c"))
+        assert await cached("d", "d") == 0
+    finally:
+        await engine.close()
