@@ -186,7 +186,7 @@ def test_an_id_of_five_thousand_digits() -> None:
 @given(data=st.data())
 def test_what_an_engine_says_of_itself(dialect: str, data: st.DataObject) -> None:
     engine = answering(dialect, data.draw(json_like(MODELS, TOKENS)))
-    for ask in (engine.model_name, lambda: engine.tokenize("a"), engine.probe):
+    for ask in (engine.describe, lambda: engine.tokenize("a"), engine.probe):
         with suppress(CloudError):
             asyncio.run(ask())  # type: ignore[arg-type]
 

@@ -79,9 +79,9 @@ def test_each_type_can_be_given_everywhere(tmp_path: Path) -> None:
         ("", {"EDGEWISE_SPAN": "1.5"}, "span in the environment is not valid: "),
         ("", {"EDGEWISE_TOP_P": ""}, "top-p in the environment is not valid: "),
         ("span = = 1", {}, "edgewise.toml"),
-        ("threads = 0", {}, "threads must be from 1 to 512, not 0."),
-        ("", {"EDGEWISE_CTX": "4294967304"}, "ctx must be from 8 to 16777216, not 4294967304."),
-        ("", {"EDGEWISE_GPU_LAYERS": "-2"}, "gpu-layers must be from -1 to "),
+        ("threads = 0", {}, "threads in edgewise.toml is not valid: "),
+        ("", {"EDGEWISE_CTX": "4294967304"}, "ctx in the environment is not valid: "),
+        ("", {"EDGEWISE_GPU_LAYERS": "-2"}, "gpu-layers in the environment is not valid: "),
     ],
 )
 def test_what_a_source_may_not_say(
@@ -202,9 +202,7 @@ def test_what_is_no_share_is_told(written: str) -> None:
         settings_of({"cloud_share": written})
 
 
-def test_what_others_put_into_the_environment_is_left_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_others_put_into_the_environment_is_left_alone(tmp_path: Path) -> None:
     """A service called edgewise, or edgewise-gateway, is told to every container beside it."""
     service = {
         "EDGEWISE_SERVICE_HOST": "10.0.0.1",
@@ -215,6 +213,4 @@ def test_what_others_put_into_the_environment_is_left_alone(
         "EDGEWISE_GATEWAY_PORT_80_TCP": "tcp://10.0.0.2:80",
     }
     assert loaded(tmp_path, **service) == Settings()
-    assert not caplog.records
     assert loaded(tmp_path, EDGEWISE_HELLO="world") == Settings()
-    assert "EDGEWISE_HELLO" in caplog.text

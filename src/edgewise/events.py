@@ -156,15 +156,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_tokens: int
     cached_tokens: int = 0
-    edge_tokens: int
-    cloud_tokens: int
-    wasted_tokens: int
-    correction_tokens: int
-    cloud_share: float
-    cloud_calls: int
-    failed_calls: int
-    cloud_prompt_cached: int | None
-    cloud_prompt_computed: int | None
+    edge_tokens: int = 0
+    cloud_tokens: int = 0
+    wasted_tokens: int = 0
+    correction_tokens: int = 0
+    cloud_share: float = 0.0
+    cloud_calls: int = 0
+    failed_calls: int = 0
+    cloud_prompt_cached: int | None = 0
+    cloud_prompt_computed: int | None = 0
     cloud_completion_tokens: int = 0
     sent: SentCounts = SentCounts()
     cost: AnswerCost | None = None
@@ -178,9 +178,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from the start to the first token and to the end, and those spent waiting."""
 
-    ttft: float
-    total: float
-    wait: float
+    ttft: float = 0.0
+    total: float = 0.0
+    wait: float = 0.0
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):

@@ -1,7 +1,6 @@
 """Settings: flag > environment `EDGEWISE_*` > `edgewise.toml` in the working folder > default."""
 
 import difflib
-import logging
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -12,8 +11,6 @@ import msgspec
 from msgspec import Meta
 
 from edgewise.errors import UsageError
-
-_log = logging.getLogger(__name__)
 
 FILE = "edgewise.toml"
 PREFIX = "EDGEWISE_"
@@ -26,22 +23,10 @@ _EITHER = {"threshold": "cloud_share", "cloud_share": "threshold"}
 _OF_SERVE = "api_key"
 """Not a setting: an option of `serve`, which may stand in the environment too."""
 
-# An orchestrator tells a container of the services beside it, under their names.
-_SERVICE = re.compile(r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT|PORT)(?:_\w+)?")
 _TYPO = 0.8
 """How like a setting's name an unknown variable's must be to be taken for it, misspelt."""
 
 FLAGS, ENVIRONMENT = "the flags", "the environment"
-
-# Upper bounds keep numbers that its C structs would cut short away from llama.cpp.
-_BOUNDS = {
-    "ctx": (8, 1 << 24),
-    "threads": (1, 512),
-    "max_tokens": (1, 1 << 31),
-    "seed": (0, (1 << 63) - 1),
-    "speculate": (0, 256),
-    "gpu_layers": (-1, 1 << 16),
-}
 
 
 def _about(group: str, description: str) -> Meta:
@@ -126,7 +111,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, _about("policy", "Tokens per consult, or words if the vocabularies differ.")
     ] = 1
     speculate: Annotated[
-        int, _about("policy", "Tokens the edge may draft during a consult; 0 waits.")
+        int,
+        _about("policy", "Tokens the edge may draft during a consult; 0 waits."),
+        Meta(le=256),
     ] = 16
     deadline: Annotated[
         float | None, _about("policy", "Timeout of a consult, seconds; default: adaptive.")
@@ -136,19 +123,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _about("routing", "When a consult fails: go on with the edge's token, or stop."),
     ] = "edge"
     max_tokens: Annotated[
-        int | None, _about("sampling", "Longest answer, tokens; default: the context's end.")
+        Annotated[int, Meta(ge=1, le=1 << 31)] | None,
+        _about("sampling", "Longest answer, tokens; default: the context's end."),
     ] = None
     temperature: Annotated[float, _about("sampling", "0 is greedy.")] = 0.0
     top_p: Annotated[float, _about("draws", "Keep the likeliest up to this mass; 1 is off.")] = 1.0
     seed: Annotated[
-        int | None, _about("draws", "Seed of the draws; default: 0, in serve a new one each time.")
+        Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None,
+        _about("draws", "Seed; default: 0, in serve a new one each time."),
     ] = None
+    # Upper bounds keep numbers that its C structs would cut short away from llama.cpp.
     ctx: Annotated[
-        int | None, _about("machine", "Context, tokens; default: the model's, at most 4096.")
+        Annotated[int, Meta(ge=8, le=1 << 24)] | None,
+        _about("machine", "Context, tokens; default: the model's, at most 4096."),
     ] = None
-    threads: Annotated[int | None, _about("machine", "CPU threads; default: all but one.")] = None
+    threads: Annotated[
+        Annotated[int, Meta(ge=1, le=512)] | None,
+        _about("machine", "CPU threads; default: all but one."),
+    ] = None
     gpu_layers: Annotated[
-        int | Literal["auto"], _about("machine", "Layers on the GPU: auto or a number.")
+        Annotated[int, Meta(ge=-1, le=1 << 16)] | Literal["auto"],
+        _about("machine", "Layers on the GPU: auto or a number."),
     ] = "auto"
     price: Annotated[
         str | None,
@@ -165,14 +160,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float | None,
         _about("costs", "Most that all consults of a day (UTC) may cost, of every process."),
     ] = None
-
-    def __post_init__(self) -> None:
-        for name, (least, most) in _BOUNDS.items():
-            value = getattr(self, name)
-            if isinstance(value, int) and not least <= value <= most:
-                raise UsageError(
-                    f"{spelled(name)} must be from {least} to {most}, not {value}.", setting=name
-                )
 
 
 NAMES = Settings.__struct_fields__
@@ -311,12 +298,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
             name = key.removeprefix(PREFIX).lower()
             if name in NAMES:
                 found[name] = value
-            elif name == _OF_SERVE:
-                continue
-            elif difflib.get_close_matches(name, NAMES, 1, _TYPO):
+            elif name != _OF_SERVE and difflib.get_close_matches(name, NAMES, 1, _TYPO):
                 require_known(name, f"The environment has the unknown variable {key!r}", variable)
-            elif not _SERVICE.fullmatch(name.upper()):
-                _log.warning("%s in the environment is not a setting, so nothing reads it.", key)
     return found
 
 

@@ -22,13 +22,12 @@ from edgewise_lab.bench.frontier.report import (
     Whole,
     cost_of,
     frontier,
-    mixed,
     seconds,
     share,
     uncertain,
     worth,
 )
-from edgewise_lab.bench.frontier.shown import notes, plots, tables
+from edgewise_lab.bench.frontier.shown import plots, tables
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Question
 from tests.drawn import require_legend_apart, saved_figures
@@ -156,18 +155,6 @@ def test_an_oracle_sends_only_what_the_cloud_alone_gets_right() -> None:
     assert sum(one.outcome.right for one in chosen) == 4
 
 
-@pytest.mark.parametrize(
-    ("most", "part"), [(0.0, 0.0), (0.1, 0.1), (0.5, 0.5), (1.0, 1.0), (2.0, 1.0)]
-)
-def test_questions_sent_at_random_cost_what_is_in_between(most: float, part: float) -> None:
-    assert mixed(share, EDGES, CLOUDS, most) == pytest.approx(part)
-
-
-def test_where_the_cloud_is_faster_a_draw_sends_everything() -> None:
-    assert mixed(seconds, EDGES, CLOUDS, 0.9) == 1.0
-    assert mixed(seconds, EDGES, [edge(n, right=True) for n in range(5)], 0.9) == 0.0
-
-
 def test_a_request_given_up_counts_as_the_others() -> None:
     (found,) = metered_seconds([pair(0)])
     assert [one.engine_seconds for one in found.requests] == [0.1, 0.1]
@@ -248,14 +235,6 @@ def test_what_no_engine_meters_is_left_open() -> None:
     told = frontier(blind, "ours", {})
     assert {row.bills["own GPU, by its seconds"] for row in told.rows if row.requests} == {None}
     assert "-" in tables(told)[1].lines[1]
-
-
-def test_tables_are_as_wide_as_their_heads() -> None:
-    told = frontier(found(), "ours", {})
-    for table in tables(told):
-        assert table.title
-        assert {len(line) for line in table.lines} == {len(table.head)}
-    assert notes(told) == ["ours: as it is"]
 
 
 def test_two_figures_are_drawn_with_the_legend_beside_the_points(

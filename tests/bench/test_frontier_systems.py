@@ -1,11 +1,9 @@
 """Systems of the frontier, measured: the product's decoder and a streamed cloud, over a link."""
 
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 
-from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
 from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.llamacpp import LlamaModel
@@ -23,15 +21,14 @@ from edgewise_lab.bench.frontier.systems import (
     Timed,
     TimedCommitPoint,
     pair_policy,
-    timed_edge,
 )
 from edgewise_lab.bench.link import http_target
-from edgewise_lab.bench.pace import UNPACED, EnginePace, LateCloud, Pace, PacedEdge
+from edgewise_lab.bench.pace import UNPACED, LateCloud, Pace, PacedEdge
 from edgewise_lab.evaluation.systems import CloudAlone
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.doubles.scripted_engine import Edited, ScriptedEngine, Wire
-from tests.llama_server_process import free_port, llama_server
+from tests.llama_server_process import llama_server
 
 PROMPT, TEXT, OTHER = "q0: ", "the sky is blue.", "the sea is blue."
 UNSURE = (5, 12)
@@ -71,15 +68,6 @@ def test_consults_in_vain_are_requests_too() -> None:
     assert found.decodes > len(TEXT) + 1
     # A guess's consult holds what was sent before it, and not what came for it.
     assert found.requests[1].seen == len(PROMPT) + UNSURE[0]
-
-
-def test_a_user_sees_the_wait() -> None:
-    cloud = ScriptedCloud(replying(OTHER, prompt=PROMPT), delay=0.15)
-    found = pair(cloud).answer(QUESTION)
-    assert 0.15 <= found.gap < found.outcome.seconds
-    alone = timed_edge(PacedEdge(ScriptedEdge(replying(TEXT, prompt=PROMPT)), UNPACED), 32)
-    assert alone.answer(QUESTION).gap < 0.15
-    assert alone.answer(QUESTION).requests == ()
 
 
 def test_an_engines_time_may_be_told_instead_of_metered() -> None:
@@ -280,23 +268,3 @@ def test_a_connection_that_was_just_being_closed_is_made_anew() -> None:
     finally:
         system.close()
         engine.close()
-
-
-def test_the_connection_is_kept_from_answer_to_answer(engine: str) -> None:
-    """A new one for each would be a round trip more; llama-server hangs up behind a stream."""
-    with (
-        closing(LlamaModel(bundled("edge"), threads=1)) as model,
-        closing(PacedEngine(engine, EnginePace(0.0, 0.0, 0.0))) as paced,
-        closing(Link(*http_target(paced.url), Quality())) as link,
-        closing(Streamed(link.url, model.tokenizer, 16)) as system,
-    ):
-        for question in pocketqa().first(3).questions:
-            system.answer(question)
-        assert link.connections == 1
-
-
-def test_an_engine_that_is_not_there_is_said() -> None:
-    system = Streamed(f"http://127.0.0.1:{free_port()}", ByteTokenizer(), 32)
-    with pytest.raises(CloudUnavailable):
-        system.answer(QUESTION)
-    system.close()

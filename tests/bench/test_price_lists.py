@@ -72,21 +72,6 @@ def test_where_nothing_was_seen_all_lists_of_tokens_agree(requests: list[Request
     assert len({bill(prices, unseen) for prices in OF_TOKENS}) == 1
 
 
-@given(answers(), answers())
-def test_a_bill_is_the_sum_of_its_requests(one: list[Request], other: list[Request]) -> None:
-    for prices in PRICE_LISTS:
-        assert bill(prices, one + other) == bill(prices, one) + bill(prices, other)
-        assert bill(prices, one) >= 0
-
-
-def test_nothing_costs_nothing() -> None:
-    assert [bill(prices, []) for prices in PRICE_LISTS] == [0] * len(PRICE_LISTS)
-
-
-def test_lists_have_names_of_their_own() -> None:
-    assert len({prices.name for prices in PRICE_LISTS}) == len(PRICE_LISTS)
-
-
 @pytest.mark.parametrize(
     "request_",
     [Request(10, 11, 1, 0.0), Request(10, -1, 1, 0.0), Request(10, 0, -1, 0.0)],

@@ -81,13 +81,6 @@ def test_a_bare_loop_that_is_left_gives_its_place_back(model: LlamaModel) -> Non
     model.session().close()
 
 
-def test_a_bare_loop_may_outlive_its_model(bpe_path: Path) -> None:
-    with LlamaModel(bpe_path, threads=1) as model:
-        loop = bare(decoder_of(model), [1, 2, 3], 8)
-        next(loop)
-    loop.close()
-
-
 def test_a_loss_is_seen_and_so_is_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def quick(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Iterator[int]:
         for _ in range(tokens + 1):
@@ -119,14 +112,6 @@ def test_a_score_is_timed_apart_from_its_step() -> None:
     score, step = score_seconds(edge, Slow(), steps=5)
     assert score >= 0.01
     assert 0 < step < 0.01
-    assert edge.sessions == 0
-
-
-def test_a_short_context_bounds_the_steps() -> None:
-    edge = ScriptedEdge(noise(), context=4)
-    score, step = score_seconds(edge, Constant(0.5))
-    assert score >= 0
-    assert step >= 0
     assert edge.sessions == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.capacity.__main__ import main, run, texts
+from benchmarks.capacity.__main__ import run, texts
 from benchmarks.capacity.engines import Room, Served, served
 from benchmarks.capacity.memory import (
     H100,
@@ -84,20 +84,3 @@ def test_consults_are_answered_and_what_was_computed_is_kept(
     # 24 + 20 ids for an answer of 20 tokens, each once; the borders of the second blur it.
     assert 0 < row.computed < 2 * 44 / 20
     assert row.written > 0
-
-
-TINY = ["--answer", "8", "--prompt", "16", "--pace", "20", "--seconds", "0.5", "--shares", "0.5"]
-
-
-def test_sessions_are_searched(capsys: pytest.CaptureFixture[str]) -> None:
-    main([*TINY, "--slots", "2"])
-    told = capsys.readouterr().out
-    assert "| cloud-only | " in told
-    assert "50% of tokens" in told
-
-
-def test_the_computed_table(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--table", "gpu"])
-    told = capsys.readouterr().out
-    assert "| Qwen2.5-32B | fp16 | 1x 80 GB | 256 KiB | 48 | 24 | 6 |" in told
-    assert "| Qwen2.5-72B | fp16 | 1x 80 GB | 320 KiB | no room | no room | no room |" in told

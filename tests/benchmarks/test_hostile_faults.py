@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from benchmarks.faults.attacks import attacked, trickle
 from benchmarks.faults.hostile_replies import Site, site, tried
-from benchmarks.faults.processes import watched
-from benchmarks.faults.replies import SLOW, kinds
+from benchmarks.faults.replies import kinds
 from benchmarks.faults.table import Row, failures, table
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 
@@ -20,13 +19,6 @@ TOKENS = 3
 def made() -> Iterator[Site]:
     with site("llama-server", "straight", TOKENS) as running:
         yield running
-
-
-def test_there_are_more_than_forty_kinds_of_replies() -> None:
-    found = kinds(258)
-    assert len(found) > 100
-    assert set(SLOW) < set(found)
-    assert sum(isinstance(kind, Twisted) for kind in found.values()) >= 40
 
 
 @pytest.mark.parametrize(
@@ -56,12 +48,6 @@ def test_a_device_that_ends_is_counted_and_comes_back(made: Site) -> None:
     assert made.device.answer(1.0, TOKENS) == {"error": "it ended with -9", "own": False}
     assert made.device.ended == before + 1
     assert made.device.answer(1.0, TOKENS)["ids"] == made.quiet
-
-
-def test_nobody_looks_at_an_engine_alone() -> None:
-    engine = ScriptedEngine()
-    assert not watched(engine, 0.1)
-    engine.close()
 
 
 def test_an_attack_counts_what_was_felt() -> None:

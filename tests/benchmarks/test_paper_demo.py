@@ -160,12 +160,6 @@ def test_an_answer_is_the_same_without_a_cache(seed: int, speculate: int) -> Non
     assert answered(UncachedEdge(model), cloud(), speculate) == answered(model, cloud(), speculate)
 
 
-def test_its_sessions_are_the_models_own() -> None:
-    model = ScriptedEdge(noise())
-    answered(UncachedEdge(model))
-    assert model.sessions == 0
-
-
 TEXT = "<|user|>hi<|end|><|assistant|>naïve"
 """In the form that the scripted API reads."""
 
@@ -225,14 +219,3 @@ def test_an_answer_that_ended_ends_with_the_devices_own_token() -> None:
         with closing(cloud):
             asked = cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 30)
             assert asked.result().ids == (EOS,)
-
-
-def test_each_consult_makes_a_connection() -> None:
-    with closing(ScriptedText("completions")) as server:
-        link = Link("127.0.0.1", int(server.url.rpartition(":")[2]))
-        text = TextCompletions(link.url, BYTES)
-        with closing(link), closing(PlainCloud(text, BYTES)) as cloud:
-            session = cloud.open(Prompt(tuple(IDS)))
-            for _ in range(3):
-                session.ask(IDS, 1, Sampling(), 30).result()
-            assert link.connections >= 3

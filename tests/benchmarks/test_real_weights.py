@@ -7,25 +7,21 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import pytest
 
 from benchmarks.real_weights.learning import recalls
 from benchmarks.real_weights.questions import (
     RELATIONS,
     SPLITS,
     TASKS,
-    pattern,
     table,
     task,
     tasks,
-    write,
 )
 from benchmarks.real_weights.weights import without_blocks
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise_lab.evaluation.tasks.grading import is_right
-from edgewise_lab.evaluation.tasks.named import open_task
 
 CLOUD = bundled("cloud")
 
@@ -75,12 +71,6 @@ def test_the_smaller_model_shares_the_vocabulary_and_answers_otherwise(tmp_path:
         assert entropies[0] != entropies[1]
 
 
-@pytest.mark.parametrize("left_out", [[99], [0, 99], [0, 1, 2, 3]])
-def test_blocks_that_there_are_not_are_refused(tmp_path: Path, left_out: list[int]) -> None:
-    with pytest.raises(ValueError, match="blocks"):
-        without_blocks(CLOUD, tmp_path / "edge.gguf", left_out)
-
-
 def test_every_task_has_enough_questions_and_no_two_alike() -> None:
     assert len(TASKS) >= 2
     for name in TASKS:
@@ -113,21 +103,6 @@ def test_tables_have_no_row_twice_and_no_empty_cell() -> None:
         rows = table(name)
         assert all(cell and cell == cell.strip() for row in rows for cell in row.values())
         assert len({next(iter(row.values())) for row in rows}) == len(rows)
-
-
-def test_a_pattern_finds_whole_words_and_either_spelling() -> None:
-    assert re.search(pattern("sulfur/sulphur"), "That is Sulphur.")
-    assert not re.search(pattern("tin"), "It is platinum.")
-    assert not re.search(pattern("Co", cased=True), "CO is a gas, and co is none.")
-
-
-def test_the_files_are_what_train_and_eval_read(tmp_path: Path) -> None:
-    paths = write(tmp_path)
-    assert len(paths) == len(TASKS) * len(SPLITS)
-    for path in paths:
-        name, split = path.stem.split("-")
-        read, made = open_task(str(path), check="regex"), task(name, split)
-        assert [q.prompt for q in read.questions] == [q.prompt for q in made.questions]
 
 
 def test_recall_is_of_what_lies_among_the_highest_scores() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from benchmarks.routers import gates
-from benchmarks.routers import plan as plans
 from benchmarks.routers.plan import first_of_each
 from benchmarks.routers.thresholds import Search, search
 from benchmarks.routers.trainings import opened
@@ -121,10 +120,3 @@ def test_the_whole_comparison(tmp_path: Path) -> None:
     assert compared(tmp_path, "--sets", "test", "left-out") == told
     assert (tmp_path / "answers" / "test.jsonl").read_bytes() == answers
     assert "| hidden + top_logprobs + scalars | " in compared(tmp_path, "--ablation")
-
-
-def test_every_label_by_default_can_be_made_with_the_bundled_pair() -> None:
-    """R2R's judge would be the bundled cloud, which its trial refuses."""
-    named = {label.name for name in plans.labels() for label in plans.rounds(name)}
-    assert "r2r-outcome" in named
-    assert "r2r" not in named

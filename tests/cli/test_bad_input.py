@@ -55,20 +55,20 @@ RUN = f"""
 --cloud-share=lots | 'lots'
 --threshold=2 | threshold must be from 0 to 1
 --threshold=0.5 --cloud-share=0.1 | not both
---max-tokens=0 | max-tokens must be
+--max-tokens=0 | max-tokens
 --max-tokens=many | --max-tokens
 --max-cloud-tokens=-1 | max-cloud-tokens must be
 --span=0 | span must be 1 or more
 --deadline=nan | deadline must be
 --temperature=-1 | temperature must be
 --top-p=0 | top-p must be
---seed=9223372036854775808 | seed must be
+--seed=9223372036854775808 | seed
 --stop= | stop string is empty
 --system=Brief. --no-template | drop one of them
 --system=\udcff | valid UTF-8
 --on-cloud-error=panic | --on-cloud-error
---ctx=4294967360 | ctx must be
---threads=0 | threads must be
+--ctx=4294967360 | ctx
+--threads=0 | threads
 --gpu-layers=some | gpu-layers in the flags is not valid
 --trace=none/at/all.jsonl | cannot be written
 --trace=. | cannot be written
@@ -110,7 +110,7 @@ demo --questions=9999999 | --questions must be
 demo --cloud-share=nan | No threshold is calibrated
 bench edge --blocks=2 | at least 5 blocks
 bench edge --edge=none.gguf | There is no file
-doctor --threads=0 | threads must be
+doctor --threads=0 | threads
 eval {NOBODY} | {NOBODY}
 serve --model=one={NOBODY} | {NOBODY}
 models pull {NOBODY} | {NOBODY}

@@ -22,7 +22,6 @@ from edgewise.engines.detokenization import compare_all
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
-    CloudUnavailable,
     OtherVocabulary,
     VocabularyMismatch,
 )
@@ -107,12 +106,12 @@ class TestRealServers:
             LlamaModel(family["2.5"], threads=1, context=32) as older,
             LlamaModel(family["3"], threads=1, context=32) as later,
         ):
-            engine = Spelling(older.tokenizer, joined)
+            engine = Detokenizing(older.tokenizer, joined)
             with pytest.raises(VocabularyMismatch, match=r"writes '' .*</?t.*id 2"):
                 asyncio.run(compare_all(engine, later.tokenizer))
 
 
-class Spelling(PlainEngine):
+class Detokenizing(PlainEngine):
     """Writes ids as one kind of engine does; `swapped` ids stand for each other."""
 
     def __init__(self, tokenizer: Tokenizer, join: Callable[[list[bytes]], str]) -> None:
@@ -149,14 +148,6 @@ def tidied(pieces: list[bytes]) -> str:
 def stripped(pieces: list[bytes]) -> str:
     """As decoders that take a text's first blank for the vocabulary's."""
     return joined(pieces).removeprefix(" ")
-
-
-def with_blanks(pieces: list[bytes]) -> str:
-    """As tokenizers in Python, which part control tokens from text."""
-    return "".join(
-        f" {p.decode()} " if p[:1] == b"<" and p[-1:] == b">" else p.decode("utf-8", "replace")
-        for p in pieces
-    )
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +200,7 @@ class TestWhatIsTold:
         self, vocabularies: dict[str, Tokenizer], kind: str, join: Any
     ) -> None:
         one = vocabularies[kind]
-        engine = Spelling(one, join)
+        engine = Detokenizing(one, join)
         engine.url = f"{kind} {join.__name__}"
         said = asyncio.run(compare_all(engine, one))
         assert said == f"; all {one.size:,} ids stand for the same"
@@ -220,7 +211,7 @@ class TestWhatIsTold:
     ) -> None:
         """Control tokens and parts of characters too, and an id that stands for nothing."""
         one = vocabularies[kind]
-        engine = Spelling(one, join)
+        engine = Detokenizing(one, join)
         ids = st.integers(0, one.size - 1)
         first, second = draw.draw(st.tuples(ids, ids))
         texts = [one.special.get(i, "").encode() or one.piece(i) for i in (first, second)]
@@ -233,7 +224,7 @@ class TestWhatIsTold:
         assert engine.requests < 40
 
     def test_another_end_of_an_answer(self) -> None:
-        class Ends(Spelling):
+        class Ends(Detokenizing):
             async def end_text(self) -> str | None:
                 return "<tool_call>"
 
@@ -275,12 +266,6 @@ class TestEngines:
         assert f"{whole} stand for the same" in told(engine.url, known)
         assert engine.detokenized == first
 
-    def test_few_ids_are_enough_to_see_another(self, engine: ScriptedEngine) -> None:
-        told(engine.url)
-        engine.tokenizer = ByteTokenizer("<other>")
-        with pytest.raises(VocabularyMismatch, match="'<other>'"):
-            told(engine.url)
-
     def test_another_model_under_the_same_name_is_found_out_after_a_reconnect(
         self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -298,10 +283,6 @@ class TestEngines:
 
 def garbage(data: bytes) -> bytes:
     return b'{"content": 5}'
-
-
-def lying(data: bytes) -> bytes:
-    return b'{"content": "yes"}'
 
 
 def gigabytes(data: bytes) -> bytes:
@@ -353,16 +334,6 @@ class TestHostile:
         assert how.startswith("5 strings have the same ids at the engine; its other ids are not ")
         assert why in how
 
-    def test_a_lie_is_another_vocabulary(self, engine: ScriptedEngine) -> None:
-        engine.aside = lambda path: Edited(lying) if path == "/detokenize" else None
-        with pytest.raises(VocabularyMismatch, match="'yes'"):
-            told(engine.url)
-
-    def test_one_that_dies_is_gone(self, engine: ScriptedEngine) -> None:
-        engine.aside = lambda path: "reset" if path == "/detokenize" else None
-        with pytest.raises(CloudUnavailable):
-            told(engine.url)
-
     def test_an_answer_goes_on_where_it_turns_hostile(
         self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -370,7 +341,7 @@ class TestHostile:
         with cloud_at(engine.url) as cloud:
             cloud.check(BYTES)
             session = cloud.open(Prompt((1,)))
-            for misdeed in ("reset", Edited(gigabytes), Edited(lying)):
+            for misdeed in ("reset", Edited(gigabytes), Edited(lambda data: b'{"content": "yes"}')):
                 engine.aside = lambda path, it=misdeed: it if path == "/detokenize" else None
                 cloud.submit(cloud.engine.close(), 20).result()
                 with pytest.raises(CloudError):

@@ -70,7 +70,6 @@ TOOL_CALL = {
     ]
 }
 STREAM = b'data: {"choices":[{"index":0,"text":" a","finish_reason":null}]}\n\ndata: [DONE]\n\n'
-EVENTS = {"Content-Type": "text/event-stream"}
 WRONG: dict[str, tuple[Misdeed, str]] = {
     "content filter": (ending("content_filter"), "rejected"),
     "tool call": (ending("tool_calls"), "rejected"),

@@ -106,16 +106,12 @@ def test_never_half_a_character() -> None:
 
 
 @pytest.mark.parametrize("error", [CloudTimeout("late."), CloudUnavailable("gone.")])
-def test_a_fault_is_passed_on(error: CloudError) -> None:
-    model, _ = bridge(replying("so", prompt=ASKED), fault=lambda number: error)
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_fault_is_passed_on(error: CloudError, first: int) -> None:
+    """Of a later request of the consult, too."""
+    script = replying("x" * 12, prompt=ASKED)
+    model, _ = bridge(script, fault=lambda number: error if number >= first else None)
     with pytest.raises(type(error), match=str(error)):
-        ask(model, "")
-
-
-def test_a_fault_in_the_middle_is_one() -> None:
-    gone = CloudUnavailable("gone.")
-    model, _ = bridge(replying("x" * 12, prompt=ASKED), fault=lambda n: gone if n else None)
-    with pytest.raises(CloudUnavailable):
         ask(model, "")
 
 
@@ -221,14 +217,9 @@ def test_the_proof() -> None:
     with pytest.raises(VocabularyMismatch, match="as its tokenizer does") as refused:
         lying.check(EDGE)
     assert refused.value.setting == "cloud_tokenizer"
-    assert model.identity() != Bridge(model.cloud, own=OWN, edge=EDGE, words=True).identity()
-
-
-def test_one_vocabulary_needs_no_bridge() -> None:
     same = ScriptedCloud(replying("", prompt=ASKED))
-    assert bridged(same, EDGE) is same
     assert bridged(same, EDGE, ByteTokenizer()) is same
-    assert isinstance(bridged(same, EDGE, OWN), Bridge)
+    assert model.identity() != Bridge(model.cloud, own=OWN, edge=EDGE, words=True).identity()
 
 
 @pytest.fixture(scope="module")

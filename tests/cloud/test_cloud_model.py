@@ -67,15 +67,6 @@ def test_the_named_model_is_the_one_that_is_asked(owner: str, routes: dict[Route
             assert all(body["model"] == NAMES[250] for body in server.bodies(path))
 
 
-def test_without_a_name_it_is_the_first() -> None:
-    routes = {**vllm_routes(), ("GET", "/v1/models"): listing("vllm", NAMES)}
-    with serving(routes) as server:
-        cloud = open_engine(server.url)
-        cloud.check(ByteTokenizer())
-        cloud.close()
-        assert {body["model"] for body in server.bodies("/tokenize")} == {NAMES[0]}
-
-
 @pytest.mark.parametrize("owner", ["vllm", "sglang", "llamacpp"])
 def test_a_name_that_is_not_served_is_one_sentence_with_some_that_are(owner: str) -> None:
     long = "x" * 5_000
@@ -115,7 +106,7 @@ def test_a_gateway_serves_what_it_serves() -> None:
 async def _served_by_gateway(url: str, **named: Any) -> list[Any]:
     engines = await engines_at([url], key=None, **named)
     try:
-        return [await engine.model_name() for engine in engines]
+        return [(await engine.describe()).model for engine in engines]
     finally:
         for engine in engines:
             await engine.close()

@@ -48,10 +48,7 @@ def found(name: str, text: str) -> list[str]:
         *(("phone", one) for one in ["+49 171 2345678", "(415) 555-2671", "0049 30 1234567"]),
         *(("phone", one) for one in ["020 7946 0958", "06 12 34 56 78", "+1-415-555-2671"]),
         *(("secret", one) for one in ["AKIAIOSFODNN7EXAMPLE", "ghp_" + "aB3" * 12]),
-        *(
-            ("secret", one)
-            for one in ["xoxb-123456789012-abcdefGHIJ", "sk-proj-" + "aB3-" * 9 + "x"]
-        ),
+        *(("secret", one) for one in ["xoxb-1234567890-abcdefGHI", "sk-proj-" + "aB3-" * 9 + "x"]),
         ("secret", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dBjftJeZ4CVP"),
         ("secret", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzQ8kT3pLm"),
         ("secret", "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----"),
@@ -71,10 +68,8 @@ def test_found(name: str, word: str) -> None:
         ("email", "me @ home, a@b, @anna, x@1.2, 5@6.7"),
         ("ip", "version 1.2.3.4, v10.0.1.2, 127.0.0.1, 255.255.255.0, 1.2.3, 1.2.3.4.5, 300.1.1.1"),
         ("ip", "std::vector, 12:34:56, 00:1A:2B:3C:4D:5E, ::, ::1"),
-        (
-            "card",
-            "order 4111111111111112, 1234 5678 9012 3456, 0000000000000000, v4111111111111111",
-        ),
+        ("card", "order 4111111111111112, 1234 5678 9012 3456, 0000000000000000"),
+        ("card", "v4111111111111111"),
         ("iban", "DE00370400440532013000, XX89370400440532013000, order DE8937040044"),
         ("phone", "2024-05-01, 01/02/2024, 12345678, 3.14159265, 192.168.1.10, 4711 pieces"),
         ("secret", "3f786850e387550fdab836ed7e6dc881de23001b, the password is required"),
@@ -150,35 +145,10 @@ def test_a_class_whose_package_lacks_says_what_to_install(monkeypatch: pytest.Mo
 
 
 HOSTILE = [
-    *(
-        "a",
-        "a@",
-        "a.",
-        "@a.",
-        "1",
-        "1 ",
-        "1.",
-        "1-",
-        "1:",
-        ":",
-        "-",
-        "a:",
-        "+1 ",
-        "(1",
-        "A1",
-        "DE89 ",
-    ),
-    *(
-        "password: ",
-        "eyJ",
-        "eyJa.",
-        "sk-",
-        "AKIA",
-        "://a:",
-        "://a:b@",
-        "-----BEGIN PRIVATE KEY-----",
-    ),
-    *("<", "<EMAIL_", "<EMAIL_1>", "&lt;", "aB3", "é", "日", "Anna ", "\n", "= "),
+    *("a", "a@", "a.", "@a.", "1", "1 ", "1.", "1-", "1:", ":", "-", "a:", "+1 ", "(1", "A1"),
+    *("DE89 ", "password: ", "eyJ", "eyJa.", "sk-", "AKIA", "://a:", "://a:b@"),
+    *("-----BEGIN PRIVATE KEY-----", "<", "<EMAIL_", "<EMAIL_1>", "&lt;", "aB3", "é", "日"),
+    *("Anna ", "\n", "= "),
 ]
 
 

@@ -10,6 +10,7 @@ from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
 from edgewise.completion import Completion
 from edgewise.engines.base import Client
+from edgewise.engines.registry import UnknownEngine
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable, VocabularyMismatch
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
@@ -50,6 +51,34 @@ def cloud(dialect: str, server: DialectServer) -> Iterator[EngineCloud]:
 
 def ask(cloud: EngineCloud, ids: list[int], n: int = 1, **drawn: Any) -> Completion:
     return cloud.open(Prompt(tuple(ids))).ask(ids, n, Sampling(**drawn), 30).result()
+
+
+@pytest.mark.parametrize("owner", ["llamacpp", "vllm", "sglang"])
+def test_an_engine_says_what_it_is(owner: str) -> None:
+    models = said({"data": [{"id": "m", "owned_by": owner}]})
+    with serving({("GET", "/v1/models"): models}) as server:
+        with closing(open_engine(server.url)) as cloud:
+            assert isinstance(cloud, EngineCloud)
+            assert cloud.engine.owner == owner
+        server.asked.clear()
+        open_engine(server.url, engine="vllm").close()
+        assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("models", "error", "problem"),
+    [
+        (b"", UnknownEngine, "vllm"),
+        ({"hello": 1}, UnknownEngine, "vllm"),
+        ({"data": []}, CloudUnavailable, "127.0.0.1"),
+        ({"data": [{"id": "gpt", "owned_by": "someone"}]}, UnknownEngine, "someone"),
+        ({"data": [{"id": "gpt"}]}, UnknownEngine, "vllm"),
+    ],
+)
+def test_anything_else_is_not_known(models: Any, error: type[Exception], problem: str) -> None:
+    routes = {("GET", "/v1/models"): said(models)}
+    with serving(routes) as server, pytest.raises(error, match=problem):
+        open_engine(server.url)
 
 
 def asked_of(server: DialectServer) -> dict[str, Any]:

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,40 +24,38 @@ async def after(seconds: float, value: int = 7) -> int:
     return value
 
 
-def test_a_result_comes_back() -> None:
-    thread = IoThread("far")
+@pytest.fixture
+def thread() -> Iterator[IoThread]:
+    made = IoThread("http://far")
+    yield made
+    made.close(nothing(), nothing())
+
+
+async def fails(error: BaseException) -> None:
+    raise error
+
+
+def test_a_result_comes_back(thread: IoThread) -> None:
     assert thread.submit(after(0.0), 30).result(60) == 7
-    thread.close(nothing(), nothing())
 
 
-def test_a_deadline_is_a_sentence_with_the_name() -> None:
-    thread = IoThread("http://far")
-    with pytest.raises(CloudTimeout, match="http://far"):
-        thread.submit(after(200), 0.05).result(60)
-    thread.close(nothing(), nothing())
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [
+        (lambda: after(200), CloudTimeout),
+        (lambda: fails(ZeroDivisionError("a bug")), ZeroDivisionError),
+        (lambda: fails(asyncio.CancelledError()), CloudUnavailable),
+    ],
+)
+def test_what_goes_wrong_comes_back(
+    thread: IoThread, work: Callable[[], Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error) as raised:
+        thread.submit(work(), 0.05 if error is CloudTimeout else 30).result(60)
+    assert error is ZeroDivisionError or "'http://far'" in str(raised.value)
 
 
-def test_an_error_comes_back_as_it_is() -> None:
-    async def failing() -> None:
-        raise ZeroDivisionError("a bug")
-
-    thread = IoThread("far")
-    with pytest.raises(ZeroDivisionError):
-        thread.submit(failing(), 30).result(60)
-    thread.close(nothing(), nothing())
-
-
-def test_work_that_cancels_itself_is_a_sentence() -> None:
-    async def breaking() -> None:
-        raise asyncio.CancelledError
-
-    thread = IoThread("far")
-    with pytest.raises(CloudUnavailable, match="'far'"):
-        thread.submit(breaking(), 30).result(60)
-    thread.close(nothing(), nothing())
-
-
-def test_cancelling_a_future_cancels_the_work() -> None:
+def test_cancelling_a_future_cancels_the_work(thread: IoThread) -> None:
     cancelled = threading.Event()
 
     async def work() -> None:
@@ -64,12 +64,10 @@ def test_cancelling_a_future_cancels_the_work() -> None:
         finally:
             cancelled.set()
 
-    thread = IoThread("far")
     future = thread.submit(work(), 30)
     thread.submit(nothing(), 30).result(60)
     assert future.cancel()
     assert cancelled.wait(60)
-    thread.close(nothing(), nothing())
 
 
 def test_closing_runs_both_ends_around_what_is_given_up() -> None:
@@ -89,30 +87,15 @@ def test_closing_runs_both_ends_around_what_is_given_up() -> None:
     flying = thread.submit(long(), 300)
     thread.submit(nothing(), 60).result(60)
     thread.close(note("first"), note("last"))
+    thread.close(note("again"), note("again"))
     assert order == ["first", "given up", "last"]
     # An answer that waits for it in another thread goes on without.
     with pytest.raises(CloudUnavailable):
         flying.result(0)
+    with pytest.raises(CloudUnavailable):
+        thread.submit(after(0.0), 30).result(60)
     # What else runs in this process is not its concern.
     assert not [one for one in set(threading.enumerate()) - others if one.name == "cloud"]
-
-
-def test_closing_again_does_nothing() -> None:
-    thread, order = IoThread("far"), []
-
-    async def note(what: str) -> None:
-        order.append(what)
-
-    thread.close(note("first"), note("last"))
-    thread.close(note("again"), note("again"))
-    assert order == ["first", "last"]
-
-
-def test_after_closing_work_fails_at_once() -> None:
-    thread = IoThread("far")
-    thread.close(nothing(), nothing())
-    with pytest.raises(CloudUnavailable, match="'far'"):
-        thread.submit(after(0.0), 30).result(60)
 
 
 @given(st.lists(st.floats(0, 0.01), min_size=1, max_size=8), st.floats(0, 0.01))
@@ -139,7 +122,7 @@ def test_whoever_submits_while_it_closes_gets_an_end(pauses: list[float], wait: 
 
 
 def test_work_that_fails_after_it_was_given_up_is_no_alarm(
-    caplog: pytest.LogCaptureFixture,
+    thread: IoThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody asks its future any more, and asyncio says nothing of it either."""
 
@@ -150,7 +133,6 @@ def test_work_that_fails_after_it_was_given_up_is_no_alarm(
         finally:
             raise error
 
-    thread = IoThread("far")
     for error in (CloudUnavailable("gone."), ZeroDivisionError("a bug")):
         begun = threading.Event()
         future = thread.submit(failing(error, begun), 30)
@@ -159,7 +141,6 @@ def test_work_that_fails_after_it_was_given_up_is_no_alarm(
     thread.submit(after(0.01), 30).result(60)
     gc.collect()
     thread.submit(nothing(), 30).result(60)
-    thread.close(nothing(), nothing())
     # But a bug is a bug.
     assert [record.name for record in caplog.records] == ["edgewise.cloud.io_thread"]
     assert "a bug" in caplog.text

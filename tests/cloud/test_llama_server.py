@@ -16,7 +16,6 @@ from socket import SHUT_RDWR, SO_LINGER, SOL_SOCKET
 import pytest
 import trustme
 
-from edgewise import parts
 from edgewise.cloud.engine import LlamaServer
 from edgewise.engines.http import Redirected
 from edgewise.errors import (
@@ -31,10 +30,10 @@ from edgewise.errors import (
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
+from edgewise.pair import Pair
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from tests.llama_server_process import free_port
 
@@ -156,10 +155,6 @@ def test_every_fault_has_its_name_and_one_sentence(
     assert "\n" not in str(raised)
 
 
-def test_nobody_listening_is_unavailable() -> None:
-    assert type(consult(f"http://127.0.0.1:{free_port()}")) is CloudUnavailable
-
-
 def test_the_key_travels_as_a_bearer_token_and_is_never_logged(
     serve: Callable[[Act], Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,6 +213,18 @@ def test_closing_ends_the_thread(serve: Callable[[Act], Engine]) -> None:
     server.close()
     assert not any(thread.name == "cloud" for thread in threading.enumerate())
     assert asked.done()
+
+
+def test_why_it_cannot_be_reached_is_said(serve: Callable[[Act], Engine]) -> None:
+    engine = serve(lambda handler, n: handler.cut())
+    for address, why in {
+        url(engine): "hung up",
+        url(engine).replace("http", "https"): "TLS",
+        f"http://127.0.0.1:{free_port()}": "refused",
+    }.items():
+        error = consult(address)
+        assert type(error) is CloudUnavailable
+        assert why in error.message
 
 
 @pytest.mark.parametrize(
@@ -319,13 +326,5 @@ def test_without_a_cloud_no_socket_is_opened(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("socket.socket", refuse)
     monkeypatch.setattr("socket.create_connection", refuse)
-    settings = Settings(cloud="none")
-    edge = parts.open_edge(settings)
-    router, card = parts.open_router(settings, edge)
-    assert parts.open_cloud(settings, edge) is None
-    policy = parts.make_policy(settings, card)
-    result = Decoder(edge, router=router, policy=policy, cloud=None).generate(
-        edge.tokenizer.encode("Tell me about copper."), max_tokens=20
-    )
-    assert result.tokens
-    edge.close()
+    with Pair(cloud="none") as pair:
+        assert pair.ask("Tell me about copper.", max_tokens=20).tokens

@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,10 +17,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(work)
 
 
 async def ask(
@@ -49,15 +43,19 @@ def test_a_session_keeps_its_slot_and_reuses_what_it_left_there() -> None:
         # Nobody knows what a gateway before this one has left in a slot.
         assert not first.reuse
         assert not other.reuse
+        await ask(table, "s", "a", asyncio.CancelledError())
         for _ in range(3):
             assert await ask(table, "s", "a") == Place(first.slot, True)
             assert await ask(table, "t", "b") == Place(other.slot, True)
 
-    run(work())
+    asyncio.run(work())
 
 
 def test_where_slots_are_short_the_one_unused_for_longest_is_given_away() -> None:
     async def work() -> None:
+        table = SlotTable(3)
+        async with table.place("s", "a") as one, table.place("s", "a") as other:
+            assert one.slot != other.slot
         table = SlotTable(3)
         slots = [(await ask(table, session, "a")).slot for session in "stu"]
         await ask(table, "s", "a")
@@ -65,7 +63,7 @@ def test_where_slots_are_short_the_one_unused_for_longest_is_given_away() -> Non
         assert (await ask(table, "t", "a")).slot == slots[2]
         assert (await ask(table, "s", "a")).slot == slots[0]
 
-    run(work())
+    asyncio.run(work())
 
 
 def test_another_tenants_slot_is_reused_only_after_an_answer_that_reused_nothing() -> None:
@@ -85,27 +83,7 @@ def test_another_tenants_slot_is_reused_only_after_an_answer_that_reused_nothing
         assert not (await ask(table, "s", "a")).reuse
         assert (await ask(table, "s", "a")).reuse
 
-    run(work())
-
-
-def test_a_session_cut_off_reuses_its_own_all_the_same() -> None:
-    async def work() -> None:
-        table = SlotTable(1)
-        await ask(table, "s", "a")
-        await ask(table, "s", "a", asyncio.CancelledError())
-        assert (await ask(table, "s", "a")).reuse
-
-    run(work())
-
-
-def test_a_slot_that_another_may_yet_write_is_taken_last() -> None:
-    async def work() -> None:
-        table = SlotTable(2)
-        cut = await ask(table, "s", "a", asyncio.CancelledError())
-        await ask(table, "t", "a")
-        assert (await ask(table, "u", "b")).slot != cut.slot
-
-    run(work())
+    asyncio.run(work())
 
 
 def test_one_request_a_slot_and_those_who_gave_up_waiting_leave_no_trace() -> None:
@@ -130,16 +108,7 @@ def test_one_request_a_slot_and_those_who_gave_up_waiting_leave_no_trace() -> No
         assert {slot for slot in slots if isinstance(slot, int)} == {0, 1}
         assert sum(isinstance(slot, int) for slot in slots) == 15
 
-    run(work())
-
-
-def test_two_requests_of_one_session_at_once_have_slots_of_their_own() -> None:
-    async def work() -> None:
-        table = SlotTable(2)
-        async with table.place("s", "a") as one, table.place("s", "a") as other:
-            assert one.slot != other.slot
-
-    run(work())
+    asyncio.run(work())
 
 
 class Step(NamedTuple):
@@ -211,9 +180,4 @@ def test_no_request_reuses_what_another_tenant_left(slots: int, steps: list[Step
             server.catch_up(clock.now)
             await one(step)
 
-    run(work())
-
-
-@pytest.mark.parametrize("slots", [1, 16])
-def test_its_size(slots: int) -> None:
-    assert len(SlotTable(slots)) == slots
+    asyncio.run(work())

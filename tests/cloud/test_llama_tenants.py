@@ -23,16 +23,14 @@ LONG = list(range(10, 60))
 class Slots:
     """A llama-server's slots. `ram`: prompts that a slot loses come back in any other.
 
-    `similar`: a request that names no slot goes where its prompt is known. `asked` holds the
-    requests about `LONG`, without those of probes.
+    `asked` holds the requests about `LONG`, without those of probes.
     """
 
-    def __init__(self, count: int = 2, *, ram: bool = False, similar: bool = False) -> None:
+    def __init__(self, count: int = 2, *, ram: bool = False) -> None:
         self.held: list[list[int]] = [[] for _ in range(count)]
-        self.ram, self.similar = ram, similar
+        self.ram = ram
         self.lost: list[list[int]] = []
         self.asked: list[dict[str, Any]] = []
-        self.turn = 0
 
     def props(self, body: Any) -> tuple[int, Any]:
         return 200, {"total_slots": len(self.held)}
@@ -41,20 +39,13 @@ class Slots:
         prompt, count = body["prompt"], len(self.held)
         if prompt[-len(LONG) :] == LONG:
             self.asked.append(body)
-        slot = body.get("id_slot", -1) % count if "id_slot" in body else self._any(prompt)
+        slot = body.get("id_slot", -1) % count
         known = [self.held[slot], *(self.lost if self.ram else [])]
         cached = max(shared(prompt, one) for one in known) if body["cache_prompt"] else 0
         self.lost.append(self.held[slot])
         self.held[slot] = prompt
         timings = {"cache_n": cached, "prompt_n": len(prompt) - cached}
         return 200, {"tokens": [97], "id_slot": slot, "timings": timings}
-
-    def _any(self, prompt: Sequence[int]) -> int:
-        best = max(range(len(self.held)), key=lambda slot: shared(prompt, self.held[slot]))
-        if self.similar and shared(prompt, self.held[best]):
-            return best
-        self.turn += 1
-        return self.turn % len(self.held)
 
     def routes(self) -> dict[tuple[str, str], Any]:
         return {
@@ -115,6 +106,7 @@ def test_a_tenant_has_a_slot_and_reuses_its_own() -> None:
 
     async def work(engine: LlamaServerEngine) -> None:
         await engine.probe()
+        assert await engine.advice() is None
         for _ in range(2):
             await engine.prefill(LONG, A)
             assert await ask(engine, B) in (0, len(LONG))
@@ -139,26 +131,6 @@ def test_without_a_tenant_the_server_chooses_and_is_asked_nothing_else() -> None
     assert [path for path, _ in server.asked] == ["/completion"] * 2
 
 
-def test_the_one_slot_of_a_server_changes_hands_empty() -> None:
-    slots = Slots(1)
-
-    async def work(engine: LlamaServerEngine) -> None:
-        assert [await ask(engine, client) for client in (A, A, B, B, A)] == [0, 50, 0, 50, 0]
-
-    at(slots, work)
-
-
-def test_at_a_server_that_mixes_up_its_slots_nothing_is_reused() -> None:
-    slots = Slots(ram=True)
-
-    async def work(engine: LlamaServerEngine) -> None:
-        for client in (A, A, B, B):
-            assert await ask(engine, client) == 0
-        assert "mixes up its slots' prompts" in (await engine.advice() or "")
-
-    at(slots, work)
-
-
 class Deaf(Slots):
     """Reuses a prompt whatever it is asked."""
 
@@ -169,6 +141,13 @@ class Deaf(Slots):
         return status, answer
 
 
+class Mixing(Slots):
+    """Has a cache in RAM for all slots."""
+
+    def __init__(self) -> None:
+        super().__init__(ram=True)
+
+
 class Elsewhere(Slots):
     """Has a slot of its own choice for everything."""
 
@@ -176,34 +155,18 @@ class Elsewhere(Slots):
         return super().complete({**body, "id_slot": 0})
 
 
-@pytest.mark.parametrize("kind", [Deaf, Elsewhere])
-def test_a_server_that_ignores_what_it_is_asked_is_asked_to_reuse_nothing(
-    kind: type[Slots],
-) -> None:
+@pytest.mark.parametrize("kind", [Mixing, Deaf, Elsewhere])
+def test_where_slots_are_not_apart_nothing_is_reused(kind: type[Slots]) -> None:
     slots = kind()
 
     async def work(engine: LlamaServerEngine) -> None:
-        assert "nothing is reused" in (await engine.advice() or "")
+        assert "--cache-ram 0" in (await engine.advice() or "")
         slots.asked.clear()
         for client in (A, A, B, B):
             await ask(engine, client)
 
     at(slots, work)
     assert [reuse for _, reuse in slots.where] == [False] * 4
-
-
-@pytest.mark.parametrize(
-    ("slots", "advised"),
-    [(Slots(similar=True), True), (Slots(), False), (Slots(1, similar=True), False)],
-)
-def test_the_flag_is_checked_by_what_the_server_does(slots: Slots, advised: bool) -> None:
-    async def work(engine: LlamaServerEngine) -> None:
-        await engine.probe()
-        advice = await engine.advice()
-        assert (advice is not None) is advised
-        assert advice is None or "--slot-prompt-similarity 0" in advice
-
-    at(slots, work)
 
 
 @pytest.mark.parametrize(

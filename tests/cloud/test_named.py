@@ -13,7 +13,6 @@ from edgewise import parts
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.registry import ENGINES
@@ -108,33 +107,6 @@ def test_a_cloud_of_a_package_is_consulted_by_its_name(add: Add) -> None:
     answer = decoder.generate(list(b"sky: "), max_tokens=4)
     assert answer.text == "!!!!"
     assert {token.source for token in answer.tokens} == {"cloud"}
-
-
-def test_settings_name_it(add: Add) -> None:
-    add(shouting=f"{__name__}:ShoutingCloud")
-    chosen = Settings(cloud="shout://somewhere", cloud_engine="shouting", cloud_key="sk")
-    edge = ScriptedEdge(replying("so so", prompt="sky: "))
-    cloud = parts.open_cloud(chosen, edge)
-    assert isinstance(cloud, ShoutingCloud)
-    assert cloud.identity() == "shout://somewhere"
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "dialect"),
-    [
-        ("llama-server", EngineCloud, "llama-server"),
-        ("vllm", EngineCloud, "vLLM"),
-        ("sglang", EngineCloud, "SGLang"),
-        ("gateway", GatewayCloud, ""),
-    ],
-)
-def test_the_built_in_ones_are_there(name: str, kind: type[CloudModel], dialect: str) -> None:
-    assert name in ENGINES
-    cloud = open_engine("http://127.0.0.1:9", engine=name)
-    assert isinstance(cloud, kind)
-    if isinstance(cloud, EngineCloud):
-        assert cloud.engine.dialect == dialect
-    cloud.close()
 
 
 @pytest.mark.parametrize("cloud", ["http://127.0.0.1:9", "none", "bundled"])

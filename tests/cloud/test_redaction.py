@@ -84,11 +84,8 @@ HIDDEN = "anna.smith@example.org"
     [
         *("anna.smith%40example.org", "anna.smith%2540example.org", "anna.smith&#64;example.org"),
         *("anna.smith&commat;example.org", "anna.smith&amp;#x40;example.org"),
-        *(
-            "anna.smith\\u0040example.org",
-            "anna.smith\\x40example.org",
-            "anna\\\\u{2e}smith@example.org",
-        ),
+        *("anna.smith\\u0040example.org", "anna.smith\\x40example.org"),
+        "anna\\\\u{2e}smith@example.org",
         *("\uff41nna.smith\uff20example\uff0eorg", "an\u00adna.smith@exam\u200bple.org"),
         *("anna.smith\u2060@example.org", "\ufeffanna.smith@example.org\u200e"),
     ],
@@ -188,22 +185,8 @@ def test_wherever_a_reply_is_cut_no_placeholder_is_seen(text: str, at: int, ende
         assert restored.text[start:end] == restored.text[start:end].strip() != ""
 
 
-WORDS = st.lists(
-    st.sampled_from(
-        [
-            "so",
-            "it",
-            "is,",
-            "<EMAIL_1>",
-            "anna.smith@example.org",
-            "10.1.2.3",
-            "Falcon",
-            "Anna",
-            "張偉。",
-            "(",
-        ]
-    )
-).map(" ".join)
+SOME = ["so", "it", "is,", "<EMAIL_1>", HIDDEN, "10.1.2.3", "Falcon", "Anna", "張偉。", "("]
+WORDS = st.lists(st.sampled_from(SOME)).map(" ".join)
 
 
 @given(WORDS, WORDS, WORDS)
@@ -254,14 +237,8 @@ def test_a_private_word_is_one_word() -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        *(
-            "Write to a",
-            "Write to anna",
-            "to anna.smith@example.or",
-            "Write to Anna.Smith@exa",
-            "call ANNA ",
-            "says Anna",
-        ),
+        *("Write to a", "Write to anna", "to anna.smith@example.or", "Write to Anna.Smith@exa"),
+        *("call ANNA ", "says Anna"),
         *("as bob@", "see ghp_ab", "see sk-proj-", "at 192.168.", "at 2001:db8:"),
     ],
 )

@@ -12,7 +12,7 @@ import trustme
 from aiohttp import web
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.connect import connect, open_engine
+from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.engines.http import Redirected
@@ -180,10 +180,4 @@ def test_an_allowed_host_leads_to_no_other(leading: Leading, engine: str) -> Non
     with pytest.raises(Redirected):
         Pair(ScriptedEdge(noise()), cloud=leading.plain, cloud_engine=engine, cloud_hosts=hosts)
     assert leading.asked >= 1
-    assert leading.came == []
-
-
-def test_who_looks_for_an_engine_there_is_told_so(leading: Leading) -> None:
-    with pytest.raises(Redirected):
-        open_engine(leading.secure, key="sk-secret")
     assert leading.came == []

@@ -28,12 +28,11 @@ from edgewise.cloud.record import (
 )
 from edgewise.costs.daily import DailyTotal
 from edgewise.errors import UsageError
-from edgewise.events import Consult, Token
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair
 from edgewise.prompts import Message, Prompt, prompt_of
-from edgewise.routers.constant import Constant, Random
+from edgewise.routers.constant import Random
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
 from tests.cloud.recording import Recorder, recording
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -234,12 +233,6 @@ def test_a_disk_that_fills_in_mid_answer_lets_nothing_more_out(
         assert sum(one["tokens"] for one in wrote) == recorder.ids
 
 
-def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "sent.jsonl").mkdir()
-    with pytest.raises(UsageError, match="cannot be read"):
-        CountsFile(tmp_path / "sent.jsonl").read()
-
-
 def test_counts_lie_in_the_users_folder_of_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,24 +252,6 @@ def test_what_leaves_after_an_answer_is_counted_with_it(tmp_path: Path) -> None:
     late.add(1, b"123")
     ((told,), broken) = file.read()
     assert (told.consults, told.prefetches, told.bytes, told.tokens, broken) == (1, 1, 8, 3, 0)
-
-
-def test_a_pair_keeps_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    engine = ScriptedEngine()
-    cloud = LlamaServer(engine.url)
-    with Pair(
-        ScriptedEdge(noise()),
-        cloud=cloud,
-        router=Constant(1.0),
-        threshold=0.5,
-        speculate=0,
-    ) as pair:
-        sent = pair.ask(list(b"sky: "), max_tokens=4).usage.sent
-    cloud.close()
-    engine.close()
-    assert sent.consults == 4
-    assert (tmp_path / "edgewise" / "sent.jsonl").exists()
 
 
 @pytest.mark.parametrize("through", ["engine", "gateway"])
@@ -302,36 +277,6 @@ def test_payloads_are_every_message_as_it_left(tmp_path: Path, through: str) -> 
     assert sum(line["bytes"] for line in lines) == sum(m.bytes for m in record.answers())
 
 
-@pytest.mark.parametrize("through", ["engine", "gateway"])
-def test_what_cannot_be_written_down_is_not_sent(tmp_path: Path, through: str) -> None:
-    engine, path = ScriptedEngine(), tmp_path / "payloads.jsonl"
-    with reached(engine, through) as (cloud, recorder):
-        record = SentRecord(payloads=PayloadsFile(path))
-        path.unlink()
-        path.mkdir()
-        stream = decoder(cloud, record).stream(prompt_of(ByteTokenizer(), ASKED), max_tokens=9)
-        with stream as events:
-            told = list(events)
-        assert sum(isinstance(event, Token) for event in told) == 9
-        failed = [event for event in told if isinstance(event, Consult)]
-        assert failed
-        assert {event.outcome for event in failed} <= {"unavailable"}
-        assert str(path) in str(failed[0].message)
-        assert record.answers() == []
-        assert recorder.ids == 0
-
-
 def test_payloads_that_can_never_be_written_are_refused_first(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="for what is sent cannot be written"):
         Pair(ScriptedEdge(noise()), cloud="none", sent_file=tmp_path / "no" / "file.jsonl")
-
-
-def test_a_payload_is_read_back_as_it_was(tmp_path: Path) -> None:
-    file = PayloadsFile(tmp_path / "p.jsonl")
-    file.write(counted(), "consult", 0, b'{"prompt": "\\u00e9"}', 3, "é")
-    file.write(counted(), "push", 1, b"\x93\x01\x02", 0, "")
-    first, second = (
-        msgspec.json.decode(x) for x in (tmp_path / "p.jsonl").read_bytes().splitlines()
-    )
-    assert first["body"] == '{"prompt": "\\u00e9"}'
-    assert base64.b64decode(second["base64"]) == b"\x93\x01\x02"

@@ -14,9 +14,10 @@ from msgspec.structs import replace
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.cloud.record import Payload, SentRecord, counts_of
+from edgewise.cloud.record import Payload, PayloadsFile, SentRecord, counts_of
 from edgewise.edge.base import PROBES
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.events import Consult, Event, Finished, SentCounts
@@ -26,11 +27,12 @@ from edgewise.pair import Pair, open_pair
 from edgewise.prompts import Message, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.settings import Settings
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, completing, noise
 from tests.cloud.dialects import Sglang, Vllm
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import Dialect
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
+from tests.doubles.scripted_text import ScriptedText, TextMisdeed, numbers
 from tests.gateway.running import gateway
 from tests.llama_server_process import free_port, llama_server
 from tests.pocket_models import OTHER
@@ -45,6 +47,10 @@ QUESTION = Message("user", "Where does the café get its coffee?")
 FIXED = {tuple(ord(one) ^ 1 for one in text) for text in PROBES if text.isascii()}
 """What a proof may ask an engine of the other vocabulary."""
 
+TEXT_DIALECTS = (
+    *("chat", "mistral", "deepseek", "qwen", "moonshot", "lm-studio", "ollama"),
+    *("vllm-text", "sglang-text", "llama-server-text"),
+)
 DIALECTS: tuple[Dialect, ...] = ("llama-server", "vllm", "sglang")
 
 
@@ -167,6 +173,37 @@ def test_a_connection_that_breaks_is_in_the_record(wired: Wired) -> None:
         wired.recorder.cut()
         # Until the device learns of it, it would hand bytes to a dead socket.
         time.sleep(0.5)
+
+
+@pytest.mark.parametrize("how", [None, "hang", "reset"])
+@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+def test_the_record_of_text_is_what_crossed_the_socket(
+    dialect: str, how: TextMisdeed | None, tmp_path: Path
+) -> None:
+    wrong, question = random.Random(7), Message("user", "Count from one, café by café.")
+    edge, prompt = ByteTokenizer(), prompt_of(ByteTokenizer(), [question])
+    record = SentRecord(payloads=PayloadsFile(tmp_path / "sent.jsonl"))
+    with closing(ScriptedText(dialect)) as server, recording(server.url) as recorder:
+        with closing(connect(recorder.url, edge, engine=dialect)) as cloud:
+            recorder.forget()
+            server.fault = lambda number: how if wrong.random() < 0.4 else None
+            decoder = Decoder(
+                ScriptedEdge(completing(numbers([], ""), prompt=bytes(prompt.ids).decode())),
+                router=Random(0),
+                policy=Policy(threshold=0.5, speculate=4, deadline=0.3 if how else 5.0),
+                cloud=cloud,
+                record=record,
+            )
+            decoder.generate(prompt, max_tokens=60)
+            end = time.monotonic() + 60
+            while counts_of(record.answers()).bytes != sum(map(len, recorder.messages)):
+                assert time.monotonic() < end
+                time.sleep(0.02)
+        lines = (tmp_path / "sent.jsonl").read_bytes().splitlines()
+        payloads = [msgspec.json.decode(line, type=Payload) for line in lines]
+        bodies = sorted(str(one.body).encode() for one in payloads)
+        assert bodies == sorted(recorder.messages)
+        assert {(one.tokens, one.text) for one in payloads} == {(0, "")}
 
 
 def test_an_engine_of_another_vocabulary_is_sent_nothing_more(wired: Wired) -> None:

@@ -245,7 +245,16 @@ def has_extra() -> bool:
     return bool(phonenumbers and stdnum)
 
 
-@pytest.mark.parametrize("far", ["llama-server", "gateway", "chat", "llama-server-text"])
+@pytest.mark.parametrize(
+    "far",
+    [
+        "chat",
+        *[
+            pytest.param(name, marks=pytest.mark.deep)
+            for name in ("llama-server", "gateway", "llama-server-text")
+        ],
+    ],
+)
 def test_no_planted_private_word_crosses_the_socket(tmp_path: Path, far: str) -> None:
     """Neither in messages, nor in the answer that repeats them, nor in what is sent ahead."""
     draw = random.Random(17)

@@ -66,12 +66,6 @@ def test_words_come_whole_and_blanks_once() -> None:
         assert ended.stopped
 
 
-def test_a_reply_to_nothing_begins_with_no_blank() -> None:
-    engine = TextDouble(lambda answer: "  so it is.")
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        assert wording(ask(cloud, "")) == " so"
-
-
 def test_a_long_word_is_asked_for_again_with_what_came() -> None:
     word = "incomprehensibilitieswithoutanyend" * 2
     engine = TextDouble(writing(f"{word} all"))
@@ -148,14 +142,6 @@ def test_a_call_that_begins_with_a_control_token_is_told_no_private_word() -> No
                 asked = session.ask(ids, 3, Sampling(), 60).result()
                 assert wording(asked).startswith(told[:8])
         assert not any("hunter2x" in one.content for told in engine.told for one in told)
-
-
-def test_half_a_character_is_none() -> None:
-    engine = TextDouble(lambda answer: "日本語"[len(answer) :] or "")
-    engine.speaks = lambda answer: "日\ufffd" if not answer else "本 語"
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        assert wording(ask(cloud, "", 2)) == "日本"
-        assert engine.asked == ["", "日"]
 
 
 def test_one_that_does_not_echo_any_more_is_refused() -> None:

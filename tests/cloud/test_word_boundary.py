@@ -230,6 +230,8 @@ def test_an_echo_is_dropped(start: str, more: str) -> None:
         ("| Paris is the capital | France |\n|", " Paris is the largest city | France |"),
         ("Paris is the capital of France. ", "Paris is the largest city of France, too."),
         ("for i in range(10):\n    x()\n", "for i in range("),
+        ("ha", " ha ha"),
+        ("", "anything"),
     ],
 )
 def test_what_begins_alike_and_says_something_else_is_kept(sent: str, reply: str) -> None:
@@ -241,11 +243,6 @@ def test_an_answer_that_is_begun_anew_is_no_outage() -> None:
     for reply in (sent[:30], f"\n{sent[:40]}"):
         with pytest.raises(NothingUsable):
             added(sent, reply)
-
-
-def test_a_short_answer_is_no_echo() -> None:
-    assert added("ha", " ha ha") == " ha ha"
-    assert added("", "anything") == "anything"
 
 
 def test_blanks_are_held_back_and_ends_of_lines_go() -> None:

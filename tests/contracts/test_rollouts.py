@@ -13,7 +13,6 @@ from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import Chunk, EdgeAbilities, EdgeModel, Floats, Needs, Sequences, Step
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudUnavailable, ContextOverflow
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, EOT, Script, ScriptedEdge, noise
 from edgewise_lab.rollouts import (
@@ -140,17 +139,6 @@ def test_each_prefix_is_continued_as_by_a_session(made: Made) -> None:
     for one, other in zip(found, wanted, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=0.02)
     assert made.rollouts.run([]) == []
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_draws_follow_the_seed(bpe_path: Path, seed: int) -> None:
-    drawn = Sampling(temperature=1.0, seed=seed)
-    asked = [Prefix(p.ids, p.n, drawn) for p in prefixes()]
-    with LlamaModel(bpe_path, context=64, threads=1, gpu_layers=0, slots=2) as model:
-        with closing(edge_rollouts(model)) as rollouts:
-            found = rollouts.run(asked)
-        assert [c.ids for c in found] == [c.ids for c in SequentialRollouts(model).run(asked)]
-        assert [c.ids for c in found] != [by_steps(model, p).ids for p in asked]
 
 
 def test_a_prefix_without_room(bpe_path: Path) -> None:

@@ -12,7 +12,6 @@ from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
 from edgewise.completion import Sent
-from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ID_BYTES, ScriptedCloud
@@ -21,7 +20,6 @@ from tests.cloud.recording import Recorder, recording
 from tests.doubles.engine_dialects import DIALECTS
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
-from tests.llama_server_process import free_port
 
 PROMPT = list(b"a prompt of some length: ")
 DEADLINE = 10.0
@@ -112,16 +110,6 @@ def test_pushed_ids_do_not_travel_again(through: Watched) -> None:
     session.close()
 
 
-def test_a_rewound_answer_is_pushed_from_where_it_parts(through: Watched) -> None:
-    session = through.open()
-    session.prefetch(PROMPT)
-    session.prefetch([*PROMPT, *range(20)])
-    other = [*PROMPT, *range(100, 130)]
-    assert session.prefetch(other) == 30
-    assert consult(session, other).ids == 0
-    session.close()
-
-
 def test_the_next_answer_sends_what_the_last_did_not(through: Watched) -> None:
     first = through.open()
     consult(first, [*PROMPT, 1])
@@ -153,22 +141,6 @@ def test_after_a_reconnect_what_the_gateway_kept_does_not_travel(through: Watche
     session.close()
 
 
-def test_a_gateway_that_forgot_is_sent_everything_again(engine: ScriptedEngine) -> None:
-    port = free_port()
-    with recording(f"http://127.0.0.1:{port}") as recorder:
-        cloud = GatewayCloud(recorder.url)
-        with gateway([engine.url], port=port):
-            cloud.check(ByteTokenizer())
-            session = cloud.open(Prompt(tuple(PROMPT)))
-            consult(session, PROMPT)
-        recorder.forget()
-        with gateway([engine.url], port=port):
-            sent = consult(session, [*PROMPT, 1])
-        assert sent.ids == len(PROMPT) + 1
-        assert (sent.ids, sent.bytes) == (recorder.ids, recorder.size)
-        cloud.close()
-
-
 def test_a_gateway_that_asks_for_everything_costs_both_times(engine: ScriptedEngine) -> None:
     with gateway([engine.url]) as running, recording(running.url) as recorder:
         cloud = GatewayCloud(recorder.url)
@@ -182,41 +154,6 @@ def test_a_gateway_that_asks_for_everything_costs_both_times(engine: ScriptedEng
         assert sent.ids == 1 + len(PROMPT) + 1
         assert (sent.ids, sent.bytes) == (recorder.ids, recorder.size)
         cloud.close()
-
-
-@pytest.mark.parametrize("how", ["timeout", "error"])
-@pytest.mark.parametrize("kind", ["direct", "gateway"])
-def test_a_consult_that_fails_says_what_it_sent(kind: str, how: str) -> None:
-    engine = ScriptedEngine()
-    with gateway([engine.url]) as running:
-        target = engine.url if kind == "direct" else running.url
-        with recording(target) as recorder:
-            cloud = LlamaServer(recorder.url) if kind == "direct" else GatewayCloud(recorder.url)
-            cloud.check(ByteTokenizer())
-            engine.fault = lambda number: "hang" if how == "timeout" else "error"
-            session = cloud.open(Prompt(tuple(PROMPT)))
-            recorder.forget()
-            sent = Sent()
-            with pytest.raises(CloudTimeout if how == "timeout" else CloudUnavailable):
-                session.ask(PROMPT, 1, Sampling(), 0.3, sent).result()
-            end = time.monotonic() + 60
-            # A gateway is told that the completion is not wanted any more.
-            while recorder.size != sent.bytes and time.monotonic() < end:
-                time.sleep(0.01)
-            assert sent.ids == len(PROMPT) == recorder.ids
-            assert sent.bytes == recorder.size
-            cloud.close()
-    engine.close()
-
-
-@pytest.mark.parametrize("kind", [LlamaServer, GatewayCloud])
-def test_where_nobody_listens_nothing_travels(kind: type[LlamaServer | GatewayCloud]) -> None:
-    cloud = kind(f"http://127.0.0.1:{free_port()}")
-    sent = Sent()
-    with pytest.raises(CloudError):
-        cloud.open(Prompt(tuple(PROMPT))).ask(PROMPT, 1, Sampling(), 30, sent).result()
-    assert (sent.ids, sent.bytes) == (0, 0)
-    cloud.close()
 
 
 def test_an_engine_asked_again_over_a_new_connection_counts_both(engine: ScriptedEngine) -> None:

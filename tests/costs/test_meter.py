@@ -20,7 +20,6 @@ from edgewise.errors import (
     CloudRejected,
     CloudTimeout,
     CloudUnavailable,
-    UsageError,
 )
 from edgewise.events import AnswerCost, Consult, Token
 from edgewise.loop.decoder import Decoder
@@ -32,7 +31,7 @@ from edgewise.sampling import Sampling
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cloud.dialects import Vllm
-from tests.doubles.billed_cloud import BilledCloud, PrefixCache
+from tests.doubles.billed_cloud import BilledCloud
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 
 PRICE = price_of("2,0.5,8")
@@ -112,44 +111,6 @@ def test_50_recorded_conversations_are_billed_to_the_token() -> None:
     assert totals == [every.cost.input_tokens, every.cost.cached_tokens, every.cost.output_tokens]
 
 
-class ByHand(NamedTuple):
-    """What a provider's meter said of the consults of an answer, and what that comes to."""
-
-    prompt: int
-    written: int
-    consults: list[tuple[int, int | None, int | None, int]]
-    """Position, the prompt that was billed, cached, written."""
-    bill: tuple[int, int, int]
-    paid: str
-    alone: str
-
-
-BY_HAND = [
-    # One consult, nothing cached: 100 x 2 + 1 x 8 = 208; alone 100 x 2 + 10 x 8 = 280.
-    ByHand(100, 10, [(100, 100, 0, 1)], (100, 0, 1), "0.000208", "0.00028"),
-    # The second finds 100 of 105: 105 x 2 + 100 x 0.5 + 2 x 8 = 276; alone as before.
-    ByHand(100, 10, [(100, 100, 0, 1), (105, 105, 100, 1)], (105, 100, 2), "0.000276", "0.00028"),
-    # The first finds 64 of an earlier turn's, so the cloud alone would have too:
-    # 136 x 2 + 64 x 0.5 + 4 x 8 = 336; alone 136 x 2 + 64 x 0.5 + 50 x 8 = 704.
-    ByHand(200, 50, [(200, 200, 64, 4)], (136, 64, 4), "0.000336", "0.000704"),
-    # The meter tells computed tokens only by way of the whole: 30 x 2 + 20 x 0.5 + 8 = 78;
-    # alone 20 x 2 + 20 x 0.5 + 3 x 8 = 74.
-    ByHand(40, 3, [(41, 50, 20, 1)], (30, 20, 1), "0.000078", "0.000074"),
-    # No meter at all: 2 x (10 + 12) + 2 x 8 = 60, estimated; alone 10 x 2 + 5 x 8 = 60.
-    ByHand(10, 5, [(10, None, None, 1), (12, None, None, 1)], (22, 0, 2), "0.00006", "0.00006"),
-    # A cache that lost everything in between: (1000 + 1010 + 20) x 2 + 1000 x 0.5 + 3 x 8 = 4584;
-    # alone 1000 x 2 + 100 x 8 = 2800.
-    ByHand(
-        1000,
-        100,
-        [(1000, 1000, 0, 1), (1020, 1020, 1000, 1), (1010, 1010, 0, 1)],
-        (2030, 1000, 3),
-        "0.004584",
-        "0.0028",
-    ),
-]
-
-
 def metering(prompt: int, limits: Limits = FREE) -> AnswerCosts:
     cloud = ScriptedCloud(noise())
     tokens = CloudTokens([1] * prompt, ByteTokenizer(), cloud)
@@ -172,19 +133,21 @@ def reached() -> Sent:
     return sent
 
 
-@pytest.mark.parametrize("one", BY_HAND)
-def test_worked_out_by_hand(one: ByHand) -> None:
-    meter = metering(one.prompt)
-    for position, prompt, cached, n in one.consults:
-        completion = wrote(n, prompt=prompt, cached=cached)
-        meter.sent([1] * position, n, reached(), answered(completion))
-    found = meter.report([1] * (one.prompt + one.written))
-    estimated = one.consults[0][1] is None
-    assert found.billed == BilledTokens(
-        input=one.bill[0], cached=one.bill[1], output=one.bill[2], estimated=estimated
-    )
-    assert PRICE.of(found.billed) == Decimal(one.paid)
-    assert found.alone == Decimal(one.alone)
+@pytest.mark.parametrize(
+    ("meter", "billed"),
+    [
+        ({"prompt": 50, "cached": 20}, BilledTokens(input=30, cached=20, output=1)),
+        ({"cached": 20, "computed": 30}, BilledTokens(input=30, cached=20, output=1)),
+        ({}, BilledTokens(input=41, output=1, estimated=True)),
+        ({"prompt": 50}, BilledTokens(input=50, output=1, estimated=True)),
+        ({"prompt": 40, "cached": 20}, BilledTokens(input=21, cached=20, output=1, estimated=True)),
+    ],
+)
+def test_what_a_meter_says_is_billed(meter: dict[str, int], billed: BilledTokens) -> None:
+    """But never less than what was sent; 40 of the 41 ids are the prompt."""
+    meter_of = metering(40)
+    meter_of.sent([1] * 41, 1, reached(), answered(wrote(1, **meter)))
+    assert meter_of.report([1] * 43).billed == billed
 
 
 def unanswered(error: CloudError | None = None, *, declined: bool = False) -> "Future[Completion]":
@@ -325,15 +288,6 @@ def cost_over(cloud: CloudModel, **policy: Any) -> tuple[AnswerCost, list[Consul
     return cost, [event for event in told if isinstance(event, Consult)]
 
 
-def test_an_engine_over_http(engine: tuple[ScriptedEngine, CloudModel]) -> None:
-    cost, consults = cost_over(engine[1], threshold=0.5)
-    assert len(consults) > 2
-    places = [len(IDS) + one.index for one in consults]
-    assert cost.input_tokens + cost.cached_tokens == sum(places)
-    assert cost.cached_tokens == sum(one.cached or 0 for one in consults)
-    assert cost.output_tokens == sum(one.answered for one in consults)
-
-
 @pytest.mark.parametrize("misdeed", ["busy", "declined", "error", "reset", "garbage"])
 def test_faults_over_http(engine: tuple[ScriptedEngine, CloudModel], misdeed: Any) -> None:
     """Only a request that was declined costs nothing: who is busy or broken may have computed."""
@@ -359,27 +313,8 @@ def test_meters_that_lie(engine: tuple[ScriptedEngine, CloudModel], meter: dict[
 def test_prompts_that_no_engine_bills(prompt: Any) -> None:
     with pytest.raises(CloudProtocolError):
         wrote(1, prompt=prompt).check(asked=1, prompt=100)
-
-
-def test_more_cached_than_billed() -> None:
-    with pytest.raises(CloudProtocolError, match="cached"):
+    with pytest.raises(CloudProtocolError):
         wrote(1, prompt=10, cached=11).check(asked=1, prompt=100)
-    wrote(1, prompt=101, cached=101).check(asked=1, prompt=101)
-
-
-def test_without_a_cloud_all_is_saved_and_estimated() -> None:
-    edge = ScriptedEdge(replying("blue", prompt=bytes(IDS).decode()))
-    decoder = Decoder(edge, router=Constant(1.0), policy=Policy(), billing=Billing(PRICE))
-    cost = decoder.generate(IDS).usage.cost
-    assert cost is not None
-    assert cost.paid == 0
-    assert cost.estimated
-    assert 1e6 * cost.saved == pytest.approx(2 * len(IDS) + 8 * 5)
-
-
-def test_without_a_price_there_is_no_cost() -> None:
-    decoder = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=Policy())
-    assert decoder.generate(IDS, max_tokens=3).usage.cost is None
 
 
 def test_what_costs_hold_back_does_not_wind_the_threshold_down() -> None:
@@ -400,22 +335,6 @@ def test_what_costs_hold_back_does_not_wind_the_threshold_down() -> None:
     assert {token.reason for token in tokens[1:]} == {"cost"}
     # One token by the cloud: half of what it is more than its share.
     assert shift == pytest.approx(0.4)
-
-
-def test_a_pair_takes_a_price_and_sums_up() -> None:
-    edge = ScriptedEdge(replying("blue sky", prompt=bytes(IDS).decode()))
-    cloud = BilledCloud(edge.script, PrefixCache(4, 4))
-    with Pair(edge, cloud=cloud, router=Constant(0.9), threshold=0.5, price="2,0.5,8") as pair:
-        costs = [pair.ask(IDS).usage.cost for _ in range(2)]
-        assert pair.billing is not None
-        found = pair.billing.savings()
-    assert found.answers == 2
-    assert found.cost.output_tokens == sum(bill.output for bill in cloud.bills) == 7
-    assert found.cost.input_tokens == sum(bill.input for bill in cloud.bills)
-    assert found.cost.cached_tokens == sum(bill.cached for bill in cloud.bills) > 0
-    assert found.cost.paid == pytest.approx(sum(cost.paid for cost in costs if cost))
-    with pytest.raises(UsageError, match="max-cost"):
-        Pair(edge, cloud=cloud, max_cost=1.0)
 
 
 @pytest.mark.parametrize("billing", [None, Billing(PRICE), Billing(PRICE, limits=FREE)])

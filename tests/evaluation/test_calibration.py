@@ -14,7 +14,6 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeModel, Floats, Needs, Step
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.errors import CloudUnavailable
 from edgewise.routers.base import Router
 from edgewise.routers.constant import Constant
 from edgewise.routers.named import router_named
@@ -52,13 +51,6 @@ def test_the_share_asked_for_is_realised(name: str) -> None:
         changed = changed_share(found)
         assert changed is not None
         assert changed > 0.9
-
-
-def test_without_consults_nothing_is_changed() -> None:
-    never = paired(EDGE, router_named("random"), 1.0, CLOUD)
-    found = [Decoded(never, 16).answer(TASK.questions[0])]
-    assert cloud_share(found) == 0
-    assert changed_share(found) is None
 
 
 def half(script: Script, ids: slice) -> Script:
@@ -125,16 +117,6 @@ def test_where_all_scores_are_alike_it_is_all_or_nothing() -> None:
     assert made.count == 2 * len(TASK.questions)
 
 
-def test_scores_of_one_cannot_be_kept_from_the_cloud() -> None:
-    (point,) = thresholds_for([0.4], Constant(1.0), TASK, edge=EDGE, cloud=CLOUD).values()
-    assert point.share == 1.0
-
-
-def test_a_share_of_everything() -> None:
-    (point,) = thresholds_for([1.0], router_named("random"), TASK, edge=EDGE, cloud=CLOUD).values()
-    assert point.share == pytest.approx(1.0, rel=SETTLED)
-
-
 def anew(
     router: Router, task: Task, threshold: float, edge: EdgeModel, cloud: CloudModel
 ) -> list[Outcome]:
@@ -192,17 +174,3 @@ def test_shares_come_out_in_order_whatever_the_order_asked() -> None:
     assert shares == sorted(shares)
     for share, point in found.items():
         assert abs(point.share - share) <= max(5 * SETTLED, 0.2) * share
-
-
-def test_the_same_comes_out_twice() -> None:
-    one, other = (
-        thresholds_for([0.1], router_named("max-prob"), TASK, edge=EDGE, cloud=CLOUD)
-        for _ in range(2)
-    )
-    assert one == other
-
-
-def test_a_cloud_that_fails_ends_the_calibration() -> None:
-    gone = ScriptedCloud(noise(2), fault=lambda ask: CloudUnavailable("gone"))
-    with pytest.raises(CloudUnavailable):
-        thresholds_for([0.5], router_named("random"), TASK, edge=EDGE, cloud=gone)

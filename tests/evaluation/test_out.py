@@ -69,13 +69,6 @@ def test_two_routers_in_folders_of_one_name(folder: Path) -> None:
     assert evaluated(folder, "--router", str(always))["cloud_share"] == 1.0
 
 
-def test_a_router_trained_anew_in_its_place(folder: Path) -> None:
-    router = checkpoint(folder / "router", 0.0)
-    assert evaluated(folder, "--router", str(router))["cloud_share"] == 1.0
-    checkpoint(router, 1.0)
-    assert evaluated(folder, "--router", str(router))["cloud_share"] == 0.0
-
-
 def test_the_same_router_elsewhere_is_not_asked_again(folder: Path) -> None:
     evaluated(folder, "--router", str(checkpoint(folder / "a" / "router", 0.0)))
     lines = (folder / "out" / "outcomes.jsonl").read_bytes()

@@ -8,7 +8,7 @@ import pytest
 
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import Needs, Step
-from edgewise.errors import CloudTimeout, CloudUnavailable, ContextOverflow, UsageError
+from edgewise.errors import CloudTimeout, CloudUnavailable, ContextOverflow
 from edgewise.routers.card import RouterCard
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
@@ -171,12 +171,6 @@ def test_how_many_answers_a_run_takes_is_known_before(baselines: bool, choices: 
     assert len(done) == planned.answers(*asked, baselines=baselines)
 
 
-def test_the_commit_point_needs_choices() -> None:
-    asked = evaluation(task=animals(choices=False)).bounds()
-    assert list(asked) == []
-    assert list(evaluation().bounds()) == [COMMIT_POINT]
-
-
 def test_a_task_of_both_kinds_says_that_some_have_no_commit_point() -> None:
     mixed = Task("mixed", (*animals(1).questions, *numbers.questions), 80)
     found = evaluation(task=mixed).bounds()
@@ -221,25 +215,6 @@ def test_the_oracle_needs_the_weights() -> None:
     assert all(outcome.right for outcome in found[ORACLE])
 
 
-def test_both_models_alone() -> None:
-    found = evaluation().alone()
-    assert [o.right for o in found[EDGE]] == [False] * 3
-    assert [o.right for o in found[CLOUD]] == [True] * 3
-    assert (cloud_share(found[EDGE]), cloud_share(found[CLOUD])) == (0.0, 1.0)
-
-
-def test_done_is_called_once_an_answer_also_of_an_earlier_run(tmp_path: Path) -> None:
-    counts: list[int] = []
-    for _ in range(2):
-        done: list[None] = []
-        run = evaluation(tmp_path, done=done).run(
-            [contender_named("max-prob")], [0.1, 0.2], baselines=False
-        )
-        counts.append(len(done))
-        assert len(done) == sum(len(found) for found in run.values())
-    assert counts[0] == counts[1] == 12
-
-
 @pytest.mark.parametrize("gone", range(0, 30, 3))
 def test_cut_at_any_consult_the_same_comes_out(tmp_path: Path, gone: int) -> None:
     contenders = [contender_named("margin"), contender_named("random")]
@@ -254,19 +229,6 @@ def test_cut_at_any_consult_the_same_comes_out(tmp_path: Path, gone: int) -> Non
     assert {cell: [(o.text, o.cloud_tokens) for o in found] for cell, found in again.items()} == {
         cell: [(o.text, o.cloud_tokens) for o in found] for cell, found in whole.items()
     }
-
-
-def test_a_cloud_that_fails_ends_it() -> None:
-    """A figure that mixes the pair with the edge alone would be nobody's."""
-    with pytest.raises(CloudUnavailable):
-        evaluation(fault=lambda ask: CloudUnavailable("gone")).pairs(
-            Contender("always", Constant(1.0), card(at_0_1=0.5)), [0.1]
-        )
-
-
-def test_a_router_of_no_name() -> None:
-    with pytest.raises(UsageError, match="no router 'nobody'"):
-        contender_named("nobody")
 
 
 def test_the_deadline_is_kept() -> None:

@@ -149,13 +149,6 @@ def test_families_are_apart_and_together() -> None:
     assert row.overall.accuracy == pytest.approx(4 / 6)
 
 
-def test_without_a_gap_there_is_none_to_recover() -> None:
-    found = {EDGE: outcomes("xx"), CLOUD: outcomes("x.", cloud=10), PAIR: outcomes("xx")}
-    pair = figures(PAIR, found)
-    assert pair.without_gap == ("f",)
-    assert (pair.gap_recovered, pair.gap_interval) == (None, None)
-
-
 @given(
     right=st.lists(st.tuples(*[st.booleans()] * 3), min_size=1, max_size=12),
     tokens=st.integers(0, 10),
@@ -221,12 +214,6 @@ def test_csv_holds_every_figure_of_every_family() -> None:
     assert pair.keys() >= {"strict_gap_recovered", "strict_gap_interval_low", "cloud_work"}
 
 
-def test_csv_leaves_what_there_is_not_empty() -> None:
-    found = {EDGE: outcomes("x"), CLOUD: outcomes("x", cloud=10)}
-    (line, *_) = csv.DictReader(io.StringIO(as_csv(rows(found))))
-    assert line["gap_recovered"] == line["gap_interval_low"] == line["gap_interval_high"] == ""
-
-
 def table_of(*shares: float) -> list[Row]:
     more = {Cell("pair", share): outcomes("Xx..", cloud=int(10 * share)) for share in shares}
     return rows({EDGE: FOUND[EDGE], CLOUD: FOUND[CLOUD]} | more)
@@ -238,15 +225,6 @@ def table_of(*shares: float) -> list[Row]:
 def test_a_plot_is_what_its_ending_says(tmp_path: Path, name: str, magic: bytes) -> None:
     plot([row.overall for row in table_of(0.1, 0.3)], "animals", tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(magic)
-
-
-def test_a_plot_names_every_system(tmp_path: Path) -> None:
-    path = tmp_path / "a.svg"
-    plot([row.overall for row in table_of(0.1)], "four animals", path)
-    drawn = path.read_text()
-    readings = ("lenient reading", "strict reading")
-    for said in ("four animals", "edge alone", "cloud alone", "pair", "cloud share", *readings):
-        assert f"<!-- {said}" in drawn
 
 
 def test_the_legend_covers_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

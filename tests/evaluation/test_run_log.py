@@ -39,11 +39,6 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_lines_come_back_in_order(tmp_path: Path) -> None:
-    assert read(filled(tmp_path, "a", "b\nc", "é"), Note) == [Note("a"), Note("b\nc"), Note("é")]
-    assert read(tmp_path / "nothing.jsonl", Note) == []
-
-
 def test_a_cut_line_is_dropped_without_writing_the_others_again(tmp_path: Path) -> None:
     """A full disk, or a crash in the middle, must not cost what was whole."""
     path = filled(tmp_path, "a", "b")

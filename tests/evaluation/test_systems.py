@@ -14,7 +14,7 @@ from edgewise.errors import CloudTimeout
 from edgewise.routers.constant import Constant
 from edgewise.routers.uncertainty import Margin
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import EOS, EOT, ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise_lab.evaluation.systems import (
     CloudAlone,
     CommitPoint,
@@ -25,8 +25,6 @@ from edgewise_lab.evaluation.systems import (
     commit_point,
     edge_alone,
     paired,
-    question_ids,
-    text_of,
 )
 from edgewise_lab.evaluation.tasks.base import Question
 
@@ -116,15 +114,6 @@ def test_shares_are_of_all_tokens_together() -> None:
     assert cloud_share([few, replace(many, wasted_tokens=10)]) == 0.2
     assert changed_share([few, many]) == 0.0
     assert changed_share([many]) is None
-
-
-def test_a_text_has_no_end_tokens() -> None:
-    tokenizer = ByteTokenizer()
-    assert text_of(tokenizer, [*b"dog", EOS]) == "dog"
-    assert text_of(tokenizer, [*b"d", EOT, *b"og"]) == "dog"
-    assert text_of(tokenizer, []) == ""
-    assert text_of(tokenizer, [0xC3]) == "�"
-    assert question_ids(tokenizer, QUESTION) == list(PROMPT.encode())
 
 
 @pytest.mark.parametrize(

@@ -67,11 +67,6 @@ def test_a_router_made_for_other_questions(
         assert sentence.startswith(f"The router 'mine' was {named}, not on animals: ")
 
 
-def test_a_router_without_a_card_was_made_for_none() -> None:
-    told = warnings(ANIMALS, [Contender("entropy", Constant(0.5))], table(Cell("mine", 0.05), 5))
-    assert told == []
-
-
 @pytest.mark.parametrize(
     ("cloud", "far"),
     [

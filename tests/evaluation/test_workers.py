@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from edgewise.errors import EdgewiseError
 from edgewise.settings import Settings
 from edgewise_lab.evaluation.plan import Job, Work, Workers
-from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 QUESTIONS = pocketqa().questions[:6]
@@ -22,10 +21,6 @@ TOKENS = 48
 
 def work(settings: Settings = SETTINGS) -> Work:
     return Work(settings, {}, TOKENS, 300.0)
-
-
-def untimed(outcome: Outcome) -> Outcome:
-    return replace(outcome, seconds=0.0)
 
 
 def test_a_worker_that_dies_is_one_sentence() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from edgewise.completion import Completion
-from edgewise.engines.base import NOBODY, Client, Engine
+from edgewise.engines.base import NOBODY, Client, Described, Engine
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 
@@ -56,8 +56,8 @@ class PlainEngine(Engine):
         """Ids of another vocabulary where `mark` is set."""
         return [token ^ self.mark for token in self.tokenizer.encode(text)]
 
-    async def model_name(self) -> str | None:
-        return "letters"
+    async def describe(self) -> Described:
+        return Described("letters")
 
     async def close(self) -> None:
         self.closed = True

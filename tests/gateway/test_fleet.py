@@ -401,7 +401,7 @@ PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize("where", ["ready", "tokenize", "model_name", "complete"])
+@pytest.mark.parametrize("where", ["ready", "tokenize", "describe", "complete"])
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: type(problem).__name__)
 async def test_no_end_of_one_look_ends_a_watch(problem: BaseException, where: str) -> None:
     """The other replica goes down and comes back meanwhile, and so does the one with the bug."""

@@ -1,8 +1,6 @@
 """The frozen questions are disjoint from the training questions, and right."""
 
 import re
-from collections import Counter
-from collections.abc import Sequence
 from random import Random
 from typing import get_args
 
@@ -16,7 +14,6 @@ from pocket import families, frames
 from pocket.corpus import Corpus
 from pocket.facts import Chain, Fact
 from pocket.families import Knowledge
-from pocket.frames import say
 from pocket.frozen import DRAWS, SPLITS, frozen_questions, kept_apart
 from pocket.questions import Family, Question, Wording, reserved
 
@@ -51,12 +48,6 @@ def asked(question: Question) -> Asked:
     )
 
 
-def test_every_split_holds_what_is_stated() -> None:
-    sizes = Counter((q.family, split) for split in NAMES for q in BY_SPLIT[split])
-    assert sizes == {(f, split): SPLITS[split].count for f in FAMILIES for split in NAMES}
-    assert all(SPLITS[split].count >= 400 for split in ("test", "frames", "facts"))
-
-
 def test_every_frozen_prompt_is_reserved() -> None:
     assert all(reserved(question.prompt) for question in QUESTIONS)
 
@@ -86,11 +77,6 @@ def test_every_reference_is_graded_right(family: Family) -> None:
     for question in drawn(family, 300):
         assert is_right(asked(question), question.reference)
         assert is_strictly_right(asked(question), question.reference)
-
-
-def test_the_references_of_the_training_split_are_graded_right() -> None:
-    for question in BY_SPLIT["train"]:
-        assert is_strictly_right(question, question.reference)
 
 
 def test_facts_kept_apart_are_asked_for_in_their_split_alone() -> None:
@@ -143,31 +129,3 @@ def test_wrong_choices_are_never_true() -> None:
     for chain in CHAINS:
         wrong = KNOWN.wrong_end(chain, rng)
         assert not {chain.asked, chain.between, chain.answer} & set(wrong)
-
-
-def test_tempting_answers_are_always_offered() -> None:
-    fact = Fact("kind", "x", "class0", "animal", tempting=("class7",))
-    assert all("class7" in KNOWN.wrong(fact, Random(seed)) for seed in range(20))
-
-
-@pytest.mark.parametrize(
-    "groups",
-    [
-        list(frames.ASKED.values()),
-        list(frames.STATED.values()),
-        list(frames.TWO_HOP_ASKED.values()),
-        [frames.START, *frames.CHANGES.values()],
-    ],
-    ids=["facts asked", "facts stated", "two-hop asked", "steps told"],
-)
-def test_there_are_twenty_frames(groups: Sequence[Sequence[str]]) -> None:
-    assert len({frame for group in groups for frame in group}) >= 20
-
-
-def test_frames_are_drawn_evenly_and_alternatives_by_zipf() -> None:
-    rng = Random(0)
-    said = Counter(say(("[a|b|c] {x}", "z"), rng, x=1) for _ in range(6000))
-    assert set(said) == {"a 1", "b 1", "c 1", "z"}
-    assert said["z"] == pytest.approx(3000, rel=0.1)
-    assert said["a 1"] == pytest.approx(3000 * 6 / 11, rel=0.1)
-    assert said["c 1"] == pytest.approx(3000 * 2 / 11, rel=0.1)

@@ -43,12 +43,6 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
-    first = weights(run(tmp_path))
-    again = weights(run(tmp_path))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-
-
 def test_a_checkpoint_of_another_run_is_not_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

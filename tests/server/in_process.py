@@ -1,5 +1,6 @@
 """The application over scripted models, in this process: for what a real pair never does."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,20 @@ from edgewise.testing.scripted_edge import ScriptedEdge, replying
 TEXT = "The sky is blue."
 ASK: dict[str, Any] = {"model": "edgewise", "prompt": "sky: ", "max_tokens": 32}
 CHAT: dict[str, Any] = {"model": "edgewise", "messages": [{"role": "user", "content": "sky: "}]}
+BODIES: dict[str, dict[str, Any]] = {
+    "completions": ASK,
+    "chat/completions": CHAT,
+    "responses": {"model": "edgewise", "input": "sky: "},
+    "messages": {**CHAT, "max_tokens": 32},
+    "messages/count_tokens": CHAT,
+}
+"""A question to every endpoint."""
+
+
+def data_of(stream: str) -> list[dict[str, Any]]:
+    """The events of a stream, less the word that ends some."""
+    data = [line[6:] for line in stream.splitlines() if line.startswith("data: ")]
+    return [json.loads(one) for one in data if one != "[DONE]"]
 
 
 @contextmanager

@@ -116,9 +116,3 @@ def test_flags_that_are_wrong_are_refused_at_the_start(
 ) -> None:
     with pytest.raises(RuntimeError, match=told), serving(*arguments):
         pass
-
-
-@pytest.mark.parametrize("arguments", [("--host", "0.0.0.0"), ("--host", "::")])
-def test_an_open_address_needs_a_key(arguments: tuple[str, ...]) -> None:
-    with pytest.raises(RuntimeError, match="--api-key"), serving(*arguments):
-        pass

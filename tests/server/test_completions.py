@@ -62,30 +62,6 @@ def test_logprobs_in_the_older_form(url: str) -> None:
     assert "".join(found["tokens"]) == answer(url)["choices"][0]["text"]
 
 
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ({"prompt": ""}, "empty"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [1 << 30]}, "ids from 0"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"max_tokens": 0}, "echo"),
-        ({"echo": True, "logprobs": 1, "model": "edgewise"}, "a pair is two"),
-        ({"echo": True, "logprobs": 1, "model": "edgewise@0.1"}, "a pair is two"),
-        ({"best_of": 3}, "best_of"),
-        ({"suffix": "x"}, "suffix"),
-        ({"logprobs": 6}, "logprobs"),
-        ({"messages": []}, "messages"),
-    ],
-)
-def test_what_is_not_honoured_is_refused(url: str, more: dict[str, Any], told: str) -> None:
-    response = post(url, **more)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert told in error["message"] + str(error["param"])
-
-
 SAID = "The word copper names a metal."
 
 

@@ -14,17 +14,16 @@ from tests.llama_server_process import llama_server
 from tests.server.serving import serving
 
 
+def reply_of(url: str, model: str, prompt: str, tokens: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt}]
+    body = {"model": model, "messages": messages, "max_tokens": tokens}
+    reply = httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=120, trust_env=False)
+    return reply.raise_for_status().json()
+
+
 def asked(url: str, model: str, prompt: str, tokens: int) -> dict[str, Any]:
     """The usage of one answer."""
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": tokens,
-    }
-    reply = httpx2.post(
-        f"{url}/v1/chat/completions", json=body, timeout=120, trust_env=False
-    ).raise_for_status()
-    return reply.json()["usage"]
+    return reply_of(url, model, prompt, tokens)["usage"]
 
 
 def realised(found: list[dict[str, Any]]) -> float:
@@ -80,10 +79,7 @@ def test_a_threshold_gives_one_answer_whatever_was_asked_before(url: str) -> Non
 
 def replied(url: str, model: str, prompt: str) -> tuple[str, int]:
     """An answer and how many of its tokens the cloud wrote."""
-    messages = [{"role": "user", "content": prompt}]
-    body = {"model": model, "messages": messages, "max_tokens": 40}
-    reply = httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=120, trust_env=False)
-    found = reply.raise_for_status().json()
+    found = reply_of(url, model, prompt, 40)
     return found["choices"][0]["message"]["content"], found["usage"]["edgewise"]["cloud_tokens"]
 
 

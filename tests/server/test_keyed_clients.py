@@ -1,6 +1,5 @@
 """Keys of a file at the server: each within its limits, and none learns of another."""
 
-import json
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from tests.cli.conftest import Edgewise, edgewise
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.processes import until
 from tests.server.at_port import at_port
-from tests.server.in_process import ASK, CHAT, TEXT, answering_of
+from tests.server.in_process import ASK, BODIES, CHAT, TEXT, answering_of, data_of
 from tests.server.serving import running
 
 __all__ = ["edgewise"]
@@ -129,14 +128,6 @@ def test_cloud_tokens_a_day(keys: Path) -> None:
     engine.close()
 
 
-ENDPOINTS: dict[str, dict[str, Any]] = {
-    "completions": {"prompt": "sky: ", "max_tokens": 6},
-    "chat/completions": {**CHAT, "max_tokens": 6},
-    "responses": {"input": "sky: ", "max_output_tokens": 16},
-    "messages": {**CHAT, "max_tokens": 6},
-}
-
-
 CHECKS = 2
 """Tokens that a cloud may be asked for when it is checked, by nobody's key."""
 
@@ -152,8 +143,8 @@ def test_a_crowd_does_not_get_past_the_days_tokens(keys: Path) -> None:
     headers = {"Authorization": f"Bearer {secret}", "anthropic-version": "2023-06-01"}
 
     def answered(url: str, at: int) -> int:
-        path = list(ENDPOINTS)[at % len(ENDPOINTS)]
-        body = {"model": "edgewise", **ENDPOINTS[path], "stream": at % 3 == 0}
+        path = ("completions", "chat/completions", "responses", "messages")[at % 4]
+        body = {**BODIES[path], "stream": at % 3 == 0}
         client = httpx2.Client(trust_env=False, timeout=60, headers=headers)
         with client, client.stream("POST", f"{url}/v1/{path}", json=body) as reply:
             # What is streamed by its first endpoint is cut off.
@@ -220,9 +211,8 @@ def test_a_key_that_is_revoked_ends_its_answers(keys: Path, stream: bool) -> Non
         held.gate.set()
         told = reply.result(60)
     if stream:
-        *_, error, done = [line[6:] for line in told.text.splitlines() if line[:6] == "data: "]
-        assert done == "[DONE]"
-        assert "revoked" in json.loads(error)["error"]["message"]
+        assert told.text.strip().endswith("data: [DONE]")
+        assert "revoked" in data_of(told.text)[-1]["error"]["message"]
     else:
         assert (told.status_code, told.json()["error"]["code"]) == (401, "invalid_api_key")
 
@@ -305,6 +295,8 @@ def test_serve_takes_a_file_of_keys(keys: Path, edgewise: Edgewise) -> None:
         (("--keys", "none.json"), "make one with edgewise keys add"),
         (("--keys", "none.json", "--api-key", "k"), "--api-key or --keys"),
         (("--limits", "memory"), "--keys"),
+        (("--host", "0.0.0.0"), "--api-key"),
+        (("--host", "::"), "--api-key"),
         # Encryption says who the server is, and not who asks.
         (
             ("--host", "0.0.0.0", "--certificate", "c.pem", "--private-key", "k.pem"),

@@ -22,8 +22,14 @@ def test_an_answer_shows_who_wrote_what(page: Page) -> None:
     colours = [one.evaluate("node => getComputedStyle(node).color") for one in (cloud, edge)]
     assert colours[0] != colours[1]
     assert page.locator(".token.pending").count() == 0
-    for counter in ("share", "calls", "rate", "first"):
-        expect(page.locator(f"[data-counter={counter}]")).to_have_text(re.compile(r"\d"))
+    for counter, form in (
+        *((name, r"\d") for name in ("share", "rate", "first")),
+        ("time", r"^\d+\.\d\d s$"),
+        ("calls", r"^\d+ / \d+$"),
+        ("read", r"^[\d,]+ / [\d,]+$"),
+        ("bytes", r"^[1-9][\d,]* bytes$"),
+    ):
+        expect(page.locator(f"[data-counter={counter}]")).to_have_text(re.compile(form))
     bars = page.locator(".timeline span")
     assert bars.count() > 3
     line, last = page.locator(".timeline").bounding_box(), bars.last.bounding_box()
@@ -36,23 +42,8 @@ def test_an_answer_shows_who_wrote_what(page: Page) -> None:
     cloud.hover()
     details = page.locator("#details")
     expect(details).to_contain_text("by the cloud")
-    expect(details).to_contain_text("score")
+    expect(details).to_contain_text(re.compile(r"score \d\.\d+ \(threshold \d\.\d+"))
     expect(details.locator("tr")).not_to_have_count(1)
-
-
-def test_the_clouds_tokens_are_confirmed_or_changed(page: Page) -> None:
-    """By the candidates of both, as the server says them."""
-    page.get_by_label("Cloud share").fill("30")
-    ask(page, QUESTION)
-    for kind, same in (("confirmed", True), ("changed", False)):
-        found = page.locator(f".text .token.{kind}")
-        expect(found).not_to_have_count(0)
-        found.first.hover()
-        expect(page.locator("#details")).to_contain_text(
-            "as the edge would" if same else "other than"
-        )
-        best = page.locator("#details tbody tr").first.locator("td")
-        assert (best.nth(0).text_content() == best.nth(2).text_content()) is same
 
 
 def candidate(text: str) -> dict[str, object]:
@@ -88,11 +79,7 @@ def test_kinds_of_tokens_are_told_without_colour(page: Page) -> None:
     classes = [node.get_attribute("class") for node in drawn.all()]
     kinds = ["", "cloud confirmed", "cloud changed", "cloud", "fallback"]
     assert classes == [f"token {kind}".strip() for kind in kinds]
-
-
-def test_what_the_edge_would_have_written_can_be_hidden(page: Page) -> None:
-    reply(page, KINDS)
-    ask(page, "tin")
+    # What the edge would have written can be hidden.
     struck = page.locator(".text del")
     expect(struck).to_have_text("no")
     assert "line-through" in struck.evaluate("node => getComputedStyle(node).textDecoration")
@@ -119,17 +106,11 @@ def test_tokens_are_reached_by_keyboard(page: Page) -> None:
     expect(page.locator(".text")).to_be_focused()
 
 
-@pytest.mark.parametrize(
-    ("flags", "shown"),
-    [(("--cloud-share", "10%"), "10%"), (("--threshold", "0.4"), "threshold 0.4")],
-)
-def test_until_the_dial_is_touched_the_servers_flags_hold(
-    browser: Browser, flags: tuple[str, str], shown: str
-) -> None:
-    with serving(*flags, "--threads", "1") as url:
+def test_until_the_dial_is_touched_the_servers_flags_hold(browser: Browser) -> None:
+    with serving("--threshold", "0.4", "--threads", "1") as url:
         own = browser.new_page()
         own.goto(url)
-        expect(own.locator("#share-value")).to_have_text(shown)
+        expect(own.locator("#share-value")).to_have_text("threshold 0.4")
         bodies = sent_bodies(own)
         ask(own, QUESTION)
         own.get_by_label("Cloud share").fill("20")
@@ -156,16 +137,6 @@ def test_modes_and_side_by_side(page: Page) -> None:
     last = page.locator(".turn").last
     expect(last.locator(".column")).to_have_count(1)
     expect(last.locator(".text .cloud")).to_have_count(0)
-
-
-def test_a_second_question_goes_with_the_first(page: Page) -> None:
-    bodies = sent_bodies(page)
-    ask(page, QUESTION)
-    ask(page, "Tell me about copper.")
-    assert QUESTION[:20] in bodies[-1]
-    assert '"role":"assistant"' in bodies[-1]
-    page.get_by_role("button", name="New chat").click()
-    expect(page.locator(".answer")).to_have_count(0)
 
 
 def test_the_drawer_says_what_left(page: Page, linked: tuple[str, Link]) -> None:
@@ -220,13 +191,6 @@ def test_markup_stays_text(page: Page) -> None:
     expect(page.locator("#details")).to_contain_text(INJECTED)
     assert page.locator("main img, #details img").count() == 0
     assert page.title() == "Edgewise"
-
-
-def test_a_server_that_refuses_is_told(page: Page, problems: list[str]) -> None:
-    ask(page, "copper " * 5000)
-    expect(page.get_by_role("alert")).to_contain_text("context")
-    # Chromium's own word on a 400.
-    assert "Failed to load resource" in problems.pop()
 
 
 def test_a_cloud_that_is_cut_off_is_named(page: Page, linked: tuple[str, Link]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -221,21 +220,6 @@ def test_a_server_that_is_gone_is_told_and_the_question_kept(browser: Browser) -
     expect(page.locator(".question")).to_have_text("Tell me about tin.")
     expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
     page.close()
-
-
-BROKEN = [
-    ([token(0, "Tin is")], "broke off"),
-    ([token(0, "Tin is"), {"error": {"message": "The engine fell over."}}], "fell over"),
-    ([token(0, "Tin is"), "{"], "something else than an answer"),
-]
-
-
-@pytest.mark.parametrize(("chunks", "said"), BROKEN, ids=["end", "error", "garbled"])
-def test_an_answer_that_breaks_off_is_told(page: Page, chunks: list[Any], said: str) -> None:
-    reply(page, chunks)
-    ask(page, "tin")
-    expect(page.get_by_role("alert")).to_contain_text(said)
-    expect(page.locator(".text")).to_have_text("Tin is")
 
 
 @pytest.mark.parametrize("there", [True, False])

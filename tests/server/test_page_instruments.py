@@ -1,9 +1,7 @@
 """The page's instruments in a real Chromium: each is used, on a real server or scripted models."""
 
-import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
@@ -25,7 +23,6 @@ from tests.server.page_asking import (
     usage,
 )
 
-CATSUP = "A word the edge has wrong"
 SAID = "sky:"
 
 
@@ -48,13 +45,6 @@ def opened(browser: Browser, url: str, problems: list[str]) -> Iterator[Page]:
 def here(browser: Browser, url: str, problems: list[str]) -> Iterator[Page]:
     """The page of the bundled pair, both models in the server's process."""
     yield from opened(browser, url, problems)
-
-
-def ask_canned(page: Page, title: str = CATSUP) -> None:
-    """A question of the first screen, asked of the models that are here."""
-    page.get_by_role("button", name=f"Ask for real: {title}").click()
-    expect(page.locator(".answer")).not_to_have_count(0)
-    done(page)
 
 
 def test_where_nothing_was_routed_it_says_why(here: Page) -> None:
@@ -112,24 +102,6 @@ def test_what_an_answer_shows_is_of_the_model_that_was_asked(here: Page, url: st
     expect(here.locator(".why")).to_contain_text("the router was never above its threshold")
 
 
-def test_one_line_of_meters(page: Page) -> None:
-    """Over an engine, which tells what it read and is sent bytes."""
-    # A share of its own: others spend theirs on the same server.
-    page.get_by_label("Cloud share").fill("25")
-    ask(page, "Tell me about copper.")
-    for counter, form in (
-        ("time", r"^\d+\.\d\d s$"),
-        ("calls", r"^\d+ / \d+$"),
-        ("read", r"^[\d,]+ / [\d,]+$"),
-        ("bytes", r"^[1-9][\d,]* bytes$"),
-    ):
-        expect(page.locator(f"[data-counter={counter}]")).to_have_text(re.compile(form))
-    page.locator(".answer .token.cloud").first.hover()
-    expect(page.locator("#details")).to_contain_text(
-        re.compile(r"score \d\.\d+ \(threshold \d\.\d+")
-    )
-
-
 def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) -> None:
     """It waits for a cloud that says nothing; from there on the edge writes it."""
     cloud = HeldCloud()
@@ -145,19 +117,3 @@ def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) ->
             expect(page.locator(".plug")).to_contain_text("0 tokens")
             expect(page.locator(".plug")).to_contain_text(re.compile(r"the edge wrote .*\d+"))
             expect(page.locator(".answer .token.cloud")).to_have_count(0)
-
-
-@pytest.mark.parametrize("width", [1280, 360])
-def test_instruments_fit_and_axe_finds_nothing(here: Page, width: int, tmp_path: Path) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    here.set_viewport_size({"width": width, "height": 740})
-    here.get_by_label("Cloud share").fill("30")
-    ask_canned(here)
-    for scheme in ("light", "dark"):
-        here.emulate_media(color_scheme=scheme)
-        kept = Path(os.environ.get("SCREENSHOTS", tmp_path))
-        here.screenshot(path=kept / f"instruments-{width}-{scheme}.png")
-        found = axe.Axe().run(here)
-        assert found.generate_report() == "Found 0 accessibility violations:\n"
-    assert here.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    expect(here.get_by_label("Message")).to_be_in_viewport()

@@ -25,6 +25,14 @@ GARBLED: list[Any] = [
 ]
 
 
+BROKEN: list[tuple[list[Any], str]] = [
+    ([{"error": {}}], "does not say why"),
+    ([token(0, "Tin is")], "broke off"),
+    ([token(0, "Tin is"), {"error": {"message": "The engine fell over."}}], "fell over"),
+    ([token(0, "Tin is"), "{"], "something else than an answer"),
+]
+
+
 def test_a_chunk_that_is_none_ends_the_answer_with_a_sentence(page: Page) -> None:
     for chunk in GARBLED:
         reply(page, [token(0, "Tin is"), chunk, END])
@@ -32,9 +40,10 @@ def test_a_chunk_that_is_none_ends_the_answer_with_a_sentence(page: Page) -> Non
         answer = page.locator(".turn").last
         expect(answer.get_by_role("alert")).to_contain_text("something else than an answer")
         expect(answer.locator(".text")).to_have_text("Tin is")
-    reply(page, [{"error": {}}])
-    ask(page, "tin")
-    expect(page.get_by_role("alert").last).to_contain_text("does not say why")
+    for chunks, said in BROKEN:
+        reply(page, chunks)
+        ask(page, "tin")
+        expect(page.get_by_role("alert").last).to_contain_text(said)
 
 
 def test_what_is_no_edgewise_is_drawn_without(page: Page) -> None:

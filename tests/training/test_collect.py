@@ -131,18 +131,6 @@ def test_features_that_are_no_numbers(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.safetensors"))
 
 
-def test_no_answers_at_all(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no answers"):
-        collect_features([], "answer", model(""), tmp_path)
-
-
-def test_references_come_with_the_task() -> None:
-    found = references(task(2, "It is 7."), model("").tokenizer)
-    assert [bytes(answer.ids).decode() for answer in found] == ["It is 7."] * 2
-    with pytest.raises(UsageError, match="reads the cloud"):
-        references(task(2), model("").tokenizer)
-
-
 @pytest.mark.parametrize("damage", [b"", b"junk", b"\x08" + b"\0" * 7 + b"{}      "])
 def test_a_shard_that_is_damaged_is_named(tmp_path: Path, damage: bytes) -> None:
     collect_features(answers(tmp_path, 2), "answer", model("So it is 3."), tmp_path)
@@ -160,21 +148,6 @@ def test_answers_and_references_have_shards_of_their_own(tmp_path: Path) -> None
     )
     assert (len(one.questions), len(other.questions)) == (2, 3)
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
-
-
-def test_progress_counts_what_is_there_already(tmp_path: Path) -> None:
-    edge = model("So it is 3.")
-    counted: list[None] = []
-    for _ in range(2):
-        counted.clear()
-        cloud = SequentialRollouts(model(ANSWERED))
-        found = collect_answers(
-            task(7), edge.tokenizer, cloud, tmp_path, lambda: counted.append(None)
-        )
-        assert len(counted) == 7
-        counted.clear()
-        collect_features(found, "answer", edge, tmp_path, lambda: counted.append(None))
-        assert len(counted) == 7
 
 
 def test_a_text_longer_than_one_prefill(tmp_path: Path) -> None:

@@ -72,18 +72,6 @@ def test_a_small_set_is_learnt_from(rows: int) -> None:
     assert fitted.loss < 0.8 * fitted.baseline_loss
 
 
-def test_a_fit_begins_as_a_constant() -> None:
-    data = rare(4480)
-    fitted = fit(data, Recipe(epochs=1, rate=1e-9))
-    assert fitted.scores == pytest.approx(data.labels.mean(), abs=0.01)
-    assert fitted.loss < 1.02 * fitted.baseline_loss
-
-
-def test_what_cannot_be_learnt_is_no_better_than_a_constant() -> None:
-    fitted = fit(rare(1200, known=False), Recipe(epochs=4))
-    assert fitted.loss > 0.98 * fitted.baseline_loss
-
-
 def test_the_token_itself_can_decide(tmp_path: Path) -> None:
     """Labels that only the proposed token explains; its embedding is folded into a table."""
     rng = np.random.default_rng(0)
@@ -143,17 +131,6 @@ def test_a_token_without_a_logprob_is_no_evidence() -> None:
     fitted = fit(data, recipe)
     assert math.isfinite(fitted.loss)
     assert fitted.tensors["layers.0.weight"][0, 1] > 0.5
-
-
-def test_without_logprobs_there_is_no_marginal_likelihood() -> None:
-    with pytest.raises(UsageError, match="logprobs"):
-        fit(planted(), Recipe(objective="marginal-likelihood"))
-
-
-def test_too_few_answers() -> None:
-    data = planted()
-    with pytest.raises(UsageError, match="too few answers"):
-        fit(Data(data.inputs, np.zeros_like(data.labels), data.groups, data.proposed), Recipe())
 
 
 def test_embeddings_are_those_of_the_file() -> None:

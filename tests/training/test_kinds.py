@@ -123,15 +123,3 @@ def test_a_fit_that_gives_back_something_odd(
     with pytest.raises(UsageError, match=problem) as caught:
         fitted(f"{HERE}:Odd", planted(), Recipe(), lambda: None)
     assert caught.value.hint == "repair its class"
-
-
-@pytest.mark.parametrize(
-    ("rows", "batch"), [(5, 1), (160, 10), (4032, 252), (65_536, 4096), (200_000, 4096)]
-)
-def test_a_small_set_is_read_in_small_batches(rows: int, batch: int) -> None:
-    assert Recipe().batch_of(rows) == batch
-    assert Recipe(batch=64).batch_of(rows) == min(64, batch)
-
-
-def test_a_fit_that_is_whole_is_taken() -> None:
-    assert fitted(f"{HERE}:Odd", planted(), Recipe(), lambda: None) is GOOD

@@ -181,11 +181,6 @@ def test_options_are_those_of_the_label() -> None:
         assert caught.value.setting == option
 
 
-def test_the_deferral_head_is_linear() -> None:
-    assert (CoLlm().hidden, CoLlm().objective) == (0, "marginal-likelihood")
-    assert (Mismatch().hidden, Mismatch().objective) == (64, "cross-entropy")
-
-
 class Own(Label):
     """Gives what it is told to, after rollouts by whom it is told."""
 
@@ -210,18 +205,6 @@ def test_values_that_are_none(tmp_path: Path, gives: list[float]) -> None:
     with pytest.raises(UsageError, match=r"'own'.* 12"):
         label_all(Own(gives), [case("So it is 3.", "Oh it is 7.")], {}, tmp_path)
     assert kept_values(Own(), tmp_path) == {}
-
-
-def test_a_writer_that_was_not_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="its writers"):
-        label_all(Own([0.5] * 12, "edge"), [case("So it is 3.", "Oh it is 7.")], {}, tmp_path)
-
-
-def test_what_is_kept_is_what_was_made(tmp_path: Path) -> None:
-    values = [i / 11 for i in range(12)]
-    made = label_all(Own(values), [case("So it is 3.", "Oh it is 7.")], {}, tmp_path)
-    assert kept_values(Own(), tmp_path) == made == {"q": tuple(values)}
-    assert kept_values(Mismatch(), tmp_path) == {}
 
 
 def test_labels_that_take_turns_get_their_own_continuations(tmp_path: Path) -> None:

@@ -231,14 +231,6 @@ def test_the_judge_is_tried_once_and_not_for_what_is_kept(tmp_path: Path) -> Non
     label_all(R2R(), [case(told)], {}, tmp_path)
 
 
-def test_there_are_two_judges() -> None:
-    (one,), (other,) = labels_named("r2r"), labels_named("r2r", judge="outcome")
-    assert (one.name, other.name) == ("r2r", "r2r-outcome")
-    assert one.objective == other.objective == "balanced-cross-entropy"
-    with pytest.raises(UsageError, match="'coin'"):
-        labels_named("r2r", judge="coin")
-
-
 @pytest.mark.parametrize(
     ("first", "second", "parted"),
     [

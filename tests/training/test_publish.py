@@ -73,14 +73,6 @@ def test_knots_by_hand() -> None:
     assert found == pytest.approx(np.array([(0.1, 0.0), (0.2, 0.5), (0.3, 0.5), (0.4, 1.0)]))
 
 
-def test_many_scores_are_no_trouble() -> None:
-    """Labels that all descend are one block."""
-    n = 100_000
-    labels = np.linspace(1, 0, n, dtype=np.float32)
-    found = np.array(isotonic(np.linspace(0, 1, n, dtype=np.float32), labels))
-    assert found == pytest.approx(np.array([(0.0, 0.5), (1.0, 0.5)]), abs=1e-3)
-
-
 def test_weights_come_with_what_they_were_fitted_to(tmp_path: Path) -> None:
     tensors = {"weights": np.arange(3, dtype=np.float32)}
     save_weights(tmp_path / "router", tensors, ["b", "a", "a"])
@@ -88,13 +80,6 @@ def test_weights_come_with_what_they_were_fitted_to(tmp_path: Path) -> None:
     lines = (tmp_path / "router" / TRAINED_ON).read_text().splitlines()
     assert (len(lines), lines) == (2, sorted(lines))
     assert all(len(line) == 16 for line in lines)
-
-
-def test_new_weights_have_no_card_yet(tmp_path: Path) -> None:
-    save_card(tmp_path, CARD, [MEASURED])
-    assert read_card(tmp_path) == CARD
-    save_weights(tmp_path, {}, [])
-    assert not (tmp_path / CONFIG).exists()
 
 
 def test_a_card_is_there_whole_or_as_it_was(
@@ -158,16 +143,6 @@ def test_realised_shares_that_cannot_be(tmp_path: Path, realised: dict[str, Any]
     save_card(tmp_path, msgspec.structs.replace(CARD, realised=realised), [])
     with pytest.raises(UsageError, match="its thresholds"):
         read_card(tmp_path)
-
-
-def test_people_are_told_of_what_is_not_there() -> None:
-    bare = msgspec.structs.replace(
-        CARD, inputs=(), label="", trained_on="", calibrated_on="", thresholds={}
-    )
-    text = model_card(bare, [])
-    for said in ("inputs: none", "trained on: nothing", "label: none", "nothing yet"):
-        assert said in text
-    assert "cloud share asked" not in text
 
 
 def test_names_are_not_made_to_markup() -> None:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from edgewise.errors import UsageError
@@ -34,16 +33,6 @@ def test_a_label_says_what_it_is_fitted_by(
     training(tmp_path / "router", one, recipe=recipe).run()
     assert Linear.recipes[-1].objective == objective
     assert read_card(tmp_path / "router").label.startswith(described)
-
-
-def test_value_is_positive_at_the_number_alone(tmp_path: Path) -> None:
-    one = training(tmp_path / "router", "value")
-    one.collect()
-    one.label()
-    lines = (tmp_path / "router" / "data" / "labels-value.jsonl").read_bytes().splitlines()
-    values = [msgspec.json.decode(line)["values"] for line in lines]
-    assert len(values) == 20
-    assert all([at for at, value in enumerate(one) if value] == [9] for one in values)
 
 
 def test_two_rounds_of_citer(tmp_path: Path) -> None:
@@ -102,12 +91,6 @@ def test_a_second_round_is_labelled_by_the_router_of_its_own_first(tmp_path: Pat
     assert rounds(("hidden",)) == 0
     # Kept, and the last ones again.
     assert log.read_bytes().endswith(held)
-
-
-def test_references_must_come_with_the_task(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="sums has none") as caught:
-        training(tmp_path / "router", "citer").collect()
-    assert caught.value.setting == "label"
 
 
 def test_only_who_writes_for_a_label_is_asked(tmp_path: Path) -> None:

@@ -9,14 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.local import LocalCloud
 from edgewise.errors import (
     CloudUnavailable,
-    ContextOverflow,
     RouterMismatch,
     UsageError,
-    VocabularyMismatch,
 )
 from edgewise.parts import open_router
 from edgewise.routers.card import (
@@ -44,7 +41,6 @@ from tests.training.scripted_training import (
     INPUTS,
     PROMPT,
     STAGES,
-    Told,
     made,
     only,
     scripted,
@@ -216,12 +212,6 @@ def test_a_router_of_another_edge_is_not_calibrated(tmp_path: Path, whole: Path)
         training(whole, edge=edge).calibrate()
 
 
-def test_a_folder_holds_one_kind(whole: Path) -> None:
-    with pytest.raises(UsageError, match=r"not 'mlp'") as caught:
-        training(whole, kind="mlp").calibrate()
-    assert caught.value.setting == "kind"
-
-
 @pytest.mark.parametrize("kind", ["entropy", "margin", "tests.training.test_stages:Late"])
 def test_a_router_without_training_is_calibrated(tmp_path: Path, kind: str) -> None:
     one = training(tmp_path / "router", kind=kind)
@@ -250,21 +240,6 @@ class Late:
 
     def score(self, step: Any) -> float:
         return min(1.0, step.position / 64)
-
-
-def test_progress_names_every_stage(tmp_path: Path) -> None:
-    told = Told()
-    training(tmp_path / "router", progress=told).run()
-    assert list(dict.fromkeys(told.stages)) == [
-        ("cloud's answers", 20),
-        ("edge's features", 20),
-        ("labels", 20),
-        ("fitting", 2),
-        ("calibrating", None),
-    ]
-    for (name, total), count in zip(told.stages, told.counts, strict=True):
-        assert total is None or count == total, name
-    assert told.counts[-1] > 0
 
 
 def test_data_may_lie_elsewhere_and_be_shared(tmp_path: Path, whole: Path) -> None:
@@ -343,19 +318,6 @@ def test_texts_end_where_an_answer_would(
     lines = (tmp_path / "data" / f"labels-{labels_named(label)[0].name}.jsonl").read_bytes()
     kept = [msgspec.json.decode(line, type=Labelled) for line in lines.splitlines()]
     assert {len(line.values) for line in kept} == {min(edge_room, cloud_room) + 1}
-
-
-def test_a_question_that_leaves_no_room_is_refused_at_once(tmp_path: Path) -> None:
-    edge = ScriptedEdge(scripted(EDGE).script, context=len(PROMPT.format(0)) - 1)
-    with pytest.raises(ContextOverflow, match=r"'0'.* 12"):
-        training(tmp_path, edge=edge)
-
-
-def test_two_vocabularies_are_refused(tmp_path: Path) -> None:
-    own = ByteTokenizer("<other>")
-    cloud = ScriptedCloud(replying("", prompt=""), tokenizer=own)
-    with pytest.raises(VocabularyMismatch, match="one vocabulary"):
-        training(tmp_path, cloud=Bridge(cloud, own=own, edge=ByteTokenizer()))
 
 
 @pytest.mark.parametrize("label", ["rescue", "mismatch"])

@@ -95,7 +95,8 @@ class _Doctor:
     ) -> None:
         """`parameters` are the command's, to say how a setting is reached."""
         self._chosen, self._stack, self._parameters = chosen, stack, parameters
-        self._pairs: list[tuple[CloudModel, EdgeModel]] = []
+        self._edge: EdgeModel | None = None
+        self._cloud: CloudModel | None = None
         self._reused: Reuse | None = None
         self.advice: Advice | None = None
 
@@ -104,16 +105,23 @@ class _Doctor:
         yield Check("python", "ok", platform.python_version())
         yield self._guarded("engine", _engine)
         yield _threads(self._chosen)
-        models: list[EdgeModel] = []
-        yield self._guarded("edge model", lambda: self._edge(models))
-        for model in models:
-            yield _round_trip(model)
-            yield _rewinds(model)
-            yield self._guarded("router", lambda model=model: _router(self._chosen, model))
-            yield from self._cloud(model)
+        yield self._guarded("edge model", self._open_edge)
+        if (edge := self._edge) is not None:
+            yield _round_trip(edge)
+            yield _rewinds(edge)
+            yield self._guarded("router", lambda: _router(self._chosen, edge))
+            yield self._guarded("cloud model", lambda: self._open_cloud(edge))
+        if edge is not None and (cloud := self._cloud) is not None:
+            kind = "one" if cloud.boundaries is None else "two, bridged by text between words"
+            yield Check("vocabulary", "ok", f"{kind}: {cloud.proof}")
+            if cloud.abilities is not None:
+                yield _abilities(cloud.abilities)
+            yield self._guarded("consult", lambda: _consult(cloud, edge, self._chosen))
+            if is_url(parts.cloud_address(self._chosen)):
+                yield self._guarded("prompt cache", lambda: self._reuse(cloud, edge))
         yield self._guarded("what leaves the device", lambda: _leaves(self._chosen))
-        for cloud, model in self._pairs:
-            yield self._advise(cloud, model)
+        if edge is not None and self._cloud is not None:
+            yield self._advise(self._cloud, edge)
 
     def _guarded(self, name: str, check: Callable[[], Check]) -> Check:
         try:
@@ -122,37 +130,18 @@ class _Doctor:
             fix = options.fix(error, self._parameters)
             return Check(name, "fail", error.message.rstrip("."), fix or str(error))
 
-    def _edge(self, models: list[EdgeModel]) -> Check:
-        model = parts.open_edge(self._chosen)
+    def _open_edge(self) -> Check:
+        model = self._edge = parts.open_edge(self._chosen)
         self._stack.callback(model.close)
-        models.append(model)
         engine = f", {model.build}" if model.build else ""
         size = f"{model.parameters / 1e6:.1f} M parameters, " if model.parameters else ""
         return Check("edge model", "ok", f"{model.name}{engine}, {size}context {model.context}")
 
-    def _cloud(self, model: EdgeModel) -> Iterator[Check]:
-        if parts.cloud_address(self._chosen) == "none":
-            yield Check("cloud model", "ok", "none: no connection is opened")
-            return
-        opened: list[CloudModel] = []
-        yield self._guarded("cloud model", lambda: self._reach(model, opened))
-        for cloud in opened:
-            kind = (
-                "one, proven" if cloud.boundaries is None else "two, bridged by text between words"
-            )
-            yield Check("vocabulary", "ok", f"{kind}: {cloud.proof}")
-            if cloud.abilities is not None:
-                yield _abilities(cloud.abilities)
-            yield self._guarded("consult", lambda cloud=cloud: _consult(cloud, model, self._chosen))
-            if is_url(parts.cloud_address(self._chosen)):
-                yield self._guarded("prompt cache", lambda cloud=cloud: self._reuse(cloud, model))
-            self._pairs.append((cloud, model))
-
-    def _reach(self, model: EdgeModel, opened: list[CloudModel]) -> Check:
-        cloud = parts.open_cloud(self._chosen, model)
-        assert cloud is not None
+    def _open_cloud(self, edge: EdgeModel) -> Check:
+        cloud = self._cloud = parts.open_cloud(self._chosen, edge)
+        if cloud is None:
+            return Check("cloud model", "ok", "none: no connection is opened")
         self._stack.callback(cloud.close)
-        opened.append(cloud)
         return Check("cloud model", "ok", cloud.name)
 
     def _reuse(self, cloud: CloudModel, model: EdgeModel) -> Check:

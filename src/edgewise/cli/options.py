@@ -211,12 +211,13 @@ def _keyword(
 
 def _option(name: str) -> inspect.Parameter:
     """The option of a field: its help, and its type or nothing (not given)."""
-    annotation, meta = get_args(FIELDS[name].type)
+    annotation, meta, *_ = get_args(FIELDS[name].type)
     union = get_origin(annotation) in (Union, UnionType)
     kinds = [k for k in (get_args(annotation) if union else (annotation,)) if k is not NoneType]
     # A choice between a word and a number comes as text, which `settings.load` converts; so does a
     # share, which may be in percent.
     kind = kinds[0] if len(kinds) == 1 and name != "cloud_share" else str
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # bounds are `load`'s
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from edgewise.cloud.base import CloudModel, failed, with_end
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.detokenization import spelling_of
+from edgewise.engines.detokenization import detokenization_of
 from edgewise.errors import CloudProtocolError, CloudTimeout, CloudUnavailable, EdgewiseError
 
 CLOSING_SECONDS = 0.02
@@ -104,7 +104,7 @@ class RemoteCloud(CloudModel):
     ) -> None:
         """Run `work`, which proves that ids are `tokenizer`'s; completions are held to that."""
         # Reading a vocabulary would hold the I/O thread up.
-        nothing = spelling_of(tokenizer).nothing
+        nothing = detokenization_of(tokenizer).nothing
         self.submit(work, deadline).result()
         self._eos_ids = tokenizer.eos_ids or self._eos_ids
         self._size, self._nothing = tokenizer.size, nothing

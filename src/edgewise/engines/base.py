@@ -149,12 +149,8 @@ class Engine(ABC):
         return f"{self.dialect} {self.described.model} {self.described.size} {self._joint_ids}"
 
     @abstractmethod
-    async def model_name(self) -> str | None:
-        """What it serves; raises a `CloudError` where the engine is not of this dialect."""
-
     async def describe(self) -> Described:
-        """What it serves now; raises as `model_name`."""
-        return Described(await self.model_name())
+        """What it serves; raises a `CloudError` where the engine is not of this dialect."""
 
     @abstractmethod
     async def ready(self) -> None:

@@ -17,20 +17,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp.sandbox import cache_folder
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.engines.base import Client, Described, Watched, parallel
+from edgewise.engines.base import Client, Engine, Watched, parallel
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, VocabularyMismatch
 
 COMPARE_SECONDS = 20.0
 """How long comparing may take; what is proven until then is what counts."""
 
-TOGETHER = 4
-"""Requests side by side: a link may be long."""
+IN_PARALLEL = 4
+"""Requests in parallel: a link may be long."""
 
 KEPT = 256
 """How many proofs are remembered."""
@@ -65,7 +65,7 @@ class Batch(NamedTuple):
     marks: bool
 
 
-class Spelling:
+class Detokenization:
     """What a tokenizer's ids are written as; `nothing` are those that stand for nothing."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -160,38 +160,15 @@ class Spelling:
         return [letter, token, letter], f"{aside}{self.text(token)}{aside}"
 
 
-class Speller(Protocol):
-    """What can be asked how it writes ids: an engine, or a gateway before one."""
-
-    url: str
-    described: Described
-    watched: Watched | None
-
-    def remembered_by(self) -> str:
-        """What tells it from any other, as far as it says."""
-        ...
-
-    async def detokenize(self, ids: Sequence[int], client: Client) -> str | None:
-        """The text of `ids`, control tokens shown; None where it does not detokenise.
-
-        Raises a `CloudError`.
-        """
-        ...
-
-    async def end_text(self) -> str | None:
-        """How the token is written with which it ends an answer; None where it does not say."""
-        ...
-
-
-async def compare_all(engine: Speller, tokenizer: Tokenizer) -> str:
+async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
     """How far ids were compared, in words that go behind what else was.
 
     Raises `VocabularyMismatch`, or a `CloudError` where the engine is gone.
     """
-    spelling = spelling_of(tokenizer)
-    if not spelling.legible:
+    texts = detokenization_of(tokenizer)
+    if not texts.legible:
         return "; its ids are not compared one by one, since none stands for a letter"
-    comparison = _Comparison(engine, spelling)
+    comparison = _Comparison(engine, texts)
     record = _record(engine, tokenizer)
     known = record is not None and record.is_file()
     try:
@@ -207,16 +184,16 @@ async def compare_all(engine: Speller, tokenizer: Tokenizer) -> str:
     if count is None:
         return "; its other ids are not proven, since it does not detokenise"
     if known:
-        return f"; all {spelling.size:,} ids were compared before, {count:,} of them again"
+        return f"; all {texts.size:,} ids were compared before, {count:,} of them again"
     _remember(record)
-    return f"; all {spelling.size:,} ids stand for the same"
+    return f"; all {texts.size:,} ids stand for the same"
 
 
 class _Comparison:
     """One engine's ids against a vocabulary's, batch by batch."""
 
-    def __init__(self, engine: Speller, spelling: Spelling) -> None:
-        self._engine, self._spelling = engine, spelling
+    def __init__(self, engine: Engine, texts: Detokenization) -> None:
+        self._engine, self._texts = engine, texts
         self._client = Client(end=time.monotonic() + COMPARE_SECONDS)
 
     async def run(self, *, few: bool) -> int | None:
@@ -224,11 +201,9 @@ class _Comparison:
 
         With `few` only the first ones of each kind are.
         """
-        spelling, told = self._spelling, self._engine.described.size
+        texts, told = self._texts, self._engine.described.size
         self._require_room(told)
-        marks, words, *others = spelling.batches(
-            min(told or spelling.size, spelling.size + AT_ONCE)
-        )
+        marks, words, *others = texts.batches(min(told or texts.size, texts.size + AT_ONCE))
         beyond = [self._require_nothing_beyond()] if told is None else []
         _, detokenises, *_ = await parallel(
             self._require_end(), self._compared(marks, watch=True), self._compared(words), *beyond
@@ -242,13 +217,13 @@ class _Comparison:
         return sum(len(batch.tokens) for batch in compared)
 
     async def _compare_all(self, batches: Sequence[Batch]) -> None:
-        for start in range(0, len(batches), TOGETHER):
-            await parallel(*map(self._compared, batches[start : start + TOGETHER]))
+        for start in range(0, len(batches), IN_PARALLEL):
+            await parallel(*map(self._compared, batches[start : start + IN_PARALLEL]))
 
     async def _require_end(self) -> None:
         """What ends the cloud's answers must end the edge's."""
         end = await self._engine.end_text()
-        if end and end not in self._spelling.ends:
+        if end and end not in self._texts.ends:
             raise VocabularyMismatch(
                 f"The cloud model at {self._engine.url!r} ends an answer with {end[:_SHOWN]!r}, "
                 "which ends none of the edge model's",
@@ -260,7 +235,7 @@ class _Comparison:
         """False where the engine does not detokenise; raises `VocabularyMismatch`."""
         if not batch.tokens:
             return True
-        ids, own = self._spelling.asked(batch.tokens)
+        ids, own = self._texts.asked(batch.tokens)
         said = await self._engine.detokenize(ids, self._client)
         if said is None:
             return False
@@ -275,20 +250,20 @@ class _Comparison:
         tokens = batch.tokens
         while len(tokens) > 1:
             first = tokens[: len(tokens) // 2]
-            said, own = await self._texts(first)
+            said, own = await self._both(first)
             tokens = tokens[len(first) :] if agree(said, own, marks=batch.marks) else first
         (token,) = tokens
-        said, own = await self._texts(tokens)
-        one, other = (self._spelling.parted(text, batch)[:_SHOWN] for text in (said, own))
+        said, own = await self._both(tokens)
+        one, other = (self._texts.parted(text, batch)[:_SHOWN] for text in (said, own))
         return self._other(f"writes {one!r} where the edge model has {other!r}", token)
 
-    async def _texts(self, tokens: Sequence[int]) -> tuple[str, str]:
-        ids, own = self._spelling.asked(tokens)
+    async def _both(self, tokens: Sequence[int]) -> tuple[str, str]:
+        ids, own = self._texts.asked(tokens)
         return await self._engine.detokenize(ids, self._client) or "", own
 
     async def _require_nothing_beyond(self) -> None:
         """Behind the last id, where it does not say how many it has; it may decline such ids."""
-        size = self._spelling.size
+        size = self._texts.size
         try:
             await self._compared(Batch(range(size, size + BEYOND), marks=True))
         except CloudError as error:
@@ -296,9 +271,9 @@ class _Comparison:
                 raise
 
     def _require_room(self, told: int | None) -> None:
-        missing = None if told is None else self._spelling.missing(told)
+        missing = None if told is None else self._texts.missing(told)
         if missing is not None:
-            text = self._spelling.text(missing)[:_SHOWN]
+            text = self._texts.text(missing)[:_SHOWN]
             raise self._other(f"has no such id where the edge model has {text!r}", missing)
 
     def _other(self, what: str, token: int) -> VocabularyMismatch:
@@ -314,7 +289,7 @@ def _not_all(why: str) -> str:
     return f"; its other ids are not proven ({why})"
 
 
-def _record(engine: Speller, tokenizer: Tokenizer) -> Path | None:
+def _record(engine: Engine, tokenizer: Tokenizer) -> Path | None:
     """The file that says that all ids were compared; None for a user without a home."""
     folder = cache_folder("proven")
     held = f"{engine.url}\n{engine.remembered_by()}\n{fingerprint(tokenizer)}"
@@ -338,15 +313,15 @@ def agree(said: str, own: str, *, marks: bool) -> bool:
     return one == other or one == _tidied(other)
 
 
-def spelling_of(tokenizer: Tokenizer) -> Spelling:
+def detokenization_of(tokenizer: Tokenizer) -> Detokenization:
     """As read before, where it was."""
     known = _known.get(tokenizer)
     if known is None:
-        known = _known[tokenizer] = Spelling(tokenizer)
+        known = _known[tokenizer] = Detokenization(tokenizer)
     return known
 
 
-_known: WeakKeyDictionary[Tokenizer, Spelling] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Tokenizer, Detokenization] = WeakKeyDictionary()
 
 
 def _shown(text: str, *, marks: bool) -> str:

@@ -218,7 +218,7 @@ class HttpEngine(Endpoint, Engine):
         return text and not number
 
     async def model_name(self) -> str | None:
-        """As `Engine.model_name`, asked anew by each probe; None where it does not tell."""
+        """The served model, asked anew by each probe; None where it does not say."""
         if self.described.model is None:
             self.described = await self.describe()
         return self.described.model

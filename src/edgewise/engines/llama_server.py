@@ -150,16 +150,14 @@ class _Looked(_Placed):
     timings: _Timings = msgspec.field(default_factory=_Timings)
 
 
-class _Habits(msgspec.Struct, frozen=True):
-    """How a server goes about its slots, none of which can be named where `slots` is None.
+class _SlotUse(msgspec.Struct, frozen=True):
+    """How a server uses its slots, none of which can be named where `slots` is None.
 
     `apart`: a request to a slot reuses what that slot holds or nothing, and nothing on demand.
-    `shared`: a request that names no slot reuses what another's held.
     """
 
     slots: SlotTable | None
     apart: bool = False
-    shared: bool = True
 
 
 class LlamaServerEngine(HttpEngine):
@@ -175,27 +173,21 @@ class LlamaServerEngine(HttpEngine):
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         super().__init__(url, key=key, model=model)
         self._slots: SlotTable | None = None
-        self._habits: _Habits | None = None
+        self._use: _SlotUse | None = None
         self._starts = 0
         self._looking = asyncio.Lock()
 
     async def probe(self) -> Abilities:
-        self._forget_habits()
+        self._forget_slot_use()
         return await super().probe()
 
     async def advice(self) -> str | None:
-        habits = await self._learnt()
-        if habits.apart and not habits.shared:
+        if (await self._slot_use()).apart:
             return None
-        found = (
-            "hands the prompts of some requests to others"
-            if habits.apart
-            else "mixes up its slots' prompts, so nothing is reused for devices with keys, and how "
-            "long a consult takes may still tell what others asked"
-        )
         return (
-            f"The llama-server at {self.url!r} {found}; start it with --slot-prompt-similarity 0 "
-            "--cache-ram 0 --no-kv-unified."
+            f"The llama-server at {self.url!r} mixes up its slots' prompts, so nothing is reused "
+            "for devices with keys, and how long a consult takes may still tell what others asked; "
+            "start it with --slot-prompt-similarity 0 --cache-ram 0 --no-kv-unified."
         )
 
     async def complete(
@@ -256,15 +248,15 @@ class LlamaServerEngine(HttpEngine):
         """The reply to `body`, for which nothing of another tenant's is reused."""
         if not client.tenant:
             return await self._posted(body, client, {"cache_prompt": True})
-        habits = await self._learnt()
-        if habits.slots is None:
+        use = await self._slot_use()
+        if use.slots is None:
             return await self._posted(body, client, {"cache_prompt": False})
-        async with habits.slots.place(client.session, client.tenant) as place:
-            where = {"id_slot": place.slot, "cache_prompt": place.reuse and habits.apart}
+        async with use.slots.place(client.session, client.tenant) as place:
+            where = {"id_slot": place.slot, "cache_prompt": place.reuse and use.apart}
             answered = await self._posted(body, client, where)
             if decoded(answered, _Placed, self.dialect).id_slot != place.slot:
                 # It was started anew, with fewer slots.
-                self._forget_habits()
+                self._forget_slot_use()
             return answered
 
     async def _posted(
@@ -280,25 +272,25 @@ class LlamaServerEngine(HttpEngine):
     def _props(self) -> str:
         return "/props" if self.model is None else f"/props?{urlencode({'model': self.model})}"
 
-    def _forget_habits(self) -> None:
+    def _forget_slot_use(self) -> None:
         self._starts += 1
-        self._habits = None
+        self._use = None
 
-    async def _learnt(self) -> _Habits:
-        """The server's habits, found out when they are needed first; raises a `CloudError`."""
+    async def _slot_use(self) -> _SlotUse:
+        """Found out when it is needed first; raises a `CloudError`."""
         async with self._looking:
-            while (habits := self._habits) is None:
-                starts, found = self._starts, await self._look()
+            while self._use is None:
+                starts, use = self._starts, await self._tried_slots()
                 if starts == self._starts:
-                    self._habits = found
-            return habits
+                    self._use = use
+            return self._use
 
-    async def _look(self) -> _Habits:
-        """Prompts that nobody has asked before, once each to the last slot, then to any."""
+    async def _tried_slots(self) -> _SlotUse:
+        """By prompts that nobody has asked before, sent to the last slot."""
         try:
             total = decoded(await self.get(self._props()), _Props, self.dialect).total_slots
         except (CloudRejected, CloudProtocolError):
-            return _Habits(None)
+            return _SlotUse(None)
         # A server that was started anew holds less than the table says, never more.
         if self._slots is None or len(self._slots) != total:
             self._slots = SlotTable(total)
@@ -306,10 +298,7 @@ class LlamaServerEngine(HttpEngine):
         there = {"id_slot": total - 1, "cache_prompt": False}
         looks = [await self._reuses(prompt, there) for prompt in (first, first, second)]
         looks.append(await self._reuses(first, {**there, "cache_prompt": True}))
-        anywhere = [*first[:-4], *second[-4:]]
-        shared = await self._reuses(anywhere, {"cache_prompt": True})
-        # With one slot there is no other to go to.
-        return _Habits(self._slots, apart=not any(looks), shared=shared and total > 1)
+        return _SlotUse(self._slots, apart=not any(looks))
 
     async def _reuses(self, prompt: Sequence[int], where: Mapping[str, Any]) -> bool:
         """Whether so much was reused, or another slot took it, that it cannot be chance."""

@@ -52,9 +52,6 @@ class BundledEngine(Engine):
     async def end_text(self) -> str | None:
         return self._cloud.model.tokenizer.special_text("eos")
 
-    async def model_name(self) -> str | None:
-        return self._cloud.name
-
     async def describe(self) -> Described:
         return Described(self._cloud.name, self._cloud.model.tokenizer.size)
 

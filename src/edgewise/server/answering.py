@@ -30,11 +30,12 @@ PAIR = "edgewise"
 READERS = 2
 """Prompts that are rendered and tokenised at a time; a long one takes memory."""
 
+QUEUE_SECONDS = 5
+"""When to come back if the queue is full."""
+
 FORMAT_SECONDS = 10
 """When to come back if too many response formats are compiled: one is done or given up by then."""
 
-_WEIGHT = 0.2
-_LONGEST_PATIENCE = 60
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -48,27 +49,14 @@ class Admission:
     def __init__(self, slots: int, queue: int) -> None:
         self.slots, self.queue = slots, queue
         self.running = self.waiting = 0
-        self._free = asyncio.Semaphore(slots)
-        self._seconds = 1.0
+        self.free = asyncio.Semaphore(slots)
 
     def enter(self) -> "Ticket":
         """A place in the queue. Raises `ApiError` 429 with `Retry-After` if it is full."""
         if self.running + self.waiting >= self.slots + self.queue:
-            # By then as many answers as wait have probably ended.
-            turns = (self.waiting + 1) / self.slots
-            patience = min(_LONGEST_PATIENCE, max(1, round(turns * self._seconds)))
             message = f"{self.running} answers are being written and {self.waiting} wait"
-            raise _come_back(f"{message}; try again in {patience} s.", patience)
+            raise _come_back(f"{message}; try again in {QUEUE_SECONDS} s.", QUEUE_SECONDS)
         return Ticket(self)
-
-    async def acquire(self) -> None:
-        """Wait for a slot."""
-        await self._free.acquire()
-
-    def release(self, seconds: float) -> None:
-        """Give a slot back after an answer that took so long."""
-        self._seconds += _WEIGHT * (seconds - self._seconds)
-        self._free.release()
 
 
 class Ticket:
@@ -77,7 +65,6 @@ class Ticket:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self.running = False
-        self._begun = 0.0
         admission.waiting += 1
         self._left = False
 
@@ -85,8 +72,7 @@ class Ticket:
         """Wait until the answer may be written."""
         if self.running:
             return
-        await self._admission.acquire()
-        self._begun = asyncio.get_running_loop().time()
+        await self._admission.free.acquire()
         self.running = True
         self._admission.waiting -= 1
         self._admission.running += 1
@@ -103,7 +89,7 @@ class Ticket:
         self._left = True
         if self.running:
             self._admission.running -= 1
-            self._admission.release(asyncio.get_running_loop().time() - self._begun)
+            self._admission.free.release()
         else:
             self._admission.waiting -= 1
 
@@ -250,7 +236,8 @@ class Answering:
         """
         if asked.max_tokens == 0:
             ticket.leave()
-            yield _nothing(ready.prompt)
+            usage = Usage(prompt_tokens=len(ready.prompt.ids))
+            yield Finished(text="", finish_reason="length", usage=usage, timing=Timing())
             return
         await ticket.turn()
         loop = asyncio.get_running_loop()
@@ -338,24 +325,6 @@ class Answering:
             stop.set()
             working.add_done_callback(lambda _: ticket.leave())
             raise
-
-
-def _nothing(prompt: Prompt) -> Finished:
-    """An answer without any token."""
-    usage = Usage(
-        prompt_tokens=len(prompt.ids),
-        edge_tokens=0,
-        cloud_tokens=0,
-        wasted_tokens=0,
-        correction_tokens=0,
-        cloud_share=0.0,
-        cloud_calls=0,
-        failed_calls=0,
-        cloud_prompt_cached=0,
-        cloud_prompt_computed=0,
-    )
-    timing = Timing(ttft=0.0, total=0.0, wait=0.0)
-    return Finished(text="", finish_reason="length", usage=usage, timing=timing)
 
 
 def _come_back(message: str, seconds: int) -> ApiError:

@@ -117,15 +117,10 @@ def policy_for(answering: Answering, model: str) -> Policy:
 def _unknown(model: str, names: Sequence[str]) -> ApiError:
     """A 404 that lists the ids there are."""
     one = names[0]
-    forms = (
-        f"{one}@0.05 (a cloud share from 0 to 1), {one}:t0.3 (a threshold from 0 to 1), {one}:edge "
-        f"or {one}:cloud"
+    message = (
+        f"There is no model {model[:60]!r}; ask for {', '.join(names)}, or {one}@0.05 (a cloud "
+        f"share), {one}:t0.3 (a threshold), {one}:edge or {one}:cloud."
     )
-    if len(names) == 1:
-        there = f"ask for {one}, {forms}."
-    else:
-        there = f"there are {', '.join(names)}, each in the forms {one}, {forms}."
-    message = f"There is no model {model[:60]!r}; {there}"
     return ApiError(404, message, code="model_not_found", param="model")
 
 

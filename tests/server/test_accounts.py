@@ -1,5 +1,6 @@
-"""What the server says answers cost: in usage, at `/v1/savings`, and in its metrics."""
+"""What the server says has left, and what answers cost: in usage, in lists, in its metrics."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,15 @@ from tests.server.in_process import ASK, CHAT, app
 SUMMED = ("paid", "alone", "saved", "input_tokens", "cached_tokens", "output_tokens")
 
 
+@pytest.fixture
+def cloud() -> Iterator[LlamaServer]:
+    engine = ScriptedEngine()
+    made = LlamaServer(engine.url)
+    yield made
+    made.close()
+    engine.close()
+
+
 def asked(client: Any, body: dict[str, Any], **more: Any) -> dict[str, Any]:
     path = "completions" if "prompt" in body else "chat/completions"
     reply = client.post(f"/v1/{path}", json={**body, "max_tokens": 6, **more})
@@ -20,25 +30,33 @@ def asked(client: Any, body: dict[str, Any], **more: Any) -> dict[str, Any]:
     return reply.json()["usage"]["edgewise"]
 
 
+def sent(client: Any) -> list[dict[str, Any]]:
+    reply = client.get("/v1/sent")
+    assert "sky" not in reply.text
+    return reply.json()["data"]
+
+
 def metric(client: Any, name: str) -> float:
-    (found,) = [
-        line.split()[1]
-        for line in client.get("/metrics").text.splitlines()
-        if line.startswith(f"edgewise_cost_{name}{{")
-    ]
-    return float(found)
+    lines = client.get("/metrics").text.splitlines()
+    (found,) = [line for line in lines if line.startswith(f"edgewise_cost_{name}{{")]
+    return float(found.split()[1])
 
 
-def test_usage_the_sums_and_the_metrics_agree() -> None:
-    engine = ScriptedEngine()
-    cloud = LlamaServer(engine.url)
+def test_usage_the_lists_and_the_metrics_agree(cloud: LlamaServer) -> None:
     billing = Billing(price_of("2,0.5,8"), limits=Limits(alone=False))
     with app(cloud, billing=billing) as client:
         assert client.get("/v1/savings").json()["answers"] == 0
-        costs = [asked(client, body)["cost"] for body in (CHAT, CHAT, ASK)]
+        assert sent(client) == []
+        costs: list[dict[str, Any]] = []
+        for number, body in enumerate((CHAT, CHAT, ASK)):
+            usage = asked(client, body)
+            costs.append(usage["cost"])
+            listed = sent(client)
+            assert len(listed) == number + 1
+            assert {name: listed[0][name] for name in usage["sent"]} == usage["sent"]
+            assert (usage["sent"]["host"][:10], usage["sent"]["consults"]) == ("127.0.0.1:", 6)
         reply = client.get("/v1/savings").json()
         metrics = {name: metric(client, name) for name in ("paid_total", "alone_total", "saved")}
-        listed = client.get("/v1/sent").json()["data"]
     assert all(cost["paid"] > 0 for cost in costs)
     assert reply["answers"] == 3
     for name in SUMMED:
@@ -47,34 +65,23 @@ def test_usage_the_sums_and_the_metrics_agree() -> None:
     assert (latest["answers"], first["answers"]) == (1, 2)
     assert first["paid"] == pytest.approx(costs[0]["paid"] + costs[1]["paid"])
     # Under the names that the record of what was sent gives them.
-    assert [one["conversation"] for one in listed] == [
-        latest["conversation"],
-        first["conversation"],
-        first["conversation"],
-    ]
-    assert metrics["paid_total"] == pytest.approx(reply["total"]["paid"])
-    assert metrics["alone_total"] == pytest.approx(reply["total"]["alone"])
-    assert metrics["saved"] == pytest.approx(reply["total"]["saved"])
-    cloud.close()
-    engine.close()
+    names = [latest["conversation"], first["conversation"], first["conversation"]]
+    assert [one["conversation"] for one in listed] == names
+    assert listed[1]["bytes"] > 0
+    for name, value in metrics.items():
+        assert value == pytest.approx(reply["total"][name.removesuffix("_total")])
 
 
-def test_the_edge_alone_saves_all_of_it() -> None:
-    engine = ScriptedEngine()
-    cloud = LlamaServer(engine.url)
+def test_the_edge_alone_saves_all_of_it(cloud: LlamaServer) -> None:
     with app(cloud, billing=Billing(price_of("2,0.5,8"))) as client:
         cost = asked(client, CHAT, model="edgewise:edge")["cost"]
-        # "sky: " is five tokens, and six were written.
-        assert cost["paid"] == 0
-        assert 1e6 * cost["saved"] == pytest.approx(5 * 2 + 6 * 8)
-        assert not cost["estimated"]
-    cloud.close()
-    engine.close()
+    # "sky: " is five tokens, and six were written.
+    assert cost["paid"] == 0
+    assert 1e6 * cost["saved"] == pytest.approx(5 * 2 + 6 * 8)
+    assert not cost["estimated"]
 
 
-def test_the_cloud_alone_is_not_held_to_itself_but_to_the_limit() -> None:
-    engine = ScriptedEngine()
-    cloud = LlamaServer(engine.url)
+def test_the_cloud_alone_is_not_held_to_itself_but_to_the_limit(cloud: LlamaServer) -> None:
     whole = Billing(price_of("2,2,8"))
     with app(cloud, billing=whole) as client:
         usage = asked(client, CHAT, model="edgewise:cloud", max_tokens=40)
@@ -86,35 +93,22 @@ def test_the_cloud_alone_is_not_held_to_itself_but_to_the_limit() -> None:
         # 5 x 2 + 16 x 8 = 138 millionths; a second one would come to 308.
         assert (usage["cloud_tokens"], usage["cloud_calls"]) == (16, 1)
         assert 1e6 * usage["cost"]["paid"] == pytest.approx(138)
-    cloud.close()
-    engine.close()
 
 
-def test_without_a_price_there_is_nothing_to_say() -> None:
+def test_without_a_price_and_a_cloud_there_is_nothing_to_say() -> None:
     with app() as client:
-        assert asked(client, CHAT)["cost"] is None
+        usage = asked(client, CHAT)
+        assert usage["cost"] is None
+        assert usage["sent"].pop("host") is None
+        assert set(usage["sent"].values()) == {0}
+        assert sent(client) == []
         reply = client.get("/v1/savings").json()
-        assert reply == {
-            "object": "savings",
-            "answers": 0,
-            "total": None,
-            "models": [{"model": "edgewise", "answers": 0, "total": None}],
-            "conversations": [],
-        }
+        assert (reply["answers"], reply["total"], reply["conversations"]) == (0, None, [])
+        assert reply["models"] == [{"model": "edgewise", "answers": 0, "total": None}]
         assert "edgewise_cost" not in client.get("/metrics").text
 
 
-def test_a_key_guards_the_sums() -> None:
-    with app(api_key="sk-1") as client:
-        assert client.get("/v1/savings").status_code == 401
-        assert (
-            client.get("/v1/savings", headers={"Authorization": "Bearer sk-1"}).status_code == 200
-        )
-
-
-def test_an_answer_cut_short_counts() -> None:
-    engine = ScriptedEngine()
-    cloud = LlamaServer(engine.url)
+def test_an_answer_cut_short_counts(cloud: LlamaServer) -> None:
     billing = Billing(price_of("2,0.5,8"), limits=Limits(alone=False))
     with app(cloud, billing=billing) as client:
         body = {**CHAT, "stream": True, "max_tokens": 12}
@@ -124,5 +118,3 @@ def test_an_answer_cut_short_counts() -> None:
         found = client.get("/v1/savings").json()
         assert found["answers"] == 2
         assert found["total"]["paid"] > 0
-    cloud.close()
-    engine.close()

@@ -1,0 +1,294 @@
+"""What cannot be honoured is refused by every endpoint: by its place, in one short sentence."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.testclient import TestClient
+
+from edgewise.testing.scripted_edge import ScriptedEdge
+from tests.server.in_process import BODIES, CHAT, app
+from tests.tool_models import ToolTokenizer, saying
+
+JSON = {"Content-Type": "application/json"}
+HALF = "\ud800"
+TIME = {"type": "function", "function": {"name": "get_time"}}
+CALL = {"id": "x", "type": "function", "function": {"name": "a", "arguments": "{}"}}
+LONG = "copper " * 5000
+NAMED = {"type": "function", "function": {"name": "b"}}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with app(edge=ScriptedEdge(saying("Yes."), tokenizer=ToolTokenizer())) as found:
+        yield found
+
+
+def refused(client: TestClient, path: str, body: object, status: int = 400) -> str:
+    """The message and the parameter of a refusal, in the form of its API."""
+    response = client.post(f"/v1/{path}", content=json.dumps(body), headers=JSON)
+    assert response.status_code == status, response.text
+    found = response.json()
+    error = found["error"]
+    assert len(error["message"]) < 300
+    assert "\n" not in error["message"]
+    if path.startswith("messages"):
+        kind = "not_found_error" if status == 404 else "invalid_request_error"
+        assert (found["type"], error["type"]) == ("error", kind)
+    else:
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+    return f"{error['message']} {error.get('param')}"
+
+
+def said(*content: Any, role: str = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": list(content)}]}
+
+
+def item(**fields: Any) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": "a"}, fields]}
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "a", **fields}}]}
+
+
+def form(schema: Any, name: str = "it") -> dict[str, Any]:
+    json_schema = {"name": name, "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
+
+
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "completions": [
+        ({"prompt": ""}, "empty"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1 << 30]}, "ids from 0"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": LONG}, "context"),
+        ({"max_tokens": 0}, "echo"),
+        ({"echo": True, "logprobs": 1}, "edgewise:edge"),
+        ({"echo": True, "logprobs": 1, "model": "edgewise@0.1"}, "edgewise:edge"),
+        ({"best_of": 3}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"messages": []}, "messages"),
+        ({"temperature": 9}, "temperature"),
+        ({"model": "gpt-9"}, "edgewise"),
+    ],
+    "chat/completions": [
+        ({"n": 2}, "n "),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"temperature": 3}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 4, "max_completion_tokens": 4}, "max_completion_tokens"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"top_logprobs": 3}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 9}, "top_logprobs"),
+        ({"stream_options": {}}, "stream"),
+        ({"edgewise": {"pending": True}}, "stream"),
+        ({"edgewise": {"colour": True}}, "edgewise.colour"),
+        ({"mirostat": 1}, "mirostat"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0"),
+        ({"messages": [{"role": "assistant"}]}, "messages.0"),
+        ({"messages": [{"role": "tool", "tool_call_id": "x", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"spam": 0}]}]},
+         "messages.0.tool_calls.0.spam"),
+        (said({"type": "image_url", "image_url": {"url": "data:"}}), "messages.0.content.0.type"),
+        (said(LONG and {"type": "text", "text": LONG}), "context"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
+        (form({}, name="a b"), "response_format"),
+        (form({"not": {}}), "response_format"),
+        (form({"$ref": "#"}), "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TIME], "tool_choice": NAMED}, "tool_choice"),
+        ({"tools": [TIME], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        (function(name="a b"), "tools"),
+        (function(kind="x"), "tools"),
+        (function(parameters={"type": "array"}), "tools"),
+        (function(parameters={"$ref": "#"}), "tools"),
+        ({"tools": [TIME, TIME]}, "tools"),
+        ({"tools": [TIME] * 1000}, "tools"),
+        ({"model": "edgewise@1.5"}, "edgewise"),
+        ({"model": "edgewise@nan"}, "edgewise"),
+    ],
+    "responses": [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"prompt": {"id": "x"}}, "prompt"),
+        ({"Spam": 1}, "Spam"),
+        ({"input": []}, "input"),
+        ({"input": [[None]]}, "input.0"),
+        ({"input": [{"type": "reasoning"}]}, "message"),
+        (item(type="item_reference", id="x"), "'item_reference'"),
+        (item(role="user", content=[{"type": "input_image"}]), "input.1.content.0.type"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"tools": [{"type": "function", "name": "a"}], "top_logprobs": 1}, "Logprobs"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.type"),
+        ({"model": "gpt-5"}, "'gpt-5'"),
+    ],
+    "messages": [
+        (said({"type": "thinking", "thinking": "x"}), "message"),
+        (said([None]), "messages.0"),
+        (said({"type": "image"}), "'image'"),
+        (said("Copp", role="assistant"), "messages"),
+        ({"messages": [{"role": "user", "content": LONG}]}, "context"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "schema"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_1"}]}}, "edits"),
+        ({"thread": {"type": "create"}}, "thread"),
+        ({"tools": [{"name": "a"}]}, "input_schema"),
+        ({"tools": [{"name": "a", "input_schema": {"$ref": "#"}}]}, "format"),
+        ({"tools": [{"name": "a", "input_schema": {}}], "tool_choice": {"type": "tool"}}, "name"),
+        ({"spam": 1}, "spam"),
+        ({"model": "claude"}, "'claude'"),
+    ],
+    "messages/count_tokens": [
+        ({"model": "claude"}, "'claude'"),
+        ({"max_tokens": 1}, "max_tokens"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "told"), [(path, *one) for path, ones in REFUSED.items() for one in ones]
+)
+def test_what_is_not_honoured_is_refused(
+    client: TestClient, path: str, fields: dict[str, Any], told: str
+) -> None:
+    status = 404 if "model" in fields and "echo" not in fields else 400
+    assert told in refused(client, path, BODIES[path] | fields, status)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_model_without_tools_says_so(path: str) -> None:
+    tools: dict[str, Any] = {
+        "chat/completions": TIME,
+        "responses": {"type": "function", "name": "a"},
+        "messages": {"name": "a", "input_schema": {}},
+    }
+    if path in tools:
+        edge = ScriptedEdge(saying("x"), tokenizer=ToolTokenizer(None))
+        with app(edge=edge) as client:
+            assert "tools" in refused(client, path, BODIES[path] | {"tools": [tools[path]]})
+
+
+@pytest.mark.parametrize("word", ["a" * 100_000, "a\r\nb"])
+def test_a_clients_own_words_are_short(client: TestClient, word: str) -> None:
+    refused(client, "messages", BODIES["messages"] | said({"type": word}))
+    refused(client, "responses", BODIES["responses"] | {"input": [{"type": word}]})
+    for path, body in BODIES.items():
+        for more in ({word[:60]: 1}, {word: 1}, {"edgewise": {word: 1}}):
+            refused(client, path, body | more)
+
+
+@pytest.mark.parametrize("strange", [float("nan"), float("inf"), HALF], ids=repr)
+@pytest.mark.parametrize("path", BODIES)
+def test_what_is_not_json_is_refused_wherever_it_stands(
+    client: TestClient, path: str, strange: object
+) -> None:
+    """Anywhere in it would have been sent back, or made something else."""
+    schema = {"type": "object", "properties": {"x": {"default": strange}}}
+    for more in ({"metadata": {"a": strange}}, {"tools": [schema]}, {"temperature": strange}):
+        assert "JSON" in refused(client, path, BODIES[path] | more)
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff", b"[]", b'{"model": "edgewise"}'])
+def test_a_body_that_is_not_a_request(client: TestClient, content: bytes) -> None:
+    for path in BODIES:
+        response = client.post(f"/v1/{path}", content=content, headers=JSON)
+        assert response.status_code == 400, response.text
+        assert "\n" not in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
+def test_a_body_that_is_not_said_to_be_json(client: TestClient, kind: str | None) -> None:
+    """As curl sends it where nothing else is said."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    body = json.dumps(CHAT).encode()
+    response = client.post("/v1/chat/completions", content=body, headers=headers)
+    assert response.status_code == 400
+    assert "application/json" in response.json()["error"]["message"]
+
+
+def test_a_mark_of_utf_8_may_stand_before_a_body(client: TestClient) -> None:
+    body = b"\xef\xbb\xbf" + json.dumps(CHAT).encode()
+    found = client.post("/v1/chat/completions", content=body, headers=JSON)
+    assert found.json()["choices"][0]["message"]["content"] == "Yes."
+
+
+def test_a_body_beyond_the_limit_is_refused(url: str) -> None:
+    body = b'{"model": "' + b"x" * (9 << 20) + b'"}'
+    path = f"{url}/v1/chat/completions"
+    response = httpx2.post(path, content=body, headers=JSON, timeout=60, trust_env=False)
+    assert response.status_code == 413
+    assert response.json()["error"]["message"]
+
+
+TURNS = 1000
+BLOCKS = [{"type": "text", "text": ""}] * 5
+USE = {"type": "tool_use", "id": "x", "name": "a"}
+RESULT = {"type": "tool_result", "tool_use_id": "x"}
+OUTPUT = {"type": "function_call_output", "call_id": "x", "output": BLOCKS}
+MANY_BLOCKS = {"messages": [{"role": "user", "content": BLOCKS}] * TURNS}
+NUMBERS = {"a": [1] * 500_000}
+MANY: dict[str, tuple[str, dict[str, Any], str]] = {
+    "parts": ("chat/completions", MANY_BLOCKS, "4096"),
+    "blocks": ("messages", MANY_BLOCKS, "4096"),
+    "blocks to count": ("messages/count_tokens", MANY_BLOCKS, "4096"),
+    "blocks of results": (
+        "messages",
+        {"messages": [{"role": "user", "content": [RESULT | {"content": BLOCKS}]}] * TURNS},
+        "4096",
+    ),
+    "items": ("responses", {"input": [{"role": "user", "content": BLOCKS}] * TURNS}, "4096"),
+    "parts of outcomes": ("responses", {"input": [OUTPUT] * TURNS}, "4096"),
+    "arguments": (
+        "messages",
+        {
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": [USE | {"input": NUMBERS}] * 2},
+                {"role": "user", "content": [RESULT | {"content": "a"}]},
+            ]
+        },
+        "1048576",
+    ),
+    "tools": (
+        "messages",
+        {
+            "tools": [{"name": name, "input_schema": NUMBERS} for name in ("a", "b")],
+            "tool_choice": {"type": "tool", "name": "b"},
+        },
+        "1048576",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", MANY)
+def test_what_is_very_much_is_refused_at_once(client: TestClient, which: str) -> None:
+    path, more, told = MANY[which]
+    assert told in refused(client, path, BODIES[path] | more)
+
+
+def test_unknown_paths_and_methods_have_the_form_too(client: TestClient) -> None:
+    for response in (
+        client.get("/v1/nothing"),
+        client.put("/v1/completions"),
+        client.post("/v1/embeddings", json={}),
+    ):
+        assert response.status_code == 404
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}

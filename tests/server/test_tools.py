@@ -1,0 +1,387 @@
+"""Tools and JSON by every chat API: what is asked for comes, and the real clients read it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+from starlette.testclient import TestClient
+
+from edgewise.grammar import compiled
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import ScriptedEdge
+from tests.server.in_process import BODIES, app, data_of
+from tests.tool_models import HERMES, ToolTokenizer, saying
+
+pytest.importorskip("llguidance")
+
+CHAT, RESPONSES, MESSAGES = APIS = ("chat/completions", "responses", "messages")
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Prague"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TIME = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+CALLS: list[tuple[str, Any]] = [("get_weather", {"city": "Paris"}), ("get_time", {})]
+SAID: list[tuple[str, Any]] = [("text", "One moment."), *CALLS]
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def served(*texts: str, template: str | None = HERMES, **options: Any) -> Any:
+    """A server whose edge model says these, turn by turn."""
+    edge = ScriptedEdge(saying(*texts), tokenizer=ToolTokenizer(template))
+    return app(edge=edge, **options)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with served(f"One moment.{WEATHER}\n{TIME}", "It is sunny.") as found:
+        yield found
+
+
+def tool(path: str, name: str, schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    if path == MESSAGES:
+        return {"name": name, "input_schema": schema, **more}
+    function = {"name": name, "parameters": schema, **more}
+    return {"type": "function", **({"function": function} if path == CHAT else function)}
+
+
+def tools(path: str) -> list[dict[str, Any]]:
+    return [tool(path, "get_weather", CITY), tool(path, "get_time", {"type": "object"})]
+
+
+def body(path: str, **more: Any) -> dict[str, Any]:
+    """A request with both tools."""
+    most = {"max_output_tokens" if path == RESPONSES else "max_tokens": more.pop("most", 400)}
+    return BODIES[path] | {"model": "edgewise:edge", "tools": tools(path)} | most | more
+
+
+def post(client: TestClient, path: str, **more: Any) -> dict[str, Any]:
+    response = client.post(f"/v1/{path}", json=body(path, **more))
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def streamed(client: TestClient, path: str, **more: Any) -> list[dict[str, Any]]:
+    return data_of(client.post(f"/v1/{path}", json=body(path, stream=True, **more)).text)
+
+
+def read(path: str, reply: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The texts and the calls of a reply."""
+    if path == MESSAGES:
+        blocks = reply["content"]
+        return [
+            ("text", one["text"]) if one["type"] == "text" else (one["name"], one["input"])
+            for one in blocks
+        ]
+    if path == RESPONSES:
+        return [
+            ("text", one["content"][0]["text"])
+            if one["type"] == "message"
+            else (one["name"], json.loads(one["arguments"]))
+            for one in reply["output"]
+        ]
+    message = reply["choices"][0]["message"]
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [(one["name"], json.loads(one["arguments"])) for one in functions]
+    return ([("text", message["content"])] if message["content"] else []) + calls
+
+
+def put_together(path: str, events: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """The texts and the calls of a stream, from its pieces alone."""
+    texts: dict[int, list[str]] = {}
+    names: dict[int, str] = {}
+    for event in events:
+        if path == CHAT:
+            for choice in event["choices"]:
+                delta = choice["delta"]
+                texts.setdefault(-1, []).append(delta.get("content") or "")
+                for call in delta.get("tool_calls", ()):
+                    names.setdefault(call["index"], call["function"].get("name"))
+                    pieces = texts.setdefault(call["index"], [])
+                    pieces.append(call["function"]["arguments"])
+        elif path == RESPONSES and event["type"].endswith(".delta"):
+            texts.setdefault(event["output_index"], []).append(event["delta"])
+        elif path == RESPONSES and event["type"] == "response.output_item.added":
+            names[event["output_index"]] = event["item"].get("name", "text")
+        elif path == MESSAGES and event["type"] == "content_block_start":
+            names[event["index"]] = event["content_block"].get("name", "text")
+        elif path == MESSAGES and event["type"] == "content_block_delta":
+            delta = event["delta"]
+            piece = delta.get("text", delta.get("partial_json"))
+            texts.setdefault(event["index"], []).append(piece)
+    said = [(names.get(at, "text"), "".join(texts[at])) for at in sorted(texts)]
+    return [(name, text if name == "text" else json.loads(text)) for name, text in said]
+
+
+WHOLE: dict[str, Any] = {CHAT: ChatCompletion, RESPONSES: Response, MESSAGES: Message}
+PIECES: dict[str, Any] = {
+    CHAT: ChatCompletionChunk,
+    RESPONSES: ResponseStreamEvent,
+    MESSAGES: RawMessageStreamEvent,
+}
+
+
+def outcomes(path: str, reply: dict[str, Any]) -> dict[str, Any]:
+    """What was called goes back as it came, with what it came to."""
+    user = {"role": "user", "content": "sky: "}
+    if path == CHAT:
+        message = reply["choices"][0]["message"]
+        ids = [call["id"] for call in message["tool_calls"]]
+        results = [{"role": "tool", "tool_call_id": id, "content": "sunny"} for id in ids]
+        return {"messages": [user, message, *results]}
+    if path == RESPONSES:
+        ids = [item["call_id"] for item in reply["output"][1:]]
+        results = [{"type": "function_call_output", "call_id": id, "output": "sunny"} for id in ids]
+        return {"input": [user, *reply["output"], *results]}
+    ids = [block["id"] for block in reply["content"][1:]]
+    results = [
+        {"type": "tool_result", "tool_use_id": ids[0], "content": "sunny"},
+        {"type": "tool_result", "tool_use_id": ids[1], "content": [], "is_error": True},
+        {"type": "text", "text": "go on"},
+    ]
+    assistant = {"role": "assistant", "content": reply["content"]}
+    return {"messages": [user, assistant, {"role": "user", "content": results}]}
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_an_answer_calls_tools_and_goes_on_with_what_they_came_to(
+    client: TestClient, path: str
+) -> None:
+    reply = post(client, path)
+    WHOLE[path].model_validate(reply)
+    assert read(path, reply) == SAID
+    assert read(path, post(client, path, **outcomes(path, reply))) == [("text", "It is sunny.")]
+    # The calls are part of the conversation without the tools, too.
+    assert read(path, post(client, path, tools=[], **outcomes(path, reply))) == [
+        ("text", "It is sunny.")
+    ]
+    if path == CHAT:
+        assert reply["choices"][0]["finish_reason"] == "tool_calls"
+        first, second = reply["choices"][0]["message"]["tool_calls"]
+        assert first["id"] != second["id"]
+    elif path == MESSAGES:
+        assert reply["stop_reason"] == "tool_use"
+        asked = {name: body(path)[name] for name in ("model", "messages", "tools")}
+        counted = client.post("/v1/messages/count_tokens", json=asked).json()["input_tokens"]
+        usage = reply["usage"]
+        assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_a_stream_tells_calls_as_they_come(client: TestClient, path: str) -> None:
+    events = streamed(client, path)
+    for event in events:
+        TypeAdapter(PIECES[path]).validate_python(event)
+    assert len(events) > 30
+    assert put_together(path, events) == SAID
+    if path == CHAT:
+        assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    elif path == RESPONSES:
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        done = [one["item"] for one in events if one["type"] == "response.output_item.done"]
+        assert (events[-1]["type"], events[-1]["response"]["output"]) == (
+            "response.completed",
+            done,
+        )
+    else:
+        ends = [one["index"] for one in events if one["type"] == "content_block_stop"]
+        assert ends == [0, 1, 2]
+        assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def choices(path: str) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """No call, any one, the time's; and no two at once."""
+    if path == MESSAGES:
+        alone = {"disable_parallel_tool_use": True}
+        time = {"type": "tool", "name": "get_time", **alone}
+        return {"type": "none"}, {"type": "any", **alone}, time, {}
+    named = {"name": "get_time"}
+    time = {"type": "function", **({"function": named} if path == CHAT else named)}
+    return "none", "required", time, {"parallel_tool_calls": False}
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_the_choice_of_a_tool_is_honoured(client: TestClient, path: str) -> None:
+    none, required, time, alone = choices(path)
+    ((kind, text),) = read(path, post(client, path, tool_choice=none))
+    # The same text, and nobody reads calls in it.
+    assert (kind, WEATHER in text) == ("text", True)
+    (call,) = read(path, post(client, path, tool_choice=required, **alone))
+    assert call[0] in ("get_weather", "get_time")
+    reply = post(client, path, tool_choice=time, **alone)
+    assert [name for name, _ in read(path, reply)] == ["get_time"]
+    if path == RESPONSES:
+        assert (reply["tool_choice"], reply["parallel_tool_calls"]) == (time, False)
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_a_call_that_is_cut_is_told_as_far_as_it_can_be(client: TestClient, path: str) -> None:
+    reply = post(client, path, most=len("One moment.") + 65)
+    if path == CHAT:
+        assert reply["choices"][0]["finish_reason"] == "length"
+        (call,) = reply["choices"][0]["message"]["tool_calls"]
+        assert '{"city": "Paris"}'.startswith(call["function"]["arguments"])
+    elif path == RESPONSES:
+        assert reply["status"] == reply["output"][-1]["status"] == "incomplete"
+    else:
+        assert (reply["stop_reason"], len(reply["content"])) == ("max_tokens", 1)
+
+
+def test_a_stop_string_cuts_a_call_and_behind_one_is_not_why_it_ended(client: TestClient) -> None:
+    """Nobody is told to make the call that was cut, as a text would have been."""
+    cut = {"stop": ['"city']}
+    assert post(client, CHAT, **cut)["choices"][0]["finish_reason"] == "stop"
+    assert streamed(client, CHAT, **cut)[-1]["choices"][0]["finish_reason"] == "stop"
+    behind = {"stop_sequences": ["</tool_call>"]}
+    reply = post(client, MESSAGES, **behind)
+    assert (reply["stop_reason"], reply["stop_sequence"]) == ("tool_use", None)
+    delta = streamed(client, MESSAGES, **behind)[-2]["delta"]
+    assert delta == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+def test_provenance_adds_nothing_to_an_answer_of_calls(path: str) -> None:
+    """What is told of tokens between calls stands beside what is there, and makes no text."""
+    told = {"edgewise": {"provenance": True}}
+    with served(f"{WEATHER}\n{TIME}") as client:
+        whole = post(client, path, **told)
+        events = streamed(client, path, **told)
+    said = [event["edgewise"] for event in events if "edgewise" in event]
+    tokens = [one["token"]["id"] for one in said if "token" in one]
+    assert tokens == [one["id"] for one in whole["edgewise"]["tokens"]]
+    assert [list(one) for one in (said[0], said[-1])] == [["prompt_token_ids"], ["timing"]]
+    assert read(path, whole) == put_together(path, events) == CALLS
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_answers_are_json_of_a_schema(path: str) -> None:
+    def form(schema: Any, **more: Any) -> dict[str, Any]:
+        named = {"type": "json_schema", "schema": schema}
+        if path == RESPONSES:
+            return {"text": {"format": named | {"name": "it"} | more}}
+        if path == MESSAGES:
+            return {"output_config": {"format": named}}
+        json_schema = {"name": "it", "schema": schema, **more}
+        return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
+
+    with served('{"n": 3}') as client:
+        forms = [form(SCHEMA), form(SCHEMA, strict=True)]
+        if path == CHAT:
+            forms += [{"response_format": {"type": kind}} for kind in ("json_object", "text")]
+        for one in forms:
+            assert read(path, post(client, path, tools=[], **one)) == [("text", '{"n": 3}')]
+        # The model would have said something else.
+        ((_, text),) = read(path, post(client, path, tools=[], **form({"enum": ["yes", "no"]})))
+        assert json.loads(text) in ("yes", "no")
+
+
+LOOSE = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Prague"]},
+        "labels": {
+            "type": "object",
+            "propertyNames": {"type": "string"},
+            "additionalProperties": {},
+        },
+        "to": {
+            "type": "array",
+            "items": {"type": "string", "pattern": r"^(?!\.)[a-z.]+@[a-z.]+$"},
+            "uniqueItems": True,
+        },
+        "day": {"type": "string", "format": "weekday"},
+        "warm": {"oneOf": [{"type": "boolean"}, {"const": True}]},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+UNHELD = {"propertyNames", "uniqueItems", "format", "oneOf", "pattern"}
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_what_no_call_can_be_held_to_is_said_unless_the_tool_is_strict(
+    path: str, client: TestClient
+) -> None:
+    """Agents send schemas as their languages make them; one keyword must not end all work."""
+    loose = body(path, tools=[tool(path, "get_weather", LOOSE)])
+    response = client.post(f"/v1/{path}", json=loose)
+    assert response.status_code == 200, response.text
+    assert "Paris" in response.text
+    told = response.headers["X-Edgewise-Ignored"].split(", ")
+    assert {f"tools.{key}" for key in UNHELD} == set(told)
+    strict = body(path, tools=[tool(path, "get_weather", LOOSE, strict=True)])
+    refused = client.post(f"/v1/{path}", json=strict)
+    assert refused.status_code == 400, refused.text
+    assert "propertyNames" in refused.json()["error"]["message"]
+
+
+def test_tools_that_are_not_ours_are_left_out_and_said(client: TestClient) -> None:
+    kept = tool(MESSAGES, "get_weather", CITY, cache_control={"type": "ephemeral"})
+    for path, other, said in (
+        (RESPONSES, {"type": "web_search", "external_web_access": False}, "tools.web_search"),
+        (MESSAGES, {"type": "web_search_2", "name": "web_search"}, "tools.web_search_2"),
+        (MESSAGES, kept | {"name": "other"}, "tools.cache_control"),
+    ):
+        asked = body(path, tools=[*tools(path), other])
+        response = client.post(f"/v1/{path}", json=asked)
+        assert response.headers["x-edgewise-ignored"] == said
+        assert read(path, response.json()) == SAID
+
+
+def test_the_sdks_tool_runner_goes_on_without_a_thread() -> None:
+    """Unless told otherwise it wants the conversation kept; where none is, it sends it whole."""
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        return f"sunny in {city}"
+
+    with served(WEATHER, "It is sunny.") as client:
+        asks = anthropic.Anthropic(base_url=str(client.base_url), api_key="-", http_client=client)
+        runner = asks.beta.messages.tool_runner(
+            model="edgewise:edge",
+            max_tokens=400,
+            messages=BODIES[MESSAGES]["messages"],
+            tools=[get_weather],
+        )
+        call, said = list(runner)
+    assert (call.stop_reason, said.stop_reason) == ("tool_use", "end_turn")
+    assert said.content[0].text == "It is sunny."  # type: ignore[union-attr]
+
+
+def form_of(schema: Any) -> dict[str, Any]:
+    json_schema = {"name": "it", "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": json_schema}, "tools": []}
+
+
+def test_a_cloud_that_breaks_the_form_is_refused() -> None:
+    cloud = ScriptedCloud(saying("No."), tokenizer=ToolTokenizer())
+    told = {"model": "edgewise", "edgewise": {"provenance": True}}
+    with served('{"n": 3}', cloud=cloud) as client:
+        reply = post(client, CHAT, **form_of(SCHEMA), **told)
+        assert read(CHAT, reply) == [("text", '{"n": 3}')]
+        reasons = {token["reason"] for token in reply["edgewise"]["tokens"]}
+        assert {"forced", "grammar"} <= reasons
+        assert reply["usage"]["edgewise"]["failed_calls"] > 0
+        assert 'outcome="grammar"' in client.get("/metrics").text
+
+
+def test_a_schema_that_takes_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served('{"n": 3}') as client:
+        post(client, CHAT, **form_of(SCHEMA))
+        monkeypatch.setattr(compiled, "SECONDS", 0.0)
+        heavy = {"anyOf": [{"pattern": f"^.*a.{{{n}}}b.{{{n}}}$"} for n in range(200)]}
+        response = client.post("/v1/chat/completions", json=body(CHAT, **form_of(heavy)))
+        assert response.status_code == 400
+        assert " 0 s" in response.json()["error"]["message"]
+        monkeypatch.undo()
+        # Whoever comes next is served as ever.
+        assert read(CHAT, post(client, CHAT, **form_of(SCHEMA))) == [("text", '{"n": 3}')]
