@@ -19,7 +19,6 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 NAMES = {
     "GATEWAY_IMAGE": "edgewise",
     "VLLM_IMAGE": "vllm",
-    "HAPROXY_IMAGE": "haproxy",
     "REDIS_IMAGE": "redis",
 }
 """What the manifests call an image."""

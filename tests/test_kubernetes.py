@@ -1,6 +1,5 @@
 """The manifests for Kubernetes: well formed, hardened, and true to what they deploy."""
 
-import re
 from typing import Any
 
 import kubernetes_validate
@@ -14,7 +13,7 @@ FOLDER = DEPLOY / "kubernetes"
 OLDEST = "1.30"
 """The first that knows everything that is used here."""
 
-WORKLOADS = ("Deployment gateway", "StatefulSet vllm", "Deployment by-session")
+WORKLOADS = ("Deployment gateway", "StatefulSet vllm")
 
 
 def pod(workload: str) -> dict[str, Any]:
@@ -33,10 +32,9 @@ def test_a_manifest_keeps_to_the_schema(name: str, version: str) -> None:
     kubernetes_validate.validate(manifests()[name], version, strict=True)
 
 
-@pytest.mark.parametrize("folder", ["", "by-session"])
-def test_what_is_applied_is_what_is_there(folder: str) -> None:
-    described = yaml.safe_load((FOLDER / folder / "kustomization.yaml").read_text())
-    files = {path.name for path in (FOLDER / folder).glob("*.yaml")} - {"kustomization.yaml"}
+def test_what_is_applied_is_what_is_there() -> None:
+    described = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
+    files = {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
     assert set(described["resources"]) == files
 
 
@@ -79,10 +77,6 @@ def test_the_gateways_command_names_every_replica() -> None:
     assert waiting["args"] == ["--wait", *(f"{replica}/health" for replica in replicas)]
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     assert f"COPY deploy/answers.py {waiting['command'][1]}" in dockerfile
-    in_haproxy = re.findall(
-        r"-(vllm-\d+\.vllm:\d+)", (FOLDER / "by-session/haproxy.cfg").read_text()
-    )
-    assert [f"http://{one}" for one in in_haproxy] == replicas
 
 
 def test_a_gateway_has_longer_than_its_drain_takes() -> None:
@@ -113,7 +107,7 @@ def test_names_and_labels_find_each_other(workload: str) -> None:
     assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} <= ports
 
 
-def test_only_gateways_and_what_routes_by_session_reach_engines() -> None:
+def test_only_gateways_reach_engines() -> None:
     everybody = manifests()["NetworkPolicy nobody"]["spec"]
     assert everybody == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     engines = manifests()["StatefulSet vllm"]["spec"]["selector"]
@@ -126,4 +120,4 @@ def test_only_gateways_and_what_routes_by_session_reach_engines() -> None:
                     peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"]
                     for peer in rule["from"]
                 )
-    assert sorted(callers) == ["by-session", "gateway"]
+    assert callers == ["gateway"]

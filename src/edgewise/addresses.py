@@ -90,7 +90,7 @@ def is_url(address: str) -> bool:
     return "://" in address and not address.startswith("hf://") and _pasted(address) is None
 
 
-def meant(address: str) -> str:
+def with_scheme(address: str) -> str:
     """A cloud's address: localhost:8080 is a URL. Elsewhere a key travels, so the user says how."""
     return f"http://{address}" if _HERE.fullmatch(address) and not _file(address) else address
 
@@ -175,19 +175,6 @@ def resolve_tokenizer(address: str) -> Path:
             wanted = [inside + name for name in TOKENIZER if inside + name in repository.names]
             return repository.folder(wanted) / inside
     return resolve(address, "cloud_tokenizer")
-
-
-def tokenizer_folder(repo: str, *, largest: int) -> Path:
-    """The folder of the tokenizer of a repository that others named.
-
-    Only its own files are downloaded, each of at most `largest` bytes: never weights, never code.
-    Raises `AddressError`.
-    """
-    repository = _repository(HubAddress(repo, None, None, None), None)
-    wanted = [name for name in TOKENIZER if name in repository.names]
-    if TOKENIZER[0] not in wanted:
-        raise AddressError(f"{repo!r} has no {TOKENIZER[0]}")
-    return repository.folder(wanted, largest=largest)
 
 
 def engine_at(address: str) -> str:
@@ -372,7 +359,7 @@ def _pasted(address: str) -> str | None:
 def _unknown(address: str, role: Role) -> AddressError:
     named, problem = short(address), f"There is no file {short(address)!r}"
     hint = "name a path, a hub repository (owner/repo) or 'bundled'"
-    if role == "edge" and is_url(meant(address)):
+    if role == "edge" and is_url(with_scheme(address)):
         problem = f"{named!r} is an engine's address, and the edge model runs in this process"
         if program := _PROGRAMS.get(address.rstrip("/").rpartition(":")[2]):
             hint = f"name the model's file by {program}:NAME"

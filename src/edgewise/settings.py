@@ -29,8 +29,9 @@ _TYPO = 0.8
 FLAGS, ENVIRONMENT = "the flags", "the environment"
 
 
-def _about(group: str, description: str) -> Meta:
-    return Meta(description=description, extra={"group": group})
+def _about(group: str, description: str, metavar: str | None = None, *, rare: bool = False) -> Meta:
+    """A `rare` setting is shown by `--help-all` alone."""
+    return Meta(description=description, extra={"group": group, "metavar": metavar, "rare": rare})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,125 +41,99 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     edge: Annotated[
-        str, _about("models", "Edge model: a GGUF file, owner/repo[:QUANT], hf://... or bundled.")
+        str, _about("models", "A GGUF, owner/repo, smollm2, ollama:NAME, bundled.", "MODEL")
     ] = "bundled"
     cloud: Annotated[
-        str | None,
-        _about("models", "Cloud model: an engine's URL, a model as for the edge, or none."),
+        str | None, _about("models", "An engine's URL, a model as for the edge, or none.", "MODEL")
     ] = None
     edge_engine: Annotated[
-        str, _about("models", "Engine of the edge: llamacpp, mlx, onnx, transformers or auto.")
+        str, _about("models", "llamacpp, mlx, onnx, transformers or auto.", "NAME", rare=True)
     ] = "auto"
     cloud_engine: Annotated[
-        str,
-        _about(
-            "connection",
-            "What answers at the cloud's URL: llama-server, vllm, sglang, gateway, a dialect of "
-            "text APIs such as chat, or auto.",
-        ),
+        str, _about("connection", "What answers at the cloud's URL, or auto.", "NAME", rare=True)
     ] = "auto"
     cloud_hosts: Annotated[
         str | None,
-        _about("connection", "Hosts that a cloud may be at, separated by commas; refuse others."),
+        _about("connection", "The only hosts a cloud may be at, by commas.", "HOSTS", rare=True),
     ] = None
     cloud_model: Annotated[
-        str | None,
-        _about("connection", "Which of the models at the cloud's URL; default: the first or only."),
+        str | None, _about("connection", "Model at the cloud's URL; default: the first.", "NAME")
     ] = None
     cloud_key: Annotated[
-        str | None, _about("key", "Key for the cloud's URL, sent as a bearer token.")
+        str | None, _about("key", "Key for the cloud's URL, sent as a bearer token.", "KEY")
     ] = None
     cloud_tokenizer: Annotated[
         str | None,
-        _about(
-            "tokenizer",
-            "Tokenizer of a cloud with another vocabulary: a GGUF, a folder with tokenizer.json, "
-            "or a hub repository.",
-        ),
+        _about("tokenizer", "A cloud's tokenizer: GGUF, folder or repository.", "MODEL", rare=True),
     ] = None
     cloud_context: Annotated[
         str | None,
-        _about("view", "Send the cloud only the last messages (6) or tokens (2000tokens)."),
+        _about("privacy", "Send only the last messages (6) or 2000tokens.", "N", rare=True),
     ] = None
     redact: Annotated[
-        str | None,
-        _about(
-            "view",
-            "Send placeholders for private words: on, or some of email, phone, iban, card, ip, "
-            "secret, each alone or as =mask, =local (send nothing more) or =allow; off. @FILE adds "
-            "words of your own, one a line.",
-        ),
+        str | None, _about("privacy", "Send placeholders for private words: on, or which.", "KINDS")
     ] = None
     router: Annotated[
-        str | None,
-        _about(
-            "routing",
-            "bundled, max-prob, margin, entropy, random, constant:VALUE, module:Class, "
-            "./file.py:Class, or a checkpoint's folder or hub repository.",
-        ),
+        str | None, _about("routing", "bundled, entropy, max-prob, margin or a folder.", "ROUTER")
     ] = None
     cloud_share: Annotated[
-        float | None,
-        _about("policy", "Fraction of tokens from the cloud: 0.05 or 5%; default: 5%."),
+        float | None, _about("policy", "Part of the tokens from the cloud; default: 5%.", "SHARE")
     ] = None
     threshold: Annotated[
-        float | None, _about("policy", "Ask the cloud from this score on, instead of a share.")
+        float | None, _about("policy", "Ask from this score on, instead of a share.", "SCORE")
     ] = None
     max_cloud_tokens: Annotated[
-        int | None, _about("policy", "Absolute cap on cloud tokens per answer.")
+        int | None, _about("policy", "Most cloud tokens in an answer.", "N", rare=True)
     ] = None
     span: Annotated[
-        int, _about("policy", "Tokens per consult, or words if the vocabularies differ.")
+        int, _about("policy", "Tokens per consult; words by a text API.", "N", rare=True)
     ] = 1
     speculate: Annotated[
         int,
-        _about("policy", "Tokens the edge may draft during a consult; 0 waits."),
+        _about("policy", "Most draft tokens during a consult; 0 waits.", "N", rare=True),
         Meta(le=256),
     ] = 16
     deadline: Annotated[
-        float | None, _about("policy", "Timeout of a consult, seconds; default: adaptive.")
+        float | None,
+        _about("policy", "Timeout of a consult; default: adaptive.", "SECONDS", rare=True),
     ] = None
     on_cloud_error: Annotated[
         Literal["edge", "raise"],
-        _about("routing", "When a consult fails: go on with the edge's token, or stop."),
+        _about("routing", "When a consult fails: the edge writes, or stop.", None, rare=True),
     ] = "edge"
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 31)] | None,
-        _about("sampling", "Longest answer, tokens; default: the context's end."),
+        _about("sampling", "Longest answer; default: the context's end.", "N"),
     ] = None
-    temperature: Annotated[float, _about("sampling", "0 is greedy.")] = 0.0
-    top_p: Annotated[float, _about("draws", "Keep the likeliest up to this mass; 1 is off.")] = 1.0
+    temperature: Annotated[float, _about("sampling", "0 is greedy.", "T")] = 0.0
+    top_p: Annotated[
+        float, _about("draws", "Keep the likeliest up to this mass; 1 is off.", "P", rare=True)
+    ] = 1.0
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None,
-        _about("draws", "Seed; default: 0, in serve a new one each time."),
+        _about("draws", "Of the draws; default: 0, in serve a new one.", "N", rare=True),
     ] = None
     # Upper bounds keep numbers that its C structs would cut short away from llama.cpp.
     ctx: Annotated[
         Annotated[int, Meta(ge=8, le=1 << 24)] | None,
-        _about("machine", "Context, tokens; default: the model's, at most 4096."),
+        _about("machine", "Context in tokens; default: the model's, to 4096.", "N"),
     ] = None
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=512)] | None,
-        _about("machine", "CPU threads; default: all but one."),
+        _about("machine", "CPU threads; default: all but one.", "N", rare=True),
     ] = None
     gpu_layers: Annotated[
         Annotated[int, Meta(ge=-1, le=1 << 16)] | Literal["auto"],
-        _about("machine", "Layers on the GPU: auto or a number."),
+        _about("machine", "Layers on the GPU: auto or a number.", "N", rare=True),
     ] = "auto"
     price: Annotated[
-        str | None,
-        _about(
-            "costs",
-            "Price of the cloud's tokens: IN,CACHED,OUT, money per million, or a TOML file with "
-            "input, cached and output.",
-        ),
+        str | None, _about("costs", "IN,CACHED,OUT per million tokens, or a TOML file.", "PRICE")
     ] = None
     max_cost: Annotated[
-        float | None, _about("costs", "Most that an answer's consults may cost.")
+        float | None, _about("costs", "Most that an answer's consults may cost.", "MONEY")
     ] = None
     max_cost_day: Annotated[
-        float | None,
-        _about("costs", "Most that all consults of a day (UTC) may cost, of every process."),
+        float | None, _about("costs", "Most for a day (UTC), of every process.", "MONEY", rare=True)
     ] = None
 
 
@@ -304,7 +279,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
 
 
 def require_known(name: str, problem: str, written: Callable[[str], str] = str) -> None:
-    """Raises `UsageError`: the `problem`, and which setting may be meant, as it is `written`."""
+    """Raises `UsageError`: the `problem`, and which setting it may be, as it is `written`."""
     if name not in NAMES:
         close = difflib.get_close_matches(name, NAMES, 1)
         known = ", ".join(map(written, NAMES))

@@ -49,3 +49,11 @@ def test_a_link_that_cannot_be_measured_is_refused(
     assert (result.code, result.out) == (2, "")
     assert sentence in result.err
     assert result.err.count("\n") == 1
+
+
+def test_the_edge_beside_the_bare_engine(edgewise: Edgewise) -> None:
+    done = edgewise("bench", "edge", "--json", "--context", "16", "--tokens", "8")
+    assert done.code == 0, done.err
+    assert {"native_tokens_per_second", "edgewise_tokens_per_second", "ratio"} <= json.loads(
+        done.out
+    ).keys()

@@ -78,20 +78,13 @@ def test_a_mistake_costs_nothing(edgewise: Edgewise, line: str, told: str) -> No
     assert "copper" in result.out
 
 
-def test_without_a_cloud_there_is_no_cloud_mode(edgewise: Edgewise) -> None:
-    result = edgewise("chat", "--cloud", "none", stdin=b"/mode cloud\n/share 5%\n/mode edge\n")
-    assert "/mode cloud needs a cloud model" in result.err
-    assert "/share needs a cloud model" in result.err
-    assert "the cloud may write" not in result.err
-    assert "edge writes from now on" in result.err
-
-
-def test_a_local_conversation_has_no_share(edgewise: Edgewise) -> None:
-    result = edgewise("chat", stdin=b"/local\n/share 5%\n/mode pair\n/new\n/share 5%\n")
-    assert result.code == 0, result.err
-    refused = "cannot be: this conversation is local; /new ends it."
-    assert result.err.count(refused) == 2
-    assert result.err.count("the cloud may write 5.0%") == 1
+def test_what_goes_to_no_cloud_has_no_share(edgewise: Edgewise) -> None:
+    alone = edgewise("chat", "--cloud", "none", stdin=b"/mode cloud\n/share 5%\n/mode edge\n").err
+    assert alone.count("needs a cloud model") == 2
+    assert "the cloud may write" not in alone
+    local = edgewise("chat", stdin=b"/local\n/share 5%\n/mode pair\n/new\n/share 5%\n").err
+    assert local.count("/new ends it") == 2
+    assert local.count("the cloud may write 5.0%") == 1
 
 
 class Terminal:

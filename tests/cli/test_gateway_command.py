@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -86,26 +85,6 @@ def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> 
         time.sleep(1.0)
         gone = cli("run", "Hello", *here, EDGEWISE_CLOUD_KEY=secret)
         assert (gone.returncode, "refused the key" in gone.stderr) == (2, True)
-
-
-def test_a_graceful_end_lets_consults_end() -> None:
-    engine = ScriptedEngine()
-    try:
-        with process("--engine", engine.url) as (port, started):
-            cloud = GatewayCloud(f"http://127.0.0.1:{port}")
-            cloud.check(ByteTokenizer())
-            engine.seconds = 1.0
-            flying = cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 30)
-            while not engine.running:
-                time.sleep(0.01)
-            started.send_signal(signal.SIGTERM)
-            time.sleep(0.2)
-            assert not _ready(port)
-            assert flying.result().ids == (reply_to([1]),)
-            assert started.wait(60) == 0
-            cloud.close()
-    finally:
-        engine.close()
 
 
 def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,12 @@ from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.bridge.adapter import Bridge
-from edgewise.cloud.bridge.capabilities import Capabilities
+from edgewise.cloud.bridge.capabilities import Capabilities, reuse
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.tokenizer import open_tokenizer
-from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.registry import BY_TEXT
 from edgewise.errors import (
     CloudProtocolError,
@@ -183,30 +182,19 @@ def test_an_engine_by_ids_stays_one() -> None:
 
 @pytest.mark.deep
 def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "edgewise")
     with ExitStack() as stack:
         url = stack.enter_context(llama_server(OTHER))
         edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1)).tokenizer
-        # It is on this device and says which file it serves.
-        by_ids = connect(url, edge)
-        proof = by_ids.proof
-        stack.enter_context(closing(by_ids))
-        assert isinstance(by_ids, Bridge)
-        assert "which the engine named" in proof
-
-        async def untold(_: object) -> list[str]:
-            return []
-
-        monkeypatch.setattr(LlamaServerEngine, "tokenizer_names", untold)
         cloud = connect(url, edge)
         stack.enter_context(closing(cloud))
         assert isinstance(cloud, TextCloud)
         assert cloud.engine.dialect == "llama-server"
         (told,) = [one.message for one in caplog.records if "by text" in one.message]
         assert "vocabularies differ" in told
-        found = cloud.reuse()
+        found = reuse(cloud, edge, 60.0)
         assert found is not None
         assert found.computed < found.prompt / 2
         own = stack.enter_context(LlamaModel(OTHER, threads=1)).tokenizer

@@ -169,34 +169,29 @@ def test_the_proof_says_how_it_goes_on() -> None:
     assert engine.closed
 
 
-def test_another_model_is_probed_before_its_words_are_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = TextDouble()
+def test_one_that_was_gone_may_come_back_as_another() -> None:
+    """It is probed before its words are taken."""
+    down: set[int] = set()
+    gone = CloudUnavailable("gone.")
+    engine = TextDouble(fault=lambda number: gone if number in down else None)
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
         cloud.check(EDGE)
-        monkeypatch.setattr("edgewise.cloud.bridge.text.LOOK_SECONDS", -1.0)
-        requests = len(engine.asked)
-        assert wording(ask(cloud, "one")) == " two"
-        assert len(engine.asked) == requests + 1
-        engine.described = Described("another")
-        assert wording(ask(cloud, "one")) == " two"
-        assert len(engine.asked) == requests + 5
+        for described, requests in (Described("double"), 2), (Described("another"), 6):
+            before = len(engine.asked)
+            down.add(before)
+            with pytest.raises(CloudUnavailable, match="gone"):
+                ask(cloud, "one")
+            engine.described, engine.echoes = described, described.model == "another"
+            assert wording(ask(cloud, "one")) == " two"
+            assert len(engine.asked) == before + requests
+        down.add(len(engine.asked))
+        assert cloud.capabilities.echoes
+        with pytest.raises(CloudUnavailable):
+            ask(cloud, "one")
         engine.described, engine.restarts = Described("a third"), True
         for _ in range(2):
             with pytest.raises(CloudRejected, match="begins an answer anew"):
                 ask(cloud, "one")
-
-
-def test_a_fault_is_passed_on_and_the_next_consult_looks_again() -> None:
-    engine = TextDouble(fault=lambda number: CloudUnavailable("gone.") if number == 3 else None)
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        cloud.check(EDGE)
-        with pytest.raises(CloudUnavailable, match="gone"):
-            ask(cloud, "one")
-        engine.described, engine.echoes = Described("another"), True
-        assert wording(ask(cloud, "one")) == " two"
-        assert cloud.capabilities.echoes
 
 
 def answered(

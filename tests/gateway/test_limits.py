@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +36,8 @@ from edgewise.keys.limits import (
     Unbilled,
 )
 from tests.llama_server_process import free_port
+
+pytestmark = pytest.mark.anyio
 
 NOON = 20_000.5 * DAY_SECONDS
 
@@ -108,6 +110,24 @@ def name(request: pytest.FixtureRequest) -> str:
     return f"key {zlib.crc32(request.node.nodeid.encode())}"
 
 
+@pytest.fixture
+async def kept(store: Store, anyio_backend: str) -> AsyncIterator[LimitStore]:
+    """One of them, open."""
+    made = store()
+    await made.open()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def limits(store: Store, anyio_backend: str) -> AsyncIterator[KeyLimits]:
+    """Limits in one of them."""
+    made = KeyLimits(store())
+    await made.open()
+    yield made
+    await made.close()
+
+
 def run(made: LimitStore, work: Callable[[LimitStore], Awaitable[_T]]) -> _T:
     async def all_of_it() -> _T:
         await made.open()
@@ -122,87 +142,73 @@ def run(made: LimitStore, work: Callable[[LimitStore], Awaitable[_T]]) -> _T:
 ONE = Cost(1, 0, 0)
 
 
-def test_a_rate_is_held(store: Store, clock: Clock, name: str) -> None:
+async def test_a_rate_is_held(kept: LimitStore, clock: Clock, name: str) -> None:
     limited = key(name, asks_per_second=5.0)
 
-    async def work(limits: LimitStore) -> None:
-        at_once = [await limits.take(limited, ONE) for _ in range(15)]
-        assert [granted.short for granted in at_once] == [""] * 10 + ["asks"] * 5
-        assert at_once[-1].wait == pytest.approx(0.2, abs=0.001)
-        clock.now += at_once[-1].wait
-        assert not (await limits.take(limited, ONE)).wait
-        assert (await limits.take(limited, ONE)).wait
-        clock.now += 3600
-        later = [await limits.take(limited, ONE) for _ in range(15)]
-        assert sum(not granted.wait for granted in later) == 10
-
-    run(store(), work)
+    at_once = [await kept.take(limited, ONE) for _ in range(15)]
+    assert [granted.short for granted in at_once] == [""] * 10 + ["asks"] * 5
+    assert at_once[-1].wait == pytest.approx(0.2, abs=0.001)
+    clock.now += at_once[-1].wait
+    assert not (await kept.take(limited, ONE)).wait
+    assert (await kept.take(limited, ONE)).wait
+    clock.now += 3600
+    later = [await kept.take(limited, ONE) for _ in range(15)]
+    assert sum(not granted.wait for granted in later) == 10
 
 
-def test_ids_are_charged_and_owed(store: Store, clock: Clock, name: str) -> None:
+async def test_ids_are_charged_and_owed(kept: LimitStore, clock: Clock, name: str) -> None:
     limited = key(name, ids_per_second=100.0)
 
-    async def work(limits: LimitStore) -> None:
-        # A thousand are saved up; the rest is owed, and only so much of it.
-        assert not (await limits.take(limited, Cost(1, 2000, 0))).wait
-        refused = await limits.take(limited, ONE)
-        assert (refused.short, round(refused.wait)) == ("ids", 10)
-        clock.now += 10.1
-        assert not (await limits.take(limited, ONE)).wait
-        owed = await limits.settle(limited, 0, unused=0, ids=10**9)
-        assert owed == pytest.approx(MOST_DEBT / 100, rel=0.01)
-
-    run(store(), work)
+    assert not (await kept.take(limited, Cost(1, 2000, 0))).wait
+    refused = await kept.take(limited, ONE)
+    assert (refused.short, round(refused.wait)) == ("ids", 10)
+    clock.now += 10.1
+    assert not (await kept.take(limited, ONE)).wait
+    owed = await kept.settle(limited, 0, unused=0, ids=10**9)
+    assert owed == pytest.approx(MOST_DEBT / 100, rel=0.01)
 
 
-def test_a_days_tokens_are_a_promise(store: Store, clock: Clock, name: str) -> None:
+async def test_a_days_tokens_are_a_promise(kept: LimitStore, clock: Clock, name: str) -> None:
     thrifty = key(name, tokens_per_day=10)
 
-    async def work(limits: LimitStore) -> None:
-        first = await limits.take(thrifty, Cost(1, 0, 8))
-        assert (first.wait, first.day) == (0, 20_000)
-        refused = await limits.take(thrifty, Cost(1, 0, 3))
-        assert (refused.short, refused.wait) == ("tokens", DAY_SECONDS / 2)
-        await limits.settle(thrifty, first.day, unused=6, ids=0)
-        assert not (await limits.take(thrifty, Cost(1, 0, 8))).wait
-        assert (await limits.take(thrifty, Cost(1, 0, 1))).wait
-        clock.now += DAY_SECONDS / 2
-        assert not (await limits.take(thrifty, Cost(1, 0, 10))).wait
-
-    run(store(), work)
+    first = await kept.take(thrifty, Cost(1, 0, 8))
+    assert (first.wait, first.day) == (0, 20_000)
+    refused = await kept.take(thrifty, Cost(1, 0, 3))
+    assert (refused.short, refused.wait) == ("tokens", DAY_SECONDS / 2)
+    await kept.settle(thrifty, first.day, unused=6, ids=0)
+    assert not (await kept.take(thrifty, Cost(1, 0, 8))).wait
+    assert (await kept.take(thrifty, Cost(1, 0, 1))).wait
+    clock.now += DAY_SECONDS / 2
+    assert not (await kept.take(thrifty, Cost(1, 0, 10))).wait
 
 
-def test_midnight_comes_once(store: Store, clock: Clock, name: str) -> None:
+async def test_midnight_comes_once(kept: LimitStore, clock: Clock, name: str) -> None:
     """What was reserved before it is given back to its own day; a clock that goes back, too."""
     thrifty = key(name, tokens_per_day=10)
 
-    async def work(limits: LimitStore) -> None:
-        before = await limits.take(thrifty, Cost(1, 0, 10))
-        clock.now += DAY_SECONDS
-        after = await limits.take(thrifty, Cost(1, 0, 10))
-        await limits.settle(thrifty, before.day, unused=10, ids=0)
-        assert (await limits.take(thrifty, Cost(1, 0, 1))).wait
-        clock.now -= DAY_SECONDS
-        assert not (await limits.take(thrifty, Cost(1, 0, 10))).wait
-        assert (await limits.take(thrifty, Cost(1, 0, 1))).wait
-        clock.now += DAY_SECONDS
-        assert (await limits.take(thrifty, Cost(1, 0, 1))).wait
-        await limits.settle(thrifty, after.day, unused=1, ids=0)
-        assert not (await limits.take(thrifty, Cost(1, 0, 1))).wait
-
-    run(store(), work)
+    before = await kept.take(thrifty, Cost(1, 0, 10))
+    clock.now += DAY_SECONDS
+    after = await kept.take(thrifty, Cost(1, 0, 10))
+    await kept.settle(thrifty, before.day, unused=10, ids=0)
+    assert (await kept.take(thrifty, Cost(1, 0, 1))).wait
+    clock.now -= DAY_SECONDS
+    assert not (await kept.take(thrifty, Cost(1, 0, 10))).wait
+    assert (await kept.take(thrifty, Cost(1, 0, 1))).wait
+    clock.now += DAY_SECONDS
+    assert (await kept.take(thrifty, Cost(1, 0, 1))).wait
+    await kept.settle(thrifty, after.day, unused=1, ids=0)
+    assert not (await kept.take(thrifty, Cost(1, 0, 1))).wait
 
 
-def test_a_clock_that_goes_back_locks_nobody_out(store: Store, clock: Clock, name: str) -> None:
+async def test_a_clock_that_goes_back_locks_nobody_out(
+    kept: LimitStore, clock: Clock, name: str
+) -> None:
     limited = key(name, asks_per_second=2.0, ids_per_second=1000.0)
 
-    async def work(limits: LimitStore) -> None:
-        assert not (await limits.take(limited, Cost(1, 100, 0))).wait
-        clock.now -= 86_400 * 365
-        waits = [(await limits.take(limited, ONE)).wait for _ in range(2)]
-        assert max(waits) <= MOST_DEBT / 1000 + 11
-
-    run(store(), work)
+    assert not (await kept.take(limited, Cost(1, 100, 0))).wait
+    clock.now -= 86_400 * 365
+    waits = [(await kept.take(limited, ONE)).wait for _ in range(2)]
+    assert max(waits) <= MOST_DEBT / 1000 + 11
 
 
 def test_keys_are_counted_apart_and_stores_together(store: Store, name: str) -> None:
@@ -306,63 +312,48 @@ async def consult(limits: KeyLimits, limited: Key, n: int, written: int | Except
         spent.tokens = written
 
 
-def test_what_was_not_written_is_given_back(store: Store, name: str) -> None:
+async def test_what_was_not_written_is_given_back(limits: KeyLimits, name: str) -> None:
     limited = key(name, tokens_per_day=20)
 
-    async def work(limits: KeyLimits) -> None:
-        await consult(limits, limited, 20, 5)
-        for error in (TimeoutError(), RuntimeError("a bug")):
-            with pytest.raises(type(error)):
-                await consult(limits, limited, 15, error)
-        for pause in (0.0, 0.001, 0.01):
-            asking = asyncio.create_task(consult(limits, limited, 15, 0))
-            await asyncio.sleep(pause)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-        await asyncio.sleep(0.05)
-        await consult(limits, limited, 15, 15)
-        with pytest.raises(OverLimit, match="tokens") as refused:
-            await consult(limits, limited, 1, 1)
-        assert refused.value.reason == "unavailable"
-        assert (refused.value.retry_after or 0) > 1
-
-    spend(store(), work)
-
-
-def test_more_at_once_than_a_day_has_is_rejected() -> None:
-    async def work(limits: KeyLimits) -> None:
-        with pytest.raises(OverLimit, match="4096") as refused:
-            await consult(limits, key(tokens_per_day=20), 4096, 1)
-        assert (refused.value.reason, refused.value.retry_after) == ("rejected", None)
-
-    spend(SqliteLimits(None), work)
+    await consult(limits, limited, 20, 5)
+    for error in (TimeoutError(), RuntimeError("a bug")):
+        with pytest.raises(type(error)):
+            await consult(limits, limited, 15, error)
+    for pause in (0.0, 0.001, 0.01):
+        asking = asyncio.create_task(consult(limits, limited, 15, 0))
+        await asyncio.sleep(pause)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    await asyncio.sleep(0.05)
+    await consult(limits, limited, 15, 15)
+    with pytest.raises(OverLimit, match="tokens") as refused:
+        await consult(limits, limited, 1, 1)
+    assert refused.value.reason == "unavailable"
+    assert (refused.value.retry_after or 0) > 1
 
 
 @pytest.mark.parametrize("error", [TimeoutError, asyncio.CancelledError])
 @pytest.mark.parametrize("rate", [10.0, 0.0], ids=["as ids", "as tokens"])
-def test_work_for_nothing_is_charged(
-    store: Store, clock: Clock, name: str, rate: float, error: type[BaseException]
+async def test_work_for_nothing_is_charged(
+    limits: KeyLimits, clock: Clock, name: str, rate: float, error: type[BaseException]
 ) -> None:
     """Else a key could let an engine write, and give up each time at the last moment."""
     limited = key(name, ids_per_second=rate, tokens_per_day=5000)
 
-    async def work(limits: KeyLimits) -> None:
-        async def gives_up() -> None:
-            async with limits.spending(limited, Unbilled(), 4000) as spent:
-                spent.asked = True
-                raise error
+    async def gives_up() -> None:
+        async with limits.spending(limited, Unbilled(), 4000) as spent:
+            spent.asked = True
+            raise error
 
-        with pytest.raises(error):
-            await gives_up()
-        with pytest.raises(OverLimit, match="ids" if rate else "tokens"):
-            await consult(limits, limited, 1001, 1)
-        if rate:
-            clock.now += 500
-            await consult(limits, limited, 5000, 1)
-        else:
-            await consult(limits, limited, 1000, 1000)
-
-    spend(store(), work)
+    with pytest.raises(error):
+        await gives_up()
+    with pytest.raises(OverLimit, match="ids" if rate else "tokens"):
+        await consult(limits, limited, 1001, 1)
+    if rate:
+        clock.now += 500
+        await consult(limits, limited, 5000, 1)
+    else:
+        await consult(limits, limited, 1000, 1000)
 
 
 def test_prompt_ids_that_were_computed_again_are_charged() -> None:
@@ -529,33 +520,6 @@ def test_where_limits_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "keys.json.limits").stat().st_mode & 0o077 == 0
     asyncio.run(used(str(tmp_path / "elsewhere")))
     assert (tmp_path / "elsewhere").exists()
-
-
-@pytest.mark.parametrize(
-    ("where", "problem"),
-    [
-        ("https://user:s3cret@host", "https://"),
-        ("redis://:s3cret@host:port/zero", "Redis"),
-        ("{}/none/limits", "/none/limits"),
-        ("{}/text", "/text"),
-        ("{}", "{}"),
-    ],
-)
-def test_where_limits_cannot_be_kept(tmp_path: Path, where: str, problem: str) -> None:
-    (tmp_path / "text").write_text("hello" * 500)
-
-    async def used() -> None:
-        limits = limits_at(where.format(tmp_path), tmp_path / "keys.json")
-        try:
-            await limits.open()
-        finally:
-            await limits.close()
-
-    with pytest.raises(UsageError, match=problem.format(tmp_path)) as refused:
-        asyncio.run(used())
-    assert "s3cret" not in str(refused.value)
-    with pytest.raises(UsageError, match="keys"):
-        limits_at(where, None)
 
 
 def test_a_file_that_another_holds_is_down_and_then_up(

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points, version
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from edgewise.errors import EdgewiseError, UsageError
@@ -109,6 +109,34 @@ class _Group(TyperGroup):
             formatter.write_dl(rows)
 
 
+class _Options(TyperCommand):
+    """A command whose help groups its options; `--help-all` shows the rare ones as well."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            record = one.get_help_record(ctx)
+            if "--help" in one.opts:
+                record = ("-h, --help", "Show this; --help-all shows all options.")
+            if record is not None:
+                heading = getattr(one, "rich_help_panel", None) or "Options"
+                if one.param_type_name == "argument":
+                    heading = "Arguments"
+                sections.setdefault(heading, []).append(record)
+        for heading in sorted(sections, key=_place):
+            with formatter.section(heading):
+                formatter.write_dl(sections[heading])
+
+
+_HEADINGS = (
+    *("Arguments", "Options", "Models", "Routing", "Writing", "Privacy", "Money", "Output"),
+)
+
+
+def _place(heading: str) -> int:
+    return _HEADINGS.index(heading) if heading in _HEADINGS else len(_HEADINGS)
+
+
 def _command(name: str, target: Any) -> Any:
     """What Typer makes of a function, or of a `typer.Typer`."""
     holder = typer.Typer(rich_markup_mode=None)
@@ -116,7 +144,7 @@ def _command(name: str, target: Any) -> Any:
     if isinstance(target, typer.Typer):
         holder.add_typer(target, name=name)
     else:
-        holder.command(name)(target)
+        holder.command(name, cls=_Options)(target)
     group = get_command(holder)
     assert isinstance(group, TyperGroup)
     return group.commands[name]
@@ -127,7 +155,7 @@ app = typer.Typer(
     name="edgewise",
     help="A small model on your device; a large one gets a word in edgewise.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help", "--help-all"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -168,7 +196,7 @@ def run() -> int:
     except EdgewiseError as error:
         from edgewise.cli import options
 
-        _complain(options.told(error, _parameters(sys.argv[1:])))
+        _complain(options.sentence_of(error, _parameters(sys.argv[1:])))
         code = 2
     except BrokenPipeError:
         code = _silenced()

@@ -16,13 +16,13 @@ from edgewise.cli.options import (
     COSTS,
     MACHINE,
     MODELS,
+    PRIVACY,
     ROUTING,
     SAMPLING,
-    VIEW,
     SentFile,
     System,
+    sentence_of,
     takes,
-    told,
 )
 from edgewise.errors import ContextOverflow, UsageError
 from edgewise.events import Candidate, Finished, Token
@@ -47,7 +47,7 @@ _ROOM = 4
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
+    *(*MODELS, *PRIVACY, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
     reads=["cloud_key"],
 )
 def chat(
@@ -68,7 +68,7 @@ def chat(
                 if not conversation.take(line):
                     break
             except UsageError as error:
-                render.note(told(error, context.command.params))
+                render.note(sentence_of(error, context.command.params))
 
 
 class Turn(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """The commands' options that stand for settings, and which command honours which setting."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
@@ -10,20 +11,30 @@ from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 import typer
 
 from edgewise import settings
-from edgewise.addresses import is_url, meant
+from edgewise.addresses import is_url, with_scheme
 from edgewise.cli import render
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
 from edgewise.settings import FIELDS, NAMES, Settings, names_in
 
-System = Annotated[str | None, typer.Option(help="System message.")]
+WRITING, OUTPUT, PRIVACY = "Writing", "Output", "Privacy"
+"""Headings of the help that options of a command's own stand under."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+System = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="System message.", rich_help_panel=WRITING)
+]
 
-Stats = Annotated[bool, typer.Option("--stats", help="Say all that was counted.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.", rich_help_panel=OUTPUT)]
+
+Stats = Annotated[
+    bool, typer.Option("--stats", help="Say all that was counted.", rich_help_panel=OUTPUT)
+]
+
 SentFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Write to FILE every message to the cloud, before it leaves."
+        metavar="FILE",
+        help="Write each message to the cloud there first.",
+        rich_help_panel=PRIVACY,
     ),
 ]
 
@@ -49,7 +60,7 @@ Command = Callable[..., None]
 CONNECTING = names_in("connection")
 ONE_VOCABULARY = names_in("models", "connection")
 MODELS = (*ONE_VOCABULARY, *names_in("tokenizer"))
-VIEW = names_in("view")
+PRIVACY = names_in("privacy")
 POLICY = names_in("policy")
 ROUTING = names_in("routing", "policy")
 DRAWS = names_in("draws")
@@ -59,6 +70,18 @@ COSTS = names_in("costs")
 
 SettingsWith = Callable[[Path], Settings]
 """The command's settings with those of one more file."""
+
+ALL = "--help-all"
+"""Shows the options that are rarely needed, too."""
+
+_PANELS = {
+    **dict.fromkeys(("models", "connection", "tokenizer", "machine"), "Models"),
+    **dict.fromkeys(("routing", "policy"), "Routing"),
+    **dict.fromkeys(("sampling", "draws"), "Writing"),
+    "privacy": "Privacy",
+    "costs": "Money",
+}
+"""Where the help shows the settings of a group."""
 
 _CHOSEN, _CHOSEN_WITH, _CONTEXT = "chosen", "chosen_with", "_context"
 
@@ -135,7 +158,7 @@ class Parameter(Protocol):
     opts: list[str]
 
 
-def told(error: EdgewiseError, parameters: Iterable[Parameter]) -> str:
+def sentence_of(error: EdgewiseError, parameters: Iterable[Parameter]) -> str:
     """An error, with the flag or variable of the setting that it is about."""
     return error.sentence(_reached(error, parameters))
 
@@ -162,7 +185,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
                 f"router in {of_file['router']} runs code, which a file may not",
                 hint="name it with --router or EDGEWISE_ROUTER",
             )
-    cloud = meant(chosen.cloud or "")
+    cloud = with_scheme(chosen.cloud or "")
     if is_url(cloud):
         from edgewise.engines.http import require_keyless
 
@@ -190,13 +213,6 @@ def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | Non
     return None if where is None or where in str(error) else where
 
 
-def _default(value: object) -> str:
-    """What holds where nobody sets it; where that is nothing, the help says what then."""
-    if value is None or value is False:
-        return ""
-    return f" Default: {'on' if value is True else value}."
-
-
 def _first(given: object) -> object:
     return given[0] if isinstance(given, list) and given else given
 
@@ -218,9 +234,15 @@ def _option(name: str) -> inspect.Parameter:
     # share, which may be in percent.
     kind = kinds[0] if len(kinds) == 1 and name != "cloud_share" else str
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # bounds are `load`'s
+    extra = meta.extra
+    panel = _PANELS[extra["group"]]
+    option = typer.Option(
+        None,
+        help=meta.description,
+        metavar=extra["metavar"],
+        rich_help_panel=panel,
+        hidden=extra["rare"] and ALL not in sys.argv,
+    )
     return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=typer.Option(None, help=f"{meta.description}{_default(FIELDS[name].default)}"),
-        annotation=kind | None,
+        name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None
     )

@@ -17,9 +17,9 @@ from edgewise.cli.options import (
     COSTS,
     MACHINE,
     MODELS,
+    PRIVACY,
     ROUTING,
     SAMPLING,
-    VIEW,
     takes,
 )
 from edgewise.edge.vocabulary import require_fitting
@@ -37,37 +37,61 @@ _PATIENCE = 3.0
 
 _WAITING = "reading stdin until it ends; with </dev/null the prompt is the argument alone"
 
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT", help="Stop string; may be repeated.", rich_help_panel=options.WRITING
+    ),
+]
+NoTemplate = Annotated[
+    bool,
+    typer.Option(
+        "--no-template", help="Send the prompt as it is.", rich_help_panel=options.WRITING
+    ),
+]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Answer with JSON that this schema allows.",
+        rich_help_panel=options.WRITING,
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write a timeline, for ui.perfetto.dev.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
+
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
+    *(*MODELS, *PRIVACY, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
     reads=["cloud_key"],
 )
 def run(
     chosen: Settings,
     prompt: Annotated[
         str | None,
-        typer.Argument(help="The prompt; a document on stdin joins it. Without, or as -, stdin."),
+        typer.Argument(metavar="[PROMPT]", help="The prompt; a document on stdin joins it."),
     ] = None,
     system: options.System = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Stop string; may be repeated.")
-    ] = None,
-    no_template: Annotated[
-        bool, typer.Option("--no-template", help="Send the prompt as it is.")
-    ] = False,
-    json_schema: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Answer with JSON that the schema in FILE allows."),
-    ] = None,
+    stop: Stop = None,
+    no_template: NoTemplate = False,
+    json_schema: JsonSchema = None,
     json: options.Json = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a trace to FILE, for ui.perfetto.dev."),
-    ] = None,
+    trace: Trace = None,
     sent_file: options.SentFile = None,
     stats: options.Stats = False,
 ) -> None:
-    """Answer PROMPT: the edge model writes, the cloud model writes the critical tokens."""
+    """Answer PROMPT; the cloud model writes the critical tokens.
+
+    \b
+    edgewise run "Why is the sky blue?" --edge smollm2
+    edgewise run "..." --edge small.gguf --cloud http://localhost:8080
+    """
     if no_template and system:
         raise UsageError("--no-template leaves no place for --system; drop one of them.")
     require_text("The system message", system or "")

@@ -17,9 +17,9 @@ from edgewise.cli.options import (
     COSTS,
     MACHINE,
     MODELS,
+    PRIVACY,
     ROUTING,
     SAMPLING,
-    VIEW,
     SentFile,
     SettingsWith,
     takes,
@@ -59,7 +59,7 @@ OPEN_FILES = 64
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
+    *(*MODELS, *PRIVACY, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
     reads=["cloud_key"],
 )
 def serve(

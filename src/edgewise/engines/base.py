@@ -164,10 +164,6 @@ class Engine(ABC):
         """Whether prefix caches can be kept apart."""
         return False
 
-    async def tokenizer_names(self) -> Sequence[str]:
-        """Where its tokenizer may lie, as it says itself; raises a `CloudError`."""
-        return ()
-
     async def advice(self) -> str | None:
         """What is to be changed where several tenants share the engine; None where nothing is.
 

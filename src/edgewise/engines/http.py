@@ -232,15 +232,6 @@ class HttpEngine(Endpoint, Engine):
                 raise
             return Described()
 
-    async def tokenizer_names(self) -> Sequence[str]:
-        served = await served_model(self)
-        said = [served.parent] if served.parent else [served.root, served.id]
-        return [name for name in (*await self.loaded_from(), *said) if name]
-
-    async def loaded_from(self) -> list[str | None]:
-        """Where the engine has its model or tokenizer from, beside what `/v1/models` says."""
-        return []
-
     async def ready(self) -> None:
         await self.get(self.health)
 
@@ -326,13 +317,12 @@ class _Meta(msgspec.Struct, frozen=True):
 class Served(msgspec.Struct, frozen=True):
     """An entry of `/v1/models`: `owned_by` names the engine, `meta` is llama-server's.
 
-    `parent` is the model that an adapter is for, `root` what was loaded.
+    `parent` is the model that an adapter is for.
     """
 
     id: str
     owned_by: str = ""
     parent: str | None = None
-    root: str | None = None
     meta: _Meta | None = None
 
     @property

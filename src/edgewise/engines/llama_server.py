@@ -138,7 +138,6 @@ class _Props(msgspec.Struct):
 
 
 class _Loaded(msgspec.Struct):
-    model_path: str | None = None
     eos_token: str | None = None
 
 
@@ -233,16 +232,10 @@ class LlamaServerEngine(HttpEngine):
         return await self.text_of({"tokens": ids, **self._named()}, client)
 
     async def end_text(self) -> str | None:
-        return (await self._loaded()).eos_token
-
-    async def loaded_from(self) -> list[str | None]:
-        return [(await self._loaded()).model_path]
-
-    async def _loaded(self) -> _Loaded:
         try:
-            return decoded(await self.get(self._props()), _Loaded, self.dialect)
+            return decoded(await self.get(self._props()), _Loaded, self.dialect).eos_token
         except (CloudProtocolError, CloudRejected):
-            return _Loaded()
+            return None
 
     async def _completion(self, body: Mapping[str, Any], client: Client) -> bytes:
         """The reply to `body`, for which nothing of another tenant's is reused."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from typing import Literal
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -115,9 +116,8 @@ class Gateway:
     async def _serve(self, socket: WebSocket) -> None:
         key = self.keys.find(_bearer(socket))
         if key is None or self.draining:
-            self._note_refusal(socket)
-            status = 503 if self.draining else 401
-            await socket.send_denial_response(_refusal(status))
+            refused = self._refused(socket, 503 if self.draining else 401)
+            await socket.send_denial_response(refused)
             return
         connection = Connection(self, socket, key)
         self.connections.add(connection)
@@ -126,11 +126,16 @@ class Gateway:
         finally:
             self.connections.discard(connection)
 
-    def _note_refusal(self, asked: Request | WebSocket) -> None:
-        """Log the reason. The device gets the same reply whatever is wrong with its key."""
+    def _refused(self, asked: Request | WebSocket, status: Literal[401, 503]) -> JSONResponse:
+        """The log has the reason. The reply is the same whatever is wrong with a key."""
         shown = "wrong key" if _bearer(asked) else "missing key"
-        log.info("refused", why="draining" if self.draining else shown, peer=_peer(asked))
+        peer = asked.client.host if asked.client else "?"
+        log.info("refused", why=shown if status == 401 else "draining", peer=peer)
         self.metrics.opens.labels("refused").inc()
+        if status == 503:
+            return JSONResponse({"error": "Going away."}, 503, {"Retry-After": "1"})
+        message = "The key is missing or not accepted."
+        return JSONResponse({"error": message}, 401, {"WWW-Authenticate": "Bearer"})
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "protocol": VERSION})
@@ -146,8 +151,7 @@ class Gateway:
     async def _models(self, request: Request) -> Response:
         """The model that the engines serve."""
         if self.keys.find(_bearer(request)) is None:
-            self._note_refusal(request)
-            return _refusal(401)
+            return self._refused(request, 401)
         fleet = self.fleet
         meta = {"n_vocab": fleet.size, "eos_token": fleet.end or None}
         model = {"id": fleet.model or "unknown", "object": "model", "owned_by": OWNER, "meta": meta}
@@ -157,8 +161,7 @@ class Gateway:
         """The engines' text for ids."""
         key = self.keys.find(_bearer(request))
         if key is None:
-            self._note_refusal(request)
-            return _refusal(401)
+            return self._refused(request, 401)
         return await self._detokenizing.answer(request, key)
 
 
@@ -166,13 +169,3 @@ def _bearer(request: Request | WebSocket) -> str:
     shown = request.headers.get("authorization", "")
     scheme, _, secret = shown.partition(" ")
     return secret.strip() if scheme.lower() == "bearer" else ""
-
-
-def _peer(asked: Request | WebSocket) -> str:
-    return asked.client.host if asked.client else "?"
-
-
-def _refusal(status: int) -> JSONResponse:
-    message = "The key is missing or not accepted." if status == 401 else "Going away."
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Retry-After": "1"}
-    return JSONResponse({"error": message}, status, headers)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from edgewise.completion import Completion
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, CloudUnavailable, EdgewiseError, UsageError
-from edgewise.gateway.fleet import Busy, Fleet
+from edgewise.gateway.fleet import BUSY_SECONDS, Busy, Fleet
 from edgewise.gateway.sessions import Session
 from edgewise.gateway.telemetry import GatewayMetrics, Telemetry, outcome
 from edgewise.keys.keys import ANYBODY, Key
@@ -83,7 +83,7 @@ class KeyedConsults:
         except OverLimit as over:
             return failed(frame, over.reason, str(over), over.retry_after)
         except Busy as busy:
-            return failed(frame, "unavailable", str(busy), busy.retry_after)
+            return failed(frame, "unavailable", str(busy), BUSY_SECONDS)
         except CloudError as error:
             return _engine_failed(frame, error, client)
         except UsageError as error:

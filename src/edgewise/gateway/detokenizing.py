@@ -2,8 +2,8 @@
 
 import asyncio
 import math
+from collections import defaultdict
 from typing import Annotated
-from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.requests import Request
@@ -24,8 +24,6 @@ MAX_BODY = 1 << 19
 SECONDS = 15.0
 """How long the engines may take, the wait for a key's turn included."""
 
-_NOT_FOUND = "The engine does not detokenise."
-
 
 class _Asked(msgspec.Struct):
     tokens: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MOST)]
@@ -36,38 +34,31 @@ class Detokenizing:
 
     def __init__(self, fleet: Fleet, limits: KeyLimits) -> None:
         self._fleet, self._limits = fleet, limits
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def answer(self, request: Request, key: Key) -> Response:
         """The text of the ids that are asked for, or why there is none."""
-        asked = await _read(request)
+        asked, size = await _read(request), self._fleet.size
         if asked is None:
             return _refused(400, f"The body holds at most {MOST} token ids.")
-        turn = self._turns.setdefault(key.name, asyncio.Lock())
-        try:
-            async with asyncio.timeout(SECONDS), turn:
-                return await self._in_turn(asked.tokens, key)
-        except TimeoutError:
-            return _refused(503, "The engine does not detokenise in time.")
-
-    async def _in_turn(self, ids: list[int], key: Key) -> Response:
-        if wait := await self._limits.charge(key, Unbilled()):
-            later = {"Retry-After": str(math.ceil(wait))}
-            return _refused(429, "Too many token ids in too short a time.", later)
-        await self._limits.charge(key, Unbilled(len(ids)))
-        return await self._spelled(ids)
-
-    async def _spelled(self, ids: list[int]) -> Response:
-        size = self._fleet.size
-        if size is not None and max(ids) >= size:
+        if size is not None and max(asked.tokens) >= size:
             return _refused(400, f"The model has ids below {size}.")
         try:
-            text = await self._fleet.detokenize(ids)
+            async with asyncio.timeout(SECONDS), self._turns[key.name]:
+                if wait := await self._limits.charge(key, Unbilled()):
+                    later = {"Retry-After": str(math.ceil(wait))}
+                    return _refused(429, "Too many token ids in too short a time.", later)
+                await self._limits.charge(key, Unbilled(len(asked.tokens)))
+                text = await self._fleet.detokenize(asked.tokens)
+        except TimeoutError:
+            return _refused(503, "The engine does not detokenise in time.")
         except OtherVocabulary as error:
             return _refused(409, str(error))
         except CloudError as error:
             return _refused(503, str(error))
-        return _refused(404, _NOT_FOUND) if text is None else JSONResponse({"content": text})
+        if text is None:
+            return _refused(404, "The engine does not detokenise.")
+        return JSONResponse({"content": text})
 
 
 async def _read(request: Request) -> _Asked | None:

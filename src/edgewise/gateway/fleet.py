@@ -2,10 +2,9 @@
 
 import asyncio
 import hashlib
-import time
 from array import array
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
@@ -32,11 +31,11 @@ HEALTH_SECONDS = 2.0
 PREFILL_SECONDS = 60.0
 """How long warming may take: an engine that lost it would keep a consult's place for ever."""
 
-KEPT_TEXTS = 64
+KEPT_TEXTS = 16
 """Texts that are remembered: those of three vocabularies of 150,000 ids."""
 
-LONGEST_TEXT = 1 << 19
-"""Characters of one that is."""
+BUSY_SECONDS = 0.2
+"""When a consult that found no place may come back."""
 
 LOOK_SECONDS = 10.0
 """How long a look may take."""
@@ -45,11 +44,7 @@ log = structlog.get_logger("edgewise.gateway")
 
 
 class Busy(Exception):
-    """Too many consults wait already; `retry_after` in seconds."""
-
-    def __init__(self, retry_after: float) -> None:
-        super().__init__("Too many consults; try again later.")
-        self.retry_after = retry_after
+    """Too many consults wait already."""
 
 
 class Replica:
@@ -69,7 +64,6 @@ class Replica:
         self._problem: str | None = None
         self._turns = asyncio.Semaphore(concurrency)
         self._concurrency = concurrency
-        self._seconds = 0.05
 
     async def look(self) -> BaseException | None:
         """Check that it is ready and still the engine that was checked. Returns the problem.
@@ -110,15 +104,12 @@ class Replica:
     @asynccontextmanager
     async def turn(self, queue: int) -> AsyncGenerator[None]:
         """A place among the consults at the engine. Raises `Busy` if `queue` wait already."""
-        waiting = self.asked - self._concurrency
-        if waiting >= queue:
-            raise Busy(max(0.05, self._seconds * (waiting + 1) / self._concurrency))
+        if self.asked - self._concurrency >= queue:
+            raise Busy("Too many consults; try again later.")
         self.asked += 1
         try:
             async with self._turns:
-                begun = time.monotonic()
                 yield
-                self._seconds += 0.1 * (time.monotonic() - begun - self._seconds)
         finally:
             self.asked -= 1
 
@@ -194,7 +185,6 @@ class Fleet:
         """
         if not ids:
             raise CloudRejected("A consult needs at least one id before it.")
-
         problem: CloudError | None = None
         for replica in self._ranked(client.session)[:2]:
             try:
@@ -289,8 +279,7 @@ class Texts:
             return None
         if not all(_same(text, texts[0]) for text in texts):
             raise OtherVocabulary("The gateway's engines write the same ids differently.")
-        if len(texts[0]) <= LONGEST_TEXT:
-            self._known[name] = (packed, texts[0])
+        self._known[name] = (packed, texts[0])
         if len(self._known) > KEPT_TEXTS:
             del self._known[next(iter(self._known))]
         for engine, text in zip(engines, texts, strict=True):
@@ -330,10 +319,7 @@ async def _keep_looking(replica: Replica) -> None:
     """As long as the gateway runs. Each replica has its own watch: none waits for another."""
     while True:
         await asyncio.sleep(HEALTH_SECONDS)
-        problem = await replica.look()
-        # A log that cannot be written ends no watch.
-        with suppress(OSError):
-            replica.tell(problem)
+        replica.tell(await replica.look())
 
 
 def _none_ready() -> CloudUnavailable:
