@@ -386,7 +386,7 @@ async def test_no_end_of_one_look_ends_a_watch(problem: BaseException, where: st
 async def test_a_replica_that_stalls_keeps_nobody_from_looking_at_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleets, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(fleets, "CHECK_SECONDS", 3600.0)
 
     class Stalling(PlainEngine):
         stalled = False

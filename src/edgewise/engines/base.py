@@ -8,7 +8,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,6 +16,8 @@ from edgewise.completion import Completion, Sent
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.errors import CloudProtocolError, CloudRejected, VocabularyMismatch
 from edgewise.sampling import Sampling
+
+_T = TypeVar("_T")
 
 TOP = 5
 """Candidates asked for with every token."""
@@ -262,3 +264,15 @@ async def parallel(*work: Awaitable[Any]) -> list[Any]:
 
 def nobody() -> None:
     """Is told of a connection where nobody else is."""
+
+
+def decoded(body: bytes, kind: type[_T], engine: str) -> _T:
+    """A reply as its dialect promises it; raises `CloudProtocolError`."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CloudProtocolError(
+            f"The cloud engine's reply is not {engine}'s ({error})",
+            hint="check the address, and which engine it is said to be",
+            setting="cloud_engine",
+        ) from error

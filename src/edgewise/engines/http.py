@@ -7,14 +7,23 @@ import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from edgewise.completion import MOST_IDS
-from edgewise.engines.base import NOBODY, REQUEST_ID, Client, Described, Engine, nobody, parallel
+from edgewise.engines.base import (
+    NOBODY,
+    REQUEST_ID,
+    Client,
+    Described,
+    Engine,
+    decoded,
+    nobody,
+    parallel,
+)
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -41,8 +50,6 @@ _SAID: dict[type[Exception], str] = {
 }
 
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
-
-_T = TypeVar("_T")
 
 
 class Endpoint:
@@ -291,18 +298,6 @@ def require_keyless(url: str) -> None:
             "A cloud engine's address holds a key",
             hint="put the key into EDGEWISE_CLOUD_KEY instead",
         )
-
-
-def decoded(body: bytes, kind: type[_T], engine: str) -> _T:
-    """A reply as its dialect promises it; raises `CloudProtocolError`."""
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CloudProtocolError(
-            f"The cloud engine's reply is not {engine}'s ({error})",
-            hint="check the address, and which engine it is said to be",
-            setting="cloud_engine",
-        ) from error
 
 
 def _excerpt(body: bytes) -> str:

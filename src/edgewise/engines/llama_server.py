@@ -16,8 +16,8 @@ from urllib.parse import urlencode
 import msgspec
 
 from edgewise.completion import Completion, metered
-from edgewise.engines.base import NOBODY, TOP, Abilities, Client
-from edgewise.engines.http import HttpEngine, decoded
+from edgewise.engines.base import NOBODY, TOP, Abilities, Client, decoded
+from edgewise.engines.http import HttpEngine
 from edgewise.engines.replies import completion_of, llama_sampling
 from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from edgewise.completion import Completion
-from edgewise.engines.base import NOBODY, TOP, Client, Described
-from edgewise.engines.http import HttpEngine, decoded, served_model
+from edgewise.engines.base import NOBODY, TOP, Client, Described, decoded
+from edgewise.engines.http import HttpEngine, served_model
 from edgewise.engines.replies import completion_of, has_ended, sampling_fields
 from edgewise.errors import CloudRejected
 from edgewise.sampling import Sampling
