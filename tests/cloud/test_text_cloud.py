@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, example, given
 
 from edgewise.cloud.bridge.capabilities import Capabilities
-from edgewise.cloud.bridge.reasoning import Reasoning
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.bridge.word_boundary import REPEATED
 from edgewise.cloud.redaction.base import redaction_of
@@ -270,16 +269,6 @@ def test_no_blank_is_lost_or_doubled_wherever_an_answer_is_cut(
     assert all(text.startswith(asked) for asked in engine.asked)
 
 
-def test_what_is_stripped_gets_the_blank_of_the_edges_own_piece() -> None:
-    text = "so it is, and so (it was) said."
-    engine = TextDouble(writing(text), strips=True)
-    answer = answered(
-        engine, text, capabilities=Capabilities(strips=True, trims=True), threshold=0.0
-    )
-    assert answer.text == text
-    assert answer.usage.cloud_tokens > 0
-
-
 class Continuing(TextDouble):
     """Can go on inside of a block of reasoning."""
 
@@ -335,19 +324,6 @@ def test_a_block_of_reasoning_is_the_edges_unless_the_cloud_can_go_on_in_one(
     thoughts = ["<think>\n", "<think>\nso"] if engine.reasons else []
     assert [asked for asked in engine.asked if "<think>" in asked][:2] == thoughts
     assert "It is" in engine.asked
-
-
-def test_what_is_a_block_of_reasoning() -> None:
-    reasoning = Reasoning(Thinking())
-    ids = [*b"Q:", 254, *b"so", 255, *b"It"]
-    assert reasoning.parted(ids[:2], 2) == ("none", [])
-    assert reasoning.parted(ids[:5], 2) == ("open", ids[2:5])
-    # A template may begin it.
-    assert reasoning.parted(ids[:5], 3) == ("open", [*b"so"])
-    assert reasoning.parted(ids, 2) == ("over", [*b"It"])
-    # Nor is it one that an answer is about.
-    about = [*b"Q:", *b"say <think>"]
-    assert reasoning.parted(about, 2) == ("none", about[2:])
 
 
 def test_a_prompt_that_is_no_messages_goes_as_its_text() -> None:
