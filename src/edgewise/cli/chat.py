@@ -123,13 +123,13 @@ class Conversation:
 
     def _since(self, first: int) -> list[Message]:
         """The system message and the turns from `first` on."""
-        found = [Message("system", self._pair.system)] if self._pair.system else []
+        messages = [Message("system", self._pair.system)] if self._pair.system else []
         for turn in self.turns[first:]:
-            found += [
+            messages += [
                 Message("user", turn.question, turn.local),
                 Message("assistant", turn.answer, turn.local),
             ]
-        return found
+        return messages
 
     def _answer(self, question: str) -> None:
         require_text("The question", question)
@@ -187,10 +187,10 @@ class Conversation:
     def _cost(self) -> str:
         """What the conversation cost so far, where that is more than its one answer."""
         billing = self._pair.billing
-        found = billing.conversations()[0] if billing else None
-        if found is None or found.answers < 2:
+        conversation = billing.conversations()[0] if billing else None
+        if conversation is None or conversation.answers < 2:
             return ""
-        return f"; the conversation: {render.costed(found.cost)}"
+        return f"; the conversation: {render.costed(conversation.cost)}"
 
     def _share(self, text: str) -> None:
         try:
@@ -278,8 +278,8 @@ class Conversation:
         piece = self._pair.edge.tokenizer.piece(token).decode("utf-8", "replace")
         return repr(render.printable(piece))
 
-    def _candidates(self, found: tuple[Candidate, ...]) -> str:
-        return ", ".join(f"{self._text(one.id)} {one.logprob:.1f}" for one in found[:_SHOWN])
+    def _candidates(self, candidates: tuple[Candidate, ...]) -> str:
+        return ", ".join(f"{self._text(one.id)} {one.logprob:.1f}" for one in candidates[:_SHOWN])
 
 
 def _lines() -> Iterator[str]:
