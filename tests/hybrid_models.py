@@ -189,28 +189,6 @@ def qwen35(make: Maker) -> Tensors:
             yield from make.delta_net(at)
 
 
-def granitehybrid(make: Maker) -> Tensors:
-    """Granite 4 H: Mamba-2 or attention, and a feed-forward."""
-    make.ssm_keys(2 * make.shape.width)
-    make.mixed_keys()
-    for layer in range(make.shape.layers):
-        at = f"blk.{layer}."
-        yield from make.norms(at, "attn_norm.weight")
-        yield from make.ffn(at)
-        yield from make.attention(at) if make.shape.attends(layer) else make.mamba2(at)
-
-
-def nemotron_h(make: Maker) -> Tensors:
-    """Nemotron-H: a layer is one thing alone."""
-    make.ssm_keys(2 * make.shape.width)
-    make.mixed_keys()
-    make.writer.add_layer_norm_eps(1e-5)
-    for layer in range(make.shape.layers):
-        at = f"blk.{layer}."
-        yield from make.norms(at, "attn_norm.weight")
-        yield from make.attention(at) if make.shape.attends(layer) else make.mamba2(at)
-
-
 def falcon_h1(make: Maker) -> Tensors:
     """Falcon-H1: Mamba-2 and attention side by side in every layer."""
     make.attention_keys(make.shape.kv_heads)
@@ -235,16 +213,6 @@ def lfm2(make: Maker) -> Tensors:
             yield from make.attention(at, normed=True)
         else:
             yield from make.short_convolution(at)
-
-
-def mamba2(make: Maker) -> Tensors:
-    """Recurrent layers alone."""
-    make.writer.add_head_count(0)
-    make.ssm_keys(2 * make.shape.width)
-    for layer in range(make.shape.layers):
-        at = f"blk.{layer}."
-        yield from make.norms(at, "attn_norm.weight")
-        yield from make.mamba2(at)
 
 
 def rwkv7(make: Maker) -> Tensors:
@@ -289,19 +257,14 @@ KINDS: dict[str, Callable[[Maker], Tensors]] = {
     "llama": llama,
     "gemma3": gemma3,
     "qwen35": qwen35,
-    "granitehybrid": granitehybrid,
-    "nemotron_h": nemotron_h,
     "falcon-h1": falcon_h1,
     "lfm2": lfm2,
-    "mamba2": mamba2,
     "rwkv7": rwkv7,
 }
 """By the name that a GGUF has for them (`general.architecture`)."""
 
 HYBRIDS = tuple(kind for kind in KINDS if kind not in ("llama", "gemma3"))
 """Those with recurrent layers."""
-
-_WITHOUT_FFN = ("nemotron_h", "mamba2")
 
 
 def write(
@@ -319,7 +282,7 @@ def write(
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
     writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(0 if kind in _WITHOUT_FFN else shape.ffn)
+    writer.add_feed_forward_length(shape.ffn)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(vocabulary.tokens))
     make = Maker(writer, shape, np.random.default_rng(seed), packed=packed)

@@ -12,7 +12,7 @@ from typing import Literal
 
 import pytest
 
-from edgewise.addresses import checkpoint, meant, resolve
+from edgewise.addresses import checkpoint, resolve, with_scheme
 from edgewise.errors import AddressError
 from tests.hub import Hub, Repository, serving
 
@@ -126,7 +126,7 @@ def test_each_form_names_its_file(hub: Hub, tmp_path: Path) -> None:
     ],
 )
 def test_a_cloud_on_this_device_needs_no_scheme(named: str, url: str) -> None:
-    assert meant(named) == url
+    assert with_scheme(named) == url
 
 
 def test_a_file_comes_before_an_engine_of_its_name(
@@ -134,7 +134,7 @@ def test_a_file_comes_before_an_engine_of_its_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("localhost:8080").touch()
-    assert meant("localhost:8080") == "localhost:8080"
+    assert with_scheme("localhost:8080") == "localhost:8080"
 
 
 @pytest.mark.parametrize(

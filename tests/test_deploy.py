@@ -4,17 +4,13 @@ import fnmatch
 import json
 import os
 import re
-import ssl
 import subprocess
 import sys
-import threading
 import tomllib
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from packaging.requirements import Requirement
 
 from edgewise.gateway.server import DRAIN_SECONDS
@@ -112,18 +108,6 @@ def test_digests_are_looked_up_for_every_image(tmp_path: Path) -> None:
     assert re.search(r"{name: vllm, newName: vllm/vllm-openai, digest: sha256:", component)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "refused", "told"),
-    [([], "vllm*", "no such manifest"), (["GATEWAY=x"], "nothing", "is not NAME_IMAGE=image:tag")],
-)
-def test_without_every_digest_nothing_is_written(
-    tmp_path: Path, arguments: list[str], refused: str, told: str
-) -> None:
-    assert told in digests(tmp_path, *arguments, refused=refused)
-    assert not (tmp_path / "images.env").exists()
-    assert not (tmp_path / "kubernetes" / "images").exists()
-
-
 def locked(name: str) -> dict[str, list[Requirement]]:
     """The pins of a lock file; each has a version, hashes and nothing else."""
     found: dict[str, list[Requirement]] = {}
@@ -190,30 +174,15 @@ def _matches(path: list[str], rule: list[str]) -> bool:
     return bool(path) and fnmatch.fnmatchcase(path[0], rule[0]) and _matches(path[1:], rule[1:])
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "keys.json",
-        "keys.json.partial",
-        "deploy/keys/keys.json",
-        "deploy/keys/usage.sqlite-wal",
-        "deploy/kubernetes/keys.json",
-        "deploy/engine.env",
-        "deploy/serve.env",
-        "deploy/webui.env",
-        "deploy/webui/webui.db",
-        "deploy/edgewise.pem",
-        "deploy/tls.key",
-        ".env",
-        "deploy/models/large.gguf",
-        "small.gguf",
-        "pocket/work/edge.gguf",
-        "router/model.safetensors",
-        "results/cell.json",
-        ".git/config",
-        ".venv/bin/python",
-    ],
-)
+SECRETS = """
+keys.json keys.json.partial deploy/keys/keys.json deploy/keys/usage.sqlite-wal
+deploy/kubernetes/keys.json deploy/engine.env deploy/serve.env deploy/webui.env
+deploy/webui/webui.db deploy/edgewise.pem deploy/tls.key .env deploy/models/large.gguf small.gguf
+pocket/work/edge.gguf router/model.safetensors results/cell.json .git/config .venv/bin/python
+"""
+
+
+@pytest.mark.parametrize("path", SECRETS.split())
 def test_what_may_not_get_into_an_image_does_not(path: str) -> None:
     assert ignored(path)
 
@@ -253,31 +222,6 @@ def test_the_health_check_asks_the_gateway() -> None:
         assert answering(f"{running.url}/nothing") == 1
     assert answering(*here) == 1
     engine.close()
-
-
-class _Well(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *told: object) -> None:
-        """Nothing."""
-
-
-@pytest.mark.parametrize(("host", "code"), [("127.0.0.1", 0), ("localhost", 1)])
-def test_the_health_check_takes_any_certificate_on_loopback_alone(host: str, code: int) -> None:
-    server = HTTPServer(("127.0.0.1", 0), _Well)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("gateway.example").configure_cert(context)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        assert answering(f"https://{host}:{server.server_port}/health") == code
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_waiting_ends_when_an_engine_answers() -> None:

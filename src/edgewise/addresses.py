@@ -90,7 +90,7 @@ def is_url(address: str) -> bool:
     return "://" in address and not address.startswith("hf://") and _pasted(address) is None
 
 
-def meant(address: str) -> str:
+def with_scheme(address: str) -> str:
     """A cloud's address: localhost:8080 is a URL. Elsewhere a key travels, so the user says how."""
     return f"http://{address}" if _HERE.fullmatch(address) and not _file(address) else address
 
@@ -177,19 +177,6 @@ def resolve_tokenizer(address: str) -> Path:
     return resolve(address, "cloud_tokenizer")
 
 
-def tokenizer_folder(repo: str, *, largest: int) -> Path:
-    """The folder of the tokenizer of a repository that others named.
-
-    Only its own files are downloaded, each of at most `largest` bytes: never weights, never code.
-    Raises `AddressError`.
-    """
-    repository = _repository(HubAddress(repo, None, None, None), None)
-    wanted = [name for name in TOKENIZER if name in repository.names]
-    if TOKENIZER[0] not in wanted:
-        raise AddressError(f"{repo!r} has no {TOKENIZER[0]}")
-    return repository.folder(wanted, largest=largest)
-
-
 def engine_at(address: str) -> str:
     """The edge engine for the files at `address`. Raises `AddressError`.
 
@@ -262,8 +249,8 @@ def checkpoint(name: str) -> Path | None:
 
 def models_among(names: Iterable[str]) -> list[str]:
     """The GGUF models, by name: no projector, no importance matrix, of a split model the first."""
-    found = sorted(n for n in names if n.endswith(".gguf") and not _NOT_A_MODEL.search(n))
-    return [name for name in found if (part := _PART.search(name)) is None or int(part[1]) == 1]
+    ggufs = sorted(n for n in names if n.endswith(".gguf") and not _NOT_A_MODEL.search(n))
+    return [name for name in ggufs if (part := _PART.search(name)) is None or int(part[1]) == 1]
 
 
 def parts_of(name: str) -> list[str]:
@@ -362,17 +349,17 @@ def _pasted(address: str) -> str | None:
         return None
     from huggingface_hub.constants import ENDPOINT
 
-    found = _PASTED.fullmatch(address.removeprefix(ENDPOINT))
-    if found is None or not address.startswith(ENDPOINT):
+    parts = _PASTED.fullmatch(address.removeprefix(ENDPOINT))
+    if parts is None or not address.startswith(ENDPOINT):
         return None
-    revision = f"@{found['revision']}" if found["revision"] else ""
-    return f"hf://{found['repo']}{revision}" + (f"/{found['file']}" if found["file"] else "")
+    revision = f"@{parts['revision']}" if parts["revision"] else ""
+    return f"hf://{parts['repo']}{revision}" + (f"/{parts['file']}" if parts["file"] else "")
 
 
 def _unknown(address: str, role: Role) -> AddressError:
     named, problem = short(address), f"There is no file {short(address)!r}"
     hint = "name a path, a hub repository (owner/repo) or 'bundled'"
-    if role == "edge" and is_url(meant(address)):
+    if role == "edge" and is_url(with_scheme(address)):
         problem = f"{named!r} is an engine's address, and the edge model runs in this process"
         if program := _PROGRAMS.get(address.rstrip("/").rpartition(":")[2]):
             hint = f"name the model's file by {program}:NAME"

@@ -11,7 +11,6 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.costs.price import Price
@@ -36,10 +35,8 @@ _NAMES: dict[System, str] = {
 _ASKED = (Message("user", "Count in words from one to twenty, separated by spaces."),)
 _BEGUN = "one two three four"
 _STEPS, _FEW, _MORE = 8, 1, 9
+# Tokens more in the longer reply, or the difference is all noise.
 _ENOUGH = 4
-"""Tokens more in the longer reply, or the difference is all noise."""
-
-_HALVINGS = 40
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +108,10 @@ def advise(
 
     `local`: the cloud model runs on this device. `place` says of what the speeds are.
     """
-    speeds: dict[System, float] = {"edge": at.step, "routing": routing or speculating(at)}
+    speeds: dict[System, float] = {
+        "edge": at.step,
+        "routing": routing or at.step + at.asked * excess(at),
+    }
     if (streaming := cloud_alone(at)) is not None:
         speeds["streaming"] = streaming
     order = sorted(speeds, key=lambda system: speeds[system])
@@ -237,35 +237,14 @@ def cloud_alone(at: MeasuredConditions) -> float | None:
     return (at.trip + (ANSWER - 1) * at.cloud_token) / ANSWER
 
 
-def speculating(at: MeasuredConditions) -> float:
-    """Seconds a token of a pair that speculates: a step, and `excess` for each consult."""
-    return at.step + at.asked * excess(at)
-
-
 def excess(at: MeasuredConditions) -> float:
     """Seconds that a consult adds while the edge speculates.
 
     A completion that differs is waited for in full: d (RTT + c). An accepted one is waited for only
-    where the drafts end before it arrives: behind `speculate` of them, or at the end of the answer,
-    near which consults are as likely as elsewhere; and only if no draft on the way was consulted
-    for, (1 - p) to their number, since that later completion is then the one waited for. A step
-    that has begun is finished: on the average d (1 - d) / 2 steps are lost. Never more than waiting
-    costs.
+    once the drafts end; the first draft is the token asked for, whose step is done.
     """
-    d, trip = at.changed, at.trip
-    partial = d * (1 - d) / 2 * at.step
-    return min(trip, d * trip + (1 - d) * _unhidden(at) + partial)
-
-
-def _unhidden(at: MeasuredConditions) -> float:
-    """Of a trip, seconds without anything left to draft: over consults anywhere in the answer."""
-    # The first draft is the token that the consult is about: its step is done.
-    longest = min(max(0, at.speculate - 1), ANSWER - 1)
-
-    def waited(drafts: int) -> float:
-        return (1 - at.asked) ** drafts * max(0.0, at.trip - drafts * at.step)
-
-    return (sum(map(waited, range(longest))) + (ANSWER - longest) * waited(longest)) / ANSWER
+    hidden = min(at.trip, max(0, at.speculate - 1) * at.step)
+    return at.trip - (1 - at.changed) * hidden
 
 
 def break_even(at: MeasuredConditions) -> float | None:
@@ -276,15 +255,8 @@ def break_even(at: MeasuredConditions) -> float | None:
     """
     if (streaming := cloud_alone(at)) is None:
         return None
-    if streaming <= at.step:
-        return 0.0
-    low, high = 0.0, 1.0
-    for _ in range(_HALVINGS):
-        # How much of a consult is hidden depends on how many there are.
-        share = (low + high) / 2
-        slower = speculating(replace(at, asked=share)) > streaming
-        low, high = (low, share) if slower else (share, high)
-    return high if high == 1 else low
+    gain, each = streaming - at.step, excess(at)
+    return 0.0 if gain <= 0 else min(1.0, gain / each) if each else 1.0
 
 
 def bill_over_streaming(at: MeasuredConditions, price: Price) -> float | None:

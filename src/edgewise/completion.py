@@ -138,5 +138,6 @@ def _is_count(value: object, most: int) -> bool:
 
 
 def _is_number(value: object, most: float) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value <= most
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) and value <= most

@@ -10,7 +10,15 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import asdict
 
-from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
+from edgewise.addresses import (
+    bundled,
+    checkpoint,
+    engine_at,
+    is_url,
+    local_folder,
+    resolve,
+    with_scheme,
+)
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
 from edgewise.cloud.bridge.context_filter import ContextFilter, ContextFilterMaker
@@ -68,7 +76,7 @@ def edge_engine(settings: Settings) -> str:
 def cloud_address(settings: Settings) -> str:
     """Where the cloud model is: as set, else the bundled one beside a bundled edge model."""
     if settings.cloud is not None:
-        return meant(settings.cloud)
+        return with_scheme(settings.cloud)
     return "bundled" if settings.edge == "bundled" else "none"
 
 

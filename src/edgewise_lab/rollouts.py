@@ -9,12 +9,13 @@ import msgspec
 
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.completion import Completion
-from edgewise.edge.base import Chunk, EdgeModel, Needs, Sequences, Step
+from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.edge.kv import common_prefix
 from edgewise.errors import ContextOverflow
 from edgewise.events import Candidate
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
+from edgewise_lab.sequences import Chunk, Sequences, sequences_of
 
 
 class Prefix(msgspec.Struct, frozen=True):
@@ -244,7 +245,7 @@ WIDTH = 32
 
 def edge_rollouts(edge: EdgeModel, width: int = WIDTH) -> Rollouts:
     """Many continuations by the edge model, `width` at a time where its engine can do that."""
-    sequences = edge.sequences(width)
+    sequences = sequences_of(edge, width)
     return SequentialRollouts(edge) if sequences is None else BatchedRollouts(edge, sequences)
 
 

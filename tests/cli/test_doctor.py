@@ -96,7 +96,7 @@ def rewinds(edgewise: Edgewise, *arguments: str) -> dict[str, str]:
     """The check of that name."""
     done = edgewise("doctor", "--cloud", "none", "--json", *arguments)
     assert done.code == 0, done.out
-    (found,) = [one for one in json.loads(done.out)["checks"] if one["name"] == "rewinds"]
+    (found,) = [one for one in json.loads(done.out)["checks"] if one["name"] == "rollback"]
     return found
 
 
@@ -131,7 +131,7 @@ def test_how_an_api_that_takes_text_goes_on(edgewise: Edgewise, cached: bool, st
         done = edgewise("doctor", "--cloud", server.url, "--json")
     checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
     assert checks["vocabulary"]["detail"] == (
-        "two, bridged by text between words: text, as Mistral takes it: exact, behind what it "
+        "two, by words of text: text, as Mistral takes it: exact, behind what it "
         "repeats, keeps blanks"
     )
     assert checks["consult"]["status"] == "ok"

@@ -71,7 +71,7 @@ class TestBesideTheBundledCloud:
         build = {"onnx": "onnxruntime-genai on CPU", "transformers": "transformers, float32 on cpu"}
         start = f"{converted.folder.name}, {build[converted.engine]}, "
         assert checks["edge model"]["detail"].startswith(start)
-        assert checks["rewinds"]["detail"].startswith("anywhere: ")
+        assert checks["rollback"]["detail"].startswith("anywhere: ")
         assert checks["vocabulary"]["detail"].startswith("one, proven: ")
         assert "ms warm" in checks["consult"]["detail"]
 

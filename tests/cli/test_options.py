@@ -184,6 +184,6 @@ class Flag:
 )
 def test_an_error_is_told_in_the_commands_words(error: UsageError, said: str) -> None:
     flags = [Flag("ctx", "--ctx"), Flag("figure", "--plot"), Flag("router", "router")]
-    assert options.told(error, flags) == said
+    assert options.sentence_of(error, flags) == said
     fix = options.fix(error, flags)
     assert fix is None if error.hint is None else said.endswith(f"; {fix}.")

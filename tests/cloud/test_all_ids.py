@@ -89,8 +89,7 @@ class TestRealServers:
             ]
             with pytest.raises(VocabularyMismatch, match=r"writes '<tool_response>' .*id 269"):
                 told(url, older.tokenizer)
-            # The server names its file, which lies here: its own ids, between words.
-            reached = connect(url, older.tokenizer)
+            reached = connect(url, older.tokenizer, own=later.tokenizer)
             how = reached.proof
             reached.close()
             assert reached.boundaries is not None

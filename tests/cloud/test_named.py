@@ -118,12 +118,6 @@ def test_an_unknown_name_is_one_sentence_wherever_the_cloud_is(cloud: str) -> No
     assert refused.value.setting == "cloud_engine"
 
 
-def test_one_that_cannot_be_loaded_is_a_sentence(add: Add) -> None:
-    add(shouting=f"{__name__}:NoSuchCloud")
-    with pytest.raises(UsageError, match="cannot be loaded"):
-        open_engine("shout://somewhere", engine="shouting")
-
-
 def test_a_built_in_name_is_taken(add: Add) -> None:
     add(vllm=f"{__name__}:ShoutingCloud")
     with closing(open_engine("http://127.0.0.1:9", engine="vllm")) as cloud:

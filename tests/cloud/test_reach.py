@@ -5,17 +5,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 import pytest
-from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.bridge.adapter import Bridge
-from edgewise.cloud.bridge.capabilities import Capabilities
+from edgewise.cloud.bridge.capabilities import Capabilities, reuse
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.tokenizer import open_tokenizer
-from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.registry import BY_TEXT
 from edgewise.errors import (
     CloudProtocolError,
@@ -124,7 +122,7 @@ def test_an_unknown_api_is_asked_by_text_as_it_likes(
 @pytest.mark.parametrize("habit", ["restart", "refuse"])
 def test_one_that_goes_on_in_no_dialect_is_one_sentence(habit: Habit) -> None:
     with scripted("chat", habit) as server:
-        with pytest.raises(CloudRejected, match="goes on with no answer") as refused:
+        with pytest.raises(CloudRejected, match="in no dialect") as refused:
             connect(server.url, EDGE)
         why = "begins an answer anew" if habit == "restart" else "does not take the beginning"
         assert why in refused.value.message
@@ -163,7 +161,7 @@ def test_a_tokenizer_is_used_or_refused() -> None:
         with pytest.raises(UsageError, match="no tokenizer is needed"):
             connect(server.url, EDGE, engine="chat", own=own)
         assert server.requests == []
-        with pytest.raises(CloudRejected, match=r"goes on with no answer .*\(completions: "):
+        with pytest.raises(CloudRejected, match=r"in no dialect .*\(completions: "):
             connect(server.url, EDGE, own=own)
 
 
@@ -183,30 +181,19 @@ def test_an_engine_by_ids_stays_one() -> None:
 
 @pytest.mark.deep
 def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "edgewise")
     with ExitStack() as stack:
         url = stack.enter_context(llama_server(OTHER))
         edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1)).tokenizer
-        # It is on this device and says which file it serves.
-        by_ids = connect(url, edge)
-        proof = by_ids.proof
-        stack.enter_context(closing(by_ids))
-        assert isinstance(by_ids, Bridge)
-        assert "which the engine named" in proof
-
-        async def untold(_: object) -> list[str]:
-            return []
-
-        monkeypatch.setattr(LlamaServerEngine, "tokenizer_names", untold)
         cloud = connect(url, edge)
         stack.enter_context(closing(cloud))
         assert isinstance(cloud, TextCloud)
         assert cloud.engine.dialect == "llama-server"
         (told,) = [one.message for one in caplog.records if "by text" in one.message]
         assert "vocabularies differ" in told
-        found = cloud.reuse()
+        found = reuse(cloud, edge, 60.0)
         assert found is not None
         assert found.computed < found.prompt / 2
         own = stack.enter_context(LlamaModel(OTHER, threads=1)).tokenizer
@@ -225,13 +212,13 @@ def test_what_real_servers_do_shows_with_a_model_that_cannot_count() -> None:
         edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1)).tokenizer
         url = stack.enter_context(llama_server(OTHER))
         for name, capabilities in (
-            ("chat", Capabilities(echoes=True, meter=True)),
+            ("chat", Capabilities(echoes=True)),
             ("completions", Capabilities()),
         ):
             cloud = connect(url, edge, engine=name, own=own if name == "completions" else None)
             stack.enter_context(closing(cloud))
             assert isinstance(cloud, TextCloud)
-            assert replace(cloud.capabilities, meter=capabilities.meter) == capabilities
+            assert cloud.capabilities == capabilities
         if not HERE:
             pytest.skip("needs llama-cpp-python[server]")
         url = stack.enter_context(llama_cpp_server(OTHER))

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, example, given
 
 from edgewise.cloud.bridge.capabilities import Capabilities
-from edgewise.cloud.bridge.reasoning import Reasoning
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.bridge.word_boundary import REPEATED
 from edgewise.cloud.redaction.base import redaction_of
@@ -169,34 +168,29 @@ def test_the_proof_says_how_it_goes_on() -> None:
     assert engine.closed
 
 
-def test_another_model_is_probed_before_its_words_are_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = TextDouble()
+def test_one_that_was_gone_may_come_back_as_another() -> None:
+    """It is probed before its words are taken."""
+    down: set[int] = set()
+    gone = CloudUnavailable("gone.")
+    engine = TextDouble(fault=lambda number: gone if number in down else None)
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
         cloud.check(EDGE)
-        monkeypatch.setattr("edgewise.cloud.bridge.text.LOOK_SECONDS", -1.0)
-        requests = len(engine.asked)
-        assert wording(ask(cloud, "one")) == " two"
-        assert len(engine.asked) == requests + 1
-        engine.described = Described("another")
-        assert wording(ask(cloud, "one")) == " two"
-        assert len(engine.asked) == requests + 5
+        for described, requests in (Described("double"), 2), (Described("another"), 6):
+            before = len(engine.asked)
+            down.add(before)
+            with pytest.raises(CloudUnavailable, match="gone"):
+                ask(cloud, "one")
+            engine.described, engine.echoes = described, described.model == "another"
+            assert wording(ask(cloud, "one")) == " two"
+            assert len(engine.asked) == before + requests
+        down.add(len(engine.asked))
+        assert cloud.capabilities.echoes
+        with pytest.raises(CloudUnavailable):
+            ask(cloud, "one")
         engine.described, engine.restarts = Described("a third"), True
         for _ in range(2):
             with pytest.raises(CloudRejected, match="begins an answer anew"):
                 ask(cloud, "one")
-
-
-def test_a_fault_is_passed_on_and_the_next_consult_looks_again() -> None:
-    engine = TextDouble(fault=lambda number: CloudUnavailable("gone.") if number == 3 else None)
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        cloud.check(EDGE)
-        with pytest.raises(CloudUnavailable, match="gone"):
-            ask(cloud, "one")
-        engine.described, engine.echoes = Described("another"), True
-        assert wording(ask(cloud, "one")) == " two"
-        assert cloud.capabilities.echoes
 
 
 def answered(
@@ -275,16 +269,6 @@ def test_no_blank_is_lost_or_doubled_wherever_an_answer_is_cut(
     assert all(text.startswith(asked) for asked in engine.asked)
 
 
-def test_what_is_stripped_gets_the_blank_of_the_edges_own_piece() -> None:
-    text = "so it is, and so (it was) said."
-    engine = TextDouble(writing(text), strips=True)
-    answer = answered(
-        engine, text, capabilities=Capabilities(strips=True, trims=True), threshold=0.0
-    )
-    assert answer.text == text
-    assert answer.usage.cloud_tokens > 0
-
-
 class Continuing(TextDouble):
     """Can go on inside of a block of reasoning."""
 
@@ -340,19 +324,6 @@ def test_a_block_of_reasoning_is_the_edges_unless_the_cloud_can_go_on_in_one(
     thoughts = ["<think>\n", "<think>\nso"] if engine.reasons else []
     assert [asked for asked in engine.asked if "<think>" in asked][:2] == thoughts
     assert "It is" in engine.asked
-
-
-def test_what_is_a_block_of_reasoning() -> None:
-    reasoning = Reasoning(Thinking())
-    ids = [*b"Q:", 254, *b"so", 255, *b"It"]
-    assert reasoning.parted(ids[:2], 2) == ("none", [])
-    assert reasoning.parted(ids[:5], 2) == ("open", ids[2:5])
-    # A template may begin it.
-    assert reasoning.parted(ids[:5], 3) == ("open", [*b"so"])
-    assert reasoning.parted(ids, 2) == ("over", [*b"It"])
-    # Nor is it one that an answer is about.
-    about = [*b"Q:", *b"say <think>"]
-    assert reasoning.parted(about, 2) == ("none", about[2:])
 
 
 def test_a_prompt_that_is_no_messages_goes_as_its_text() -> None:

@@ -31,7 +31,6 @@ from tests.doubles.scripted_text import (
     BUSY,
     FILTERED,
     HTML,
-    NO_USAGE,
     PREFILL,
     STREAM,
     TOOL_CALL,
@@ -48,7 +47,6 @@ CHATS = [name for name in BY_TEXT if name not in ("llama-server-text", "completi
 OPENAI = [name for name in CHATS if name != "ollama"]
 FAMILIES = ["llama-server-text", "ollama", "deepseek", "completions"]
 """One of each form of reply."""
-THINKERS = [name for name in BY_TEXT if name != "completions"]
 
 _T = TypeVar("_T")
 
@@ -129,13 +127,6 @@ def test_a_filter_that_an_api_has_no_word_for_is_refused(dialect: str) -> None:
         gone_on(opened(dialect, server.url), sampling=Sampling(temperature=1.0, top_k=5))
     assert found.value.setting == "top_k"
     assert not server.requests or "completions" not in server.requests[-1][0]
-
-
-@pytest.mark.parametrize("dialect", THINKERS)
-def test_thinking_is_switched_off(dialect: str) -> None:
-    with serving(dialect) as server:
-        server.thinks = True
-        assert gone_on(opened(dialect, server.url)).text == " four five"
 
 
 @pytest.mark.parametrize("dialect", OPENAI)
@@ -336,13 +327,6 @@ def test_what_is_no_reply_is_a_fault(
         answered(dialect, fault)
 
 
-@pytest.mark.parametrize("dialect", BY_TEXT)
-def test_without_usage_nothing_is_told(dialect: str) -> None:
-    gone = answered(dialect, NO_USAGE)
-    assert gone.text == " four five"
-    assert (gone.prompt, gone.cached, gone.written) == (None, None, None)
-
-
 def counting(**counts: object) -> Retold:
     return Retold(lambda reply: {**reply, "usage": {**reply["usage"], **counts}})
 
@@ -429,21 +413,6 @@ def test_a_choice_that_is_none_is_a_fault(fault: Retold, kind: type[CloudError])
 def test_the_apis_words_are_told_whatever_form_they_have(said: bytes, told: str) -> None:
     with pytest.raises(CloudRejected, match=told):
         answered("chat", Edited(lambda _: said, status=400))
-
-
-def test_a_request_that_is_given_up_leaves_the_engine_usable() -> None:
-    faults: dict[int, TextMisdeed] = {0: "hang"}
-    with serving("chat", fault=faults.get) as server:
-
-        async def late(engine: TextEngine) -> TextContinuation:
-            given_up = asyncio.create_task(engine.complete(TextRequest(MESSAGES, BEGUN, 2)))
-            while not server.asked:
-                await asyncio.sleep(0.01)
-            given_up.cancel()
-            await asyncio.wait([given_up])
-            return await engine.complete(TextRequest(MESSAGES, BEGUN, 2))
-
-        assert using(opened("chat", server.url), late).text == " four five"
 
 
 # What travels.

@@ -22,13 +22,12 @@ from edgewise.errors import (
     OtherVocabulary,
     VocabularyMismatch,
 )
-from edgewise.events import Consult, Event
-from edgewise.loop.decoder import Decoder, collect
+from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.cloud.dialects import Vllm, said, serving, vllm_routes
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
@@ -134,21 +133,6 @@ def test_an_engine_that_is_down_is_unavailable_and_checked_when_it_is_back(
     engine.start()
     # At once, though the last check was just now.
     assert type(ask(cloud)) is OtherVocabulary
-
-
-def test_a_repeated_check_takes_no_round_trip_of_its_own(at_once: None) -> None:
-    with serving(vllm_routes(), seconds=0.3) as server:
-        cloud = Vllm(server.url)
-        cloud.check(TOKENIZER)
-        server.spans.clear()
-        server.asked.clear()
-        # Four at once need four connections: one of them is new, or was opened by the check.
-        sessions = [cloud.open(Prompt((1,))) for _ in range(8)]
-        for asked in [session.ask([1], 1, Sampling(), 20) for session in sessions]:
-            asked.result()
-        assert server.bodies("/tokenize")
-        assert server.rounds == 1
-        cloud.close()
 
 
 def test_without_a_new_connection_nothing_is_checked(
@@ -264,33 +248,6 @@ def test_a_check_that_ended_before_the_consult_counts_too(at_once: None) -> None
 
 TEXT = "blue sky"
 PROMPT = "sky: "
-
-
-@pytest.mark.parametrize("on_error", ["edge", "raise"])
-def test_an_answer_goes_on_or_ends_with_a_cloud_error(
-    engine: ScriptedEngine, cloud: LlamaServer, at_once: None, on_error: Any
-) -> None:
-    edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
-    policy = Policy(threshold=0.5, speculate=0, on_cloud_error=on_error)
-    decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
-    engine.script = lambda ids: 97
-    events: list[Event] = []
-    raised: CloudError | None = None
-    try:
-        for event in decoder.stream(list(PROMPT.encode()), max_tokens=len(TEXT)):
-            events.append(event)
-            if isinstance(event, Consult) and event.index == 2:
-                restart(engine, mark=1)
-    except CloudError as error:
-        raised = error
-    outcomes = [event.outcome for event in events if isinstance(event, Consult)]
-    assert outcomes[:3] == ["answered"] * 3
-    if on_error == "raise":
-        assert type(raised) is OtherVocabulary
-    else:
-        assert outcomes[3] == "rejected"
-        assert raised is None
-        assert collect(iter(events)).text == "aaa" + TEXT[3:]
 
 
 @pytest.mark.deep

@@ -406,17 +406,6 @@ class TestEdge:
         assert all(tokenizer.special.values())
         assert {tokenizer.piece(token) for token in tokenizer.special} == {b""}
 
-    def test_what_is_optional_is_there_or_refused_in_one_sentence(self, backend: Backend) -> None:
-        model = backend.model()
-        if isinstance(model, LlamaModel):
-            assert model.embeddings().shape == (model.tokenizer.size, model.hidden_size)
-            assert model.parameters > 0
-        else:
-            assert model.parameters is None
-            assert model.sequences(4) is None
-            with pytest.raises(UsageError, match=model.name):
-                model.embeddings()
-
     def test_fingerprints_are_stable(self, backend: Backend) -> None:
         left, right = backend.model(), backend.model()
         assert left.fingerprint() == right.fingerprint()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from edgewise.cloud.local import LocalCloud
-from edgewise.edge.base import Chunk, EdgeAbilities, EdgeModel, Floats, Needs, Sequences, Step
+from edgewise.edge.base import EdgeAbilities, EdgeModel, Floats, Needs, Step
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudUnavailable, ContextOverflow
 from edgewise.testing.scripted_cloud import ScriptedCloud
@@ -25,6 +25,7 @@ from edgewise_lab.rollouts import (
     cloud_rollouts,
     edge_rollouts,
 )
+from edgewise_lab.sequences import Chunk, Sequences, sequences_of
 
 N = 12
 
@@ -75,6 +76,14 @@ class Side(ScriptedEdge):
     def sequences(self, width: int) -> ScriptedSequences:
         self.made.append(ScriptedSequences(self, width))
         return self.made[-1]
+
+
+@pytest.fixture(autouse=True)
+def sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(edge: EdgeModel, width: int) -> Sequences | None:
+        return edge.sequences(width) if isinstance(edge, Side) else sequences_of(edge, width)
+
+    monkeypatch.setattr("edgewise_lab.rollouts.sequences_of", found)
 
 
 class Made(NamedTuple):

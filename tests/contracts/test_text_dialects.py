@@ -186,6 +186,13 @@ def test_it_says_which_model_it_serves(api: Api) -> None:
     assert api.do(api.engine.describe()).model
 
 
+def test_thinking_is_switched_off(api: Api) -> None:
+    if api.scripted is None or api.name == "completions":
+        pytest.skip("no script that thinks")
+    api.scripted.thinks = True
+    assert api.go_on("one two three", 2).text == " four five"
+
+
 def test_an_answer_begins_as_by_ids(api: Api) -> None:
     gone = api.go_on("", LONGEST)
     assert gone.text == api.answer

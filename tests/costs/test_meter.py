@@ -1,6 +1,6 @@
 """A bill is what the provider's meter says, to the token, and the dearest where it says nothing."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud
 from edgewise.cloud.bridge.adapter import Bridge
-from edgewise.cloud.engine import LlamaServer
 from edgewise.completion import Completion, Sent
 from edgewise.costs.meter import AnswerCosts, Billing, CloudTokens, Limits
 from edgewise.costs.price import BilledTokens, price_of
@@ -21,18 +20,16 @@ from edgewise.errors import (
     CloudTimeout,
     CloudUnavailable,
 )
-from edgewise.events import AnswerCost, Consult, Token
+from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair
 from edgewise.prompts import Prompt
-from edgewise.routers.constant import Constant, Random
+from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
-from tests.cloud.dialects import Vllm
 from tests.doubles.billed_cloud import BilledCloud
-from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 
 PRICE = price_of("2,0.5,8")
 FREE = Limits(alone=False)
@@ -261,52 +258,6 @@ def test_a_bridge_sums_what_each_request_is_billed() -> None:
     requests, asked = bridge.requests(1)
     assert len(cloud.asks) <= requests
     assert {n for _, n in cloud.asks} == {asked}
-
-
-@pytest.fixture(params=["llama-server", "vllm"])
-def engine(request: pytest.FixtureRequest) -> Iterator[tuple[ScriptedEngine, CloudModel]]:
-    found = ScriptedEngine(dialect=request.param)
-    cloud = {"llama-server": LlamaServer, "vllm": Vllm}[request.param](found.url)
-    cloud.check(ByteTokenizer())
-    yield found, cloud
-    cloud.close()
-    found.close()
-
-
-def cost_over(cloud: CloudModel, **policy: Any) -> tuple[AnswerCost, list[Consult]]:
-    decoder = Decoder(
-        ScriptedEdge(replying("blue sky today", prompt=bytes(IDS).decode())),
-        router=Random(3),
-        policy=Policy(deadline=30.0, **policy),
-        cloud=cloud,
-        billing=Billing(PRICE, limits=FREE),
-    )
-    with decoder.stream(IDS) as events:
-        told = list(events)
-    cost = told[-1].usage.cost  # type: ignore[union-attr]
-    assert cost is not None
-    return cost, [event for event in told if isinstance(event, Consult)]
-
-
-@pytest.mark.parametrize("misdeed", ["busy", "declined", "error", "reset", "garbage"])
-def test_faults_over_http(engine: tuple[ScriptedEngine, CloudModel], misdeed: Any) -> None:
-    """Only a request that was declined costs nothing: who is busy or broken may have computed."""
-    served, cloud = engine
-    served.fault = lambda number: misdeed
-    cost, consults = cost_over(cloud, max_cloud_tokens=1, threshold=0.0)
-    assert consults[0].outcome != "answered"
-    assert cost.estimated == (misdeed != "declined")
-    assert (cost.paid > 0) == (misdeed != "declined")
-
-
-@pytest.mark.parametrize("meter", [{"cached": -1}, {"cached": 1 << 40}, {"cached": "many"}])
-def test_meters_that_lie(engine: tuple[ScriptedEngine, CloudModel], meter: dict[str, Any]) -> None:
-    served, cloud = engine
-    served.fault = lambda number: Twisted(lambda writing: replace(writing, **meter))
-    cost, consults = cost_over(cloud, threshold=0.0, max_cloud_tokens=1)
-    assert {one.outcome for one in consults} == {"protocol"}
-    assert cost.estimated
-    assert cost.output_tokens == len(consults)
 
 
 @pytest.mark.parametrize("prompt", [-1, 1 << 40, 100 + 65, True, 1.5, "9", float("nan")])

@@ -5,6 +5,7 @@ overlook it. No paid API was ever asked.
 """
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -187,94 +188,68 @@ def _read(body: bytes, kind: Any, status: int = 400) -> Any:
         raise Wrong(status, str(error)) from error
 
 
-def _wish(asked: _Chat, *, goes_on: bool, quiet: bool) -> Wish:
-    """`goes_on` where the last message, the assistant's, is to be gone on with."""
-    messages = [Message(turn.role, turn.content) for turn in asked.messages]
-    answer = messages.pop().content if goes_on else ""
-    return Wish(messages, answer, asked.max_tokens, quiet=quiet, temperature=asked.temperature)
+class Rule(NamedTuple):
+    """How a chat API is told to continue: by a field of its last message, or of the request.
+
+    `field` is None where a trailing message is enough; `must`: a trailing message needs it.
+    `thinks` says whether a request leaves thinking on, `apart` whether it cannot continue then.
+    """
+
+    kind: type[Any]
+    thinks: Callable[[Any], bool]
+    field: str | None = None
+    of_request: bool = False
+    must: bool = False
+    apart: bool = False
+    status: int = 400
+
+    def __call__(self, body: bytes) -> Wish:
+        """What a request asks for. Raises `Wrong`."""
+        asked = _read(body, self.kind, self.status)
+        *earlier, last = asked.messages
+        begun = last.role == "assistant"
+        holder = asked if self.of_request else last
+        goes_on = begun if self.field is None else getattr(holder, self.field)
+        marked = self.field is not None and not self.of_request
+        if marked and any(getattr(turn, self.field or "") for turn in earlier):
+            raise Wrong(400, f"{self.field} is for the last message")
+        if (goes_on and not begun) or (self.must and begun and not goes_on):
+            raise Wrong(400, f"Expected another last role for serving but got {last.role}")
+        if goes_on and getattr(asked, "add_generation_prompt", False):
+            raise Wrong(400, "Cannot set both `continue_final_message` and the other to True.")
+        thinks = self.thinks(asked)
+        if goes_on and thinks and self.apart:
+            raise Wrong(400, "partial mode is not supported when thinking is enabled")
+        messages = [Message(turn.role, turn.content) for turn in asked.messages]
+        answer = messages.pop().content if goes_on else ""
+        return Wish(messages, answer, asked.max_tokens, not thinks, asked.temperature)
 
 
-def _is_begun(asked: _Chat) -> bool:
-    return bool(asked.messages[-1].role == "assistant")
+def _by_template(asked: _Engine) -> bool:
+    return asked.chat_template_kwargs.enable_thinking
 
 
-def vllm(body: bytes) -> Wish:
-    asked: _Vllm = _read(body, _Vllm)
-    if asked.continue_final_message and asked.add_generation_prompt:
-        raise Wrong(
-            400, "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
-        )
-    return _engine(asked)
+def _by_type(asked: _DeepSeek | _Moonshot) -> bool:
+    return asked.thinking.type == "enabled"
 
 
-def sglang(body: bytes) -> Wish:
-    return _engine(_read(body, _Engine))
+def _by_effort(asked: _Mistral | _Trailing) -> bool:
+    return asked.reasoning_effort != "none"
 
 
-def _engine(asked: _Engine) -> Wish:
-    if asked.continue_final_message and not _is_begun(asked):
-        raise Wrong(400, "continue_final_message needs a last message of the assistant's")
-    quiet = not asked.chat_template_kwargs.enable_thinking
-    return _wish(asked, goes_on=asked.continue_final_message, quiet=quiet)
+def _by_switch(asked: _Qwen) -> bool:
+    return asked.enable_thinking
 
 
-def _prefixed(asked: _DeepSeek | _Mistral, *, quiet: bool) -> Wish:
-    for turn in asked.messages[:-1]:
-        if turn.prefix:
-            raise Wrong(400, "prefix is for the last message")
-    last = asked.messages[-1]
-    if last.prefix != (last.role == "assistant"):
-        raise Wrong(
-            400,
-            "Expected last role User or Tool (or Assistant with prefix True) for serving but got "
-            f"{last.role}",
-        )
-    return _wish(asked, goes_on=last.prefix, quiet=quiet)
-
-
-def deepseek(body: bytes) -> Wish:
-    asked: _DeepSeek = _read(body, _DeepSeek)
-    return _prefixed(asked, quiet=asked.thinking.type == "disabled")
-
-
-def mistral(body: bytes) -> Wish:
-    asked: _Mistral = _read(body, _Mistral, 422)
-    return _prefixed(asked, quiet=asked.reasoning_effort == "none")
-
-
-def _partial(asked: _Qwen | _Moonshot, *, quiet: bool) -> Wish:
-    last = asked.messages[-1]
-    if last.partial and last.role != "assistant":
-        raise Wrong(400, "partial is for an assistant message")
-    if last.partial and not quiet:
-        raise Wrong(400, "partial mode is not supported when thinking is enabled")
-    return _wish(asked, goes_on=last.partial, quiet=quiet)
-
-
-def qwen(body: bytes) -> Wish:
-    asked: _Qwen = _read(body, _Qwen)
-    return _partial(asked, quiet=not asked.enable_thinking)
-
-
-def moonshot(body: bytes) -> Wish:
-    asked: _Moonshot = _read(body, _Moonshot)
-    return _partial(asked, quiet=asked.thinking.type == "disabled")
-
-
-def lm_studio(body: bytes) -> Wish:
-    return _trailed(_read(body, _LmStudio))
-
-
-def edgewise(body: bytes) -> Wish:
-    return _trailed(_read(body, _Edgewise))
-
-
-def trailing(body: bytes) -> Wish:
-    return _trailed(_read(body, _Trailing))
-
-
-def _trailed(asked: _Trailing) -> Wish:
-    return _wish(asked, goes_on=_is_begun(asked), quiet=asked.reasoning_effort == "none")
+vllm = Rule(_Vllm, _by_template, "continue_final_message", of_request=True)
+sglang = Rule(_Engine, _by_template, "continue_final_message", of_request=True)
+deepseek = Rule(_DeepSeek, _by_type, "prefix", must=True)
+mistral = Rule(_Mistral, _by_effort, "prefix", must=True, status=422)
+qwen = Rule(_Qwen, _by_switch, "partial", apart=True)
+moonshot = Rule(_Moonshot, _by_type, "partial", apart=True)
+lm_studio = Rule(_LmStudio, _by_effort)
+edgewise = Rule(_Edgewise, _by_effort)
+trailing = Rule(_Trailing, _by_effort)
 
 
 def ollama(body: bytes) -> Wish:

@@ -33,7 +33,7 @@ TIE = 2e-2
 FLAT = Shape(layers=2)
 """As long a text is read quickly."""
 
-RECURRENT = ("qwen35", "granitehybrid", "lfm2", "rwkv7")
+RECURRENT = ("qwen35", "falcon-h1", "lfm2", "rwkv7")
 HUB = tuple(f"transformers-{kind}" for kind in CONFIGS)
 
 

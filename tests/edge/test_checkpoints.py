@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgewise.edge.base import Chunk, EdgeAbilities, Floats, Needs
+from edgewise.edge.base import EdgeAbilities, Floats, Needs
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp.cache import LlamaSequence, width_for
+from edgewise.edge.llamacpp.cache import LlamaSequence
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.sequence import MOST
 from edgewise.errors import UsageError
@@ -272,30 +272,6 @@ class TestHiddenStates:
             with closing(model.session(MaxProb().needs)) as session:
                 session.open(A)
                 assert 0 <= MaxProb().score(session.step()) <= 1
-
-
-class TestRollouts:
-    def test_neighbouring_prefixes_are_not_read_again(self, qwen: Path, runs: list[int]) -> None:
-        with load(qwen) as model, load(qwen) as other, closing(model.sequences(2)) as sequences:
-            sequences.run([Chunk(0, 0, A[:20], True), Chunk(1, 0, A[5:20], True)])
-            for position in range(20, 24):
-                sequences.run([Chunk(0, position, [position], True)])
-            assert sequences.forget(0, 20) == 20
-            runs.clear()
-            (step,) = sequences.run([Chunk(0, 20, A[20:30], True)])
-            assert runs == [10]
-            assert_near(step.logits, read(other, A[:30])[1])
-            # The same prefix again: its last id has no logits any more.
-            assert sequences.forget(0, 29) == 20
-            (step,) = sequences.run([Chunk(1, 15, [1], True)])
-            assert_near(step.logits, read(other, [*A[5:20], 1])[1])
-
-    @pytest.mark.parametrize(
-        ("state", "width"), [(0, 32), (1 << 10, 32), (20 << 20, 17), (56 << 20, 6), (1 << 40, 1)]
-    )
-    def test_how_many_fit_in_memory(self, state: int, width: int) -> None:
-        """With two checkpoints each, in a gibibyte."""
-        assert width_for(32, 512, state) == width
 
 
 def test_windows_are_cut_far_back_and_near(hybrid_paths: HybridPaths, runs: list[int]) -> None:

@@ -101,9 +101,7 @@ class TestAnEngineOfAPackage:
     def test_what_it_left_out_has_a_default(self) -> None:
         edge = open_edge(ECHO)
         assert edge.parameters is None
-        assert edge.sequences(8) is None
-        with pytest.raises(UsageError, match="token_embedding"):
-            edge.embeddings()
+        assert edge.build == ""
         rollouts = edge_rollouts(edge)
         (written,) = rollouts.run([Prefix(tuple(b"say: "), 4)])
         assert bytes(written.ids) == b"grey"

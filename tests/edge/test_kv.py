@@ -263,24 +263,6 @@ class TestCheckpoints:
         session.step()
         assert (4, False) not in cells.checkpoints
 
-    def test_the_few_ids_behind_a_mark_are_read_in_one_run(self) -> None:
-        cells = Cells(rewinds="checkpoints")
-        session = over(cells, abilities=CHECKPOINTED)
-        session.open([1] * 14)
-        session.step()
-        session.rewind(12)
-        assert np.array_equal(session.step().logits, SCRIPT([1] * 12))
-        assert cells.runs[2:] == [(12 % MARK, "last")]
-
-    def test_engines_that_go_back_anywhere_hear_of_none(self) -> None:
-        cells = Cells()
-        session = over(cells)
-        session.open([1] * 14)
-        session.checkpoint(5)
-        session.step()
-        assert cells.runs == [(13, "none"), (1, "last")]
-        assert cells.checkpoints == []
-
 
 class TestRuns:
     def test_a_prompt_is_read_in_turns_and_only_its_end_has_outputs(self) -> None:
@@ -297,25 +279,6 @@ class TestRuns:
         assert session.step().hidden[0] == 9
         session.steps([1, 2, 3])
         assert cells.hidden_rows == 4
-
-    def test_none_are_made_where_nobody_reads_them(self) -> None:
-        cells = Cells()
-        session = over(cells, needs=Needs.ENTROPY)
-        session.open([1, 2, 3])
-        session.step()
-        session.steps([4, 5])
-        assert cells.hidden_rows == 0
-
-    def test_one_that_another_session_s_decode_made_stale_is_made_anew(self) -> None:
-        cells = Cells()
-        session = over(cells, needs=Needs.NOTHING)
-        session.open([1, 2, 3])
-        stale = session.step()
-        cells.others += 1
-        again = session.step()
-        assert not stale.fresh
-        assert np.array_equal(again.logits, SCRIPT([1, 2, 3]))
-        assert cells.runs[-1] == (1, "last")
 
     def test_a_batch_has_a_size(self) -> None:
         session = over(Cells(batch=4, turn=4))
@@ -336,14 +299,6 @@ class TestRuns:
             np.array_equal(row, SCRIPT([1, 1, 0, 1, 1, 0, 0][: i + 2]))
             for i, row in enumerate(rows)
         )
-
-    def test_extending_a_session_that_was_not_opened_opens_it(self) -> None:
-        cells = Cells(kept=[5, 6])
-        session = over(cells)
-        session.extend([5, 7])
-        assert np.array_equal(session.step().logits, SCRIPT([5, 7]))
-        assert cells.adopted == [(5, 7)]
-        assert cells.computed == 1
 
 
 class TestLife:

@@ -313,25 +313,6 @@ class TestTokenizers:
         assert bpe.tokenizer.encode("\ud83d")
 
 
-def test_embeddings_are_those_of_the_file(bpe: LlamaModel, bpe_path: Path) -> None:
-    (wanted,) = (
-        np.array(tensor.data, np.float32)
-        for tensor in gguf.GGUFReader(bpe_path).tensors
-        if tensor.name == "token_embd.weight"
-    )
-    assert np.array_equal(bpe.embeddings(), wanted)
-
-
-def test_a_file_without_them_is_refused(tmp_path: Path, bpe_path: Path) -> None:
-    path = tmp_path / "renamed.gguf"
-    path.write_bytes(bpe_path.read_bytes())
-    with load(path) as model:
-        path.write_bytes(bpe_path.read_bytes().replace(b"token_embd.weight", b"token_xxxx.weight"))
-        with pytest.raises(UsageError, match="token_embd") as caught:
-            model.embeddings()
-    assert caught.value.setting == "inputs"
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("call", ["llama_model_load_from_file", "llama_init_from_model"])
 def test_an_interrupt_in_a_callback_is_not_lost(

@@ -16,8 +16,6 @@ import pytest
 from edgewise.edge.base import EdgeModel, EdgeOptions, Floats, Needs
 from edgewise.edge.onnx import OnnxModel, import_genai, open_onnx
 from edgewise.errors import AddressError, ModelError, UsageError
-from edgewise.parts import open_edge
-from edgewise.settings import Settings
 from pocket.convert.__main__ import convert
 from pocket.convert.weights import read
 
@@ -151,35 +149,6 @@ def test_a_library_that_goes_back_wrongly_is_found_out(
         assert_same(session.step().logits, before)
 
 
-def test_the_engine_is_chosen_by_the_folder(onnx_path: Path) -> None:
-    with closing(open_edge(Settings(edge=str(onnx_path), ctx=CONTEXT, threads=1))) as edge:
-        assert isinstance(edge, OnnxModel)
-        assert (edge.name, edge.context) == (onnx_path.name, CONTEXT)
-        assert edge.build == "onnxruntime-genai on CPU"
-
-
-def test_a_run_that_fails_is_read_again_from_the_start(
-    onnx_path: Path, generator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append = generator.append_tokens
-
-    def half(held: Any, ids: Any) -> None:
-        append(held, ids[:1])
-        raise RuntimeError("Failed to allocate memory")
-
-    with opened(onnx_path, slots=2) as model:
-        session = model.session(Needs.LOGITS)
-        session.open(PROMPT)
-        session.step()
-        monkeypatch.setattr(generator, "append_tokens", half)
-        with pytest.raises(ModelError, match="allocate memory") as caught:
-            session.steps([60, 61])
-        assert caught.value.setting == "ctx"
-        monkeypatch.setattr(generator, "append_tokens", append)
-        expected = logits_after(model, [*PROMPT, 60, 61])
-        assert_same(session.step().logits, expected)
-
-
 def section(name: str, value: object) -> Callable[[dict[str, Any]], object]:
     """Set an entry of the config, named by its path."""
 
@@ -264,23 +233,6 @@ def test_whatever_is_damaged_the_process_goes_on(copy: Path) -> None:
     assert not any("\n" in sentence for sentence in told)
 
 
-def test_words_of_the_library_that_are_no_text(copy: Path) -> None:
-    path = copy / GRAPH
-    path.write_bytes(path.read_bytes().replace(b"Gather", b"\xd3ather"))
-    with pytest.raises(ModelError, match="is damaged"):
-        opened(copy)
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [("genai_config.json", "holds no genai_config.json"), ("tokenizer.json", "tokenizer")],
-)
-def test_a_lost_file_is_named(copy: Path, name: str, told: str) -> None:
-    (copy / name).unlink()
-    with pytest.raises(ModelError, match=told):
-        opened(copy)
-
-
 def test_options_that_cannot_be_honoured(onnx_path: Path) -> None:
     with pytest.raises(UsageError, match="as a whole") as caught:
         opened(onnx_path, gpu_layers=7)
@@ -313,3 +265,25 @@ def test_without_the_library_the_install_line_is_told(
     monkeypatch.setitem(sys.modules, "onnxruntime_genai", None)
     with pytest.raises(UsageError, match=r"pip install 'edgewise\[onnx\]'"):
         opened(onnx_path)
+
+
+def test_a_run_that_fails_is_read_again_from_the_start(
+    onnx_path: Path, generator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = generator.append_tokens
+
+    def half(held: Any, ids: Any) -> None:
+        append(held, ids[:1])
+        raise RuntimeError("Failed to allocate memory")
+
+    with opened(onnx_path, slots=2) as model:
+        session = model.session(Needs.LOGITS)
+        session.open(PROMPT)
+        session.step()
+        monkeypatch.setattr(generator, "append_tokens", half)
+        with pytest.raises(ModelError, match="allocate memory") as caught:
+            session.steps([60, 61])
+        assert caught.value.setting == "ctx"
+        monkeypatch.setattr(generator, "append_tokens", append)
+        expected = logits_after(model, [*PROMPT, 60, 61])
+        assert_same(session.step().logits, expected)

@@ -194,18 +194,3 @@ def test_a_user_without_a_home_can_load_a_model(
     load(sound)
     load(sound)
     assert tried() == 2
-
-
-def test_no_temporary_folder_is_needed(
-    sound: Path, tmp_path: Path, tried: Tried, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    damaged = broken(tmp_path / "damaged.gguf", EPSILON, float("nan"))
-
-    def none() -> None:
-        raise FileNotFoundError("No usable temporary directory found")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", none)
-    load(sound)
-    with pytest.raises(ModelError, match="damaged"):
-        load(damaged)
-    assert tried() == 2

@@ -13,7 +13,6 @@ import pytest
 from edgewise.edge.base import EdgeModel, EdgeOptions, Needs
 from edgewise.edge.named import EDGES
 from edgewise.edge.transformers import TransformersModel
-from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
 from edgewise.parts import edge_engine, open_edge
 from edgewise.settings import Settings
@@ -71,11 +70,9 @@ def backend(
 
 
 class TestTransformers(contract.TestEdge):
-    def test_what_is_optional_is_there_or_refused_in_one_sentence(self, backend: Backend) -> None:
+    def test_what_it_says_of_itself(self, backend: Backend) -> None:
         model = backend.model()
-        assert model.embeddings().shape == (model.tokenizer.size, model.hidden_size)
         assert model.parameters is not None
-        assert model.sequences(4) is None
         assert model.build == "transformers, float32 on cpu"
 
 
@@ -89,13 +86,6 @@ def test_hidden_states_are_what_the_head_reads(folders: Folders) -> None:
     head = AutoModelForCausalLM.from_pretrained(folders("llama")).lm_head.weight.detach().numpy()
     for step in steps:
         np.testing.assert_allclose(head @ step.hidden, step.logits, atol=1e-4)
-
-
-def test_two_trainings_are_two_builds(folders: Folders, tmp_path: Path) -> None:
-    other = write_hub_model(tmp_path / "other", CONFIGS["llama"](), seed=1)
-    with load(folders("llama")) as one, load(other) as two:
-        assert one.fingerprint() != two.fingerprint()
-        assert fingerprint(one.tokenizer) == fingerprint(two.tokenizer)
 
 
 class TestByAddress:

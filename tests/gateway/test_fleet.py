@@ -14,6 +14,7 @@ from edgewise.completion import Completion
 from edgewise.engines import vocabulary_check
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.errors import (
+    CloudError,
     CloudProtocolError,
     CloudRejected,
     CloudTimeout,
@@ -58,20 +59,6 @@ async def ask(fleet: Fleet, session: str = "s") -> Completion:
     return await fleet.complete([1, 2], 1, Sampling(), Client(session))
 
 
-async def test_a_replica_that_comes_back_is_used_again() -> None:
-    engine = PlainEngine()
-    async with started([engine]) as fleet:
-        engine.down = GONE
-        await until(lambda: not fleet.up)
-        with pytest.raises(CloudUnavailable):
-            await ask(fleet)
-        engine.down = None
-        await until(lambda: fleet.up)
-        assert (await ask(fleet)).ids == (97,)
-        # It is probed anew: it may be another engine than the one that went.
-        assert engine.probes == 2
-
-
 async def test_one_that_comes_back_with_another_vocabulary_is_not_used() -> None:
     """And does not keep the gateway from looking at the others."""
 
@@ -98,13 +85,26 @@ async def test_one_that_comes_back_with_another_vocabulary_is_not_used() -> None
     ]
 
 
-async def test_two_vocabularies_are_no_fleet() -> None:
-    engines = [PlainEngine("one"), PlainEngine("two")]
-    engines[1].mark = 1
-    with pytest.raises(UsageError, match="another vocabulary") as refused:
+class Silent(PlainEngine):
+    """Does not tell its vocabulary."""
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [("another", "another vocabulary"), ("silent", "nothing proves"), ("gone", "gone")],
+)
+async def test_what_is_no_fleet(second: str, problem: str) -> None:
+    """Two vocabularies, none that is told, no engine that is up."""
+    engines = [PlainEngine("one"), Silent("two") if second == "silent" else PlainEngine("two")]
+    engines[1].mark = int(second == "another")
+    if second == "gone":
+        engines[0].down = engines[1].down = GONE
+    with pytest.raises(CloudUnavailable if second == "gone" else UsageError, match=problem):
         async with started(engines):
             pass
-    assert refused.value.hint == "one gateway serves one model"
     assert all(engine.closed for engine in engines)
 
 
@@ -120,15 +120,6 @@ async def test_a_fleet_starts_with_those_that_are_up() -> None:
     assert [line["engine"] for line in told if line["event"] == "engine not used"] == ["one"]
 
 
-async def test_without_any_engine_there_is_no_fleet() -> None:
-    engine = PlainEngine()
-    engine.down = GONE
-    with pytest.raises(CloudUnavailable, match="gone"):
-        async with started([engine]):
-            pass
-    assert engine.closed
-
-
 async def test_a_consult_moves_on_where_its_replica_is_gone() -> None:
     engines = [PlainEngine(str(number)) for number in range(3)]
     async with started(engines) as fleet:
@@ -141,29 +132,19 @@ async def test_a_consult_moves_on_where_its_replica_is_gone() -> None:
         assert sum(engine.asked for engine in engines if engine is not home) == 1
 
 
-async def test_a_busy_replica_keeps_its_sessions() -> None:
-    """429 of an engine that is well: elsewhere the session's cache would be missing."""
+@pytest.mark.parametrize("error", [CloudUnavailable("busy."), CloudRejected("too long.")])
+async def test_a_consult_stays_at_a_replica_that_is_well(error: CloudError) -> None:
+    """429, or declined: elsewhere the session's cache would be missing."""
 
-    def busy(ids: Sequence[int], n: int) -> Completion:
-        raise CloudUnavailable("busy.")
+    def fails(ids: Sequence[int], n: int) -> Completion:
+        raise error
 
-    engines = [PlainEngine(str(number), busy) for number in range(3)]
+    engines = [PlainEngine(str(number), fails) for number in range(3)]
     async with started(engines) as fleet:
-        with pytest.raises(CloudUnavailable, match="busy"):
+        with pytest.raises(type(error)):
             await ask(fleet)
         assert sum(engine.asked for engine in engines) == 1
         assert fleet.up == 3
-
-
-async def test_what_an_engine_declines_is_asked_nowhere_else() -> None:
-    def declined(ids: Sequence[int], n: int) -> Completion:
-        raise CloudRejected("too long.")
-
-    engines = [PlainEngine(str(number), declined) for number in range(3)]
-    async with started(engines) as fleet:
-        with pytest.raises(CloudRejected):
-            await ask(fleet)
-        assert sum(engine.asked for engine in engines) == 1
 
 
 class Slow(PlainEngine):
@@ -274,30 +255,6 @@ class Stray(BaseException):
     """What no `except Exception` catches."""
 
 
-async def quarantined(fleet: Fleet, told: Any, why: str) -> None:
-    """None is up, and it was said once."""
-    await until(lambda: not fleet.up)
-    looks = fleet.replicas[0].engine.looks  # type: ignore[attr-defined]
-    await until(lambda: fleet.replicas[0].engine.looks > looks + 3)  # type: ignore[attr-defined]
-    lines = [line["why"] for line in told if line["event"] == "engine not used"]
-    assert len(lines) == 1, lines
-    assert why in lines[0]
-
-
-async def test_one_that_was_replaced_and_never_seen_down_is_not_used() -> None:
-    engine = PlainEngine()
-    with capture_logs() as told:
-        async with started([engine]) as fleet:
-            engine.mark = 1
-            await quarantined(fleet, told, "another vocabulary")
-            with pytest.raises(CloudUnavailable, match="engine"):
-                await ask(fleet)
-            assert engine.asked == 0
-            engine.mark = 0
-            await until(lambda: fleet.up)
-            assert (await ask(fleet)).ids == (97,)
-
-
 class Telling(PlainEngine):
     """Says how many ids its vocabulary has."""
 
@@ -308,17 +265,26 @@ class Telling(PlainEngine):
         return Described(self.model, self.size)
 
 
-async def test_the_same_strings_with_another_size_are_another_vocabulary() -> None:
-    """Related models split the fixed strings alike."""
-
+@pytest.mark.parametrize(("what", "other", "own"), [("mark", 1, 0), ("size", 300, 258)])
+async def test_one_that_was_replaced_and_never_seen_down_is_not_used(
+    what: str, other: int, own: int
+) -> None:
+    """Also by a related model, which splits the fixed strings alike: its size differs."""
     engine = Telling()
     with capture_logs() as told:
         async with started([engine]) as fleet:
-            assert fleet.size == 258
-            engine.size = 300
-            await quarantined(fleet, told, "another vocabulary")
-            engine.size = 258
+            setattr(engine, what, other)
+            await until(lambda: not fleet.up)
+            looks = engine.looks
+            await until(lambda: engine.looks > looks + 3)
+            with pytest.raises(CloudUnavailable, match="engine"):
+                await ask(fleet)
+            assert engine.asked == 0
+            setattr(engine, what, own)
             await until(lambda: fleet.up)
+            assert (await ask(fleet)).ids == (97,)
+    (why,) = [line["why"] for line in told if line["event"] == "engine not used"]
+    assert "another vocabulary" in why
 
 
 async def test_one_that_is_being_proven_anew_is_not_proven() -> None:
@@ -344,15 +310,6 @@ async def test_one_that_is_being_proven_anew_is_not_proven() -> None:
         assert fleet.up == 1
 
 
-async def test_another_name_is_proven_anew_and_served() -> None:
-    engine = Telling()
-    async with started([engine]) as fleet:
-        assert (fleet.model, engine.probes) == ("letters", 1)
-        engine.model = "letters, quantised"
-        await until(lambda: fleet.model == "letters, quantised")
-        assert (engine.probes, fleet.up) == (2, 1)
-
-
 async def test_ids_beyond_the_size_that_an_engine_tells_are_no_completion() -> None:
     engine = Telling("telling", lambda ids, n: Completion(ids=(258,), logprobs=(None,)))
     async with started([engine]) as fleet:
@@ -376,16 +333,6 @@ async def test_a_consult_finds_out_before_the_watch_and_moves_on(
         assert (await ask(fleet)).ids == (97,)
         assert fleet.up == 2
         assert sum(engine.asked for engine in engines if engine is not home) == 1
-
-
-async def test_an_engine_that_does_not_tell_its_vocabulary_is_no_fleet() -> None:
-    class Silent(PlainEngine):
-        async def tokenize(self, text: str) -> list[int] | None:
-            return None
-
-    with pytest.raises(UsageError, match="nothing proves"):
-        async with started([Silent()]):
-            pass
 
 
 PROBLEMS = [
@@ -439,7 +386,7 @@ async def test_no_end_of_one_look_ends_a_watch(problem: BaseException, where: st
 async def test_a_replica_that_stalls_keeps_nobody_from_looking_at_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleets, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(fleets, "CHECK_SECONDS", 3600.0)
 
     class Stalling(PlainEngine):
         stalled = False

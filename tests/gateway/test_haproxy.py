@@ -281,33 +281,6 @@ async def opened(
     return link, frame
 
 
-def test_a_gateway_that_drains_gets_no_new_sessions(one: Address, engine: ScriptedEngine) -> None:
-    """Not even where HAProxy has not looked at it again, and it has fewer sessions."""
-    hanging = engine.asked
-    engine.fault = lambda number: "hang" if number == hanging else None
-    ledger = Ledger()
-    ledger.put(0, list(b"sky: "))
-
-    async def talk() -> None:
-        async with aiohttp.ClientSession() as http:
-            one.a.kill()
-            until(lambda: not one.up("a"), "haproxy's notice of the dead gateway")
-            busy, _ = await opened(http, one)
-            await busy.send_bytes(encode(Ask(0, 0, ledger.ids, ledger.check, deadline=60_000)))
-            one.a.start()
-            until(lambda: one.up("a"), "haproxy's notice of the new gateway")
-            links = [await opened(http, one) for _ in range(3)]
-            held = one.a.count("connections")
-            assert held > 1
-            one.b.drain()
-            until(lambda: one.b.count("connections") == 1, "the drain")
-            links += [await opened(http, one) for _ in range(2)]
-            assert one.a.count("connections") == held + 2
-            assert one.b.count("opens_total", outcome="refused") > 0
-
-    asyncio.run(talk())
-
-
 def test_the_address_is_well_while_a_gateway_is_and_shows_devices_only_what_they_need(
     one: Address,
 ) -> None:

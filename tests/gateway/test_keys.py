@@ -248,21 +248,6 @@ def test_what_is_no_file_is_not_read(path: Path, make: Callable[[Path], None]) -
         Keys(path)
 
 
-def test_names_are_there_once(path: Path) -> None:
-    add(path)
-    with pytest.raises(UsageError, match="already"):
-        add(path)
-    with pytest.raises(UsageError, match="phone"):
-        revoke_key(path, "phone")
-    for limits in ({"sessions": -1}, {"asks_per_second": float("nan")}, {"ids": 10**16}):
-        with pytest.raises(UsageError, match="limits"):
-            add(path, "phone", **limits)
-    for name in ("", " ", "a ", "a\nb", "\u202e"):
-        with pytest.raises(UsageError, match="printable"):
-            add(path, name)
-    assert [key.name for key in read_keys(path)] == ["laptop"]
-
-
 def test_without_a_file_everybody_comes_in() -> None:
     assert Keys(None).find("") is ANYBODY
     assert Keys(None).find_named(ANYBODY) is ANYBODY

@@ -332,15 +332,6 @@ async def test_what_was_not_written_is_given_back(limits: KeyLimits, name: str) 
     assert (refused.value.retry_after or 0) > 1
 
 
-def test_more_at_once_than_a_day_has_is_rejected() -> None:
-    async def work(limits: KeyLimits) -> None:
-        with pytest.raises(OverLimit, match="4096") as refused:
-            await consult(limits, key(tokens_per_day=20), 4096, 1)
-        assert (refused.value.reason, refused.value.retry_after) == ("rejected", None)
-
-    spend(SqliteLimits(None), work)
-
-
 @pytest.mark.parametrize("error", [TimeoutError, asyncio.CancelledError])
 @pytest.mark.parametrize("rate", [10.0, 0.0], ids=["as ids", "as tokens"])
 async def test_work_for_nothing_is_charged(
@@ -529,33 +520,6 @@ def test_where_limits_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "keys.json.limits").stat().st_mode & 0o077 == 0
     asyncio.run(used(str(tmp_path / "elsewhere")))
     assert (tmp_path / "elsewhere").exists()
-
-
-@pytest.mark.parametrize(
-    ("where", "problem"),
-    [
-        ("https://user:s3cret@host", "https://"),
-        ("redis://:s3cret@host:port/zero", "Redis"),
-        ("{}/none/limits", "/none/limits"),
-        ("{}/text", "/text"),
-        ("{}", "{}"),
-    ],
-)
-def test_where_limits_cannot_be_kept(tmp_path: Path, where: str, problem: str) -> None:
-    (tmp_path / "text").write_text("hello" * 500)
-
-    async def used() -> None:
-        limits = limits_at(where.format(tmp_path), tmp_path / "keys.json")
-        try:
-            await limits.open()
-        finally:
-            await limits.close()
-
-    with pytest.raises(UsageError, match=problem.format(tmp_path)) as refused:
-        asyncio.run(used())
-    assert "s3cret" not in str(refused.value)
-    with pytest.raises(UsageError, match="keys"):
-        limits_at(where, None)
 
 
 def test_a_file_that_another_holds_is_down_and_then_up(

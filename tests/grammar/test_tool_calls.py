@@ -283,8 +283,3 @@ def test_a_model_without_tools_says_so(template: str | None, said: str) -> None:
 def test_tools_that_are_none_are_refused(wishes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         response_format_from(**wishes)
-
-
-def test_no_choice_is_no_form() -> None:
-    assert response_format_from(tools=[TIME], tool_choice="none") is None
-    assert response_format_from() is None

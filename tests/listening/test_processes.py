@@ -96,13 +96,6 @@ def test_the_bundled_engine_says_nothing_else() -> None:
         assert all(json.loads(line)["event"] for line in process.lines())
 
 
-def test_a_graceful_end_of_serve_is_no_failure() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with server(*SERVE) as process:
-            assert process.end(number) == 0
-            assert len(process.lines()) == 1
-
-
 PATHS = ("/health", "/ready", "/metrics", "/v1/models")
 
 

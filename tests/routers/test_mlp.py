@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from edgewise.edge.base import Floats, Needs, Step
+from edgewise.edge.base import Floats, Step
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
 from edgewise.parts import open_router
@@ -115,12 +115,6 @@ def test_scores_do_not_overflow(tmp_path: Path) -> None:
         tensors["layers.0.bias"] = np.full(1, sign * 1e30, np.float32)
         router = Mlp(CARD, write(tmp_path / "router", tensors))
         assert router.score(step_for(router)) == expected
-
-
-def test_a_router_keeps_what_it_reads(tmp_path: Path) -> None:
-    card = msgspec.structs.replace(CARD, inputs=("hidden",), top_k=0)
-    router = Mlp(card, write(tmp_path / "router", weights(HIDDEN, 1), card))
-    assert (router.needs, router.top) == (Needs.HIDDEN, 0)
 
 
 def changed(name: str, value: Floats | None) -> Tensors:

@@ -2,13 +2,23 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    expect,
+    sync_playwright,
+)
 
 from edgewise.addresses import bundled
+from edgewise.cloud.engine import LlamaServer
 from edgewise.testing.link import Link, Quality
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.llama_server_process import llama_server
 from tests.models import write_with_tools
 from tests.server.page_asking import PATIENCE
@@ -67,20 +77,52 @@ def problems() -> list[str]:
     return []
 
 
-@pytest.fixture
-def page(browser: Browser, linked: tuple[str, Link], problems: list[str]) -> Iterator[Page]:
-    """The page, opened; no test may leave an error in its console."""
+@contextmanager
+def opened(
+    browser: Browser, url: str, problems: list[str], context: BrowserContext | None = None
+) -> Generator[Page]:
+    """The page; no test may leave an error in its console."""
 
     def note(message: ConsoleMessage) -> None:
         if message.type == "error":
             problems.append(message.text)
 
-    context = browser.new_context()
-    opened = context.new_page()
-    opened.on("console", note)
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.goto(linked[0])
-    expect(opened.locator("#status")).to_contain_text("with")
-    yield opened
+    context = context or browser.new_context()
+    page = context.new_page()
+    page.on("console", note)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(url)
+    expect(page.locator("#status")).to_contain_text("with")
+    yield page
     context.close()
     assert problems == []
+
+
+@pytest.fixture
+def page(browser: Browser, linked: tuple[str, Link], problems: list[str]) -> Iterator[Page]:
+    """The page of a pair whose cloud is behind a link."""
+    with opened(browser, linked[0], problems) as found:
+        yield found
+
+
+@pytest.fixture
+def here(browser: Browser, url: str, problems: list[str]) -> Iterator[Page]:
+    """The page of the bundled pair, both models in the server's process."""
+    with opened(browser, url, problems) as found:
+        yield found
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    """An engine that answers from a script."""
+    found = ScriptedEngine()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def cloud(engine: ScriptedEngine) -> Iterator[LlamaServer]:
+    """The cloud model behind it."""
+    found = LlamaServer(engine.url)
+    yield found
+    found.close()

@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import httpx2
-import pytest
 
 from tests.server.serving import serving
 
@@ -13,35 +12,11 @@ def get(url: str, **more: object) -> httpx2.Response:
     return httpx2.get(url, timeout=60, trust_env=False, **more)  # type: ignore[arg-type]
 
 
-def test_models_are_listed_and_found(url: str) -> None:
-    ids = [model["id"] for model in get(f"{url}/v1/models").json()["data"]]
-    assert {"edgewise", "edgewise:edge", "edgewise:cloud"} <= set(ids)
-    for name in (*ids, "edgewise@0.33"):
-        assert get(f"{url}/v1/models/{name}").json()["id"] == name
-    assert get(f"{url}/v1/models/other").status_code == 404
-
-
 def test_health_says_what_runs(url: str) -> None:
     found = get(f"{url}/health").json()
     assert (found["status"], found["edge"]) == ("ok", "edge")
     assert found["cloud"]
     assert found["vocabulary"].startswith("all ids")
-
-
-ANSWERED = "<|user|>Tell me about copper.<|end|><|assistant|>"
-
-
-def test_metrics_count_tokens_by_source(url: str) -> None:
-    ask = {"model": "edgewise:edge", "prompt": ANSWERED, "max_tokens": 3}
-
-    def counted() -> float:
-        lines = get(f"{url}/metrics").text.splitlines()
-        wanted = 'edgewise_tokens_total{model="edgewise",source="edge"} '
-        return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
-
-    before = counted()
-    assert httpx2.post(f"{url}/v1/completions", json=ask, trust_env=False).is_success
-    assert counted() == before + 3
 
 
 def test_documentation_needs_no_other_host(url: str) -> None:
@@ -83,16 +58,6 @@ def test_without_it_no_origin_is(url: str) -> None:
     assert "access-control-allow-origin" not in response.headers
 
 
-def test_without_a_cloud_there_is_none_to_ask_for() -> None:
-    with serving("--threads", "1", "--cloud", "none") as alone:
-        ids = [model["id"] for model in get(f"{alone}/v1/models").json()["data"]]
-        assert "edgewise:cloud" not in ids
-        ask = {"model": "edgewise:cloud", "prompt": "The word"}
-        refused = httpx2.post(f"{alone}/v1/completions", json=ask, trust_env=False)
-        assert refused.status_code == 404
-        assert refused.json()["error"]["code"] == "model_not_found"
-
-
 def test_a_port_that_is_taken_is_told_in_a_sentence(url: str) -> None:
     port = url.rpartition(":")[2]
     command = [sys.executable, "-m", "edgewise", "serve", "--port", port]
@@ -100,19 +65,3 @@ def test_a_port_that_is_taken_is_told_in_a_sentence(url: str) -> None:
     assert done.returncode == 2
     assert f"127.0.0.1:{port}" in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("--temperature", "-1"), "temperature must be"),
-        (("--cloud-share", "2"), "cloud-share"),
-        (("--slots", "0"), "--slots"),
-        (("--edge", "missing.gguf"), "missing.gguf"),
-    ],
-)
-def test_flags_that_are_wrong_are_refused_at_the_start(
-    arguments: tuple[str, ...], told: str
-) -> None:
-    with pytest.raises(RuntimeError, match=told), serving(*arguments):
-        pass

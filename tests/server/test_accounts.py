@@ -1,6 +1,5 @@
 """What the server says has left, and what answers cost: in usage, in lists, in its metrics."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,19 +7,9 @@ import pytest
 from edgewise.cloud.engine import LlamaServer
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
-from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server.in_process import ASK, CHAT, app
 
 SUMMED = ("paid", "alone", "saved", "input_tokens", "cached_tokens", "output_tokens")
-
-
-@pytest.fixture
-def cloud() -> Iterator[LlamaServer]:
-    engine = ScriptedEngine()
-    made = LlamaServer(engine.url)
-    yield made
-    made.close()
-    engine.close()
 
 
 def asked(client: Any, body: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -36,6 +25,10 @@ def sent(client: Any) -> list[dict[str, Any]]:
     return reply.json()["data"]
 
 
+def savings(client: Any) -> list[dict[str, Any]]:
+    return client.get("/v1/savings").json()["data"]
+
+
 def metric(client: Any, name: str) -> float:
     lines = client.get("/metrics").text.splitlines()
     (found,) = [line for line in lines if line.startswith(f"edgewise_cost_{name}{{")]
@@ -45,7 +38,7 @@ def metric(client: Any, name: str) -> float:
 def test_usage_the_lists_and_the_metrics_agree(cloud: LlamaServer) -> None:
     billing = Billing(price_of("2,0.5,8"), limits=Limits(alone=False))
     with app(cloud, billing=billing) as client:
-        assert client.get("/v1/savings").json()["answers"] == 0
+        assert [one["answers"] for one in savings(client)] == [0]
         assert sent(client) == []
         costs: list[dict[str, Any]] = []
         for number, body in enumerate((CHAT, CHAT, ASK)):
@@ -55,21 +48,20 @@ def test_usage_the_lists_and_the_metrics_agree(cloud: LlamaServer) -> None:
             assert len(listed) == number + 1
             assert {name: listed[0][name] for name in usage["sent"]} == usage["sent"]
             assert (usage["sent"]["host"][:10], usage["sent"]["consults"]) == ("127.0.0.1:", 6)
-        reply = client.get("/v1/savings").json()
+        whole, latest, first = savings(client)
         metrics = {name: metric(client, name) for name in ("paid_total", "alone_total", "saved")}
     assert all(cost["paid"] > 0 for cost in costs)
-    assert reply["answers"] == 3
+    assert (whole["conversation"], whole["model"]) == (None, "edgewise")
+    assert [one["answers"] for one in (whole, latest, first)] == [3, 1, 2]
     for name in SUMMED:
-        assert reply["total"][name] == pytest.approx(sum(cost[name] for cost in costs))
-    latest, first = reply["conversations"]
-    assert (latest["answers"], first["answers"]) == (1, 2)
-    assert first["paid"] == pytest.approx(costs[0]["paid"] + costs[1]["paid"])
+        assert whole["cost"][name] == pytest.approx(sum(cost[name] for cost in costs))
+    assert first["cost"]["paid"] == pytest.approx(costs[0]["paid"] + costs[1]["paid"])
     # Under the names that the record of what was sent gives them.
     names = [latest["conversation"], first["conversation"], first["conversation"]]
     assert [one["conversation"] for one in listed] == names
     assert listed[1]["bytes"] > 0
     for name, value in metrics.items():
-        assert value == pytest.approx(reply["total"][name.removesuffix("_total")])
+        assert value == pytest.approx(whole["cost"][name.removesuffix("_total")])
 
 
 def test_the_edge_alone_saves_all_of_it(cloud: LlamaServer) -> None:
@@ -102,9 +94,7 @@ def test_without_a_price_and_a_cloud_there_is_nothing_to_say() -> None:
         assert usage["sent"].pop("host") is None
         assert set(usage["sent"].values()) == {0}
         assert sent(client) == []
-        reply = client.get("/v1/savings").json()
-        assert (reply["answers"], reply["total"], reply["conversations"]) == (0, None, [])
-        assert reply["models"] == [{"model": "edgewise", "answers": 0, "total": None}]
+        assert savings(client) == []
         assert "edgewise_cost" not in client.get("/metrics").text
 
 
@@ -115,6 +105,6 @@ def test_an_answer_cut_short_counts(cloud: LlamaServer) -> None:
         with client.stream("POST", "/v1/chat/completions", json=body) as reply:
             next(reply.iter_lines())
         asked(client, CHAT)
-        found = client.get("/v1/savings").json()
-        assert found["answers"] == 2
-        assert found["total"]["paid"] > 0
+        whole, *_ = savings(client)
+        assert whole["answers"] == 2
+        assert whole["cost"]["paid"] > 0

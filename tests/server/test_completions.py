@@ -1,6 +1,5 @@
 """`/v1/completions`: prompts as text and as token ids."""
 
-import json
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +13,7 @@ from edgewise.edge.scoring import MOST
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from tests.server.in_process import ASK as IN_PROCESS
-from tests.server.in_process import TEXT, app
+from tests.server.in_process import CHAT, TEXT, app, data_of
 
 PATH = "/v1/completions"
 ASK = {"model": "edgewise:edge", "prompt": "The word copper names", "max_tokens": 12}
@@ -42,9 +41,7 @@ def test_text_and_its_ids_are_continued_alike(url: str) -> None:
 
 def test_a_stream_says_the_same(url: str) -> None:
     response = post(url, stream=True, stream_options={"include_usage": True}, logprobs=2)
-    lines = [x for x in response.text.splitlines() if x.startswith("data: ")]
-    assert lines[-1] == "data: [DONE]"
-    found = [json.loads(line[6:]) for line in lines[:-1]]
+    found = data_of(response.text)
     whole = answer(url, logprobs=2)
     texts = [chunk["choices"][0]["text"] for chunk in found if chunk["choices"]]
     assert "".join(texts) == whole["choices"][0]["text"]
@@ -114,8 +111,7 @@ def test_logprobs_of_prompt_and_answer_are_one_list(url: str) -> None:
     ids = [[*range(3, 9)]]
     by_id = answer(url, **asked | {"prompt": ids})["choices"][0]["logprobs"]
     assert len(by_id["tokens"]) == 9
-    lines = post(url, stream=True, **asked).text.splitlines()
-    first = json.loads(next(line for line in lines if line.startswith("data: "))[6:])
+    first = data_of(post(url, stream=True, **asked).text)[0]
     assert first["choices"][0]["text"] == SAID
     many = len(first["choices"][0]["logprobs"]["tokens"])
     assert first["choices"][0]["logprobs"]["token_logprobs"] == told["token_logprobs"][:many]
@@ -171,3 +167,38 @@ def test_ids_of_a_text_and_back(url: str) -> None:
     ):
         refused = httpx2.post(f"{url}/{path}", json=body, timeout=60, trust_env=False)
         assert refused.status_code == 400, refused.text
+
+
+OTHER = "The sea is blue."
+
+
+def test_prompts_ids_come_once_and_only_where_asked_for() -> None:
+    with app(ScriptedCloud(replying(OTHER, prompt="sky: "))) as client:
+        for path, body in (("completions", IN_PROCESS), ("chat/completions", CHAT)):
+            plain = client.post(f"/v1/{path}", json={**body, "stream": True}).text
+            assert "prompt_token_ids" not in plain
+            told = {**body, "edgewise": {"provenance": True}}
+            streamed = client.post(f"/v1/{path}", json={**told, "stream": True}).text
+            whole = client.post(f"/v1/{path}", json=told).json()
+            assert streamed.count('"prompt_token_ids":[115,107,121,58,32]') == 1
+            assert streamed.index("prompt_token_ids") < streamed.index('"token":{"index":0')
+            assert whole["edgewise"]["prompt_token_ids"] == list(b"sky: ")
+
+
+def test_the_threshold_stands_beside_the_score() -> None:
+    told = {**IN_PROCESS, "edgewise": {"provenance": True}}
+
+    def held(client: Any, model: str) -> list[tuple[float | None, float | None]]:
+        reply = client.post("/v1/completions", json={**told, "model": model}).json()
+        return [(one["score"], one["threshold"]) for one in reply["edgewise"]["tokens"]]
+
+    with app(ScriptedCloud(replying(OTHER, prompt="sky: ")), threshold=0.7) as client:
+        assert set(held(client, "edgewise")) == {(1.0, 0.7)}
+        assert {threshold for _, threshold in held(client, "edgewise:edge")} == {None}
+        assert {threshold for _, threshold in held(client, "edgewise@0")} == {None}
+        steered = [threshold for score, threshold in held(client, "edgewise@0.2") if score]
+        alone = held(client, "edgewise:cloud")
+    # The controller moves it from token to token.
+    assert len({round(one or 0, 6) for one in steered}) > 3
+    # Where a consult brings several tokens, those behind the first had no score.
+    assert alone[:2] == [(1.0, 0.0), (None, None)]

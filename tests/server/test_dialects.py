@@ -283,17 +283,17 @@ def test_provenance_and_a_local_conversation_are_asked_for_as_in_a_chat(
     ("fault", "code"),
     [("error", "cloud_unavailable"), ("busy", "cloud_unavailable"), ("declined", "cloud_rejected")],
 )
-def test_a_fault_in_the_middle_is_an_event_of_the_dialect(fault: Misbehaviour, code: str) -> None:
-    engine = ScriptedEngine(fault=lambda asked: fault if asked else None)
-    cloud = LlamaServer(engine.url)
+def test_a_fault_in_the_middle_is_an_event_of_the_dialect(
+    engine: ScriptedEngine, cloud: LlamaServer, fault: Misbehaviour, code: str
+) -> None:
+    begun = engine.asked
+    engine.fault = lambda asked: fault if asked > begun else None
     with app(cloud, on_cloud_error="raise") as client:
         ends = {
             path: client.post(f"/v1/{path}", json=BODIES[path] | {"stream": True}).text
             for path in ("completions", "chat/completions", "responses", "messages")
         }
         whole = client.post("/v1/messages", json=BODIES["messages"])
-    cloud.close()
-    engine.close()
     for path in ("completions", "chat/completions"):
         assert ends[path].strip().endswith("data: [DONE]")
         error = data_of(ends[path])[-1]["error"]

@@ -1,5 +1,6 @@
 """What clients are told when something is wrong: OpenAI's form, the server's own words."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from edgewise.errors import (
 )
 from edgewise.server.errors import REQUEST_FIELDS, refusal_of
 from edgewise.settings import Settings
-from edgewise.testing.scripted_edge import ScriptedEdge
+from edgewise.testing import ScriptedCloud, ScriptedEdge, replying
 from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine
 from tests.gateway.running import gateway
 from tests.server.in_process import ASK, app, data_of
@@ -137,3 +138,19 @@ def test_a_key_is_asked_for_at_the_api_and_at_the_metrics() -> None:
         assert client.get("/health").status_code == 200
         right = {"Authorization": "Bearer sk-1"}
         assert client.get("/v1/models", headers=right).status_code == 200
+
+
+@pytest.mark.parametrize(("failing", "said"), [(10**9, 1), (1, 0)])
+def test_consults_that_all_fail_are_a_warning(
+    failing: int, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = replying("blue", prompt="sky? ")
+    cloud = ScriptedCloud(
+        script, fault=lambda ask: CloudUnavailable("gone.") if ask < failing else None
+    )
+    asked = {"model": "edgewise@1.0", "prompt": "sky? ", "max_tokens": 4}
+    with caplog.at_level(logging.WARNING), app(edge=ScriptedEdge(script), cloud=cloud) as client:
+        for _ in range(2):
+            assert client.post("/v1/completions", json=asked).status_code == 200
+    found = [one for one in caplog.records if one.name == "edgewise.server.answering"]
+    assert len(found) == said

@@ -109,10 +109,8 @@ def test_token_ids_a_second_in_and_out(keys: Path) -> None:
         assert 1 <= int(told.headers["retry-after"]) <= 3
 
 
-def test_cloud_tokens_a_day(keys: Path) -> None:
+def test_cloud_tokens_a_day(keys: Path, cloud: LlamaServer) -> None:
     """Where they are used up in mid-answer the edge writes the rest; it is not held to them."""
-    engine = ScriptedEngine()
-    cloud = LlamaServer(engine.url)
     secret, other = secret_of(keys, "ann", tokens_per_day=8), secret_of(keys, "bob")
     with app(keys, cloud) as client:
         for written in (6, 2):
@@ -124,21 +122,19 @@ def test_cloud_tokens_a_day(keys: Path) -> None:
         assert "of the day" in over(post(client, secret))
         assert post(client, secret, model="edgewise:edge").status_code == 200
         assert post(client, other).json()["usage"]["edgewise"]["cloud_tokens"] == 6
-    cloud.close()
-    engine.close()
 
 
 CHECKS = 2
 """Tokens that a cloud may be asked for when it is checked, by nobody's key."""
 
 
-def test_a_crowd_does_not_get_past_the_days_tokens(keys: Path) -> None:
+def test_a_crowd_does_not_get_past_the_days_tokens(
+    keys: Path, engine: ScriptedEngine, cloud: LlamaServer
+) -> None:
     """Sixteen answers at once, by every endpoint, twice; some streamed, of which some are cut off.
 
     What counts is what the engine was asked for, and not what the server says of it.
     """
-    engine = ScriptedEngine()
-    cloud = LlamaServer(engine.url)
     secret = secret_of(keys, "ann", tokens_per_day=8)
     headers = {"Authorization": f"Bearer {secret}", "anthropic-version": "2023-06-01"}
 
@@ -162,8 +158,6 @@ def test_a_crowd_does_not_get_past_the_days_tokens(keys: Path) -> None:
             assert answered(url, 1) == 429
         assert engine.asked <= 8 + CHECKS
     assert engine.asked > CHECKS
-    cloud.close()
-    engine.close()
 
 
 class Held:
@@ -231,10 +225,8 @@ def test_what_cannot_be_counted_is_not_granted(keys: Path) -> None:
         assert "cannot count" in reply.json()["error"]["message"]
 
 
-def test_no_key_learns_what_another_asked(keys: Path) -> None:
+def test_no_key_learns_what_another_asked(keys: Path, cloud: LlamaServer) -> None:
     """Neither from what was new to the cloud, nor from its cache, nor from the list of all."""
-    engine = ScriptedEngine()
-    cloud = LlamaServer(engine.url)
     ann, bob = secret_of(keys, "ann"), secret_of(keys, "bob")
     with app(keys, cloud) as client:
 
@@ -252,8 +244,6 @@ def test_no_key_learns_what_another_asked(keys: Path) -> None:
         assert asked(ann, edgewise={"cloud": "none"})["cloud_calls"] == 0
         assert asked(ann)["cloud_calls"] == 0
         assert asked(bob)["cloud_calls"] > 0
-    cloud.close()
-    engine.close()
 
 
 def test_serve_takes_a_file_of_keys(keys: Path, edgewise: Edgewise) -> None:

@@ -13,7 +13,7 @@ from edgewise.errors import UsageError
 from edgewise.routers.card import RouterCard
 from edgewise.routers.mlp import TABLE, Mlp
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
-from edgewise_lab.training.fit import Data, Recipe, fit
+from edgewise_lab.training.fit import Data, Recipe, embeddings_of, fit
 from edgewise_lab.training.publish import save_weights
 
 INPUTS: tuple[str, ...] = ("hidden", "top_logprobs", "scalars")
@@ -135,12 +135,12 @@ def test_a_token_without_a_logprob_is_no_evidence() -> None:
 
 def test_embeddings_are_those_of_the_file() -> None:
     with LlamaModel(bundled("edge"), threads=1) as edge:
-        found = edge.embeddings()
+        found = embeddings_of(edge)
         assert found.shape == (edge.tokenizer.size, edge.hidden_size)
         assert np.isfinite(found).all()
         assert found.std() > 0
     with pytest.raises(UsageError, match="token_embedding"):
-        ScriptedEdge(noise()).embeddings()
+        embeddings_of(ScriptedEdge(noise()))
 
 
 def test_a_rare_class_weighs_as_much_as_the_other() -> None:

@@ -196,7 +196,7 @@ def run() -> int:
     except EdgewiseError as error:
         from edgewise.cli import options
 
-        _complain(options.told(error, _parameters(sys.argv[1:])))
+        _complain(options.sentence_of(error, _parameters(sys.argv[1:])))
         code = 2
     except BrokenPipeError:
         code = _silenced()

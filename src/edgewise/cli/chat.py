@@ -17,13 +17,13 @@ from edgewise.cli.options import (
     COSTS,
     MACHINE,
     MODELS,
+    PRIVACY,
     ROUTING,
     SAMPLING,
-    VIEW,
     SentFile,
     System,
+    sentence_of,
     takes,
-    told,
 )
 from edgewise.errors import ContextOverflow, UsageError
 from edgewise.events import Candidate, Finished, Token
@@ -49,7 +49,7 @@ _ROOM = 4
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
+    *(*MODELS, *PRIVACY, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
     reads=["cloud_key"],
 )
 def chat(
@@ -70,7 +70,7 @@ def chat(
                 if not conversation.take(line):
                     break
             except UsageError as error:
-                render.note(told(error, context.command.params))
+                render.note(sentence_of(error, context.command.params))
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -125,13 +125,13 @@ class Conversation:
 
     def _since(self, first: int) -> list[Message]:
         """The system message and the turns from `first` on."""
-        found = [Message("system", self._pair.system)] if self._pair.system else []
+        messages = [Message("system", self._pair.system)] if self._pair.system else []
         for turn in self.turns[first:]:
-            found += [
+            messages += [
                 Message("user", turn.question, turn.local),
                 Message("assistant", turn.answer, turn.local),
             ]
-        return found
+        return messages
 
     def _answer(self, question: str) -> None:
         require_text("The question", question)
@@ -202,10 +202,10 @@ class Conversation:
     def _cost(self) -> str:
         """What the conversation cost so far, where that is more than its one answer."""
         billing = self._pair.billing
-        found = billing.conversations()[0] if billing else None
-        if found is None or found.answers < 2:
+        conversation = billing.conversations()[0] if billing else None
+        if conversation is None or conversation.answers < 2:
             return ""
-        return f"; the conversation: {render.costed(found.cost)}"
+        return f"; the conversation: {render.costed(conversation.cost)}"
 
     def _share(self, text: str) -> None:
         try:
@@ -293,8 +293,8 @@ class Conversation:
         piece = self._pair.edge.tokenizer.piece(token).decode("utf-8", "replace")
         return repr(render.printable(piece))
 
-    def _candidates(self, found: tuple[Candidate, ...]) -> str:
-        return ", ".join(f"{self._text(one.id)} {one.logprob:.1f}" for one in found[:_SHOWN])
+    def _candidates(self, candidates: tuple[Candidate, ...]) -> str:
+        return ", ".join(f"{self._text(one.id)} {one.logprob:.1f}" for one in candidates[:_SHOWN])
 
 
 def _lines() -> Iterator[str]:

@@ -21,7 +21,7 @@ from edgewise.advice import (
     edge_step,
 )
 from edgewise.cli import options, render
-from edgewise.cli.options import COSTS, MODELS, SAMPLING, VIEW, takes
+from edgewise.cli.options import COSTS, MODELS, PRIVACY, SAMPLING, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.capabilities import Reuse, reuse
 from edgewise.cloud.bridge.context_filter import amount_of
@@ -54,7 +54,7 @@ class Check(msgspec.Struct, frozen=True):
 
 # It writes no answer but a few consults'. What limits costs limits those of answers.
 @takes(
-    *(*MODELS, *VIEW, "router", "cloud_share", "price", "threads", "gpu_layers"),
+    *(*MODELS, *PRIVACY, "router", "cloud_share", "price", "threads", "gpu_layers"),
     reads=["cloud_key", "deadline", "speculate", "ctx"],
     unaffected=[
         *("threshold", "max_cloud_tokens", "span", "on_cloud_error"),
@@ -108,11 +108,11 @@ class _Doctor:
         yield self._guarded("edge model", self._open_edge)
         if (edge := self._edge) is not None:
             yield _round_trip(edge)
-            yield _rewinds(edge)
+            yield _rollback(edge)
             yield self._guarded("router", lambda: _router(self._chosen, edge))
             yield self._guarded("cloud model", lambda: self._open_cloud(edge))
         if edge is not None and (cloud := self._cloud) is not None:
-            kind = "one" if cloud.boundaries is None else "two, bridged by text between words"
+            kind = "one" if cloud.boundaries is None else "two, by words of text"
             yield Check("vocabulary", "ok", f"{kind}: {cloud.proof}")
             if cloud.abilities is not None:
                 yield _abilities(cloud.abilities)
@@ -163,8 +163,8 @@ class _Doctor:
         try:
             step, pace = edge_step(model), cloud_pace(cloud, model.tokenizer, deadline)
         except EdgewiseError as error:
-            told = f"none, since a speed could not be measured: {error.message.rstrip('.')}"
-            return Check("advice", "warn", told, options.fix(error, self._parameters))
+            text = f"none, since a speed could not be measured: {error.message.rstrip('.')}"
+            return Check("advice", "warn", text, options.fix(error, self._parameters))
         self.advice = advise(
             _conditions(chosen, step, pace, self._reused),
             price=None if chosen.price is None else price_of(chosen.price),
@@ -176,10 +176,10 @@ class _Doctor:
 
 def _engine() -> Check:
     gpu = "with GPU" if binding.llama_cpp.llama_supports_gpu_offload() else "CPU only"
-    told = f"llama.cpp ({binding.build()}), {gpu}"
+    text = f"llama.cpp ({binding.build()}), {gpu}"
     if binding.package() == binding.PREBUILT:
-        told += f"; {binding.how_to_compile()}, which may read prompts faster"
-    return Check("engine", "ok", told)
+        text += f"; {binding.how_to_compile()}, which may read prompts faster"
+    return Check("engine", "ok", text)
 
 
 def _threads(chosen: Settings) -> Check:
@@ -205,19 +205,19 @@ def _round_trip(model: EdgeModel) -> Check:
     )
 
 
-def _rewinds(model: EdgeModel) -> Check:
+def _rollback(model: EdgeModel) -> Check:
     """How the edge goes back where the cloud says otherwise."""
     how = model.abilities.rewinds
     if how == "no":
         return Check(
-            "rewinds",
+            "rollback",
             "warn",
             "none: going back reads the sequence again, so each consult is waited for",
             "name a GGUF of the model (--edge)",
         )
     if how == "anywhere":
-        return Check("rewinds", "ok", "anywhere: the KV cache is cut, and nothing read again")
-    return Check("rewinds", "ok", "to checkpoints; the ids behind one are read again")
+        return Check("rollback", "ok", "anywhere: the KV cache is cut, and nothing read again")
+    return Check("rollback", "ok", "to checkpoints; the ids behind one are read again")
 
 
 def _router(chosen: Settings, model: EdgeModel) -> Check:
@@ -231,8 +231,8 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
             "the cloud share is held by the controller alone; use a calibrated checkpoint",
         )
     if warning := card.build_warning(model):
-        told, _, fix = warning.rstrip(".").rpartition("; ")
-        return Check("router", "warn", told, fix)
+        text, _, fix = warning.rstrip(".").rpartition("; ")
+        return Check("router", "warn", text, fix)
     if warnings := card.warnings():
         return Check("router", "warn", warnings[0], "edgewise router show names all there is")
     shares = ", ".join(card.thresholds)
@@ -240,11 +240,11 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
 
 
 def _abilities(able: Abilities) -> Check:
-    found = [f"{able.engine}, model {able.model or 'unnamed'}", "token ids in and out"]
-    found.append(f"{able.top} candidates a token" if able.top else "no candidates")
-    found.append("a cache meter" if able.meter else "no cache meter")
-    found.append("caches apart by salt" if able.salt else "no salt")
-    return Check("cloud engine", "ok", "; ".join(found))
+    words = [f"{able.engine}, model {able.model or 'unnamed'}", "token ids in and out"]
+    words.append(f"{able.top} candidates a token" if able.top else "no candidates")
+    words.append("a cache meter" if able.meter else "no cache meter")
+    words.append("caches apart by salt" if able.salt else "no salt")
+    return Check("cloud engine", "ok", "; ".join(words))
 
 
 def _conditions(
@@ -264,22 +264,22 @@ def _conditions(
     )
 
 
-def _reuse(found: Reuse | None) -> Check:
+def _reuse(reused: Reuse | None) -> Check:
     """What of a prompt that was just sent is computed, and billed, again."""
-    if found is None:
+    if reused is None:
         return Check(
             "prompt cache",
             "warn",
             "it does not tell what it had: each consult may be billed as a whole prompt",
             "let consults be few and longer (--span 4), or choose a provider that tells",
         )
-    told = f"of {found.prompt} prompt tokens sent again {found.computed} were computed"
-    if 2 * found.computed <= found.prompt:
-        return Check("prompt cache", "ok", told)
+    text = f"of {reused.prompt} prompt tokens sent again {reused.computed} were computed"
+    if 2 * reused.computed <= reused.prompt:
+        return Check("prompt cache", "ok", text)
     return Check(
         "prompt cache",
         "warn",
-        f"{told}: prompts of this length miss its cache, so each consult costs a whole prompt",
+        f"{text}: prompts of this length miss its cache, so each consult costs a whole prompt",
         "let consults be few and longer (--span 4), or choose a model or provider that caches it",
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from edgewise.addresses import is_url, meant
+from edgewise.addresses import is_url, with_scheme
 from edgewise.cli.keys import Limits, require_keys
 from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PrivateKeyFile, require_extra
 from edgewise.cli.options import everything_but, takes
@@ -136,7 +136,7 @@ def _run(
 
 def _address(engine: str) -> str:
     """A URL as for a cloud: localhost:8080 is one. Raises `UsageError`."""
-    named = meant(engine)
+    named = with_scheme(engine)
     if not is_url(named) and named != "bundled":
         raise UsageError(
             f"{engine!r} is not an engine's address",

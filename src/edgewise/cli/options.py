@@ -11,12 +11,12 @@ from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 import typer
 
 from edgewise import settings
-from edgewise.addresses import is_url, meant
+from edgewise.addresses import is_url, with_scheme
 from edgewise.cli import render
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
 from edgewise.settings import FIELDS, NAMES, Settings, names_in
 
-WRITING, OUTPUT, PRIVACY = "Writing", "Output", "Privacy"
+WRITING, OUTPUT = "Writing", "Output"
 """Headings of the help that options of a command's own stand under."""
 
 System = Annotated[
@@ -34,7 +34,7 @@ SentFile = Annotated[
     typer.Option(
         metavar="FILE",
         help="Write each message to the cloud there first.",
-        rich_help_panel=PRIVACY,
+        rich_help_panel="Privacy",
     ),
 ]
 
@@ -60,7 +60,7 @@ Command = Callable[..., None]
 CONNECTING = names_in("connection")
 ONE_VOCABULARY = names_in("models", "connection")
 MODELS = (*ONE_VOCABULARY, *names_in("tokenizer"))
-VIEW = names_in("view")
+PRIVACY = names_in("privacy")
 POLICY = names_in("policy")
 ROUTING = names_in("routing", "policy")
 DRAWS = names_in("draws")
@@ -78,7 +78,7 @@ _PANELS = {
     **dict.fromkeys(("models", "connection", "tokenizer", "machine"), "Models"),
     **dict.fromkeys(("routing", "policy"), "Routing"),
     **dict.fromkeys(("sampling", "draws"), "Writing"),
-    "view": "Privacy",
+    "privacy": "Privacy",
     "costs": "Money",
 }
 """Where the help shows the settings of a group."""
@@ -158,7 +158,7 @@ class Parameter(Protocol):
     opts: list[str]
 
 
-def told(error: EdgewiseError, parameters: Iterable[Parameter]) -> str:
+def sentence_of(error: EdgewiseError, parameters: Iterable[Parameter]) -> str:
     """An error, with the flag or variable of the setting that it is about."""
     return error.sentence(_reached(error, parameters))
 
@@ -185,7 +185,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
                 f"router in {of_file['router']} runs code, which a file may not",
                 hint="name it with --router or EDGEWISE_ROUTER",
             )
-    cloud = meant(chosen.cloud or "")
+    cloud = with_scheme(chosen.cloud or "")
     if is_url(cloud):
         from edgewise.engines.http import require_keyless
 

@@ -17,9 +17,9 @@ from edgewise.cli.options import (
     COSTS,
     MACHINE,
     MODELS,
+    PRIVACY,
     ROUTING,
     SAMPLING,
-    VIEW,
     takes,
 )
 from edgewise.edge.vocabulary import require_fitting
@@ -68,7 +68,7 @@ Trace = Annotated[
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
+    *(*MODELS, *PRIVACY, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
     reads=["cloud_key"],
 )
 def run(

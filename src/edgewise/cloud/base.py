@@ -1,7 +1,7 @@
 """The contract of a cloud model: sessions that are asked for tokens and answer with futures.
 
-A session is given the whole sequence each time, works out itself what the other side lacks, and
-says what it sent. So a rewind needs no call, and the device's ids are the truth.
+A session gets the whole sequence each time and sends only what the other side lacks. So a rollback
+needs no call.
 """
 
 import logging
@@ -37,26 +37,23 @@ class CloudSession(Protocol):
         deadline: float,
         sent: Sent | None = None,
     ) -> Future[Completion]:
-        """Ask for `n` tokens after `ids`, prompt and answer so far; `sent` is told what travels.
+        """Ask for `n` tokens after `ids`, prompt and answer so far.
 
-        The future fails with a `CloudError`, `CloudTimeout` after `deadline` seconds. Whatever way
-        the consult ends, `sent` counts every message of it that was handed to a connection. Raises
-        `Blocked` where nothing of it may be sent.
+        The future fails with a `CloudError`, `CloudTimeout` after `deadline` seconds. `sent` counts
+        every message that was handed to a connection, also of a consult that fails. Raises
+        `Blocked` if the context filter lets nothing leave.
         """
         ...
 
     def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        """Told of the prompt and then after every token; returns how many new ids it sends on.
+        """Send ids ahead of a consult; returns how many. Called with the prompt, then each token.
 
-        What can be sent ahead of a consult is sent here, less what the other side turns out to
-        hold already; `sent` is told what travels. Best effort, and nothing where it would cost the
-        engine a request of its own.
+        Best effort. A session sends nothing if that would cost the engine a request of its own.
         """
-        ...
+        return 0
 
     def close(self) -> None:
         """Forget the conversation."""
-        ...
 
 
 class CloudModel(Protocol):
@@ -68,59 +65,59 @@ class CloudModel(Protocol):
     """How `check` proved the vocabulary, in words: all ids, or fixed strings alone."""
 
     def open(self, prompt: Prompt) -> CloudSession:
-        """A session about `prompt`; nothing is sent yet."""
+        """A session for an answer to `prompt`; nothing is sent yet."""
         ...
 
     def check(self, tokenizer: Tokenizer) -> str:
-        """Reach the model and prove that it shares `tokenizer`; says how it was proven.
+        """Connect, and check that the model shares `tokenizer`; returns `proof`.
 
         Raises `VocabularyMismatch` or a `CloudError`.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections and threads."""
+        """Close connections and threads."""
         ...
 
     @property
     def local(self) -> EdgeModel | None:
-        """The weights, where they are in this process."""
+        """The model, if it runs in this process."""
         return None
 
     @property
     def here(self) -> bool:
-        """Whether it runs in this process: then one that is slow is not one that is gone."""
+        """Whether it runs in this process: then a slow one is not a lost one."""
         return self.local is not None
 
     @property
     def abilities(self) -> Abilities | None:
-        """What `check` found the engine able to do; None where no engine is asked directly."""
+        """What the engine can do, once checked; None if no engine is asked directly."""
         return None
 
     @property
     def own_tokenizer(self) -> Tokenizer | None:
-        """That of the ids it is sent, where they are not the edge's."""
+        """The tokenizer of the ids it is sent, if they are not the edge's."""
         return None
 
     @property
     def boundaries(self) -> WordBoundaries | None:
-        """Where it may be asked if its vocabulary is another: for words, not tokens; else None."""
+        """The word boundaries where a cloud of another vocabulary may be asked, else None."""
         return None
 
     def local_only(self, prompt: Prompt) -> bool:
-        """Whether a text in the prompt keeps its conversation on the device, as `Prompt.local`."""
+        """Whether a text in the prompt makes its conversation local."""
         return False
 
     def scored(
         self, ids: Sequence[int], *, top: int = 1, start: int = 0
     ) -> Generator[Sequence[Scored], None, None]:
-        """The logprobs of `ids`, in the edge's vocabulary, as `edge.scoring.scored` says them.
+        """The logprobs of `ids` in the edge's vocabulary, as `edge.scoring.scored`.
 
-        Raises `UsageError` where they cannot be had.
+        Raises `UsageError` unless the model runs in this process with the edge's vocabulary.
         """
         raise UsageError(
-            f"The cloud model {self.name!r} tells no logprobs of a prompt: that takes one in this "
-            "process, with the edge's vocabulary",
+            f"The cloud model {self.name!r} returns no logprobs of a prompt: only one in this "
+            "process with the edge's vocabulary does",
             hint="ask the edge for its own",
         )
 
@@ -129,12 +126,12 @@ class CloudModel(Protocol):
         return 1, n
 
     def identity(self) -> str:
-        """Tells this model from any other as far as is known here, once it was checked."""
+        """A name that no other model has, as far as is known here, once it was checked."""
         return self.name
 
 
 def with_end(completion: Completion, n: int, eos_ids: frozenset[int], name: str) -> Completion:
-    """A completion that ended the answer, with the edge's end token where the engine kept its own.
+    """Adds the edge's end token if the engine ended the answer without returning its own.
 
     Raises `CloudProtocolError` for a completion without any token.
     """
@@ -160,10 +157,10 @@ def failed(error: CloudError) -> "Future[Any]":
 
 
 def then(asked: "Future[_A]", read: Callable[[_A], _B]) -> "Future[_B]":
-    """What `read` makes of an outcome, in the thread that brings it; cancelling it cancels both."""
+    """A future of `read(result)`, computed in the thread that sets it; cancelling cancels both."""
     made: Future[_B] = Future()
 
-    def told(done: "Future[_A]") -> None:
+    def finish(done: "Future[_A]") -> None:
         if done.cancelled():
             made.cancel()
         elif made.set_running_or_notify_cancel():
@@ -174,12 +171,12 @@ def then(asked: "Future[_A]", read: Callable[[_A], _B]) -> "Future[_B]":
                 made.set_exception(error)
 
     made.add_done_callback(lambda _: asked.cancel() if made.cancelled() else None)
-    asked.add_done_callback(told)
+    asked.add_done_callback(finish)
     return made
 
 
 def log_failure(done: "Future[None]") -> None:
-    """For calls that nobody waits for: what goes wrong in them is told here."""
+    """A callback for futures that nobody waits for: it logs what went wrong."""
     error = None if done.cancelled() else done.exception()
     if isinstance(error, EdgewiseError):
         _log.info("in the background: %s", error)
@@ -188,9 +185,9 @@ def log_failure(done: "Future[None]") -> None:
 
 
 class WrappedCloud:
-    """Implements `CloudModel` by `cloud`. Who inherits from it writes what is to be different."""
+    """Implements `CloudModel` by `cloud`. A subclass writes what differs."""
 
-    # Not from `CloudModel`: for a member that is missing here its default would answer.
+    # Not a subclass of `CloudModel`: its default would hide a member that is missing here.
 
     def __init__(self, cloud: CloudModel) -> None:
         self.cloud = cloud
@@ -200,9 +197,9 @@ class WrappedCloud:
         return self.cloud.open(prompt)
 
     def check(self, tokenizer: Tokenizer) -> str:
-        told = self.cloud.check(tokenizer)
+        checked = self.cloud.check(tokenizer)
         self.proof = self.cloud.proof
-        return told
+        return checked
 
     def close(self) -> None:
         self.cloud.close()

@@ -1,18 +1,12 @@
 """Connecting to the cloud model behind a URL.
 
 It is asked by ids where its vocabulary is the edge's, or its tokenizer is known here; else by text.
-Where nobody named its tokenizer, the engine may name one. That decides nothing: what lies there
-must give the ids that the engine gives for fixed strings before it is used.
 """
 
 import asyncio
 import inspect
 import logging
-import re
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
@@ -20,7 +14,6 @@ from edgewise.cloud.bridge.context_filter import ContextFilterMaker
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.tokenizer import open_repository_tokenizer, open_tokenizer
 from edgewise.engines.base import Engine
 from edgewise.engines.http import Redirected
 from edgewise.engines.registry import (
@@ -36,14 +29,12 @@ from edgewise.engines.registry import (
 )
 from edgewise.engines.text import TextEngine
 from edgewise.errors import (
-    CloudError,
     CloudProtocolError,
     CloudRejected,
     EdgewiseError,
     UsageError,
     VocabularyMismatch,
 )
-from edgewise.listening.sockets import is_loopback
 
 _TEXT = "-text"
 """Ends the name of a text dialect of an engine by ids."""
@@ -51,13 +42,6 @@ _TEXT = "-text"
 _OF_THE_PROMPT = "completions"
 """The one that needs the model's own tokenizer, for its template."""
 
-ASK_SECONDS = 10.0
-"""How long an engine may take to say where its tokenizer lies."""
-
-# As a hub names repositories; no other address, no place on this disk.
-_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-
-_LONGEST_PATH = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -94,9 +78,9 @@ def connect(
 ) -> CloudModel:
     """The cloud model at `url`, checked for an `edge`; `proof` says how.
 
-    `engine` is a name of `ENGINES`. With "auto" the server says what it is; where its vocabulary is
-    another, and neither `own` nor the engine leads to its tokenizer, it is asked by text. What else
-    is there is asked by text, in each dialect until one continues an answer. Raises a `CloudError`,
+    `own` is the cloud's tokenizer; `engine` is a name of `ENGINES`. With "auto" the server says
+    what it is; where its vocabulary is another and `own` is None, it is asked by text. What else is
+    there is asked by text, in each dialect until one continues an answer. Raises a `CloudError`,
     `VocabularyMismatch` or another `UsageError`.
     """
     at = _Address(url, edge, key, model, own, viewing)
@@ -142,10 +126,12 @@ class _Address(NamedTuple):
         """By an engine of that name, behind a bridge where its tokenizer is here and another."""
         cloud = open_engine(self.url, key=self.key, engine=name, model=self.model)
         try:
-            return linked(cloud, self.edge, self.own, self.viewing)
+            link = bridged(cloud, self.edge, self.own, self.viewing)
+            link.check(self.edge)
         except BaseException:
             cloud.close()
             raise
+        return link
 
     def by_text(self, name: str) -> CloudModel:
         """In that dialect."""
@@ -177,8 +163,8 @@ class _Address(NamedTuple):
         return cloud
 
     def by_any_text(self, unknown: EdgewiseError) -> CloudModel:
-        """In the first dialect that goes on; raises a `CloudRejected` that names those tried."""
-        tried: dict[str, EdgewiseError] = {}
+        """In the first dialect that continues an answer; else raises `CloudRejected`."""
+        faults: dict[str, list[str]] = {}
         # With a tokenizer that is named, the dialect that needs it.
         fitting = [one for one in BY_TEXT if (one == _OF_THE_PROMPT) == (self.own is not None)]
         for name in fitting:
@@ -187,15 +173,21 @@ class _Address(NamedTuple):
             except (CloudRejected, CloudProtocolError) as error:
                 if isinstance(error, Redirected) or error.setting in ("cloud_model", "cloud_key"):
                     raise
-                tried[name] = error
+                faults.setdefault(error.message.rstrip("."), []).append(name)
             else:
                 _log.info("%r is asked by text, as %s", self.url, name)
                 return cloud
-        raise _none_goes_on(self.url, tried) from unknown
+        listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in faults.items())
+        raise CloudRejected(
+            f"{self.url!r} continues a started answer in no dialect that Edgewise knows ({listed})",
+            hint="choose another model or provider, or name the cloud's tokenizer: it is asked by "
+            f"completions then, and {', '.join(BY_IDS)} by ids",
+            setting="cloud_tokenizer",
+        ) from unknown
 
 
 def _with_text(error: VocabularyMismatch, engine: str) -> VocabularyMismatch:
-    """An engine by ids that was named stays one: text is for who names it."""
+    """An engine by ids that was named is not asked by text; the error says how it would be."""
     if engine + _TEXT not in ENGINES or error.setting != "cloud_tokenizer":
         return error
     return VocabularyMismatch(
@@ -203,97 +195,3 @@ def _with_text(error: VocabularyMismatch, engine: str) -> VocabularyMismatch:
         hint=f"{error.hint}, or name the engine {engine + _TEXT!r}, which is asked by text",
         setting=error.setting,
     )
-
-
-def _none_goes_on(url: str, tried: dict[str, EdgewiseError]) -> CloudRejected:
-    """Those that said the same are named together."""
-    said: dict[str, list[str]] = {}
-    for name, error in tried.items():
-        said.setdefault(error.message.rstrip("."), []).append(name)
-    listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in said.items())
-    return CloudRejected(
-        f"{url!r} goes on with no answer that was begun, in none of the dialects that Edgewise "
-        f"knows ({listed})",
-        hint="choose another model or provider, or name the cloud's tokenizer: it is asked by "
-        f"completions then, and {', '.join(BY_IDS)} by ids",
-        setting="cloud_tokenizer",
-    )
-
-
-def linked(
-    cloud: CloudModel,
-    edge: Tokenizer,
-    own: Tokenizer | None = None,
-    viewing: ContextFilterMaker | None = None,
-) -> CloudModel:
-    """`cloud` once it is checked, behind a bridge where its vocabulary is another.
-
-    `own` is its tokenizer; without one an engine is asked where its lies. `viewing` is what it gets
-    to see. Raises as `CloudModel.check`; `cloud` stays open then.
-    """
-    link = bridged(cloud, edge, own, viewing)
-    try:
-        link.check(edge)
-    except VocabularyMismatch as error:
-        if own is not None or not isinstance(cloud, EngineCloud):
-            raise
-        address, found = _found(cloud, error)
-        link = bridged(cloud, edge, found, viewing)
-        named = f"; its tokenizer is that of {address!r}, which the engine named"
-        link.proof = link.check(edge) + named
-    return link
-
-
-def _found(cloud: EngineCloud, mismatch: VocabularyMismatch) -> tuple[str, Tokenizer]:
-    """Where the engine's tokenizer lies, and it; raises `VocabularyMismatch`, with why."""
-    if cloud.engine.vocabulary is None:
-        raise mismatch
-    try:
-        names = cloud.submit(cloud.engine.tokenizer_names(), ASK_SECONDS).result()
-    except CloudError:
-        names = ()
-    address = tokenizer_address(names, cloud.engine.url)
-    if address is None:
-        raise mismatch
-    try:
-        opened = open_repository_tokenizer if is_repository(address) else open_tokenizer
-        tokenizer = opened(address)
-        cloud.engine.prove(tokenizer)
-    except UsageError as error:
-        other = isinstance(error, VocabularyMismatch)
-        why = "it splits text into other ids than the engine" if other else error.message
-        raise VocabularyMismatch(
-            f"{mismatch.message.rstrip('.')} (the engine names {address!r}, which does not help: "
-            f"{why.rstrip('.')})",
-            hint=mismatch.hint,
-            setting=mismatch.setting,
-        ) from error
-    return address, tokenizer
-
-
-def tokenizer_address(said: Iterable[str], url: str) -> str | None:
-    """The first of what the engine at `url` said that can be used; None where nothing can.
-
-    A hub's repository (owner/repo), or the path of a GGUF or of a folder with `tokenizer.json`,
-    which counts only where the engine is on this device.
-    """
-    here = is_loopback(urlsplit(url).hostname or "")
-    return next((name for name in said if is_repository(name) or (here and _lies_here(name))), None)
-
-
-def is_repository(name: str) -> bool:
-    """Whether that is how a hub names a repository."""
-    return _REPOSITORY.fullmatch(name) is not None and ".." not in name
-
-
-def _lies_here(name: str) -> bool:
-    # Two slashes lead to other machines, on Windows.
-    if len(name) > _LONGEST_PATH or not name.isprintable() or name[:2] in ("//", "\\\\"):
-        return False
-    path = Path(name)
-    try:
-        whole = path.is_absolute() and ".." not in path.parts
-        gguf = path.suffix == ".gguf" and path.is_file()
-        return whole and (gguf or (path / "tokenizer.json").is_file())
-    except (OSError, ValueError):
-        return False

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 
 from msgspec.structs import replace
 
+from edgewise.cloud.base import CloudSession
 from edgewise.cloud.io_thread import RemoteCloud
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
@@ -66,7 +67,7 @@ class EngineCloud(RemoteCloud):
         await self.engine.close()
 
 
-class EngineSession:
+class EngineSession(CloudSession):
     """Implements `CloudSession`: the full prefix goes with each consult."""
 
     def __init__(self, cloud: EngineCloud) -> None:
@@ -90,12 +91,6 @@ class EngineSession:
         client = replace(self._client, sent=sent, request_id=name, end=end)
         work = self._cloud.complete(list(ids), n, sampling, client)
         return self._cloud.submit(work, deadline)
-
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        return 0
-
-    def close(self) -> None:
-        """The engine's cache forgets by itself."""
 
 
 class LlamaServer(EngineCloud):

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from edgewise.cloud.base import CloudModel, failed, log_failure
+from edgewise.cloud.base import CloudModel, CloudSession, failed, log_failure
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
 from edgewise.edge.scoring import Scored, scored
@@ -91,10 +91,11 @@ class LocalCloud(CloudModel):
         self.model.close()
 
 
-class LocalSession:
+class LocalSession(CloudSession):
     """Implements `CloudSession`; the KV cache keeps what a rollback leaves.
 
-    The session with the model belongs to its thread and is opened by the first consult.
+    The session with the model belongs to its thread; the first consult opens it. Nothing is
+    prefetched: the one thread would be busy when a consult comes.
     """
 
     def __init__(self, cloud: LocalCloud) -> None:
@@ -115,10 +116,6 @@ class LocalSession:
         self._used = True
         end = time.monotonic() + deadline
         return self._cloud.submit(partial(self._answer, list(ids), n, sampling, end))
-
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        # The one thread would be busy when a consult comes.
-        return 0
 
     def prefill(self, ids: Sequence[int]) -> None:
         """Compute `ids` in the background, so that a consult after them finds them in the cache."""

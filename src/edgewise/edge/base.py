@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgewise.errors import UsageError
 from edgewise.events import Candidate
 
 Floats = NDArray[np.float32]
@@ -216,34 +215,6 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_prefixes: bool = False
 
 
-class Chunk(NamedTuple):
-    """Ids of a sequence, the first at position `start`; with `output` the step after the last."""
-
-    sequence: int
-    start: int
-    ids: Sequence[int]
-    output: bool
-
-
-class Sequences(Protocol):
-    """`width` sequences of one model, numbered from 0, in batches of at most `room` ids."""
-
-    width: int
-    room: int
-
-    def run(self, chunks: Sequence[Chunk]) -> Sequence[Step]:
-        """One forward pass; a `Step` for each chunk with `output`, valid until the next pass."""
-        ...
-
-    def forget(self, sequence: int, position: int) -> int:
-        """Drop a sequence's ids from `position` on, or from earlier; returns how many are left."""
-        ...
-
-    def close(self) -> None:
-        """Free what the sequences hold; the model stays open."""
-        ...
-
-
 class EdgeModel(Protocol):
     """Loaded weights. Sessions share them. What has a body here, an engine may leave out."""
 
@@ -290,15 +261,3 @@ class EdgeModel(Protocol):
     def build(self) -> str:
         """The engine and the form of the weights, in words; empty where it does not say."""
         return ""
-
-    def sequences(self, width: int) -> Sequences | None:
-        """At most `width` of them, which the caller closes; None where batches are no gain."""
-        return None
-
-    def embeddings(self) -> Floats:
-        """The input embeddings, float32[vocabulary, d]. Raises `UsageError` without any."""
-        raise UsageError(
-            f"The engine of {self.name!r} does not hand out its input embeddings",
-            hint="leave the input token_embedding out",
-            setting="inputs",
-        )

@@ -2,11 +2,8 @@
 
 import weakref
 
-from edgewise.addresses import resolve_tokenizer, tokenizer_folder
+from edgewise.addresses import resolve_tokenizer
 from edgewise.edge.base import Tokenizer
-
-LARGEST = 128 << 20
-"""Most that is downloaded of a file that others named, bytes: Gemma's tokenizer has 33 MB."""
 
 
 def open_tokenizer(address: str) -> Tokenizer:
@@ -29,14 +26,3 @@ def open_tokenizer(address: str) -> Tokenizer:
     # Nobody else holds the model.
     weakref.finalize(tokenizer, llama_cpp.llama_model_free, model).atexit = False
     return tokenizer
-
-
-def open_repository_tokenizer(repository: str) -> Tokenizer:
-    """The tokenizer of a hub repository that others named.
-
-    Only its own files are downloaded, where they are small: never weights, never code. Raises
-    `AddressError`, or as `open_tokenizer`.
-    """
-    from edgewise.edge.hub.tokenizer import HubTokenizer
-
-    return HubTokenizer(tokenizer_folder(repository, largest=LARGEST))

@@ -7,14 +7,23 @@ import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from edgewise.completion import MOST_IDS
-from edgewise.engines.base import NOBODY, REQUEST_ID, Client, Described, Engine, nobody, parallel
+from edgewise.engines.base import (
+    NOBODY,
+    REQUEST_ID,
+    Client,
+    Described,
+    Engine,
+    decoded,
+    nobody,
+    parallel,
+)
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -41,8 +50,6 @@ _SAID: dict[type[Exception], str] = {
 }
 
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
-
-_T = TypeVar("_T")
 
 
 class Endpoint:
@@ -224,22 +231,13 @@ class HttpEngine(Endpoint, Engine):
         return self.described.model
 
     async def describe(self) -> Described:
-        """As `Engine.describe`; empty where it does not tell, unless a model was named."""
+        """As `Engine.describe`; empty where it does not say, unless a model was named."""
         try:
             return (await served_model(self)).described
         except (CloudProtocolError, CloudRejected):
             if self.model is not None:
                 raise
             return Described()
-
-    async def tokenizer_names(self) -> Sequence[str]:
-        served = await served_model(self)
-        said = [served.parent] if served.parent else [served.root, served.id]
-        return [name for name in (*await self.loaded_from(), *said) if name]
-
-    async def loaded_from(self) -> list[str | None]:
-        """Where the engine has its model or tokenizer from, beside what `/v1/models` says."""
-        return []
 
     async def ready(self) -> None:
         await self.get(self.health)
@@ -302,18 +300,6 @@ def require_keyless(url: str) -> None:
         )
 
 
-def decoded(body: bytes, kind: type[_T], engine: str) -> _T:
-    """A reply as its dialect promises it; raises `CloudProtocolError`."""
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CloudProtocolError(
-            f"The cloud engine's reply is not {engine}'s ({error})",
-            hint="check the address, and which engine it is said to be",
-            setting="cloud_engine",
-        ) from error
-
-
 def _excerpt(body: bytes) -> str:
     return body[:200].decode("utf-8", "replace")
 
@@ -326,13 +312,12 @@ class _Meta(msgspec.Struct, frozen=True):
 class Served(msgspec.Struct, frozen=True):
     """An entry of `/v1/models`: `owned_by` names the engine, `meta` is llama-server's.
 
-    `parent` is the model that an adapter is for, `root` what was loaded.
+    `parent` is the model that an adapter is for.
     """
 
     id: str
     owned_by: str = ""
     parent: str | None = None
-    root: str | None = None
     meta: _Meta | None = None
 
     @property
@@ -384,7 +369,7 @@ async def served_model(engine: HttpEngine) -> Served:
 def not_served(
     url: str, model: str | None, names: Sequence[str], status: str = ""
 ) -> CloudRejected:
-    """What to say where the `model` that was named is none of those; `status` stands behind it."""
+    """The error for a `model` that is not among those `names`; `status` stands behind it."""
     listed = f"name one that it serves: {shown(names, str(model))}" if names else "name another"
     return CloudRejected(
         f"{url!r} serves no model {model!r}{status}", hint=listed, setting="cloud_model"
@@ -392,7 +377,7 @@ def not_served(
 
 
 def named(models: Sequence[Served], model: str | None) -> Served | None:
-    """The model of that name, the first for None; None where there is none."""
+    """The model of that name, or None; the first where `model` is None."""
     if model is None:
         return models[0]
     return next((entry for entry in models if entry.id == model), None)

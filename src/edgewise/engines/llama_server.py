@@ -1,7 +1,7 @@
 """The large model behind a llama-server: `POST /completion`, token ids both ways.
 
-A slot reuses whatever prompt it holds, whoever sent it, and how long a request takes tells how much
-of it was reused. So a request may only reuse what its own tenant has put there.
+A slot reuses whatever prompt it holds, whoever sent it, and response times reveal how much was
+reused. So a request may only reuse what its own tenant has put there.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from urllib.parse import urlencode
 import msgspec
 
 from edgewise.completion import Completion, metered
-from edgewise.engines.base import NOBODY, TOP, Abilities, Client
-from edgewise.engines.http import HttpEngine, decoded
+from edgewise.engines.base import NOBODY, TOP, Abilities, Client, decoded
+from edgewise.engines.http import HttpEngine
 from edgewise.engines.replies import completion_of, llama_sampling
 from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
@@ -138,7 +138,6 @@ class _Props(msgspec.Struct):
 
 
 class _Loaded(msgspec.Struct):
-    model_path: str | None = None
     eos_token: str | None = None
 
 
@@ -186,7 +185,7 @@ class LlamaServerEngine(HttpEngine):
             return None
         return (
             f"The llama-server at {self.url!r} mixes up its slots' prompts, so nothing is reused "
-            "for devices with keys, and how long a consult takes may still tell what others asked; "
+            "for devices with keys, and response times may still reveal what others asked; "
             "start it with --slot-prompt-similarity 0 --cache-ram 0 --no-kv-unified."
         )
 
@@ -233,16 +232,10 @@ class LlamaServerEngine(HttpEngine):
         return await self.text_of({"tokens": ids, **self._named()}, client)
 
     async def end_text(self) -> str | None:
-        return (await self._loaded()).eos_token
-
-    async def loaded_from(self) -> list[str | None]:
-        return [(await self._loaded()).model_path]
-
-    async def _loaded(self) -> _Loaded:
         try:
-            return decoded(await self.get(self._props()), _Loaded, self.dialect)
+            return decoded(await self.get(self._props()), _Loaded, self.dialect).eos_token
         except (CloudProtocolError, CloudRejected):
-            return _Loaded()
+            return None
 
     async def _completion(self, body: Mapping[str, Any], client: Client) -> bytes:
         """The reply to `body`, for which nothing of another tenant's is reused."""

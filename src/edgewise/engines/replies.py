@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from edgewise.completion import Completion, metered
-from edgewise.engines.base import TOP
-from edgewise.engines.http import decoded
+from edgewise.engines.base import TOP, decoded
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 from edgewise.events import Candidate
 from edgewise.prompts import Message

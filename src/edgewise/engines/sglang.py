@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 from edgewise.completion import Completion
-from edgewise.engines.base import NOBODY, TOP, Client, Described
-from edgewise.engines.http import HttpEngine, decoded, served_model
+from edgewise.engines.base import NOBODY, TOP, Client, Described, decoded
+from edgewise.engines.http import HttpEngine, served_model
 from edgewise.engines.replies import completion_of, has_ended, sampling_fields
-from edgewise.errors import CloudProtocolError, CloudRejected
+from edgewise.errors import CloudRejected
 from edgewise.sampling import Sampling
 
 _Logprob = tuple[float | None, int, str | None]
@@ -31,11 +31,6 @@ class _Meta(msgspec.Struct):
 class _Generated(msgspec.Struct):
     output_ids: list[int]
     meta_info: _Meta
-
-
-class _Info(msgspec.Struct):
-    model_path: str | None = None
-    tokenizer_path: str | None = None
 
 
 class SglangEngine(HttpEngine):
@@ -85,13 +80,6 @@ class SglangEngine(HttpEngine):
                 setting="cloud_model",
             )
         return served.described
-
-    async def loaded_from(self) -> list[str | None]:
-        try:
-            info = decoded(await self.get("/get_model_info"), _Info, self.dialect)
-        except (CloudProtocolError, CloudRejected):
-            return []
-        return [info.tokenizer_path, info.model_path]
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
         greedy = {"max_new_tokens": 1, "temperature": 0}

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from edgewise.completion import Completion
-from edgewise.engines.base import COMPLETIONS, NOBODY, TOP, Client, Described
-from edgewise.engines.http import HttpEngine, decoded, served_model
+from edgewise.engines.base import COMPLETIONS, NOBODY, TOP, Client, Described, decoded
+from edgewise.engines.http import HttpEngine, served_model
 from edgewise.engines.replies import Meter, completion_of, has_ended, only, sampling_fields
 from edgewise.errors import CloudProtocolError
 from edgewise.sampling import Sampling

@@ -44,9 +44,8 @@ class BundledEngine(Engine):
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
         known = self._cloud.model.tokenizer
-        texts = [known.special.get(token) for token in ids]
-        told = zip(ids, texts, strict=True)
-        pieces = [known.piece(one) if text is None else text.encode() for one, text in told]
+        special = known.special
+        pieces = [special[t].encode() if t in special else known.piece(t) for t in ids]
         return b"".join(pieces).decode("utf-8", "replace")
 
     async def end_text(self) -> str | None:

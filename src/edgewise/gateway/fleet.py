@@ -1,4 +1,4 @@
-"""The engines behind a gateway: which one serves a session, how many consults each takes."""
+"""The engines behind a gateway: which replica serves a session, how many consults each takes."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ from edgewise.sampling import Sampling
 from edgewise.wire.protocol import fingerprint
 
 HEALTH_SECONDS = 2.0
-"""Between two looks at an engine."""
+"""Between two health checks of an engine."""
 
 PREFILL_SECONDS = 60.0
 """How long warming may take: an engine that lost it would keep a consult's place for ever."""
@@ -37,8 +37,8 @@ KEPT_TEXTS = 16
 BUSY_SECONDS = 0.2
 """When a consult that found no place may come back."""
 
-LOOK_SECONDS = 10.0
-"""How long a look may take."""
+CHECK_SECONDS = 10.0
+"""How long one may take."""
 
 log = structlog.get_logger("edgewise.gateway")
 
@@ -56,7 +56,7 @@ class Replica:
         concurrency: int,
         accept: Callable[[Engine], Coroutine[Any, Any, None]],
     ) -> None:
-        """`accept` checks the probed engine; it raises `UsageError` for one of another model."""
+        """`accept` raises `UsageError` for a probed engine of another model."""
         self.engine = engine
         self.check = VocabularyCheck(engine, lambda: accept(engine))
         self.up = False
@@ -65,14 +65,12 @@ class Replica:
         self._turns = asyncio.Semaphore(concurrency)
         self._concurrency = concurrency
 
-    async def look(self) -> BaseException | None:
-        """Check that it is ready and still the engine that was checked. Returns the problem.
-
-        An engine that raises anything, even a cancellation, ends no watch.
-        """
+    async def check_health(self) -> BaseException | None:
+        """Check that it is ready and still the engine that was accepted. Returns the problem,
+        whatever an engine raises, even a cancellation."""
         problem: BaseException | None = None
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(CHECK_SECONDS):
                 await self.check.run()
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -85,16 +83,16 @@ class Replica:
         self.up = problem is None
         return problem
 
-    def tell(self, problem: BaseException | None) -> None:
+    def report(self, problem: BaseException | None) -> None:
         """Log a change since the last time, a bug with its traceback."""
-        said = None if problem is None else _said(problem)
-        if said is not None and said != self._problem:
+        why = None if problem is None else _message(problem)
+        if why is not None and why != self._problem:
             known = isinstance(problem, EdgewiseError | TimeoutError)
             bug = {} if known else {"exc_info": problem}
-            log.warning("engine not used", engine=self.engine.url, why=said, **bug)
-        if said is None and self._problem is not None:
+            log.warning("engine not used", engine=self.engine.url, why=why, **bug)
+        if why is None and self._problem is not None:
             log.info("engine used again", engine=self.engine.url)
-        self._problem = said
+        self._problem = why
 
     async def close(self) -> None:
         """Stop the watches, close the connections."""
@@ -139,22 +137,22 @@ class Fleet:
         if self._watches:
             return
         try:
-            problems = await asyncio.gather(*(replica.look() for replica in self.replicas))
+            problems = await asyncio.gather(*(replica.check_health() for replica in self.replicas))
             for problem in problems:
                 if isinstance(problem, UsageError):
                     raise problem
             if not self.up:
-                raise CloudUnavailable(f"No engine is ready: {_said(problems[0])}")
+                raise CloudUnavailable(f"No engine is ready: {_message(problems[0])}")
         except BaseException:
             await self.close()
             raise
         for replica, problem in zip(self.replicas, problems, strict=True):
-            replica.tell(problem)
-        self._watches = [asyncio.create_task(_keep_looking(replica)) for replica in self.replicas]
+            replica.report(problem)
+        self._watches = [asyncio.create_task(_keep_checking(replica)) for replica in self.replicas]
 
     async def warn_of_shared_caches(self) -> None:
         """Log what the operator should change if keys share the engines' caches."""
-        engines = [replica.engine for replica in self._well]
+        engines = [replica.engine for replica in self._healthy]
         advices = await asyncio.gather(*(_advice(engine) for engine in engines))
         for engine, advice in zip(engines, advices, strict=True):
             if advice is not None:
@@ -195,7 +193,7 @@ class Fleet:
                 completion.check(asked=n, prompt=len(ids), size=self.size, may_be_empty=ended)
                 return completion
             except (CloudUnavailable, OtherVocabulary) as error:
-                if await replica.look() is None:
+                if await replica.check_health() is None:
                     # It is well, only busy: elsewhere the session's cache would be missing.
                     raise
                 problem = error
@@ -206,7 +204,7 @@ class Fleet:
 
         Raises a `CloudError`, `OtherVocabulary` where two differ.
         """
-        engines = [replica.engine for replica in self._well]
+        engines = [replica.engine for replica in self._healthy]
         if not engines:
             raise _none_ready()
         return await self._texts.of(ids, engines)
@@ -227,10 +225,10 @@ class Fleet:
         def weight(replica: Replica) -> bytes:
             return hashlib.blake2b(f"{replica.engine.url} {session}".encode()).digest()
 
-        return sorted(self._well, key=weight, reverse=True)
+        return sorted(self._healthy, key=weight, reverse=True)
 
     @property
-    def _well(self) -> list[Replica]:
+    def _healthy(self) -> list[Replica]:
         return [replica for replica in self.replicas if replica.up]
 
     async def _accept(self, engine: Engine) -> None:
@@ -289,10 +287,10 @@ class Texts:
     async def hold(self, engine: Engine) -> bool:
         """Whether an engine that came, or came back, makes the same texts."""
         for ids, text in list(self._known.values()):
-            said = await engine.detokenize(ids.tolist())
-            if said is None or not _same(said, text):
+            own = await engine.detokenize(ids.tolist())
+            if own is None or not _same(own, text):
                 return False
-            _watch(engine, ids, said)
+            _watch(engine, ids, own)
         return True
 
 
@@ -302,29 +300,29 @@ def _same(one: str, other: str) -> bool:
 
 
 def _watch(engine: Engine, ids: "array[int]", text: str) -> None:
-    """The first few that were asked are asked again beside consults."""
+    """A few ids are compared again at each vocabulary check."""
     if engine.watched is None and len(ids) <= 2 * FEW:
         engine.watched = Watched(ids.tolist(), text)
 
 
 async def _advice(engine: Engine) -> str | None:
     try:
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(CHECK_SECONDS):
             return await engine.advice()
     except (CloudError, TimeoutError) as error:
-        return f"Nothing shows that it keeps the caches of several keys apart ({_said(error)})."
+        return f"Nothing shows that it keeps the caches of several keys apart ({_message(error)})."
 
 
-async def _keep_looking(replica: Replica) -> None:
-    """As long as the gateway runs. Each replica has its own watch: none waits for another."""
+async def _keep_checking(replica: Replica) -> None:
+    """As long as the gateway runs. No replica waits for another."""
     while True:
         await asyncio.sleep(HEALTH_SECONDS)
-        replica.tell(await replica.look())
+        replica.report(await replica.check_health())
 
 
 def _none_ready() -> CloudUnavailable:
     return CloudUnavailable("No engine is ready", hint="try again shortly")
 
 
-def _said(problem: BaseException | None) -> str:
+def _message(problem: BaseException | None) -> str:
     return str(problem) or type(problem).__name__

@@ -70,7 +70,7 @@ class Repository:
         with explained(self._address):
             return _fetched(self._address, name, online=self.online, largest=largest, kind=kind)
 
-    def folder(self, names: Sequence[str], *, largest: int = _LARGEST_FILE) -> Path:
+    def folder(self, names: Sequence[str]) -> Path:
         """The folder of the snapshot that holds all these files. Raises `AddressError`."""
         if not 0 < len(names) <= _MOST_FILES:
             raise AddressError(
@@ -78,7 +78,7 @@ class Repository:
                 hint="name another repository",
                 setting=self._setting,
             )
-        paths = {name: self.file(name, largest=largest) for name in names}
+        paths = {name: self.file(name) for name in names}
         roots = {path.parents[name.count("/")] for name, path in paths.items()}
         if len(roots) != 1:
             raise AddressError(
@@ -178,10 +178,10 @@ def _fetched(
 def _inside_cache(path: Path, name: str) -> Path:
     """The file of a snapshot. Raises `AddressError` if it lies elsewhere."""
     repository = path.parents[name.count("/") + 2].resolve()
-    found = path.resolve()
-    if not any(map(found.is_relative_to, (Path(constants.HF_HUB_CACHE).resolve(), repository))):
+    real = path.resolve()
+    if not any(map(real.is_relative_to, (Path(constants.HF_HUB_CACHE).resolve(), repository))):
         raise AddressError(
-            f"{str(path)!r} leads out of the hub's cache, to {str(found)!r}", hint="remove it"
+            f"{str(path)!r} leads out of the hub's cache, to {str(real)!r}", hint="remove it"
         )
     return path
 

@@ -104,12 +104,11 @@ class Decoder:
             context=self.edge.context,
             boundaries=None if cloud is None else cloud.boundaries,
             shown=grammar.shown if grammar else None,
+            constraint=grammar.constraint(len(prompt.ids)) if grammar else None,
             pending=pending,
             candidates=candidates,
         )
-        return self._generation(
-            prompt, rules, cloud, budget or Budget(), grammar=grammar, at_end=at_end
-        )
+        return self._generation(prompt, rules, cloud, budget or Budget(), at_end)
 
     def _generation(
         self,
@@ -117,8 +116,6 @@ class Decoder:
         rules: Rules,
         cloud: CloudModel | None,
         budget: Budget,
-        *,
-        grammar: Grammar | None,
         at_end: Callable[[Budget], None],
     ) -> Generation:
         """Open the sessions of an answer; the `Generation` closes them."""
@@ -130,7 +127,6 @@ class Decoder:
             cloud_alone=rules.policy.cloud_share == 1,
             whole=not rules.stop and rules.prompt + rules.max_tokens <= rules.context + 1,
         )
-        constraint = grammar.constraint(rules.prompt) if grammar else None
         with ExitStack() as stack:
             logits = Needs.NOTHING if rules.sampling.greedy else Needs.LOGITS
             edge = self.edge.session(self.router.needs | logits, top=self.router.top)
@@ -153,10 +149,9 @@ class Decoder:
             return Generation(
                 ids,
                 rules,
-                Speculation(ids, edge, self.router, consults, rules, self.latency, constraint),
+                Speculation(ids, edge, self.router, consults, rules, self.latency),
                 consults,
                 budget=budget,
-                constraint=constraint,
                 costs=costs,
                 cached=cached,
                 closing=stack.pop_all(),

@@ -25,7 +25,6 @@ from edgewise.events import (
     Token,
     Usage,
 )
-from edgewise.grammar.compiled import Constraint
 from edgewise.loop.consults import Consults, Flight
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Read, Speculation
@@ -48,7 +47,6 @@ class Generation(Iterator[Event]):
         consults: Consults | None,
         *,
         budget: Budget,
-        constraint: Constraint | None,
         costs: AnswerCosts | None,
         cached: int,
         closing: ExitStack,
@@ -60,7 +58,7 @@ class Generation(Iterator[Event]):
         """
         self._ids, self._rules = ids, rules
         self._speculation, self._consults = speculation, consults
-        self._constraint, self._costs, self._cached = constraint, costs, cached
+        self._costs, self._cached = costs, cached
         self._closing, self._at_end = closing, at_end
         self._states = [State(budget=budget)]
         self._events: deque[Event] = deque()
@@ -173,8 +171,8 @@ class Generation(Iterator[Event]):
         """Go on with a completion, as far as the grammar allows it."""
         assert self._consults is not None
         fit = len(completion.ids)
-        if self._constraint is not None:
-            fit = self._constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
+        if (constraint := self._rules.constraint) is not None:
+            fit = constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
         self._consults.latency.judged(changed=fit > 0 and completion.ids[0] != read.token)
         answered = state.answered(completion, read.token, fit, self._rules)
         if fit:

@@ -14,7 +14,6 @@ import numpy as np
 from edgewise.edge.base import EdgeSession, Step
 from edgewise.errors import UsageError
 from edgewise.events import Candidate, Reason
-from edgewise.grammar.compiled import Constraint
 from edgewise.loop.consults import Consults, Flight
 from edgewise.loop.health import Latency
 from edgewise.loop.state import Rules, State
@@ -56,11 +55,10 @@ class Speculation:
         consults: Consults | None,
         rules: Rules,
         latency: Latency,
-        constraint: Constraint | None,
     ) -> None:
         """`ids` is the answer's own list, prompt included."""
         self._ids, self._edge, self._router, self._consults = ids, edge, router, consults
-        self._rules, self._latency, self._constraint = rules, latency, constraint
+        self._rules, self._latency = rules, latency
         self.drafts: list[int] = []
         self._reads: dict[int, Read] = {}
         self._tip: State | None = None
@@ -127,10 +125,10 @@ class Speculation:
                 setting="router",
             )
         forced = False
-        if self._constraint is None:
+        if (constraint := self._rules.constraint) is None:
             token = sampling.choose(step)
         else:
-            allowed = self._constraint.allowed(self._ids, drafts)
+            allowed = constraint.allowed(self._ids, drafts)
             token, forced = step.proposed, allowed.forced
             likeliest = token < len(allowed.mask) and bool(allowed.mask[token])
             if not (sampling.greedy and likeliest):

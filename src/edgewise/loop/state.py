@@ -16,6 +16,7 @@ from edgewise.completion import Completion, metered
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import CloudError, CloudTimeout, Fault
 from edgewise.events import Candidate, FinishReason, Reason, Source
+from edgewise.grammar.compiled import Constraint
 from edgewise.loop.policy import Budget, Decision, Policy
 from edgewise.sampling import Sampling
 
@@ -24,8 +25,8 @@ class Rules(NamedTuple):
     """What holds for a whole answer: `prompt` and `context` in ids, `max_tokens` in tokens.
 
     With `boundaries` the cloud has another vocabulary: it is asked there alone, for words.
-    Control tokens in `shown` are text in this answer. `pending` and `candidates`: whether drafts
-    are reported, and the edge's candidates with every token.
+    Control tokens in `shown` are text in this answer, which keeps to `constraint`. `pending`
+    reports drafts, `candidates` the edge's candidates with every token.
     """
 
     policy: Policy
@@ -37,6 +38,7 @@ class Rules(NamedTuple):
     context: int
     boundaries: WordBoundaries | None = None
     shown: Mapping[int, bytes] | None = None
+    constraint: Constraint | None = None
     pending: bool = False
     candidates: bool = False
 

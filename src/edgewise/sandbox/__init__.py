@@ -8,13 +8,12 @@ is its inside.
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, Literal
 
 from edgewise.sandbox import worker
 
@@ -26,8 +25,6 @@ _KEPT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
 
 _GRACE = 1.0
 """Seconds after the limit at which the process ends itself, in case its parent is gone."""
-
-_LAST_WORDS = 1 << 14
 
 Why = Literal["start", "time", "process"]
 
@@ -62,33 +59,28 @@ class Child:
 
         `target` is `module:function` or `file.py:function`, imported from `folders` alone. A call
         takes at most `seconds`, the process `memory` bytes, a reply `longest` bytes. With
-        `keep_words` the end of its stderr is kept for `ChildEnded`.
+        `keep_words` the end of its stderr is kept for `ChildEnded`; it is read when the process
+        has ended, so one that writes more than a pipe holds is killed for its time.
         """
         self._seconds, self._longest = seconds, longest
         self._ready = False
-        self._words = _nameless() if keep_words else None
         limits = [str(memory), str(seconds + _GRACE)]
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        try:
-            self._process = subprocess.Popen(  # noqa: S603
-                # Neither variables, nor the user's own packages, nor `.pth` files decide what is
-                # imported.
-                [sys.executable, "-I", "-S", worker.__file__, target, *limits, *folders],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._words or subprocess.DEVNULL,
-                env={**kept, **(environment or {})},
-                cwd=Path(worker.__file__).parent,
-                # A terminal's signals are for the parent.
-                start_new_session=True,
-                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-                | getattr(subprocess, "CREATE_NO_WINDOW", 0),
-            )
-        except BaseException:
-            if self._words is not None:
-                self._words.close()
-            raise
+        self._process = subprocess.Popen(  # noqa: S603
+            # Neither variables, nor the user's own packages, nor `.pth` files decide what is
+            # imported.
+            [sys.executable, "-I", "-S", worker.__file__, target, *limits, *folders],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if keep_words else subprocess.DEVNULL,
+            env={**kept, **(environment or {})},
+            cwd=Path(worker.__file__).parent,
+            # A terminal's signals are for the parent.
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+            | getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests: IO[bytes] = self._process.stdin
@@ -128,7 +120,7 @@ class Child:
         self._close()
 
     def _close(self) -> None:
-        for stream in (self._requests, self._replies, self._words):
+        for stream in (self._requests, self._replies, self._process.stderr):
             if stream is not None:
                 stream.close()
 
@@ -156,11 +148,9 @@ class Child:
             return self._process.wait()
 
     def _last_words(self) -> list[str]:
-        if self._words is None:
+        if self._process.stderr is None:
             return []
-        end = self._words.seek(0, os.SEEK_END)
-        self._words.seek(max(0, end - _LAST_WORDS))
-        lines = self._words.read().decode("utf-8", "replace").splitlines()
+        lines = self._process.stderr.read().decode("utf-8", "replace").splitlines()
         return [line.strip() for line in lines if line.strip()]
 
     def _send(self, data: bytes) -> None:
@@ -182,11 +172,3 @@ class Child:
                 raise EOFError("the process ended")
             data += read
         return bytes(data)
-
-
-def _nameless() -> IO[bytes] | None:
-    """A file without a name; None where there is no room for one."""
-    try:
-        return cast(IO[bytes], tempfile.TemporaryFile())
-    except OSError:
-        return None

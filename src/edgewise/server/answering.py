@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, aclosing, closing
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -239,56 +240,81 @@ class Answering:
             usage = Usage(prompt_tokens=len(ready.prompt.ids))
             yield Finished(text="", finish_reason="length", usage=usage, timing=Timing())
             return
-        await ticket.turn()
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
-        stop = threading.Event()
-
-        def tell(event: Event | BaseException | None) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-        work = loop.run_in_executor(self._threads, self._write, asked, ready, tell, stop)
-        work.add_done_callback(lambda _: ticket.leave())
-        try:
-            while (event := await events.get()) is not None:
-                if isinstance(event, BaseException):
-                    raise event
+        stream = partial(
+            self.pair.stream,
+            ready.prompt,
+            policy=asked.policy,
+            around=asked.limited,
+            sampling=asked.sampling,
+            grammar=ready.grammar,
+            candidates=asked.candidates,
+            # Always, since an answer can be stopped at each of these events too.
+            pending=True,
+            max_tokens=asked.max_tokens,
+            stop=asked.stop,
+        )
+        async with aclosing(self._written(stream, ticket)) as events:
+            async for event in events:
                 if isinstance(event, Finished):
                     self._warn_if_alone(event.usage)
                 if asked.pending or not isinstance(event, Pending | RolledBack):
                     yield event
+
+    async def scored(self, scorer: Scorer, prompt: Prompt, ticket: Ticket) -> list[Scored]:
+        """How likely the prompt's ids are, once its turn has come.
+
+        The ticket is kept for the answer, unless this fails. Raises an `EdgewiseError`.
+        """
+        batches = self._written(lambda: closing(scorer(prompt.ids)), ticket, keep=True)
+        async with aclosing(batches):
+            return [one async for batch in batches for one in batch]
+
+    async def _written(
+        self,
+        opened: Callable[[], AbstractContextManager[Iterable[_T]]],
+        ticket: Ticket,
+        *,
+        keep: bool = False,
+    ) -> AsyncGenerator[_T]:
+        """What comes of `opened` in a slot's thread, once its turn has come.
+
+        Closing this early stops the work. The ticket is given back when the work has ended; with
+        `keep` only if it did not come to its end.
+        """
+        await ticket.turn()
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[_T | BaseException | None] = asyncio.Queue()
+        stop = threading.Event()
+
+        def tell(item: _T | BaseException | None) -> None:
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+        def write() -> None:
+            try:
+                with opened() as found:
+                    for item in found:
+                        if stop.is_set():
+                            break
+                        tell(item)
+            except BaseException as error:
+                tell(error)
+            finally:
+                tell(None)
+
+        work = loop.run_in_executor(self._threads, write)
+        if not keep:
+            work.add_done_callback(lambda _: ticket.leave())
+        ended = False
+        try:
+            while (item := await items.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+            ended = True
         finally:
             stop.set()
-
-    def _write(
-        self,
-        asked: DecodeRequest,
-        ready: Ready,
-        tell: Callable[[Event | BaseException | None], None],
-        stop: threading.Event,
-    ) -> None:
-        """Runs in a slot's thread."""
-        try:
-            with self.pair.stream(
-                ready.prompt,
-                policy=asked.policy,
-                around=asked.limited,
-                sampling=asked.sampling,
-                grammar=ready.grammar,
-                candidates=asked.candidates,
-                # Always, since an answer can be stopped at each of these events too.
-                pending=True,
-                max_tokens=asked.max_tokens,
-                stop=asked.stop,
-            ) as events:
-                for event in events:
-                    if stop.is_set():
-                        break
-                    tell(event)
-        except BaseException as error:
-            tell(error)
-        finally:
-            tell(None)
+            if keep and not ended:
+                work.add_done_callback(lambda _: ticket.leave())
 
     def _warn_if_alone(self, usage: Usage) -> None:
         """Say in the log that no consult of an answer succeeded: once, until one does."""
@@ -299,32 +325,6 @@ class Answering:
             )
         if usage.cloud_calls:
             self._alone = usage.alone
-
-    async def scored(self, scorer: Scorer, prompt: Prompt, ticket: Ticket) -> list[Scored]:
-        """How likely the prompt's ids are, once its turn has come.
-
-        The ticket is kept for the answer. If this fails or is cancelled, the ticket is given back
-        when the work has ended. Raises an `EdgewiseError`.
-        """
-        stop = threading.Event()
-
-        def work() -> list[Scored]:
-            found: list[Scored] = []
-            with closing(scorer(prompt.ids)) as batches:
-                for batch in batches:
-                    found += batch
-                    if stop.is_set():
-                        break
-            return found
-
-        await ticket.turn()
-        working = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        try:
-            return await asyncio.shield(working)
-        except BaseException:
-            stop.set()
-            working.add_done_callback(lambda _: ticket.leave())
-            raise
 
 
 def _come_back(message: str, seconds: int) -> ApiError:

@@ -75,45 +75,17 @@ def sent(request: Request) -> dict[str, Any]:
 
 @accounts.get("/savings")
 def savings(request: Request) -> dict[str, Any]:
-    """What answers cost since the server began, against the cloud alone.
+    """What answers cost since the server began, against the cloud alone, of models with a price.
 
-    `total` is null without a price, or where models have different currencies.
+    First all answers of a model (`conversation` is null), then its last conversations.
     """
-    each = [(one.name, one.pair.billing) for one in models_of(request).all]
-    models: list[dict[str, Any]] = []
-    for name, billing in each:
-        saved = billing.savings() if billing else None
-        answers, total = (saved.answers, asdict(saved.cost)) if saved else (0, None)
-        models.append({"model": name, "answers": answers, "total": total})
-    conversations = [
-        {
-            "model": name,
-            "conversation": str(one.conversation),
-            "answers": one.answers,
-            **asdict(one.cost),
-        }
-        for name, billing in each
-        for one in (billing.conversations() if billing else [])
+    billed = [(one.name, one.pair.billing) for one in models_of(request).all]
+    data = [
+        {"model": name, **one._asdict(), "cost": asdict(one.cost)}
+        for name, billing in billed
+        for one in ([billing.savings(), *billing.conversations()] if billing else [])
     ]
-    return {
-        "object": "savings",
-        "answers": sum(one["answers"] for one in models),
-        "total": _summed([one["total"] for one in models if one["total"]]),
-        "models": models,
-        "conversations": conversations,
-    }
-
-
-def _summed(costs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """None for no costs, and for several currencies."""
-    if len({cost["currency"] for cost in costs}) != 1:
-        return None
-    counts = ("paid", "alone", "saved", "input_tokens", "cached_tokens", "output_tokens")
-    return {
-        **{name: sum(cost[name] for cost in costs) for name in counts},
-        "currency": costs[0]["currency"],
-        "estimated": any(cost["estimated"] for cost in costs),
-    }
+    return {"object": "list", "data": data}
 
 
 @about.get("/health")

@@ -78,8 +78,8 @@ class Callers:
     async def check_operator(self) -> None:
         """A dependency of what tells of all answers. Raises `ApiError` 403 where keys differ."""
         if self.keys.required:
-            told = "This tells of all keys' answers, so none is shown it; /metrics has the sums."
-            raise ApiError(403, told)
+            message = "This tells of all keys' answers; /metrics has the sums."
+            raise ApiError(403, message)
 
     def _found(self, shown: str) -> Key | None:
         if self._api_key is None:
@@ -97,8 +97,8 @@ class Caller:
 
     def __init__(self, callers: Callers, key: Key) -> None:
         self._callers, self.key = callers, key
+        self._loop = asyncio.get_running_loop()
         self._spent = Spent()
-        self._tokens: _DayTokens | None = None
         self._held = 0
 
     @property
@@ -127,8 +127,6 @@ class Caller:
 
     async def _ask(self, spending: AsyncExitStack, *, cloud: bool) -> None:
         key = self.key if cloud else replace(self.key, tokens_per_day=0)
-        if key.tokens_per_day:
-            self._tokens = _DayTokens(self._callers.limits, key)
         try:
             asked = self._callers.limits.spending(key, Unbilled(), 0)
             self._spent = await spending.enter_async_context(asked)
@@ -142,7 +140,9 @@ class Caller:
 
         Where it has none left nothing is sent, and the edge model writes the rest of the answer.
         """
-        return cloud if self._tokens is None else _LimitedCloud(cloud, self._tokens)
+        if not self.key.tokens_per_day:
+            return cloud
+        return _LimitedCloud(cloud, self._callers.limits, self.key, self._loop)
 
     async def read(self, prompt: Prompt) -> Prompt:
         """What the key pays for, and whose it is from now on. Raises `ApiError` 429."""
@@ -167,15 +167,20 @@ class Caller:
         return _unmetered(event)
 
 
-class _DayTokens:
-    """A key's tokens of the day, for the thread that writes an answer.
+class _LimitedCloud(WrappedCloud):
+    """Implements `CloudModel`: every consult's tokens are reserved before anything is sent.
 
-    Made in the event loop's thread; `book` and `settle` are called in any other.
+    `loop` does the counting; this is called in the thread that writes an answer.
     """
 
-    def __init__(self, limits: KeyLimits, key: Key) -> None:
-        self._limits, self._key = limits, key
-        self._loop = asyncio.get_running_loop()
+    def __init__(
+        self, cloud: CloudModel, limits: KeyLimits, key: Key, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(cloud)
+        self._limits, self._key, self._loop = limits, key, loop
+
+    def open(self, prompt: Prompt) -> "_LimitedSession":
+        return _LimitedSession(self, prompt)
 
     def book(self, tokens: int) -> int:
         """Reserve `tokens`; returns the day they are of.
@@ -195,21 +200,10 @@ class _DayTokens:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
-class _LimitedCloud(WrappedCloud):
-    """Implements `CloudModel`: every consult's tokens are reserved before anything is sent."""
-
-    def __init__(self, cloud: CloudModel, tokens: _DayTokens) -> None:
-        super().__init__(cloud)
-        self._tokens = tokens
-
-    def open(self, prompt: Prompt) -> "_LimitedSession":
-        return _LimitedSession(self, prompt, self._tokens)
-
-
 class _LimitedSession(WrappedSession):
-    def __init__(self, model: _LimitedCloud, prompt: Prompt, tokens: _DayTokens) -> None:
+    def __init__(self, model: _LimitedCloud, prompt: Prompt) -> None:
         super().__init__(model.cloud.open(prompt))
-        self._model, self._tokens = model, tokens
+        self._model = model
 
     def ask(
         self,
@@ -221,14 +215,14 @@ class _LimitedSession(WrappedSession):
     ) -> "Future[Completion]":
         requests, asked = self._model.requests(n)
         reserved = requests * asked
-        day = self._tokens.book(reserved)
+        day = self._model.book(reserved)
         try:
             future = super().ask(ids, n, sampling, deadline, sent)
         except BaseException:
-            self._tokens.settle(day, reserved)
+            self._model.settle(day, reserved)
             raise
         future.add_done_callback(
-            lambda done: self._tokens.settle(day, reserved - _written(done, reserved, sent))
+            lambda done: self._model.settle(day, reserved - _written(done, reserved, sent))
         )
         return future
 

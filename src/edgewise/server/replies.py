@@ -33,7 +33,6 @@ from edgewise.prompts import Prompt
 from edgewise.server.answering import Answering, DecodeRequest, Ticket
 from edgewise.server.callers import Caller, caller_of
 from edgewise.server.errors import ApiError, refusal_of
-from edgewise.server.local_messages import LocalMessages
 from edgewise.server.requests import AnswerRequest, ignored, ignored_header, shown
 
 PING_SECONDS = 10
@@ -398,10 +397,8 @@ async def reply_with(
             answering.local.answered(decoding.messages, owner=caller.name)
         count = partial(request.app.state.metrics.count, answering.name)
         limited = replace(decoding, limited=caller.limited)
-        events = answering.events(limited, ready, ticket)
-        if local:
-            events = _remembered(answering.local, caller.name, events)
-        events = _seen(caller, count, events)
+        remember = partial(answering.local.writing, owner=caller.name) if local else None
+        events = _seen(caller, count, remember, answering.events(limited, ready, ticket))
         held.push_async_callback(events.aclose)
         if writer.request.stream:
             return EventStream(writer, events, held.pop_all(), ignored_header(names))
@@ -411,25 +408,20 @@ async def reply_with(
 
 
 async def _seen(
-    caller: Caller, count: Callable[[Event], None], events: AsyncGenerator[Event]
+    caller: Caller,
+    count: Callable[[Event], None],
+    remember: Callable[[str], None] | None,
+    events: AsyncGenerator[Event],
 ) -> AsyncGenerator[Event]:
-    async with aclosing(events):
-        async for event in events:
-            count(event)
-            yield caller.seen(event)
-
-
-async def _remembered(
-    local: LocalMessages, owner: str, events: AsyncGenerator[Event]
-) -> AsyncGenerator[Event]:
-    """Remembers a local answer up to each token: the client may leave at any of them."""
     text = ""
     async with aclosing(events):
         async for event in events:
-            if isinstance(event, Token | Finished):
+            count(event)
+            if remember is not None and isinstance(event, Token | Finished):
+                # Up to each token: the client may leave at any of them.
                 text += event.text
-                local.writing(text, owner=owner)
-            yield event
+                remember(text)
+            yield caller.seen(event)
 
 
 async def _collected(events: AsyncGenerator[Event]) -> list[Event]:

@@ -150,8 +150,8 @@ class Link:
                 if self.quality.bandwidth:
                     free = max(now, free) + 8 * len(data) / self.quality.bandwidth
                 arrives = max(arrives, max(now, free) + self._delay(len(data)))
-                if self._spoil is not None and way == "down":
-                    data, self._spoil = self._spoil(data), None
+                if way == "down" and (spoil := self._spoil) is not None:
+                    data, self._spoil = spoil(data), None
                     if self._hangs_up:
                         queue.put_nowait((arrives, data))
                         break

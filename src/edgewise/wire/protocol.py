@@ -19,16 +19,8 @@ from edgewise.sampling import Sampling
 VERSION = 1
 PATH = "/v1/session"
 
-MAX_IDS = 1 << 17
-"""Longest prefix of a session, ids."""
-
-MAX_FRAME = 1 << 20
-"""Longest frame, bytes: a full prefix fits."""
-
-MAX_SPAN = 4096
-"""Most tokens of one consult."""
-
-MAX_TOP = 20
+MAX_IDS, MAX_FRAME, MAX_SPAN, MAX_TOP = 1 << 17, 1 << 20, 4096, 20
+"""Most ids of a prefix, bytes of a frame (a full prefix fits), tokens and candidates."""
 
 SHOWN = 8
 """Characters of a session's name that are shown: the whole name resumes it."""

@@ -19,7 +19,7 @@ from edgewise.cli.options import (
     DRAWS,
     ONE_VOCABULARY,
     POLICY,
-    VIEW,
+    PRIVACY,
     takes,
 )
 from edgewise.cloud.base import CloudModel
@@ -53,7 +53,7 @@ EngineTime = Annotated[
 @takes(
     *("edge", "edge_engine", "router", "threads", "gpu_layers"),
     unaffected=[
-        *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *VIEW),
+        *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *PRIVACY),
         *(*POLICY, "on_cloud_error"),
         *("max_tokens", *DRAWS, "ctx", *COSTS),
     ],

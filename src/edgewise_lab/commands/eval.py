@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from edgewise import pair, parts
 from edgewise.cli import options, render
-from edgewise.cli.options import DRAWS, MACHINE, MODELS, VIEW, takes
+from edgewise.cli.options import DRAWS, MACHINE, MODELS, PRIVACY, takes
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
@@ -48,7 +48,7 @@ _NAMED = 3
 
 # Answers are greedy, so there are no draws; speculating changes none; a cloud that fails ends it.
 @takes(
-    *(*MODELS, *VIEW, "deadline", *MACHINE),
+    *(*MODELS, *PRIVACY, "deadline", *MACHINE),
     reads=["cloud_key", "router", "cloud_share"],
     unaffected=[*DRAWS, "speculate", "on_cloud_error"],
 )

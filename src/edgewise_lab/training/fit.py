@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgewise.edge.base import Floats, Ids
+from edgewise.edge.base import EdgeModel, Floats, Ids
+from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
 from edgewise.registry import attribute
 from edgewise.routers.mlp import TABLE
@@ -345,3 +346,18 @@ def import_torch() -> Any:
         return import_module("torch")
     except ImportError as error:
         raise UsageError("Training needs torch", hint="pip install 'edgewise[lab]'") from error
+
+
+def embeddings_of(edge: EdgeModel) -> Floats:
+    """A GGUF model's input embeddings, float32[vocabulary, d]. Raises `UsageError` without any."""
+    import gguf
+
+    if isinstance(edge, LlamaModel):
+        for tensor in gguf.GGUFReader(edge.path).tensors:
+            if tensor.name == "token_embd.weight":
+                return np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
+    raise UsageError(
+        f"{edge.name!r} has no input embeddings in a GGUF file",
+        hint="leave the input token_embedding out",
+        setting="inputs",
+    )

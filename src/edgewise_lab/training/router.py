@@ -42,7 +42,7 @@ from edgewise_lab.training.collect import (
     read_by_cloud,
     references,
 )
-from edgewise_lab.training.fit import Fitted, Recipe, data_of, fitted
+from edgewise_lab.training.fit import Fitted, Recipe, data_of, embeddings_of, fitted
 from edgewise_lab.training.labels.base import Case, Label, Writer, kept_values, label_all
 from edgewise_lab.training.publish import Measured, isotonic, save_card, save_weights
 
@@ -155,7 +155,7 @@ class Training:
             inputs=self.inputs,
             top_k=self.top_k,
             reference=reference,
-            embeddings=self.edge.embeddings() if "token_embedding" in self.inputs else None,
+            embeddings=embeddings_of(self.edge) if "token_embedding" in self.inputs else None,
         )
         found = fitted(self.kind, data, self.recipe, self._progress.done)
         card = replace(

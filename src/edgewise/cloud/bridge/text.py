@@ -1,9 +1,7 @@
 """A cloud behind an API that takes and returns text: what the edge wrote goes out as it reads."""
 
 import asyncio
-import math
 import secrets
-import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -25,16 +23,13 @@ from edgewise.cloud.bridge.word_boundary import BLANKS, WordBoundaries, added, h
 from edgewise.cloud.io_thread import IoThread
 from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.base import Client, Described, parallel
+from edgewise.engines.base import Client, Described
 from edgewise.engines.replies import THINK, TextContinuation, TextRequest, uncached
 from edgewise.engines.text import TextEngine
 from edgewise.errors import CloudRejected, CloudUnavailable
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.wire.protocol import request_id
-
-LOOK_SECONDS = 60.0
-"""What is served is looked at again beside a consult when the last look is older."""
 
 PROBE_SECONDS = 60.0
 """How long it may take to see how an API continues, or what of a long prompt it computes again."""
@@ -59,7 +54,7 @@ class TextCloud(AdaptedCloud):
         self.engine = engine
         self.capabilities = Capabilities()
         self._served: Described | None = None
-        self._looked = -math.inf
+        self._went = False
         self._io = IoThread(self.name)
 
     @property
@@ -92,34 +87,23 @@ class TextCloud(AdaptedCloud):
         return self._io.submit(work, deadline)
 
     async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
-        """One request. Another model's reply is dropped, unless that one continues as well."""
-        due = self._served is not None and time.monotonic() - self._looked > LOOK_SECONDS
-        looks = [self._look()] if due else []
+        """One request. An API that was gone is asked first whether it serves the same."""
+        if self._went and await self.engine.describe() != self._served:
+            await self._probe()
+        self._went = False
         try:
-            reply, *_ = await parallel(self.engine.complete(request, client), *looks)
+            return await self.engine.complete(request, client)
         except CloudUnavailable:
-            # It may be starting anew, as another.
-            self._looked = -math.inf
+            self._went = self._served is not None
             raise
-        return reply
 
     def close(self) -> None:
         self._io.close(asyncio.sleep(0), self.engine.close())
 
     async def _probe(self) -> None:
-        self._looked = time.monotonic()
         served = await self.engine.describe()
         self.capabilities = await capabilities(self.engine)
         self._served = served
-
-    async def _look(self) -> None:
-        self._looked = time.monotonic()
-        if await self.engine.describe() != self._served:
-            try:
-                await self._probe()
-            except BaseException:
-                self._looked = -math.inf
-                raise
 
 
 class TextBridgeSession(BridgeSession):
@@ -180,7 +164,7 @@ class _TextConsult(WordConsult):
 
     @property
     def exhausted(self) -> bool:
-        # Whether a word was over cannot be told where the blank behind it is lost.
+        # Without the blank behind a word its end is not known.
         return self._asked >= self.most or (self._asked > 0 and self._capabilities.strips)
 
     @property
@@ -211,7 +195,7 @@ class _TextConsult(WordConsult):
             whole, self._asked = whole.partition(THOUGHT)[0], self.most
         ended = reply.ended and whole == text
         if self._came:
-            # The first reply's blanks are for who holds those of the answer.
+            # Blanks of the first reply are matched with those of the answer (`kept`).
             kept = whole.startswith(held)
             whole = whole.removeprefix(held) if kept else whole.lstrip(BLANKS + held)
         self._came += whole

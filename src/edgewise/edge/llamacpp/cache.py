@@ -1,22 +1,14 @@
-"""Sequences of a llama.cpp context: the caches of sessions, and some that one decode runs."""
+"""Sequences of a llama.cpp context: the caches of sessions."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from edgewise.edge.base import Chunk, Floats, Sequences
+from edgewise.edge.base import Floats
 from edgewise.edge.kv import KvRow, Outputs
 from edgewise.edge.llamacpp.context import Bytes, LlamaContext
 from edgewise.edge.sequence import MEMORY, MOST, SequenceCache, StateCopy
-from edgewise.edge.slots import BATCH
-from edgewise.edge.step import LogitsStep
-
-_CELLS = 1 << 15
-"""Bound on the KV cache of all sequences that one decode runs, ids."""
-
-_FEW = 2
-"""Checkpoints of such a one: where the reading of a prefix began, and where it ended."""
 
 _CLOSE = 1e-2
 """How far logits with and without hidden states may lie apart, of the largest."""
@@ -137,64 +129,3 @@ def examine(context: LlamaContext) -> tuple[int, bool]:
     plain, _, beside = rows
     right = np.allclose(beside, plain, rtol=0, atol=_CLOSE * float(np.abs(plain).max()))
     return state, bool(right)
-
-
-def width_for(wanted: int, context: int, state: int) -> int:
-    """How many sequences of `context` ids and `state` bytes of recurrent state run together."""
-    # llama.cpp wants room for an id of each sequence in one decode.
-    width = min(wanted, _CELLS // context, context)
-    return max(1, min(width, MEMORY // ((1 + _FEW) * state)) if state else width)
-
-
-class LlamaSequences(Sequences):
-    """Implements `Sequences` in a context of its own.
-
-    Logits of a row depend a little on what else is in its batch, so a near tie may come out
-    otherwise than in a session.
-    """
-
-    def __init__(self, context: LlamaContext, *, width: int, longest: int, vocabulary: int) -> None:
-        """`context` is freed by `close`; `longest` is its longest sequence, ids."""
-        self.width, self.room = width, min(BATCH, longest)
-        self._context = context
-        self._buffer = np.empty(vocabulary, np.float32)
-        self._pool = SequencePool(context, width, most=_FEW)
-        self._reading: set[int] = set()
-
-    def run(self, chunks: Sequence[Chunk]) -> Sequence[LogitsStep]:
-        asked: list[tuple[int, int]] = []
-        at = 0
-        for sequence, start, ids, output in chunks:
-            self._checkpoint(sequence, len(ids))
-            row = self._context.put(sequence, ids, start, last=output, at=at)
-            at += len(ids)
-            if output:
-                asked.append((row, start + len(ids)))
-        try:
-            self._context.decode(hidden=False)
-        finally:
-            for chunk in chunks:
-                self._pool.all[chunk.sequence].count()
-        decode = self._context.decodes
-        return [
-            LogitsStep(
-                position,
-                self._context.row(row, hidden=False).logits,
-                None,
-                is_fresh=lambda: self._context.decodes == decode,
-                buffer=self._buffer,
-            )
-            for row, position in asked
-        ]
-
-    def forget(self, sequence: int, position: int) -> int:
-        return self._pool.all[sequence].back(position)
-
-    def _checkpoint(self, sequence: int, count: int) -> None:
-        """The next prefix of a sequence likely begins with this one."""
-        if count > 1 or sequence in self._reading:
-            self._pool.all[sequence].checkpoint()
-        (self._reading.add if count > 1 else self._reading.discard)(sequence)
-
-    def close(self) -> None:
-        self._context.close()

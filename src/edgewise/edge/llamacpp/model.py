@@ -8,21 +8,17 @@ logits and the post-final-norm hidden state together; a prompt is prefilled with
 import ctypes
 import hashlib
 
-import numpy as np
-
 from edgewise.addresses import resolve
-from edgewise.edge.base import EdgeAbilities, EdgeOptions, Floats, Needs
+from edgewise.edge.base import EdgeAbilities, EdgeOptions, Needs
 from edgewise.edge.engine import EngineModel, default_threads
 from edgewise.edge.hub.folder import sampled_blocks
 from edgewise.edge.kv import KvSession
-from edgewise.edge.llamacpp.cache import LlamaSequences, SequencePool, examine, width_for
+from edgewise.edge.llamacpp.cache import SequencePool, examine
 from edgewise.edge.llamacpp.context import LlamaContext
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.load import load_weights, new_context
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
-from edgewise.errors import ModelError, UsageError
-
-_EMBEDDINGS = "token_embd.weight"
+from edgewise.errors import ModelError
 
 
 def open_gguf(address: str, options: EdgeOptions) -> "LlamaModel":
@@ -57,9 +53,9 @@ class LlamaModel(EngineModel):
         form = description.value.decode("utf-8", "replace").split(" ", 2)[-1]
         self._build = f"llama.cpp, {form}"
         self._tokenizer = LlamaTokenizer(self._model)
-        self._context = context = self._new_context(options.slots)
+        self._context = context = self.new_context(options.slots)
         try:
-            self._state, hidden = examine(context) if context.recurrent else (0, True)
+            self.state_size, hidden = examine(context) if context.recurrent else (0, True)
             pool = SequencePool(context, options.slots)
         except BaseException:
             context.close()
@@ -77,43 +73,19 @@ class LlamaModel(EngineModel):
             needs |= Needs.LOGITS
         return super().session(needs, top=top)
 
-    def sequences(self, width: int) -> LlamaSequences:
-        width = width_for(width, self.context, self._state)
-        return LlamaSequences(
-            self._new_context(width),
-            width=width,
-            longest=self.context,
-            vocabulary=self.tokenizer.size,
-        )
-
     def fingerprint(self) -> str:
         digest = hashlib.sha256(str(self.path.stat().st_size).encode())
         for block in sampled_blocks(self.path):
             digest.update(block)
         return digest.hexdigest()
 
-    def embeddings(self) -> Floats:
-        try:
-            import gguf
-        except ImportError as error:
-            raise UsageError(
-                "Reading embeddings needs gguf", hint="pip install 'edgewise[lab]'"
-            ) from error
-        for tensor in gguf.GGUFReader(self.path).tensors:
-            if tensor.name == _EMBEDDINGS:
-                return np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
-        raise UsageError(
-            f"{self.name!r} has no tensor {_EMBEDDINGS}",
-            hint="leave the input token_embedding out",
-            setting="inputs",
-        )
-
     def _free(self) -> None:
         self._context.close()
         self._tokenizer.close()
         llama_cpp.llama_model_free(self._model)
 
-    def _new_context(self, sequences: int) -> LlamaContext:
+    def new_context(self, sequences: int) -> LlamaContext:
+        """One for so many sequences, which the caller closes before the model."""
         handle = new_context(
             self._model,
             self.path,

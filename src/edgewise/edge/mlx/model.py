@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgewise.addresses import resolve_folder
-from edgewise.edge.base import EdgeOptions, Floats
+from edgewise.edge.base import EdgeOptions
 from edgewise.edge.engine import EngineModel
 from edgewise.edge.hub.folder import DESCRIPTIONS, explained
 from edgewise.edge.hub.tokenizer import HubTokenizer
@@ -72,16 +72,6 @@ class MlxWeights:
             # What is left lazy cannot be computed in another thread, and holds what it is made of.
             mx.eval(rows, [layer.state for layer in cache])
         return rows
-
-    def embeddings(self) -> Floats | None:
-        """The input embeddings, float32[vocabulary, d]; None where they are of no known kind."""
-        kinds = import_module("mlx.nn")
-        for module in self.tables():
-            if isinstance(module, (kinds.Embedding, kinds.QuantizedEmbedding)):
-                with self.mx.stream(self.device):
-                    rows = module(self.mx.arange(self.size))
-                    return np.array(rows.astype(self.mx.float32))
-        return None
 
     def close(self) -> None:
         """Free the weights."""
@@ -149,7 +139,6 @@ class MlxCache(SequenceCache):
 
 
 def _parts(kinds: Any, layers: Iterable[Any]) -> Generator[Any]:
-    """The caches of all layers, some of which have several."""
     for layer in layers:
         if type(layer) is kinds.CacheList:
             yield from _parts(kinds, layer.caches)
@@ -217,10 +206,6 @@ class MlxModel(EngineModel):
         self._try_out(new, size)
         self._tokenizer = HubTokenizer(self.path, size=size)
         self._open_slots(new)
-
-    def embeddings(self) -> Floats:
-        found = self._weights.embeddings()
-        return super().embeddings() if found is None else found
 
     def _free(self) -> None:
         self._weights.close()

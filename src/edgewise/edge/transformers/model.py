@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-
 from edgewise.addresses import resolve_folder
-from edgewise.edge.base import EdgeOptions, Floats
+from edgewise.edge.base import EdgeOptions
 from edgewise.edge.engine import EngineModel, default_threads
 from edgewise.edge.hub.folder import DESCRIPTIONS
 from edgewise.edge.hub.tokenizer import HubTokenizer
@@ -162,7 +160,6 @@ def _kind(layer: Any) -> str:
 
 
 def _cut(layer: Any, count: int) -> None:
-    """Drop the last keys and values of a layer that has some."""
     kinds = import_module("transformers.cache_utils")
 
     if type(layer) is kinds.DynamicIndexedLayer:
@@ -201,7 +198,6 @@ class TransformersModel(EngineModel):
         trained = getattr(loaded.config, "max_position_embeddings", None)
         known = isinstance(trained, int) and trained > 0
         self.context = self._context_for(trained if known else None)
-        self._embeddings: Any = loaded.model.get_input_embeddings()
         self._parameters = sum(weight.numel() for weight in loaded.model.parameters())
         self._weights = Weights(torch, loaded.model, loaded.config)
         size = getattr(loaded.config, "vocab_size", None)
@@ -216,9 +212,5 @@ class TransformersModel(EngineModel):
         self._tokenizer = HubTokenizer(self.path, size=size)
         self._open_slots(new)
 
-    def embeddings(self) -> Floats:
-        return np.asarray(self._embeddings.weight.detach().float().cpu().numpy(), np.float32)
-
     def _free(self) -> None:
         self._weights.close()
-        del self._embeddings

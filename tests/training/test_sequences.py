@@ -3,17 +3,26 @@
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edgewise.edge.base import Chunk, Floats, Needs, Sequences
+from edgewise.edge.base import Floats, Needs
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.errors import ModelError
+from edgewise_lab.sequences import Chunk, LlamaSequences, Sequences, width_for
+from tests import models
+from tests.hybrid_models import HybridPaths
 
 CONTEXT, ATOL = 64, 0.02
+LONG = [(7 * index) % 250 for index in range(40)]
 A, B, C = [70, 101, 20], [40, 41, 42, 43, 44], [200, 100]
+
+
+def load(path: Path) -> LlamaModel:
+    return LlamaModel(path, context=128, threads=1, gpu_layers=0)
 
 
 @pytest.fixture
@@ -24,7 +33,7 @@ def model(bpe_path: Path) -> Iterator[LlamaModel]:
 
 @pytest.fixture
 def sequences(model: LlamaModel) -> Iterator[Sequences]:
-    with closing(model.sequences(4)) as made:
+    with closing(LlamaSequences(model, 4)) as made:
         yield made
 
 
@@ -70,11 +79,12 @@ def test_sessions_are_not_disturbed(model: LlamaModel, sequences: Sequences) -> 
 @pytest.mark.parametrize(
     ("context", "wanted", "width"), [(64, 1, 1), (64, 8, 8), (4, 32, 4), (8192, 32, 4)]
 )
-def test_how_many_fit(long_path: Path, context: int, wanted: int, width: int) -> None:
+def test_how_many_fit(tmp_path: Path, context: int, wanted: int, width: int) -> None:
     """llama.cpp wants room for an id of each in one decode, and memory is bounded."""
+    path = models.write_transformer(tmp_path / "long.gguf", models.byte_level(), context=8192)
     with (
-        LlamaModel(long_path, context=context, threads=1, gpu_layers=0) as model,
-        closing(model.sequences(wanted)) as sequences,
+        LlamaModel(path, context=context, threads=1, gpu_layers=0) as model,
+        closing(LlamaSequences(model, wanted)) as sequences,
     ):
         assert sequences.width == width
         assert sequences.room == min(512, context)
@@ -88,3 +98,37 @@ def test_a_decode_that_fails_is_one_sentence(
         sequences.run([Chunk(0, 0, A, True), Chunk(1, 0, B, False)])
     assert str(caught.value).startswith("llama.cpp could not decode 8 tokens (code 1); lower ")
     assert caught.value.setting == "ctx"
+
+
+class TestRollouts:
+    def test_neighbouring_prefixes_are_not_read_again(
+        self, hybrid_paths: HybridPaths, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runs: list[int] = []
+        decode = llama_cpp.llama_decode
+
+        def counted(context: Any, batch: Any) -> int:
+            runs.append(batch.n_tokens)
+            return decode(context, batch)
+
+        monkeypatch.setattr(llama_cpp, "llama_decode", counted)
+        with load(hybrid_paths["qwen35"]) as model, closing(LlamaSequences(model, 2)) as sequences:
+            sequences.run([Chunk(0, 0, LONG[:20], True), Chunk(1, 0, LONG[5:20], True)])
+            for position in range(20, 24):
+                sequences.run([Chunk(0, position, [position], True)])
+            assert sequences.forget(0, 20) == 20
+            runs.clear()
+            (step,) = sequences.run([Chunk(0, 20, LONG[20:30], True)])
+            assert runs == [10]
+            assert_close(step.logits, logits_after(model, LONG[:30]))
+            # The same prefix again: its last id has no logits any more.
+            assert sequences.forget(0, 29) == 20
+            (step,) = sequences.run([Chunk(1, 15, [1], True)])
+            assert_close(step.logits, logits_after(model, [*LONG[5:20], 1]))
+
+    @pytest.mark.parametrize(
+        ("state", "width"), [(0, 32), (1 << 10, 32), (20 << 20, 17), (56 << 20, 6), (1 << 40, 1)]
+    )
+    def test_how_many_fit_in_memory(self, state: int, width: int) -> None:
+        """With two checkpoints each, in a gibibyte."""
+        assert width_for(32, 512, state) == width
