@@ -20,7 +20,6 @@ from edgewise.errors import ModelError, UsageError
 from edgewise.prompts import Message, prompt_ids
 from tests import models
 from tests.hub_files import vocabulary_of, write_tokenizer
-from tests.smollm2_file import smollm2_or_skip
 
 TEXTS = (
     *PROBES,
@@ -37,18 +36,13 @@ TALK = (
 
 def files(name: str, folder: Path) -> tuple[Path, str]:
     """A GGUF, and how its text is cut."""
-    if name == "smollm2":
-        return smollm2_or_skip(), "smollm"
     if name == "bundled":
         return bundled("edge"), "qwen2"
     write = {"bytes": models.write_byte_level, "pieces": models.write_sentencepiece}[name]
     return write(folder / "model.gguf"), "qwen2"
 
 
-@pytest.fixture(
-    scope="module",
-    params=["bundled", "bytes", "pieces", pytest.param("smollm2", marks=pytest.mark.deep)],
-)
+@pytest.fixture(scope="module", params=["bundled", "bytes", "pieces"])
 def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[HubTokenizer, Tokenizer]]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from openai import OpenAI
 from benchmarks.real_weights.weights import without_blocks
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.local import LocalCloud
-from edgewise.edge.base import EdgeModel, Floats, Needs
+from edgewise.edge.base import EdgeModel, Needs
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Token
 from edgewise.loop.decoder import Answer, Decoder, collect
@@ -31,9 +30,7 @@ from tests.server.serving import serving
 QUESTION = "Write one sentence about the sea."
 TOKENS = 12
 CONTEXT = 192
-WALK = 24
-TOLERANCE = 1e-2
-"""Of the largest logit: a decode of several ids rounds otherwise than one of each."""
+
 
 LIKELIEST, MEAN_NATS = 0.5, 0.25
 """How far log-probs lie from another build of llama.cpp: of the likeliest id, and on average of the
@@ -79,13 +76,6 @@ def alone(model: EdgeModel, prompt: Sequence[int]) -> Answer:
     return decoder.generate(prompt, max_tokens=TOKENS)
 
 
-def scratch(model: EdgeModel, ids: Sequence[int]) -> Floats:
-    """Logits after `ids`, by a session that has seen nothing else."""
-    with closing(model.session(Needs.LOGITS)) as session:
-        session.open(ids)
-        return session.step().logits
-
-
 def test_run(smollm2_path: Path, text: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "edgewise", "run", QUESTION, "--json", "--cloud", "none"]
     command += ["--edge", str(smollm2_path), "--threads", "1", "--max-tokens", str(TOKENS)]
@@ -108,34 +98,6 @@ def test_serve_streams_to_openais_client(smollm2_path: Path, text: str) -> None:
     assert sum(bool(piece) for piece in pieces) > 1
     assert whole.choices[0].message.content == text
     assert whole.choices[0].finish_reason == "length"
-
-
-def test_any_way_leads_to_the_same_logits(model: LlamaModel, prompt: list[int]) -> None:
-    """Steps, batches, rewinds near and far and openings, against decodes from scratch."""
-    rng = random.Random(0)
-    ids = list(prompt)
-    with closing(model.session(Needs.LOGITS)) as session:
-        session.open(ids)
-        for number in range(WALK):
-            do = rng.choice(["steps", "extend", "near", "far", "open"])
-            more = [rng.randrange(1000, 20_000) for _ in range(rng.randint(1, 8))]
-            if len(ids) > CONTEXT - 16:
-                do = "far"
-            if do in ("near", "far"):
-                least = 1 if do == "far" else max(1, len(ids) - 8)
-                del ids[rng.randint(least, len(ids)) :]
-                session.rewind(len(ids))
-            elif do == "open":
-                ids = [*ids[: rng.randint(1, len(ids))], *more]
-                session.open(ids)
-            else:
-                (session.steps if do == "steps" else session.extend)(more)
-                ids += more
-            logits = session.step().logits
-            if number % 3 == 0 or do == "far":
-                wanted = scratch(model, ids)
-                assert logits.argmax() == wanted.argmax()
-                assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
 
 
 @pytest.mark.deep

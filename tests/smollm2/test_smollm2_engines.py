@@ -100,23 +100,3 @@ def test_it_says_what_llama_cpp_says(model: EdgeModel, floats: Path, smollm2_pat
         assert far(own, log_probs(llama, prompt, answer)).max() < FLOAT_NATS
     with LlamaModel(smollm2_path, context=CONTEXT, threads=1, gpu_layers=0) as packed:
         assert far(own, log_probs(packed, prompt, answer)).mean() < PACKED_NATS
-
-
-def test_going_back_near_and_far(model: EdgeModel) -> None:
-    prompt = prompt_ids(model.tokenizer, TALK)
-    more = list(range(1000, 1024))
-    with (
-        closing(model.session(Needs.LOGITS)) as session,
-        closing(model.session(Needs.LOGITS)) as fresh,
-    ):
-        session.open(prompt)
-        session.steps(more)
-        for kept in (len(prompt) + 23, len(prompt) + 4, 7):
-            session.rewind(kept)
-            session.extend([kept])
-            fresh.open([])
-            fresh.open([*[*prompt, *more][:kept], kept])
-            got, wanted = session.step().logits, fresh.step().logits
-            assert got.argmax() == wanted.argmax()
-            assert np.abs(got - wanted).max() <= 1e-3 * np.abs(wanted).max()
-            session.rewind(kept)

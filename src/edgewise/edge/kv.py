@@ -209,7 +209,6 @@ class KvSession:
         return min(wanted - 1, self._computed + self._cache.turn, *stops)
 
     def _at_hand(self) -> bool:
-        """Whether the step after all ids was the last that the engine made."""
         last = self._last
         return last is not None and last.position == len(self._ids) and last.fresh
 
@@ -218,7 +217,6 @@ class KvSession:
             raise UsageError("The session or its model is closed", hint="open a new one")
 
     def _check(self, before: int, ids: Sequence[int]) -> None:
-        """Whether `ids` may stand after `before` others."""
         self._check_open()
         if not all(0 <= token < self._size for token in ids):
             raise UsageError(f"{self._name!r} has ids from 0 to {self._size - 1} only.")
@@ -235,7 +233,6 @@ class KvSession:
             self._computed = self._cache.forget(position)
 
     def _run(self, end: int, outputs: Outputs, needs: Needs) -> list[LogitsStep]:
-        """Compute ids up to `end`; a step for every row asked for."""
         start, cache = self._computed, self._cache
         hidden = self._hidden and outputs != "none"
         with cache.lock:

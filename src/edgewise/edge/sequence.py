@@ -176,7 +176,6 @@ class SequenceCache(ABC):
         return min(spare or gaps, key=lambda place: gaps[place])
 
     def _drop_copies(self, position: int) -> None:
-        """Drop the checkpoints behind `position`."""
         for at in [at for at in self._copies if at > position]:
             self._reuse(self._copies.pop(at).state)
 

@@ -86,7 +86,6 @@ class CallReader:
             yield Said(before)
 
     def _at_the_beginning(self) -> Iterator[Part]:
-        """Calls without an opening are the whole answer."""
         head = self._style.before_name
         if self._text.startswith(head):
             self._place = self._name

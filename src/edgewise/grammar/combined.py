@@ -18,8 +18,7 @@ MAX_VALUES = 20_000
 """Most values of a schema, at all depths, and those of combined parts when they are written out."""
 
 MAX_MULTIPLE = 100_000
-"""Largest `multipleOf`, and the most of all together, without decimal points and last zeros: so
-many states has a number."""
+"""Most of all `multipleOf` together, without decimal points and last zeros: a number's states."""
 
 MAX_KEY_PATTERNS = 100
 """Most `patternProperties`, each of which is compared with each."""
@@ -120,7 +119,6 @@ class _Weighing:
                 raise self._refused("has too many patterns that one text has to fit")
 
     def _own(self, given: Mapping[str, Any]) -> _Ways:
-        """What a part itself says of a text, a number or the keys of an object."""
         found = _Ways()
         if isinstance(pattern := given.get("pattern"), str):
             found = found.both(_Ways(1, math.log(_LEAST + len(pattern))))
@@ -141,7 +139,6 @@ class _Weighing:
         return found
 
     def _target(self, ref: object) -> object:
-        """What a ref leads to."""
         found: Any = self._root
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
             raise self._refused("combines a $ref that is no path, such as #/$defs/name")
@@ -159,7 +156,6 @@ class _Weighing:
 
 
 def _combines(given: Mapping[str, Any]) -> bool:
-    """Whether a part says more than one thing of a value."""
     said = len(_list(given, "allOf")) + len(given.keys() & (_APPLIED - {"allOf"}))
     return said > 1 or (said > 0 and bool(given.keys() & _HELD))
 
@@ -187,7 +183,6 @@ def _list(given: Mapping[str, Any], name: str) -> list[object]:
 
 
 def _states(multiple: object) -> int:
-    """How many a number has that is a multiple."""
     if isinstance(multiple, float) and math.isfinite(multiple):
         multiple = Decimal(repr(multiple))
     if not isinstance(multiple, int | Decimal):

@@ -1,7 +1,7 @@
 """Grammars over a vocabulary, by the library llguidance: which tokens an answer may go on with.
 
-A grammar comes from a client, so it may be hostile. A thread of its own with a deep stack compiles
-it. Compiling has a time limit, and the grammar limits of size and of work for each token.
+A grammar comes from a client, so it may be hostile: a thread with a deep stack compiles it within a
+time limit, and llguidance limits its size and the work for each token.
 """
 
 import re
@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from importlib import import_module
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.vocabulary import ids_spelling
+from edgewise.edge.kv import common_prefix
+from edgewise.edge.vocabulary import ids_spelling, once
 from edgewise.errors import UsageError
 
 INSTALL = "pip install 'edgewise[grammar]'"
@@ -48,8 +49,7 @@ class Allowed(NamedTuple):
 
 
 class Constraint:
-    """An answer's grammar. Where it stands follows from the answer's ids alone, so that it goes
-    back wherever they do. In the answer's thread only."""
+    """An answer's grammar. Its position follows from the ids, so it rolls back with them."""
 
     def __init__(self, matcher: Any, *, start: int, size: int, ends: frozenset[int]) -> None:
         """The answer's ids begin at `start`; the vocabulary has `size`, and `ends` end it."""
@@ -59,8 +59,7 @@ class Constraint:
         self._held: list[int] = []
 
     def allowed(self, ids: Sequence[int], guesses: Sequence[int] = ()) -> Allowed:
-        """What may come behind `ids` and `guesses`. Raises `UsageError` for a grammar that is too
-        much work."""
+        """What may come behind `ids` and `guesses`. Raises `UsageError` for too much work."""
         self._follow(ids, guesses)
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._require_sound()
@@ -93,8 +92,7 @@ class Constraint:
         written = [*ids[self._start :], *more]
         same = len(self._held)
         if written[:same] != self._held:
-            pairs = zip(self._held, written, strict=False)
-            same = next((at for at, (one, other) in enumerate(pairs) if one != other), len(written))
+            same = common_prefix(self._held, written)
         if same < len(self._held):
             self._matcher.rollback(len(self._held) - same)
             del self._held[same:]
@@ -158,7 +156,9 @@ def compiled(
                 f"No answer can be held to this response format ({_reason(matcher.get_error())})",
                 hint="leave out what is not supported",
             )
-        left_out = {*unheld, *_keywords(matcher.get_grammar_warnings())}
+        # Keywords that the library says it does not know, or knows in part.
+        warned = "\n".join(matcher.get_grammar_warnings())
+        left_out = {*unheld, *_KEYWORD.findall(warned)}
         found = Grammar(tokenizer, matcher, shown, unheld=sorted(left_out))
         # Some are found out only here, such as a schema that nothing fits.
         found.constraint(0).allowed(())
@@ -193,7 +193,6 @@ class _Vocabulary:
         return found or []
 
 
-_known: WeakKeyDictionary[Tokenizer, Any] = WeakKeyDictionary()
 _reading = threading.Lock()
 
 
@@ -204,13 +203,15 @@ def _vocabulary(tokenizer: Tokenizer) -> Any:
             "The edge model has no token that ends an answer, so no answer can be held to a format"
         )
     with _reading:
-        found = _known.get(tokenizer)
-        if found is None:
-            library, read = _library(), _Vocabulary(tokenizer)
-            found = library.LLTokenizer(read, eos_token=sorted(tokenizer.eos_ids))
-            read.tokens.clear()  # it has them now
-            _known[tokenizer] = found
-        return found
+        return _read(tokenizer)
+
+
+@once
+def _read(tokenizer: Tokenizer) -> Any:
+    library, vocabulary = _library(), _Vocabulary(tokenizer)
+    found = library.LLTokenizer(vocabulary, eos_token=sorted(tokenizer.eos_ids))
+    vocabulary.tokens.clear()  # it has them now
+    return found
 
 
 def _library() -> Any:
@@ -252,12 +253,7 @@ def _within(work: Callable[[], Grammar]) -> Grammar:
         ) from error
 
 
-def _keywords(warnings: Sequence[str]) -> list[str]:
-    """Those that the library says it does not know, or knows in part."""
-    return [word for told in warnings for word in _KEYWORD.findall(told)]
-
-
-def _reason(told: str) -> str:
+def _reason(words: str) -> str:
     """What the library says of it, in one line."""
-    lines = [line.strip() for line in told[: 10 * _LONGEST_REASON].splitlines() if line.strip()]
+    lines = [line.strip() for line in words[: 10 * _LONGEST_REASON].splitlines() if line.strip()]
     return (lines[0] if lines else "no reason given")[:_LONGEST_REASON].rstrip(".")

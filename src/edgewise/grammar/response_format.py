@@ -113,7 +113,6 @@ def require_response_format(form: ResponseFormat) -> None:
 
 
 def _require_short(tools: Sequence[Tool]) -> None:
-    """Before anything looks into them."""
     try:
         size = sum(len(msgspec.json.encode(tool.parameters)) for tool in tools)
     except (TypeError, UnicodeEncodeError, RecursionError) as error:
@@ -181,7 +180,6 @@ def _calling(form: ResponseFormat, style: ToolFormat, special: Mapping[str, int]
 def _start(
     form: ResponseFormat, style: ToolFormat, special: Mapping[str, int], *, must: bool
 ) -> Sequence[str]:
-    """The rules of what stands before calls, and instead of them."""
     opening = _terms(style.opening, special)
     if must:
         return [f"start: {opening} calls"]
@@ -214,7 +212,6 @@ def _call(
 
 
 def _terms(text: str, special: Mapping[str, int]) -> str:
-    """A text as a grammar has it: quoted, but for its control tokens."""
     if not special:
         return msgspec.json.encode(text).decode() if text else ""
     parts = re.split(f"({'|'.join(map(re.escape, special))})", text)

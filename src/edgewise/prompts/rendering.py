@@ -154,7 +154,6 @@ def _encoded(template: str, variables: Mapping[str, object], longest: int) -> by
 
 
 def _folders() -> list[str]:
-    """Where the process finds what it imports."""
     found = [find_spec(name) for name in _LIBRARIES]
     origins = [spec.origin for spec in found if spec is not None and spec.origin is not None]
     return list(dict.fromkeys(str(Path(origin).parents[1]) for origin in origins))

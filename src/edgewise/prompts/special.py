@@ -1,18 +1,18 @@
 """Control tokens in a conversation: only the template's own text makes them.
 
 Marks, characters that mean nothing, are put into the contents before they are rendered. A control
-token's text with one inside came out of a content, and is encoded as the text that it is. This is
-done twice. First with marks in whole texts of control tokens alone, so that a template sees nearly
-what was said; then at every character that could begin or end one, which is proof against
-templates that join, cut or change contents. Where the two differ, the second one is right.
+token's text with a mark inside came out of a content, and is encoded as text. This is done twice:
+with marks in whole texts of control tokens alone, so that a template sees nearly what was said; and
+at every character that could begin or end one, which is proof against templates that join, cut or
+change contents. Where the two differ, the second is right.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from weakref import WeakKeyDictionary
 
 from edgewise.edge.base import Tokenizer
+from edgewise.edge.vocabulary import once
 from edgewise.errors import UsageError
 from edgewise.prompts.conversation import said
 from edgewise.prompts.messages import Message, Tool
@@ -139,7 +139,6 @@ def conversation_ids(
 
 
 def _unused(text: str) -> str:
-    """A mark that does not stand in it. Raises `UsageError`."""
     for mark in _MARKS:
         if mark not in text:
             return mark
@@ -147,16 +146,10 @@ def _unused(text: str) -> str:
 
 
 def _any_of(characters: set[str], *, cased: bool = False) -> re.Pattern[str]:
-    """Where one of them stands, in either case if so told."""
     either = characters | {one.swapcase() for one in characters} if cased else characters
     return re.compile("|".join(map(re.escape, sorted(either))) or r"(?!)")
 
 
-_known: WeakKeyDictionary[Tokenizer, ControlTokens] = WeakKeyDictionary()
-
-
+@once
 def _control_tokens(tokenizer: Tokenizer) -> ControlTokens:
-    found = _known.get(tokenizer)
-    if found is None:
-        found = _known[tokenizer] = ControlTokens(tokenizer.special)
-    return found
+    return ControlTokens(tokenizer.special)

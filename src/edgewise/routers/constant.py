@@ -14,7 +14,6 @@ class Constant:
         self._value = value
 
     def score(self, step: Step) -> float:
-        """The constant."""
         return self._value
 
 
@@ -27,5 +26,4 @@ class Random:
         self._seed = seed
 
     def score(self, step: Step) -> float:
-        """A draw from [0, 1)."""
         return float(np.random.default_rng([self._seed, step.position, step.proposed]).random())

@@ -118,7 +118,6 @@ def _digest(*parts: bytes) -> str:
 
 
 def _made(name: str, make: Callable[[], Router]) -> Router:
-    """What a kind makes, if the decoder can use it."""
     try:
         router = make()
     except EdgewiseError:

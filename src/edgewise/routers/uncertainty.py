@@ -11,7 +11,6 @@ class MaxProb:
     needs, top = Needs.ENTROPY, 0
 
     def score(self, step: Step) -> float:
-        """From 0 (certain) to 1 - 1/V."""
         return 1.0 - math.exp(step.logprob(step.proposed))
 
 
@@ -21,7 +20,6 @@ class Margin:
     needs, top = Needs.ENTROPY | Needs.TOP, 2
 
     def score(self, step: Step) -> float:
-        """From 0 (certain) to 1 (a tie)."""
         first, second = (math.exp(c.logprob) for c in step.candidates(2))
         return 1.0 - (first - second)
 
@@ -32,5 +30,4 @@ class Entropy:
     needs, top = Needs.ENTROPY, 0
 
     def score(self, step: Step) -> float:
-        """From 0 (certain) to 1 (uniform)."""
         return min(1.0, max(0.0, step.entropy / math.log(step.size)))

@@ -173,7 +173,7 @@ def decode_request(
         policy=policy.edge_alone() if local else policy,
         max_tokens=own.max_tokens if most is None else most,
         sampling=Sampling(
-            temperature=own.temperature if body.temperature is None else body.temperature,
+            temperature=(own.temperature or 0.0) if body.temperature is None else body.temperature,
             top_k=body.top_k or 0,
             top_p=own.top_p if body.top_p is None else body.top_p,
             min_p=body.min_p or 0.0,

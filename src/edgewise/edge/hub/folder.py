@@ -110,7 +110,6 @@ def explained(folder: Path, engine: str, package: str) -> Generator[None]:
 
 
 def _counts(described: object) -> Generator[tuple[str, int]]:
-    """How many layers and experts a description has, wherever it says so."""
     if isinstance(described, dict):
         for key, value in cast(dict[str, Any], described).items():
             if isinstance(value, int) and _COUNTED.search(key):

@@ -137,7 +137,6 @@ def _byte_of_letter() -> Mapping[str, int]:
 
 
 def _read_vocabulary(folder: Path) -> _Vocabulary:
-    """A folder's `tokenizer.json`. Raises `ModelError` for none, and for one of another kind."""
     path = folder / TOKENIZER
     file = read_json(path, _File, MAX_TOKENIZER)
     if file is None:
@@ -282,13 +281,11 @@ class HubTokenizer:
         return [part for part in ids if part is not None]
 
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
-        """Ids of a whole prompt, behind exactly one BOS where the model wants one."""
         ids = self.encode(text, special=special)
         bos = self.bos_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
     def piece(self, token: int) -> bytes:
-        """The bytes that an id stands for; empty for special tokens and for padding."""
         if not 0 <= token < self.size:
             raise UsageError(f"The vocabulary has ids from 0 to {self.size - 1}, not {token}.")
         text = self._texts.get(token)
@@ -297,7 +294,6 @@ class HubTokenizer:
         return self._vocabulary.bytes_of(token, text)
 
     def special_text(self, name: str) -> str:
-        """How the special token `bos` or `eos` is written; empty where there is none."""
         return self._named[name]
 
 

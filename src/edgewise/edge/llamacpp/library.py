@@ -104,7 +104,6 @@ def processor() -> frozenset[str]:
 
 
 def _load(name: str) -> Any:
-    """The calls of a package's library. Raises `UsageError`."""
     mend = (
         _REBUILD if name == FITTING else f"pip install --force-reinstall {name}=={VERSIONS[name]}"
     )

@@ -102,7 +102,6 @@ def _loads_in_child(path: Path) -> bool:
 
 
 def _end(error: ChildEnded) -> str:
-    """How the child ended, and why if it said so."""
     if error.why == "time" or error.status is None:
         how = "loading it does not end"
     elif error.status < 0:

@@ -49,7 +49,6 @@ class LlamaTokenizer:
 
     @property
     def special(self) -> Mapping[int, str]:
-        """Control tokens and the unknown token, with their text."""
         if self._special is None:
             kind = llama_cpp.llama_vocab_get_attr
             with self._vocabulary() as vocabulary:
@@ -59,7 +58,6 @@ class LlamaTokenizer:
 
     @property
     def bos_id(self) -> int | None:
-        """The id that begins a text, None where the model wants none."""
         with self._vocabulary() as vocabulary:
             bos = llama_cpp.llama_vocab_bos(vocabulary)
             return bos if bos >= 0 and llama_cpp.llama_vocab_get_add_bos(vocabulary) else None
@@ -80,13 +78,11 @@ class LlamaTokenizer:
             room = -n  # what it needs
 
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
-        """Ids of a whole prompt, behind exactly one BOS where the model wants one."""
         ids = self.encode(text, special=special)
         bos = self.bos_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
     def piece(self, token: int) -> bytes:
-        """The bytes that an id stands for; empty for special tokens and for padding."""
         known = self._pieces.get(token)
         return self._read_piece(token) if known is None else known
 
@@ -105,7 +101,6 @@ class LlamaTokenizer:
             room = -n  # what it needs
 
     def special_text(self, name: str) -> str:
-        """How the special token `bos` or `eos` is written; empty where there is none."""
         call = {"bos": llama_cpp.llama_vocab_bos, "eos": llama_cpp.llama_vocab_eos}[name]
         with self._vocabulary() as vocabulary:
             token = call(vocabulary)

@@ -116,7 +116,6 @@ def _checked(folder: Path) -> dict[str, Any]:
 
 
 def _check_quantization(folder: Path, config: dict[str, Any]) -> None:
-    """That weights are in full, or packed by MLX."""
     own = config.get("quantization")
     if own is None:
         text = config.get("text_config")
@@ -174,7 +173,6 @@ def _check_packed(model: Any, weights: dict[str, Any]) -> None:
 
 
 def _trained(config: dict[str, Any]) -> int | None:
-    """The longest context that a model was trained for."""
     for described in (config, config.get("text_config")):
         known = described.get("max_position_embeddings") if isinstance(described, dict) else None
         if isinstance(known, int) and known > 0:
@@ -183,7 +181,6 @@ def _trained(config: dict[str, Any]) -> int | None:
 
 
 def _form(model: Any, arrays: list[Any]) -> str:
-    """How the largest weight is kept."""
     largest = max(arrays, key=lambda array: array.nbytes)
     for _, module in model.named_modules():
         if "scales" in module and module["weight"] is largest:
@@ -192,7 +189,6 @@ def _form(model: Any, arrays: list[Any]) -> str:
 
 
 def _arrays(mx: Any, model: Any) -> list[Any]:
-    """All arrays of a model: its weights, and tables that it computes."""
     flat = import_module("mlx.utils").tree_flatten(model)
     return [value for _, value in flat if isinstance(value, mx.array)]
 

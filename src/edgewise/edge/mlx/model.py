@@ -139,7 +139,6 @@ class MlxCache(SequenceCache):
 
 
 def _parts(kinds: Any, layers: Iterable[Any]) -> Generator[Any]:
-    """The caches of all layers, some of which have several."""
     for layer in layers:
         if type(layer) is kinds.CacheList:
             yield from _parts(kinds, layer.caches)

@@ -102,7 +102,6 @@ def build_files(folder: Path) -> list[Path]:
 
 
 def _strings(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Every entry that is no list or table, with its key."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _strings(inner, str(name))

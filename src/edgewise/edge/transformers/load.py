@@ -86,7 +86,6 @@ def _check_quantization(folder: Path) -> None:
 
 
 def _device(torch: Any, gpu_layers: int | Literal["auto"]) -> str:
-    """Where the model goes, as a whole."""
     require_one_device("transformers", gpu_layers)
     found = torch.accelerator.current_accelerator(check_available=True)
     return "cpu" if gpu_layers == 0 or found is None else str(found.type)

@@ -160,7 +160,6 @@ def _kind(layer: Any) -> str:
 
 
 def _cut(layer: Any, count: int) -> None:
-    """Drop the last keys and values of a layer that has some."""
     kinds = import_module("transformers.cache_utils")
 
     if type(layer) is kinds.DynamicIndexedLayer:
