@@ -21,19 +21,16 @@ from edgewise.addresses import bundled
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.uncertainty import Entropy
 from edgewise.sampling import Sampling
-from edgewise.testing.link import Link
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, noise, replying
 from edgewise_lab.bench.pace import PacedEdge
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.scripted_text import Retold, ScriptedText
-from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 
 TOKENS = 16
@@ -89,37 +86,6 @@ def test_both_are_compared_over_one_link(edge: LlamaModel, server: str) -> None:
     assert found.paper > found.edge
     # A consult of the paper's pays a handshake besides the round trip.
     assert found.paper >= 0.25 * 2 * 0.03 * 0.5
-
-
-def test_a_gateway_cannot_be_compared_with(edge: LlamaModel, engine: ScriptedEngine) -> None:
-    with gateway([engine.url]) as running, pytest.raises(UsageError, match="is a gateway"):
-        compared(edge, running.url)
-
-
-def test_the_link_is_closed_where_the_engine_shares_no_vocabulary(
-    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[Link] = []
-    close = Link.close
-    monkeypatch.setattr(Link, "close", lambda self: (closed.append(self), close(self)))
-
-    class Other(ScriptedEdge):
-        def __init__(self) -> None:
-            super().__init__(replying("x", prompt=""))
-            self.tokenizer.encode = lambda text, special=False: [1]  # type: ignore[method-assign]
-
-    with pytest.raises(UsageError, match="vocabularies differ"):
-        compare(
-            Other(),
-            engine.url,
-            share=0.5,
-            round_trip=0.0,
-            engine_seconds=0.0,
-            context=8,
-            tokens=4,
-            rounds=1,
-        )
-    assert len(closed) == 1
 
 
 PROMPT = list(b"sky: ")

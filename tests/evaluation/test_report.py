@@ -2,8 +2,6 @@
 
 import csv
 import io
-import json
-import math
 from pathlib import Path
 
 import msgspec
@@ -63,15 +61,6 @@ def test_the_figures_of_a_pair() -> None:
     assert pair.gap_recovered == pytest.approx(0.5)  # one of the two that only the cloud gets
     assert pair.interval[0] <= 0.5 <= pair.interval[1]
     assert pair.gain_interval[0] <= 0.25 <= pair.gain_interval[1]
-
-
-def test_the_ends_of_the_scale() -> None:
-    edge, cloud = figures(EDGE), figures(CLOUD)
-    assert (edge.gap_recovered, cloud.gap_recovered) == (0.0, 1.0)
-    assert (edge.cloud_share, cloud.cloud_share) == (0.0, 1.0)
-    assert edge.gain_interval == (0.0, 0.0)
-    assert edge.changed is None
-    assert edge.share_asked is None
 
 
 def test_both_readings_stand_side_by_side() -> None:
@@ -191,14 +180,6 @@ def test_a_summary_is_of_the_first_share() -> None:
     ]
 
 
-def test_a_summary_as_json() -> None:
-    """An end of an interval that is open is null: JSON has no infinity."""
-    told = json.loads(msgspec.json.encode(summary("animals", "pair", rows(FOUND))))
-    assert told["accuracy"] == {"edge": 0.25, "pair": 0.5, "cloud": 0.75}
-    assert told["interval"]["gap_recovered"] == [None, None]
-    assert told["families"]["f"]["gap_recovered"] == told["gap_recovered"] == pytest.approx(0.5)
-
-
 def test_csv_holds_every_figure_of_every_family() -> None:
     lines = list(csv.DictReader(io.StringIO(as_csv(rows(FOUND)))))
     assert [(line["family"], line["system"]) for line in lines] == [
@@ -240,11 +221,3 @@ def test_a_plot_that_cannot_be_written(tmp_path: Path, name: str) -> None:
         plot([row.overall for row in table_of(0.1)], "animals", tmp_path / name)
     assert caught.value.setting == "plot"
     assert not (tmp_path / name).exists()
-
-
-def test_an_interval_that_is_open_is_drawn_nowhere(tmp_path: Path) -> None:
-    """Two questions leave the gap open; the plot shows accuracies, which are not."""
-    found = {EDGE: outcomes(".."), CLOUD: outcomes("x.", cloud=10), PAIR: outcomes("x.", cloud=1)}
-    pair = figures(PAIR, found)
-    assert pair.gap_interval == (-math.inf, math.inf)
-    plot([row.overall for row in rows(found)], "two", tmp_path / "a.png")

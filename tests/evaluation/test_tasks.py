@@ -183,13 +183,6 @@ def test_a_file_of_another_kind_is_refused(
         open_task(name, data=write(tmp_path / "data.jsonl", line))
 
 
-def test_a_line_may_bring_a_whole_right_answer(tmp_path: Path) -> None:
-    line = {"prompt": "2 + 2?", "answer": "4", "reference": "2 and 2 make 4."}
-    path = write(tmp_path / "mine.jsonl", line, {"prompt": "1 + 1?", "answer": "2"})
-    task = open_task(str(path), check="number")
-    assert [question.reference for question in task.questions] == ["2 and 2 make 4.", ""]
-
-
 @pytest.mark.parametrize("name", ["pocketqa", "mine.jsonl"])
 def test_the_longest_answer_is_the_task_s_own_or_the_user_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -216,33 +209,6 @@ def prepared(name: object, use: str = "test", **more: object) -> tuple[list[str]
     both = with_calibration(str(name), use, **given)  # type: ignore[arg-type]
     used, held_out = ([question.prompt for question in task.questions] for task in both)
     return used, held_out
-
-
-def test_a_file_is_calibrated_on_its_own_end(tmp_path: Path) -> None:
-    used, held_out = prepared(numbered(tmp_path / "mine.jsonl", 10), limit=4)
-    assert used == [f"Say {i}." for i in range(4)]
-    assert held_out == ["Say 7.", "Say 8.", "Say 9."]
-    used, _ = prepared(tmp_path / "mine.jsonl")
-    assert len(used) == 7
-
-
-def test_the_bundled_task_has_a_split_for_it() -> None:
-    for use in ("test", "train"):
-        used, held_out = prepared("pocketqa", use, limit=5)
-        assert (len(used), len(held_out)) == (5, 3)
-        assert (
-            held_out
-            == [q.prompt for q in TASKS.load("pocketqa")().open("calibration").questions][:3]
-        )
-
-
-def test_a_local_copy_is_all_there_is(tmp_path: Path) -> None:
-    lines = [{"question": f"{i}?", "answer": f"#### {i}"} for i in range(6)]
-    data = write(tmp_path / "test.jsonl", *lines)
-    used, held_out = prepared("gsm8k", data=data)
-    assert [text.split()[1] for text in (*used, *held_out)] == [f"{i}?" for i in range(6)]
-    with pytest.raises(EdgewiseError, match="of others"):
-        prepared("gsm8k", data=data, calibration_data=data, calibration=6)
 
 
 def test_the_train_split_ends_with_what_thresholds_are_set_on(
@@ -284,12 +250,6 @@ def test_counts_that_leave_nothing(
     assert caught.value.setting == setting
 
 
-def test_one_prompt_stands_on_one_side(tmp_path: Path) -> None:
-    lines = [{"prompt": f"Say {i % 4}.", "answer": f"{i % 4}"} for i in range(8)]
-    used, held_out = prepared(write(tmp_path / "mine.jsonl", *lines), calibration=2)
-    assert (used, held_out) == (["Say 0.", "Say 1."] * 2, ["Say 2.", "Say 3."])
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem", "setting"),
     [
@@ -313,23 +273,6 @@ def test_what_a_task_does_not_take(
     with pytest.raises(EdgewiseError, match=problem) as caught:
         open_task(**arguments)  # type: ignore[arg-type]
     assert caught.value.setting == setting
-
-
-def test_a_split_that_a_task_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Tested(TaskSource):
-        name = "tested"
-        splits = ("test",)
-
-        def open(self, split: Split, data: Path | None = None) -> Task:
-            assert split == "test"
-            return Task("tested", (Question("1", "f", "a", "b", "exact"),) * 2, 8)
-
-    monkeypatch.setattr(TASKS, "load", lambda name: Tested)
-    monkeypatch.setattr(type(TASKS), "__contains__", lambda self, name: name == "tested")
-    with pytest.raises(EdgewiseError, match="train split"):
-        open_task("tested", use="train")
-    with pytest.raises(EdgewiseError, match="'tested'"):
-        open_task("tested")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

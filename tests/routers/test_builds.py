@@ -21,8 +21,6 @@ from pocket.convert.weights import read
 from tests import models
 from tests.onnx_models import require_onnx
 
-HALF = gguf.GGMLQuantizationType.F16
-
 
 def halved(source: Path, path: Path) -> Path:
     """The same weights as f16."""

@@ -4,32 +4,14 @@ import time
 
 import pytest
 
-from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable, VocabularyMismatch
+from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import EOS, ByteTokenizer, noise, replying
+from edgewise.testing.scripted_edge import noise, replying
 
 IDS = list(b"sky: ")
 PROMPT = Prompt(tuple(IDS))
-
-
-def test_it_writes_its_script_to_the_end() -> None:
-    cloud = ScriptedCloud(replying("yes", prompt="sky: "))
-    completion = cloud.open(PROMPT).ask(IDS, 10, Sampling(), 30).result()
-    assert completion.ids == (*b"yes", EOS)
-    assert completion.stopped
-    assert completion.logprobs == (None,) * 4
-
-
-def test_it_records_every_ask_and_counts_sessions() -> None:
-    cloud = ScriptedCloud(noise())
-    first, second = cloud.open(PROMPT), cloud.open(PROMPT)
-    first.ask(IDS, 1, Sampling(), 30)
-    second.ask([*IDS, 7], 3, Sampling(), 30)
-    assert cloud.opened == 2
-    assert cloud.asks == [(tuple(IDS), 1), ((*IDS, 7), 3)]
-    assert first.prefetch(IDS) == 0
 
 
 def test_it_fails_where_it_is_told_to() -> None:
@@ -71,12 +53,3 @@ def test_the_ids_are_those_of_the_moment_it_was_asked() -> None:
     future = session.ask(ids, 1, Sampling(), 30)
     ids.append(ord("y"))
     assert future.result(60).ids == tuple(b"y")
-
-
-def test_it_shares_a_vocabulary_or_not() -> None:
-    cloud = ScriptedCloud(noise(), tokenizer=ByteTokenizer("mine"))
-    assert cloud.check(ByteTokenizer("mine"))
-    with pytest.raises(VocabularyMismatch):
-        cloud.check(ByteTokenizer("yours"))
-    assert (cloud.local, cloud.abilities, cloud.identity()) == (None, None, "scripted")
-    cloud.close()

@@ -16,7 +16,7 @@ from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.training.fit import Recipe
 from edgewise_lab.training.labels.base import Label, labels_named
 from edgewise_lab.training.publish import README
-from edgewise_lab.training.router import Progress, Stage, Training
+from edgewise_lab.training.router import Stage, Training
 from tests.training.linear import KIND
 
 PROMPT = "How many {:02d}?"
@@ -35,21 +35,6 @@ def sums(start: int, count: int, reference: str = "") -> Task:
 
 def scripted(text: str) -> ScriptedEdge:
     return ScriptedEdge(replying(text, prompt=PROMPT.format(0), unsure=range(len(text))))
-
-
-class Told(Progress):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.stages: list[tuple[str, int | None]] = []
-        self.counts: list[int] = []
-
-    def stage(self, name: str, total: int | None) -> None:
-        self.stages.append((name, total))
-        self.counts.append(0)
-
-    def done(self) -> None:
-        self.counts[-1] += 1
 
 
 def training(

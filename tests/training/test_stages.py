@@ -127,19 +127,6 @@ def test_a_fit_needs_labels_of_its_own_name(tmp_path: Path) -> None:
     one.fit()
 
 
-def test_labels_that_were_cut_are_not_fitted_to(tmp_path: Path, whole: Path) -> None:
-    folder = Path(shutil.copytree(whole, tmp_path / "router"))
-    path = folder / "data" / "labels-mismatch.jsonl"
-    path.write_bytes(path.read_bytes()[:-40])
-    one = training(folder)
-    with pytest.raises(UsageError, match="stage label"):
-        one.fit()
-    one.label()
-    one.fit()
-    one.calibrate()
-    assert made(folder) == made(whole)
-
-
 @pytest.mark.parametrize("gone", [0, 7, 19, 20, 24])
 def test_a_cloud_that_goes_away_at_any_moment(tmp_path: Path, whole: Path, gone: int) -> None:
     """While answers are collected, and while thresholds are set."""
@@ -161,17 +148,6 @@ def test_a_run_log_that_was_cut_anywhere(
     folder = Path(shutil.copytree(whole, tmp_path / "router"))
     path = folder / "data" / name
     path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
-    training(folder).run()
-    assert made(folder) == made(whole)
-
-
-def test_features_that_were_cut(tmp_path: Path, whole: Path) -> None:
-    folder = Path(shutil.copytree(whole, tmp_path / "router"))
-    (shard,) = (folder / "data").glob("answer-*.safetensors")
-    shard.write_bytes(shard.read_bytes()[:-9])
-    with pytest.raises(UsageError, match=r"is damaged"):
-        training(folder).fit()
-    shard.unlink()
     training(folder).run()
     assert made(folder) == made(whole)
 
@@ -257,23 +233,6 @@ def test_data_may_lie_elsewhere_and_be_shared(tmp_path: Path, whole: Path) -> No
     assert not (tmp_path / "one" / "data").exists()
     assert made(tmp_path / "one") == made(whole)
     assert read_card(tmp_path / "other").inputs == ("hidden",)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "top_k", "problem"),
-    [
-        (("hidden",), 5, "belongs to the input top_logprobs"),
-        (("hidden", "scalars"), 10, "belongs to the input top_logprobs"),
-        (("top_logprobs",), 0, "must be from 1 to 64, not 0"),
-        (("top_logprobs",), 65, "must be from 1 to 64, not 65"),
-    ],
-)
-def test_a_top_k_that_goes_with_nothing(
-    tmp_path: Path, inputs: tuple[str, ...], top_k: int, problem: str
-) -> None:
-    with pytest.raises(UsageError, match=problem) as caught:
-        training(tmp_path / "router", inputs=inputs, top_k=top_k)
-    assert caught.value.setting == "top_k"
 
 
 @pytest.mark.parametrize(
