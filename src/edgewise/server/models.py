@@ -63,9 +63,9 @@ class Models:
 
     def asked(self, model: str) -> Answering:
         """The pair that a model id names. Raises `ApiError` 404, which lists the names."""
-        if (found := self.find(model)) is None:
+        if (answering := self.find(model)) is None:
             raise _unknown(model, list(self._named))
-        return found
+        return answering
 
     def ids(self) -> list[str]:
         """The listed ids; any share and threshold may be asked for as well."""
