@@ -249,8 +249,8 @@ def checkpoint(name: str) -> Path | None:
 
 def models_among(names: Iterable[str]) -> list[str]:
     """The GGUF models, by name: no projector, no importance matrix, of a split model the first."""
-    found = sorted(n for n in names if n.endswith(".gguf") and not _NOT_A_MODEL.search(n))
-    return [name for name in found if (part := _PART.search(name)) is None or int(part[1]) == 1]
+    ggufs = sorted(n for n in names if n.endswith(".gguf") and not _NOT_A_MODEL.search(n))
+    return [name for name in ggufs if (part := _PART.search(name)) is None or int(part[1]) == 1]
 
 
 def parts_of(name: str) -> list[str]:
@@ -349,11 +349,11 @@ def _pasted(address: str) -> str | None:
         return None
     from huggingface_hub.constants import ENDPOINT
 
-    found = _PASTED.fullmatch(address.removeprefix(ENDPOINT))
-    if found is None or not address.startswith(ENDPOINT):
+    parts = _PASTED.fullmatch(address.removeprefix(ENDPOINT))
+    if parts is None or not address.startswith(ENDPOINT):
         return None
-    revision = f"@{found['revision']}" if found["revision"] else ""
-    return f"hf://{found['repo']}{revision}" + (f"/{found['file']}" if found["file"] else "")
+    revision = f"@{parts['revision']}" if parts["revision"] else ""
+    return f"hf://{parts['repo']}{revision}" + (f"/{parts['file']}" if parts["file"] else "")
 
 
 def _unknown(address: str, role: Role) -> AddressError:

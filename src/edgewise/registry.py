@@ -104,28 +104,28 @@ class Registry(Generic[_T]):
             )
         return getattr(module, name)
 
-    def _checked(self, name: str, found: object) -> _T:
-        missing = [one for one in self._wanted if not hasattr(found, one)]
-        if missing or (self._wanted and not isinstance(found, type)):
+    def _checked(self, name: str, loaded: object) -> _T:
+        missing = [one for one in self._wanted if not hasattr(loaded, one)]
+        if missing or (self._wanted and not isinstance(loaded, type)):
             problem = f"it lacks {', '.join(missing)}" if missing else "it is not a class"
             raise UsageError(
                 f"{name!r} is not a {self.concept}: {problem}",
                 hint=f"a {self.concept} is a class with {', '.join(self._wanted)}",
             )
-        return cast(_T, found)
+        return cast(_T, loaded)
 
     def _added(self) -> dict[str, EntryPoint]:
-        found: dict[str, EntryPoint] = {}
+        points: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.group):
-            if point.name in self._built_in or point.name in found:
+            if point.name in self._built_in or point.name in points:
                 built_in = point.name in self._built_in
-                other = "a built-in one" if built_in else repr(found[point.name].value)
+                other = "a built-in one" if built_in else repr(points[point.name].value)
                 raise UsageError(
                     f"The {self.concept} {point.name!r} of {point.value!r} has the name of {other}",
                     hint="rename or remove the package that adds it",
                 )
-            found[point.name] = point
-        return found
+            points[point.name] = point
+        return points
 
 
 def or_meant(name: str, known: Sequence[str], hint: str) -> str:
@@ -147,8 +147,8 @@ def is_code(name: str) -> bool:
 
 def code_file(name: str) -> str | None:
     """The file of `file.py:Class`; None for any other name."""
-    found = _FILE.fullmatch(name)
-    return found["file"] if found else None
+    match = _FILE.fullmatch(name)
+    return match["file"] if match else None
 
 
 def _executed(path: Path) -> ModuleType:

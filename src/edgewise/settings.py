@@ -105,7 +105,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Annotated[int, Meta(ge=1, le=1 << 31)] | None,
         _about("sampling", "Longest answer; default: the context's end.", "N"),
     ] = None
-    temperature: Annotated[float, _about("sampling", "0 is greedy.", "T")] = 0.0
+    temperature: Annotated[
+        float | None, _about("sampling", "0 is greedy; default: 0, in chat 0.7.", "T")
+    ] = None
     top_p: Annotated[
         float, _about("draws", "Keep the likeliest up to this mass; 1 is off.", "P", rare=True)
     ] = 1.0
@@ -192,11 +194,11 @@ def load(
             merged.pop(_EITHER[name], None)
         merged.update(source)
         places |= dict.fromkeys(source, where)
-    found = _checked(merged, "the settings")
-    _require_honoured(found, {n: places[n] for n in merged if n in refused}, reader)
+    chosen = _checked(merged, "the settings")
+    _require_honoured(chosen, {n: places[n] for n in merged if n in refused}, reader)
     if vet is not None:
-        vet(found, {name: places[name] for name in merged})
-    return found
+        vet(chosen, {name: places[name] for name in merged})
+    return chosen
 
 
 def settings_of(values: Mapping[str, object]) -> Settings:
@@ -216,11 +218,11 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
-def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) -> None:
+def _require_honoured(chosen: Settings, refused: Mapping[str, str], reader: str) -> None:
     unread = [
         f"{variable(name) if where == ENVIRONMENT else spelled(name)} in {where}"
         for name, where in refused.items()
-        if getattr(found, name) != getattr(_DEFAULTS, name)
+        if getattr(chosen, name) != getattr(_DEFAULTS, name)
     ]
     if unread:
         which = " and ".join(", ".join(unread).rsplit(", ", 1))
@@ -267,15 +269,15 @@ def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, objec
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for key, value in environment.items():
         if key.startswith(PREFIX):
             name = key.removeprefix(PREFIX).lower()
             if name in NAMES:
-                found[name] = value
+                values[name] = value
             elif name != _OF_SERVE and difflib.get_close_matches(name, NAMES, 1, _TYPO):
                 require_known(name, f"The environment has the unknown variable {key!r}", variable)
-    return found
+    return values
 
 
 def require_known(name: str, problem: str, written: Callable[[str], str] = str) -> None:
@@ -306,7 +308,7 @@ def _checked(values: Mapping[str, object], where: str) -> Settings:
                 setting="cloud_share",
             ) from error
     try:
-        found = msgspec.convert(given, Settings, strict=False)
+        chosen = msgspec.convert(given, Settings, strict=False)
     except msgspec.ValidationError as error:
         name = re.search(r"\$\.(\w+)", str(error))
         which = spelled(name[1]) if name else "A setting"
@@ -315,6 +317,6 @@ def _checked(values: Mapping[str, object], where: str) -> Settings:
             hint="give auto or a number" if which == "gpu-layers" else None,
             setting=name[1] if name else None,
         ) from error
-    if found.threshold is not None and found.cloud_share is not None:
+    if chosen.threshold is not None and chosen.cloud_share is not None:
         raise UsageError(f"Give a threshold or a cloud share, not both (in {where}).")
-    return found
+    return chosen

@@ -24,14 +24,12 @@ class SettingInForce(msgspec.Struct, frozen=True, rename={"place": "from"}):
 
 def config(json: options.Json = False) -> None:
     """Show every setting in force, and where it comes from: a flag beats them all."""
-    found = _in_force()
+    rows = _in_force()
     if json:
-        print(msgspec.json.encode(found).decode())
+        print(msgspec.json.encode(rows).decode())
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("setting", "value", "from"):
-        table.add_column(name, overflow="fold")
-    for one in found:
+    table = Table("setting", "value", "from", box=SIMPLE_HEAD, pad_edge=False)
+    for one in rows:
         shown = "-" if one.value is None else msgspec.json.encode(one.value).decode()
         style = "dim" if one.place == _DEFAULT else None
         table.add_row(one.name, render.printable(shown), one.place, style=style)

@@ -240,11 +240,11 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
 
 
 def _abilities(able: Abilities) -> Check:
-    found = [f"{able.engine}, model {able.model or 'unnamed'}", "token ids in and out"]
-    found.append(f"{able.top} candidates a token" if able.top else "no candidates")
-    found.append("a cache meter" if able.meter else "no cache meter")
-    found.append("caches apart by salt" if able.salt else "no salt")
-    return Check("cloud engine", "ok", "; ".join(found))
+    words = [f"{able.engine}, model {able.model or 'unnamed'}", "token ids in and out"]
+    words.append(f"{able.top} candidates a token" if able.top else "no candidates")
+    words.append("a cache meter" if able.meter else "no cache meter")
+    words.append("caches apart by salt" if able.salt else "no salt")
+    return Check("cloud engine", "ok", "; ".join(words))
 
 
 def _conditions(
@@ -264,17 +264,17 @@ def _conditions(
     )
 
 
-def _reuse(found: Reuse | None) -> Check:
+def _reuse(reused: Reuse | None) -> Check:
     """What of a prompt that was just sent is computed, and billed, again."""
-    if found is None:
+    if reused is None:
         return Check(
             "prompt cache",
             "warn",
             "it does not tell what it had: each consult may be billed as a whole prompt",
             "let consults be few and longer (--span 4), or choose a provider that tells",
         )
-    text = f"of {found.prompt} prompt tokens sent again {found.computed} were computed"
-    if 2 * found.computed <= found.prompt:
+    text = f"of {reused.prompt} prompt tokens sent again {reused.computed} were computed"
+    if 2 * reused.computed <= reused.prompt:
         return Check("prompt cache", "ok", text)
     return Check(
         "prompt cache",

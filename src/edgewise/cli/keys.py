@@ -76,10 +76,8 @@ def add(
 @keys_app.command("list")
 def list_keys(file: File) -> None:
     """Names, limits and dates; never the keys."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     columns = ("name", "created", "expires", "asks/s", "ids/s", "tokens/day", "sessions", "ids")
-    for column in columns:
-        table.add_column(column)
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     now = datetime.now(UTC)
     for key in read_keys(file):
         limits = (

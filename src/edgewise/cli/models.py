@@ -45,18 +45,15 @@ def list_models(json: options.Json = False) -> None:
     from edgewise.hub.disk import disk_models
 
     shipped = {"bundled": bundled("edge"), "bundled (cloud)": bundled("cloud")}
-    found = [_Model(name, path.stat().st_size, 0.0, str(path)) for name, path in shipped.items()]
-    found += [_Model(r.repo, r.size, r.used, str(r.path), "hub") for r in cached_repositories()]
-    found += [_Model(m.address, m.size, 0.0, str(m.path), m.program) for m in disk_models()]
+    models = [_Model(name, path.stat().st_size, 0.0, str(path)) for name, path in shipped.items()]
+    models += [_Model(r.repo, r.size, r.used, str(r.path), "hub") for r in cached_repositories()]
+    models += [_Model(m.address, m.size, 0.0, str(m.path), m.program) for m in disk_models()]
     if json:
-        print(msgspec.json.encode(found).decode())
+        print(msgspec.json.encode(models).decode())
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("model", overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("last used", no_wrap=True)
-    table.add_column("where", overflow="fold")
-    for one in found:
+    table = Table("model", "size", "last used", "where", box=SIMPLE_HEAD, pad_edge=False)
+    table.columns[1].justify = "right"
+    for one in models:
         used = f"{datetime.fromtimestamp(one.used):%Y-%m-%d}" if one.used else ""
         address, place = render.printable(one.address), render.printable(one.path)
         table.add_row(address, decimal(one.size), used, place)

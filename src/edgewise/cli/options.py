@@ -16,7 +16,7 @@ from edgewise.cli import render
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
 from edgewise.settings import FIELDS, NAMES, Settings, names_in
 
-WRITING, OUTPUT, PRIVACY = "Writing", "Output", "Privacy"
+WRITING, OUTPUT = "Writing", "Output"
 """Headings of the help that options of a command's own stand under."""
 
 System = Annotated[
@@ -34,7 +34,7 @@ SentFile = Annotated[
     typer.Option(
         metavar="FILE",
         help="Write each message to the cloud there first.",
-        rich_help_panel=PRIVACY,
+        rich_help_panel="Privacy",
     ),
 ]
 

@@ -185,15 +185,15 @@ def _served_models(
     """
     from edgewise.server.answering import PAIR
 
-    found = [_named(one, chosen, chosen_with) for one in given] or [_ServedModel(PAIR, chosen)]
-    names = [one.name for one in found]
+    models = [_named(one, chosen, chosen_with) for one in given] or [_ServedModel(PAIR, chosen)]
+    names = [one.name for one in models]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"Two models have the name {name!r}.")
-    for one in found:
+    for one in models:
         with _said_of(one):
             sampling_of(one.settings)
-    return found
+    return models
 
 
 def _load(

@@ -178,10 +178,10 @@ def _fetched(
 def _inside_cache(path: Path, name: str) -> Path:
     """The file of a snapshot. Raises `AddressError` if it lies elsewhere."""
     repository = path.parents[name.count("/") + 2].resolve()
-    found = path.resolve()
-    if not any(map(found.is_relative_to, (Path(constants.HF_HUB_CACHE).resolve(), repository))):
+    real = path.resolve()
+    if not any(map(real.is_relative_to, (Path(constants.HF_HUB_CACHE).resolve(), repository))):
         raise AddressError(
-            f"{str(path)!r} leads out of the hub's cache, to {str(found)!r}", hint="remove it"
+            f"{str(path)!r} leads out of the hub's cache, to {str(real)!r}", hint="remove it"
         )
     return path
 
