@@ -24,7 +24,7 @@ def found(engine: TextDouble) -> Capabilities:
 
 def test_one_that_goes_on_is_exact() -> None:
     engine = TextDouble()
-    assert found(engine) == Capabilities(meter=True)
+    assert found(engine) == Capabilities()
     assert engine.asked == ["one two three fo", "one two three four", "one two three four "]
     assert found(engine).in_words == "exact, keeps blanks"
 
@@ -35,9 +35,7 @@ def test_one_that_goes_on_is_exact() -> None:
 def test_what_becomes_of_blanks(echoes: bool, strips: bool, trims: bool) -> None:
     engine = TextDouble(echoes=echoes, strips=strips, trims=trims)
     # What is lost before a reply hides what is lost behind what was sent.
-    assert found(engine) == Capabilities(
-        echoes=echoes, strips=strips, trims=trims or strips, meter=True
-    )
+    assert found(engine) == Capabilities(echoes=echoes, strips=strips, trims=trims or strips)
 
 
 def test_blanks_behind_that_are_not_taken_are_never_sent() -> None:

@@ -201,7 +201,6 @@ def test_with_the_recommended_flags_a_key_still_reuses_its_own(
     ("flags", "with_keys", "said"),
     [
         ({}, True, "mixes up its slots' prompts"),
-        ({"cache_ram_mib": 0}, True, "hands the prompts of some requests to others"),
         (RECOMMENDED, True, None),
         ({}, False, None),
     ],

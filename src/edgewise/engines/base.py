@@ -39,8 +39,8 @@ COMPLETIONS = "/v1/completions"
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe found an engine able to do, beside taking and returning token ids.
 
-    `meter`: it tells which prompt tokens came from its cache. `top`: candidates a token.
-    `salt`: prefix caches of several tenants can be kept apart. `tokenizer`: it tokenises text.
+    `meter`: it reports which prompt tokens came from its cache. `top`: candidates a token.
+    `salt`: prefix caches of several tenants can be kept apart.
     """
 
     engine: str
@@ -48,11 +48,10 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     meter: bool = False
     top: int = 0
     salt: bool = False
-    tokenizer: bool = False
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What an engine says it serves: a model, of how many ids; None where it does not tell."""
+    """The model that an engine says it serves and its number of ids; None where it does not say."""
 
     model: str | None = None
     size: int | None = None
@@ -61,8 +60,8 @@ class Described(msgspec.Struct, frozen=True):
 class Client(msgspec.Struct, frozen=True):
     """Whose consult it is: `session` keeps a replica's cache warm, `salt` keeps tenants apart.
 
-    `tenant` is who must not learn what others ask, where several share an engine: a gateway's key.
-    `sent` is told what travels. `request_id` names the consult in the engine's log, `trace` are
+    `tenant` is a gateway's key: keys that share an engine must not learn what others ask.
+    `sent` counts what travels. `request_id` names the consult in the engine's log, `trace` are
     headers by which its spans join the gateway's. `end` is until when it is waited for, by the
     monotonic clock; None: an engine that is busy is not asked again.
     """
@@ -103,7 +102,7 @@ class Engine(ABC):
     """One engine. Methods run in one event loop; `close` gives its connections back.
 
     `vocabulary` holds the ids of the fixed strings (`edgewise.edge.base.PROBES`) once the engine
-    was probed, None where it does not tell; `described` is what it said of its model then.
+    was probed, None where it does not tokenize; `described` is what it said of its model then.
     `watched` are ids of which it must go on making the same text, once they were compared.
     `connected` is called when a connection was opened, for an engine that is somewhere else.
     """
@@ -133,7 +132,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def tokenize(self, text: str) -> list[int] | None:
-        """Ids of `text` without special tokens; None where the engine does not tell."""
+        """Ids of `text` without special tokens; None where the engine does not tokenize."""
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
         """The text of `ids`, control tokens shown; None where it does not detokenise.
@@ -147,7 +146,7 @@ class Engine(ABC):
         return None
 
     def remembered_by(self) -> str:
-        """What tells it from any other, as far as it says, after a probe."""
+        """Names it in the record of full comparisons, after a probe."""
         return f"{self.dialect} {self.described.model} {self.described.size} {self._joint_ids}"
 
     @abstractmethod
@@ -175,7 +174,7 @@ class Engine(ABC):
             return None
         return (
             f"The engine at {self.url!r} has no salt that keeps the caches of several keys apart, "
-            "so how long a consult takes can tell what others asked; choose a version that has one."
+            "so response times can reveal what others asked; choose a version that has one."
         )
 
     async def probe(self) -> Abilities:
@@ -195,12 +194,11 @@ class Engine(ABC):
             meter=first.cached is not None,
             top=len(first.top[0]) if first.top else 0,
             salt=salt,
-            tokenizer=self.vocabulary is not None,
         )
         return self.abilities
 
     async def unchanged(self) -> bool:
-        """Whether what answers is what was probed, as far as it tells; one round of requests.
+        """Whether what answers is what was probed; one round of requests.
 
         Raises a `CloudError` where it is not ready.
         """
@@ -263,7 +261,7 @@ async def parallel(*work: Awaitable[Any]) -> list[Any]:
 
 
 def nobody() -> None:
-    """Is told of a connection where nobody else is."""
+    """Stands for a callback that is not set."""
 
 
 def decoded(body: bytes, kind: type[_T], engine: str) -> _T:

@@ -92,16 +92,15 @@ class Detokenization:
 
     @property
     def legible(self) -> bool:
-        """Whether there is an id for a letter, without which nothing is told apart."""
+        """Whether there is an id for a letter, which keeps others apart."""
         return self._letter is not None
 
     def text(self, token: int) -> str:
         """What an id is written as by itself."""
         special = self._special.get(token)
-        told = (
-            self._pieces.get(token, b"").decode("utf-8", "replace") if special is None else special
-        )
-        return _PADDING.sub("", told)
+        if special is None:
+            special = self._pieces.get(token, b"").decode("utf-8", "replace")
+        return _PADDING.sub("", special)
 
     def asked(self, tokens: Sequence[int]) -> tuple[list[int], str]:
         """Ids that show `tokens`, and the text that they make together."""
@@ -201,10 +200,10 @@ class _Comparison:
 
         With `few` only the first ones of each kind are.
         """
-        texts, told = self._texts, self._engine.described.size
-        self._require_room(told)
-        marks, words, *others = texts.batches(min(told or texts.size, texts.size + AT_ONCE))
-        beyond = [self._require_nothing_beyond()] if told is None else []
+        texts, size = self._texts, self._engine.described.size
+        self._require_room(size)
+        marks, words, *others = texts.batches(min(size or texts.size, texts.size + AT_ONCE))
+        beyond = [self._require_nothing_beyond()] if size is None else []
         _, detokenises, *_ = await parallel(
             self._require_end(), self._compared(marks, watch=True), self._compared(words), *beyond
         )
@@ -270,8 +269,8 @@ class _Comparison:
             if not error.declined:
                 raise
 
-    def _require_room(self, told: int | None) -> None:
-        missing = None if told is None else self._texts.missing(told)
+    def _require_room(self, size: int | None) -> None:
+        missing = None if size is None else self._texts.missing(size)
         if missing is not None:
             text = self._texts.text(missing)[:_SHOWN]
             raise self._other(f"has no such id where the edge model has {text!r}", missing)

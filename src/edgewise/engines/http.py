@@ -231,7 +231,7 @@ class HttpEngine(Endpoint, Engine):
         return self.described.model
 
     async def describe(self) -> Described:
-        """As `Engine.describe`; empty where it does not tell, unless a model was named."""
+        """As `Engine.describe`; empty where it does not say, unless a model was named."""
         try:
             return (await served_model(self)).described
         except (CloudProtocolError, CloudRejected):
@@ -369,7 +369,7 @@ async def served_model(engine: HttpEngine) -> Served:
 def not_served(
     url: str, model: str | None, names: Sequence[str], status: str = ""
 ) -> CloudRejected:
-    """What to say where the `model` that was named is none of those; `status` stands behind it."""
+    """The error for a `model` that is not among those `names`; `status` stands behind it."""
     listed = f"name one that it serves: {shown(names, str(model))}" if names else "name another"
     return CloudRejected(
         f"{url!r} serves no model {model!r}{status}", hint=listed, setting="cloud_model"
@@ -377,7 +377,7 @@ def not_served(
 
 
 def named(models: Sequence[Served], model: str | None) -> Served | None:
-    """The model of that name, the first for None; None where there is none."""
+    """The model of that name, or None; the first where `model` is None."""
     if model is None:
         return models[0]
     return next((entry for entry in models if entry.id == model), None)

@@ -1,7 +1,7 @@
 """The large model behind a llama-server: `POST /completion`, token ids both ways.
 
-A slot reuses whatever prompt it holds, whoever sent it, and how long a request takes tells how much
-of it was reused. So a request may only reuse what its own tenant has put there.
+A slot reuses whatever prompt it holds, whoever sent it, and response times reveal how much was
+reused. So a request may only reuse what its own tenant has put there.
 """
 
 import asyncio
@@ -185,7 +185,7 @@ class LlamaServerEngine(HttpEngine):
             return None
         return (
             f"The llama-server at {self.url!r} mixes up its slots' prompts, so nothing is reused "
-            "for devices with keys, and how long a consult takes may still tell what others asked; "
+            "for devices with keys, and response times may still reveal what others asked; "
             "start it with --slot-prompt-similarity 0 --cache-ram 0 --no-kv-unified."
         )
 

@@ -131,13 +131,13 @@ def _other(error: UsageError) -> OtherVocabulary:
 
 
 def _heard(check: asyncio.Task[None]) -> None:
-    """Whoever waited may have left; what a check found shows at the next one."""
+    """If nobody waits any more, the next check fails in the same way."""
     if not check.cancelled():
         check.exception()
 
 
 async def _finished(check: asyncio.Task[None]) -> None:
-    """Wait for a check, which goes on for others where this one leaves."""
+    """Wait for a check; it continues for others if this caller is cancelled."""
     try:
         await asyncio.shield(check)
     except asyncio.CancelledError:

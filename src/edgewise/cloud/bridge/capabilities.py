@@ -11,7 +11,7 @@ import msgspec
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.replies import TextContinuation, TextRequest
+from edgewise.engines.replies import TextRequest
 from edgewise.engines.text import TextEngine
 from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.prompts import Message, Prompt, prompt_of
@@ -53,13 +53,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """How an API continues what it is sent.
 
     `echoes`: a reply begins with it. `strips`: the blanks that a reply begins with are lost;
-    `trims`: those that it ends with may be. `meter`: it tells what it had in its cache.
+    `trims`: those that it ends with may be.
     """
 
     echoes: bool = False
     strips: bool = False
     trims: bool = False
-    meter: bool = False
 
     @property
     def in_words(self) -> str:
@@ -85,7 +84,7 @@ async def capabilities(engine: TextEngine) -> Capabilities:
 
 
 def reuse(cloud: CloudModel, edge: Tokenizer, deadline: float) -> Reuse | None:
-    """Whether a prefix is computed once; None where its usage does not tell.
+    """Whether a prefix is computed once; None where its usage does not say.
 
     As consults do: one and the same prompt, and an answer that grew. `deadline` in seconds a
     request. Raises a `CloudError`.
@@ -118,14 +117,12 @@ class _Probe:
         self._engine = engine
         self._echoes = False
         self._blanks = False
-        self._last: TextContinuation | None = None
 
     async def capabilities(self) -> Capabilities:
         await self._continues()
         strips = await self._strips()
         trims = strips or await self._trims()
-        meter = self._last is not None and self._last.cached is not None
-        return Capabilities(echoes=self._echoes, strips=strips, trims=trims, meter=meter)
+        return Capabilities(echoes=self._echoes, strips=strips, trims=trims)
 
     async def _continues(self) -> None:
         """Raises `CloudRejected` for one that does not."""
@@ -179,22 +176,22 @@ class _Probe:
     async def _trims(self) -> bool:
         """Whether blanks behind what is sent are lost, or not even taken."""
         try:
-            reply = await self._reply(f"{_WORDS} ", told=False)
+            reply = await self._reply(f"{_WORDS} ", note=False)
         except CloudRejected:
             return True
         return reply[:1].isspace()
 
-    async def _reply(self, begun: str, *, told: bool = True) -> str:
-        """What it adds; a blank before it is noted where it is `told`."""
+    async def _reply(self, begun: str, *, note: bool = True) -> str:
+        """What it adds; `note` a blank before it."""
         reply = await self._asked(begun)
         if self._echoes:
             reply = unechoed(begun, reply, self._engine.url)
-        self._blanks = self._blanks or (told and reply[:1].isspace())
+        self._blanks = self._blanks or (note and reply[:1].isspace())
         return reply
 
     async def _asked(self, begun: str) -> str:
         try:
-            self._last = await self._engine.complete(TextRequest(_ASKED, begun, TOKENS))
+            return (await self._engine.complete(TextRequest(_ASKED, begun, TOKENS))).text
         except CloudRejected as error:
             if error.setting is not None:
                 raise
@@ -203,7 +200,6 @@ class _Probe:
                 f"({error.message.rstrip('.')})",
                 request_id=error.request_id,
             ) from error
-        return self._last.text
 
     def _restarts(self, reply: str) -> CloudRejected:
         return CloudRejected(

@@ -17,14 +17,14 @@ _GIVEN = re.compile(r"(\d{1,9}) ?(messages|tokens)?")
 
 
 class Context(NamedTuple):
-    """What an answer follows, as a cloud is told: messages, else a `text` that was given as ids."""
+    """What a cloud sees before an answer: messages, else the `text` of a prompt of ids."""
 
     messages: tuple[Message, ...] | None
     text: str = ""
 
 
 class Restored(NamedTuple):
-    """What a cloud's words mean here, as far as that can be told.
+    """What a cloud's words mean here, as far as that is known yet.
 
     `whole` are places in `text`, from and to, that are one word each. Behind the text something
     is `left` where it ends early: words that may still become something else ("open"), or some
@@ -72,7 +72,7 @@ class FilteredContext:
 class ContextFilter:
     """Makes a `FilteredContext` for each answer; any thread may ask. This one shows everything.
 
-    `name` tells what it shows from what other filters do; empty where that is everything.
+    `name` says what it shows; empty where that is everything.
     """
 
     name: str = ""

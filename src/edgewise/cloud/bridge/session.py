@@ -203,7 +203,7 @@ class BridgeSession(ABC):
         block, left = self._reasoning.parted(ids, start)
         text = self._written(left)
         if block == "open":
-            # So is a cloud told of it, whatever the edge's own sign.
+            # The sign that clouds know, whatever the edge's own is.
             return f"{THINK}\n{text.lstrip().removeprefix(THINK).lstrip()}"
         return text.lstrip() if block == "over" else text
 

@@ -164,7 +164,7 @@ class _TextConsult(WordConsult):
 
     @property
     def exhausted(self) -> bool:
-        # Whether a word was over cannot be told where the blank behind it is lost.
+        # Without the blank behind a word its end is not known.
         return self._asked >= self.most or (self._asked > 0 and self._capabilities.strips)
 
     @property
@@ -195,7 +195,7 @@ class _TextConsult(WordConsult):
             whole, self._asked = whole.partition(THOUGHT)[0], self.most
         ended = reply.ended and whole == text
         if self._came:
-            # The first reply's blanks are for who holds those of the answer.
+            # Blanks of the first reply are matched with those of the answer (`kept`).
             kept = whole.startswith(held)
             whole = whole.removeprefix(held) if kept else whole.lstrip(BLANKS + held)
         self._came += whole

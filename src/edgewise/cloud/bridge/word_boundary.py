@@ -47,7 +47,7 @@ class Kept(NamedTuple):
 
 
 def opens_word(before: str, after: str) -> bool:
-    """Whether a consult may stand between two texts by the look of them alone.
+    """Whether a consult may stand between two texts, by their characters alone.
 
     Where a word, or blanks before one, begin; `after` may be empty, as an end token is.
     """
@@ -66,10 +66,10 @@ def held_back(written: str, *, lines: bool = False) -> tuple[str, str]:
 
 
 def added(sent: str, reply: str) -> str:
-    """What a reply adds to what was sent, from who may write that again first.
+    """Strip the echo: some APIs repeat what was sent before they continue. Returns the new text.
 
     Raises `NothingUsable` where all of a reply is how the answer begins: the model began it anew.
-    One that says something else later on, as a table's next row does, goes on with it.
+    A reply that differs later on, as a table's next row does, continues it.
     """
     begun, again = sent.lstrip(), reply.strip()
     shorter = min(len(begun), len(again))
@@ -80,7 +80,7 @@ def added(sent: str, reply: str) -> str:
         return reply
     if len(again) >= len(begun):
         return reply.lstrip()[len(begun) :]
-    raise NothingUsable("The cloud model began the answer anew instead of going on.")
+    raise NothingUsable("The cloud model began the answer anew instead of continuing it.")
 
 
 def kept(
@@ -162,7 +162,7 @@ class WordBoundaries:
         """A boundary is where both tokenizers divide the text; without `cloud`, where a word opens.
 
         A cloud that `strips` loses the blanks at the beginning of its replies. `reasons` says
-        whether a cloud that gets no thoughts can go on inside a block of them; None: it gets them.
+        whether a cloud that is not shown reasoning can continue inside a block; None: it is shown.
         """
         self._edge, self._cloud, self._strips = edge, cloud, strips
         self._reasoning, self._reasons = Reasoning(edge), reasons
@@ -199,13 +199,13 @@ class WordBoundaries:
         if not blanks or not reply or reply[0].isspace():
             return completion
         if _kind(reply[0]) == "":
-            raise CloudRejected("Whether a blank stands before the cloud's words cannot be told.")
+            raise CloudRejected("It is not known whether a blank stands before the cloud's words.")
         ends = [one for one in completion.ids[-1:] if one in self._edge.eos_ids]
         found = (*spelled(self._edge, ids[start:], blanks + reply), *ends)
         return replace(completion, ids=found, logprobs=(None,) * len(found))
 
     def _blanks_before(self, ids: Sequence[int], start: int, token: int) -> str | None:
-        """Those of `token` before the cloud's words; None where that cannot be told.
+        """Those of `token` before the cloud's words; None where they are not known.
 
         Empty where the answer ends with some, or has not begun.
         """

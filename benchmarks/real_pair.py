@@ -1,0 +1,374 @@
+"""A pair of real models on a task's published files: `python -m benchmarks.real_pair`.
+
+Trains a router on the first questions of the train file (label `rescue`), and lets it, the routers
+that need no training, random and one consult at the commit point answer the test file's first
+questions. The systems answer question by question, and what either model makes of a prefix is
+computed once for all of them, so that two slow models on one core get far enough. Answers are
+greedy: those that `edgewise eval` gives, but for the rounding of other batches. Prints Markdown of
+the questions that all systems have answered; everything is kept in `--work`: interrupted, it goes
+on.
+
+Thresholds come from the router's scores along the edge's own answers to the train and calibration
+questions, moved once by the share that came of it on 30 calibration questions. Consults can make
+answers so much longer that a lower threshold comes to a smaller share: then the one before stays.
+"""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
+from edgewise.completion import Completion, Sent
+from edgewise.edge.base import EdgeModel, Floats, Needs, Step, Written
+from edgewise.edge.step import LogitsStep
+from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.pair import open_models
+from edgewise.prompts import Prompt
+from edgewise.routers.base import Router
+from edgewise.routers.card import CONFIG, read_card
+from edgewise.routers.named import identity_named, identity_of, router_named, router_of
+from edgewise.sampling import Sampling
+from edgewise.settings import Settings
+from edgewise_lab.evaluation.plan import COMMIT_POINT, manifest
+from edgewise_lab.evaluation.report import CLOUD, EDGE, rows
+from edgewise_lab.evaluation.statistics import difference_interval
+from edgewise_lab.evaluation.store import Cell, Store
+from edgewise_lab.evaluation.systems import (
+    CloudAlone,
+    CommitPoint,
+    Decoded,
+    Outcome,
+    System,
+    cloud_share,
+    edge_alone,
+    paired,
+    query_level,
+)
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.named import with_calibration
+from edgewise_lab.tables import line
+from edgewise_lab.training.fit import Recipe
+from edgewise_lab.training.labels.base import labels_named
+from edgewise_lab.training.router import Training
+
+SHARES = (0.05, 0.10)
+UNTRAINED = ("entropy", "max-prob")
+TOP = 64
+TRIED = 30
+"""Calibration questions that a first threshold is tried on."""
+
+Ids = tuple[int, ...]
+Systems = dict[Cell, tuple[str, System]]
+"""By cell: the identity of its router, and who answers."""
+
+
+class _Held:
+    """A step whose logits may be gone: of those, the likeliest are kept."""
+
+    def __init__(self, step: LogitsStep, written: Written) -> None:
+        self._step, self.written = step, written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
+    def logprob(self, token: int) -> float:
+        ids, logits = self._step.top(TOP)
+        at = np.flatnonzero(ids == token)
+        # Only told of a token that somebody else wrote: no score and no choice reads it.
+        return float(logits[at[0] if len(at) else -1]) - self._step.log_sum
+
+
+class KnownEdge:
+    """An `EdgeModel` that computes the step behind a prefix once, until it is to `forget`."""
+
+    def __init__(self, model: EdgeModel) -> None:
+        self._model, self._known = model, dict[Ids, LogitsStep]()
+        self._own = model.session(Needs.ENTROPY | Needs.TOP | Needs.HIDDEN, top=TOP)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> "_KnownSession":
+        return _KnownSession(self)
+
+    def sequences(self, width: int) -> None:
+        """None: what is run side by side is known to nobody."""
+
+    def at(self, ids: Ids) -> LogitsStep:
+        if ids not in self._known:
+            self._own.open(ids)
+            step = self._own.step()
+            assert isinstance(step, LogitsStep)
+            self._known[ids] = step
+        return self._known[ids]
+
+    def forget(self) -> None:
+        self._known.clear()
+
+
+class _KnownSession:
+    def __init__(self, edge: KnownEdge) -> None:
+        self._edge, self._ids, self._prompt = edge, list[int](), 0
+
+    @property
+    def position(self) -> int:
+        return len(self._ids)
+
+    def open(self, ids: Sequence[int]) -> int:
+        self._ids, self._prompt = list(ids), len(ids)
+        return 0
+
+    def extend(self, ids: Sequence[int]) -> None:
+        self._ids += ids
+
+    def step(self) -> Step:
+        ids = tuple(self._ids)
+        written = Written(ids, self._prompt, self._edge.tokenizer)
+        return cast(Step, _Held(self._edge.at(ids), written))
+
+    def steps(self, ids: Sequence[int]) -> Sequence[Step]:
+        found: list[Step] = []
+        for token in ids:
+            self.extend([token])
+            found.append(self.step())
+        return found
+
+    def rewind(self, position: int) -> None:
+        del self._ids[position:]
+
+    def checkpoint(self, position: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class KnownCloud(WrappedCloud):
+    """A cloud model in this process whose completions are computed once, in one session."""
+
+    def __init__(self, cloud: CloudModel) -> None:
+        super().__init__(cloud)
+        self.known = dict[tuple[Ids, int], Completion]()
+        self.one = cloud.open(Prompt(()))
+
+    def open(self, prompt: Prompt) -> CloudSession:
+        return _KnownCloudSession(self)
+
+    def forget(self) -> None:
+        self.known.clear()
+
+
+class _KnownCloudSession(WrappedSession):
+    def __init__(self, cloud: KnownCloud) -> None:
+        super().__init__(cloud.one)
+        self._cloud = cloud
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
+    ) -> "Future[Completion]":
+        key = tuple(ids), n
+        if key not in self._cloud.known:
+            self._cloud.known[key] = self.session.ask(ids, n, sampling, deadline, sent).result()
+        done: Future[Completion] = Future()
+        done.set_result(self._cloud.known[key])
+        return done
+
+    def close(self) -> None: ...
+
+
+class Measurement:
+    """What is measured, and what of it is done."""
+
+    def __init__(self, settings: Settings, test: tuple[Task, Task], train: Task, work: Path):
+        self._models = open_models(settings)
+        edge, cloud = self._models.both()
+        self.task, self.calibration, self.train = *test, train
+        self.store = Store(work / "answers", manifest(*test, edge, cloud))
+        self.edge: Any = KnownEdge(edge)
+        self.cloud: Any = KnownCloud(cloud)
+        self._folder = work / "router"
+
+    def trained(self, inputs: tuple[str, ...]) -> tuple[Router, str]:
+        """The router, fitted now if it is not there, and its identity."""
+        if not (self._folder / CONFIG).exists():
+            (label,) = labels_named("rescue")
+            training = Training(
+                self.train,
+                self.calibration,
+                self._folder,
+                edge=self.edge,
+                cloud=self.cloud,
+                label=label,
+                inputs=inputs,
+                recipe=Recipe(),
+            )
+            training.collect()
+            training.label()
+            training.fit()
+            self.forget()
+        card = read_card(self._folder)
+        return router_of(card, self._folder), identity_of(card, self._folder)
+
+    def systems(self, routers: Mapping[str, tuple[Router, str]]) -> Systems:
+        edge, cloud, most = self.edge, self.cloud, self.task.max_tokens
+        found: Systems = {
+            EDGE: ("", edge_alone(edge, most)),
+            CLOUD: ("", CloudAlone(cloud, edge.tokenizer, most)),
+            COMMIT_POINT: ("", CommitPoint(edge, cloud, most)),
+        }
+        for name, (router, identity) in routers.items():
+            cells = [Cell(name, share) for share in SHARES]
+            if self.store.threshold(cells[-1], identity) is None:
+                known = name == "random"
+                fresh = [1 - share for share in SHARES] if known else self._thresholds(router)
+                for cell, threshold in zip(cells, fresh, strict=True):
+                    self.store.set_threshold(cell, threshold, identity)
+            for cell in cells:
+                threshold = self.store.threshold(cell, identity)
+                assert threshold is not None
+                found[cell] = identity, self._pair(router, threshold)
+        return found
+
+    def _pair(self, router: Router, threshold: float) -> Decoded:
+        decoder = paired(self.edge, router, threshold, self.cloud, deadline=LONGEST_DEADLINE)
+        return Decoded(decoder, self.task.max_tokens)
+
+    def _thresholds(self, router: Router) -> list[float]:
+        scores = np.concatenate([self._scores(router, q) for q in self._others()])
+        found: list[float] = []
+        before = first = 0.0
+        for share in SHARES:
+            last, first = first, float(np.quantile(scores, 1 - share))
+            pair = self._pair(router, first)
+            answers = [pair.answer(question) for question in self.calibration.questions[-TRIED:]]
+            self.forget()
+            realised = max(0.01, cloud_share(answers))
+            moved = float(np.quantile(scores, max(0.0, 1 - share * share / realised)))
+            found.append(moved if realised > before else last)
+            before = realised
+        return found
+
+    def _others(self) -> list[Question]:
+        return [*self.train.questions, *self.calibration.questions]
+
+    def _scores(self, router: Router, question: Question) -> Floats:
+        """Along the edge's own answer."""
+        answer = edge_alone(self.edge, self.task.max_tokens, router).ask(question)
+        return np.array([token.score for token in answer.tokens], np.float32)
+
+    def answer(self, systems: Systems, until: float) -> None:
+        """Question by question, every system; no question is begun after `until`."""
+        for question in self.task.questions:
+            for cell, (identity, system) in systems.items():
+                if self.store.get(cell, question, identity) is None:
+                    self.store.add(cell, system.answer(question), identity)
+            self.forget()
+            if time.monotonic() > until:
+                return
+
+    def done(self, systems: Systems) -> dict[Cell, list[Outcome]]:
+        """Outcomes of the questions that every system has answered."""
+        found: dict[Cell, list[Outcome]] = {cell: [] for cell in systems}
+        for question in self.task.questions:
+            own = [self.store.get(c, question, identity) for c, (identity, _) in systems.items()]
+            for cell, outcome in zip(systems, own, strict=True):
+                if outcome is not None and None not in own:
+                    found[cell].append(outcome)
+        for share in SHARES:
+            found[Cell("query-level", share)] = query_level(found[EDGE], found[CLOUD], share)
+        return found
+
+    def forget(self) -> None:
+        """Another question comes: what is known of this one helps nobody."""
+        self.edge.forget()
+        self.cloud.forget()
+
+
+def table(found: Mapping[Cell, Sequence[Outcome]]) -> list[str]:
+    """Markdown."""
+    head = ["system", "right, %", "gap recovered, %", "above entropy, points", "cloud share, %"]
+    lines = line([*head, "tokens an answer"], head=True)
+    for row in rows(found):
+        own = row.overall
+        cell = Cell(own.system, own.share_asked)
+        rival = found.get(Cell("entropy", own.share_asked))
+        above = ""
+        if rival and own.system != "entropy":
+            above = _points([o.right for o in found[cell]], [o.right for o in rival])
+        asked = "" if own.share_asked is None else f" at {own.share_asked:.0%}"
+        gap = "" if own.gap_recovered is None else _ends(own.gap_recovered, own.gap_interval, 0)
+        lines += line(
+            [
+                f"{own.system}{asked}",
+                _ends(own.accuracy, own.interval, 1),
+                gap if cell not in (EDGE, CLOUD) else "",
+                above,
+                _ends(own.cloud_share, own.share_interval, 1) if own.cloud_calls else "",
+                f"{sum(o.output_tokens for o in found[cell]) / own.questions:.1f}",
+            ]
+        )
+    return lines
+
+
+def _points(one: Sequence[bool], other: Sequence[bool]) -> str:
+    return _ends(float(np.mean(one) - np.mean(other)), difference_interval(one, other), 1)
+
+
+def _ends(value: float, ends: tuple[float, float] | None, digits: int) -> str:
+    low, high = (f"{100 * end:.{digits}f}" for end in ends or (value, value))
+    return f"{100 * value:.{digits}f} ({low} to {high})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task")
+    parser.add_argument("--edge", required=True)
+    parser.add_argument("--cloud", required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--train-data", type=Path, required=True)
+    parser.add_argument("--train", type=int, default=72)
+    parser.add_argument("--questions", type=int, default=400)
+    parser.add_argument("--calibration", type=int, default=60)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--work", type=Path, required=True)
+    chosen = parser.parse_args()
+    test = with_calibration(
+        chosen.task,
+        "test",
+        data=chosen.data,
+        check=None,
+        limit=chosen.questions,
+        calibration=chosen.calibration,
+        calibration_data=chosen.train_data,
+    )
+    train, _ = with_calibration(
+        chosen.task,
+        "train",
+        data=chosen.train_data,
+        check=None,
+        limit=chosen.train,
+        calibration=chosen.calibration,
+    )
+    settings = Settings(edge=chosen.edge, cloud=chosen.cloud, threads=1)
+    one = Measurement(settings, test, train, chosen.work)
+    until = time.monotonic() + 60 * chosen.minutes
+    routers = {"text-ranks": one.trained(("text", "ranks"))}
+    for name in (*UNTRAINED, "random"):
+        routers[name] = router_named(name), identity_named(name)
+    systems = one.systems(routers)
+    one.answer(systems, until)
+    found = one.done(systems)
+    print(f"{len(found[EDGE])} questions\n")
+    print("\n".join(table(found)))
+
+
+if __name__ == "__main__":
+    main()
