@@ -272,7 +272,9 @@ def _options(settings: Settings, slots: int, keep_prefixes: bool) -> EdgeOptions
 
 def sampling_of(settings: Settings) -> Sampling:
     """The sampling that the settings name. Raises `UsageError`."""
-    return Sampling(**{**shared(settings, Sampling), "seed": settings.seed or 0})
+    return Sampling(
+        temperature=settings.temperature or 0.0, top_p=settings.top_p, seed=settings.seed or 0
+    )
 
 
 def sampling_with(settings: Settings, options: Mapping[str, object]) -> Sampling:

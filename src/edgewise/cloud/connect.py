@@ -163,8 +163,8 @@ class _Address(NamedTuple):
         return cloud
 
     def by_any_text(self, unknown: EdgewiseError) -> CloudModel:
-        """In the first dialect that goes on; raises a `CloudRejected` that names those tried."""
-        tried: dict[str, EdgewiseError] = {}
+        """In the first dialect that continues an answer; else raises `CloudRejected`."""
+        faults: dict[str, list[str]] = {}
         # With a tokenizer that is named, the dialect that needs it.
         fitting = [one for one in BY_TEXT if (one == _OF_THE_PROMPT) == (self.own is not None)]
         for name in fitting:
@@ -173,34 +173,25 @@ class _Address(NamedTuple):
             except (CloudRejected, CloudProtocolError) as error:
                 if isinstance(error, Redirected) or error.setting in ("cloud_model", "cloud_key"):
                     raise
-                tried[name] = error
+                faults.setdefault(error.message.rstrip("."), []).append(name)
             else:
                 _log.info("%r is asked by text, as %s", self.url, name)
                 return cloud
-        raise _none_goes_on(self.url, tried) from unknown
+        listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in faults.items())
+        raise CloudRejected(
+            f"{self.url!r} continues a started answer in no dialect that Edgewise knows ({listed})",
+            hint="choose another model or provider, or name the cloud's tokenizer: it is asked by "
+            f"completions then, and {', '.join(BY_IDS)} by ids",
+            setting="cloud_tokenizer",
+        ) from unknown
 
 
 def _with_text(error: VocabularyMismatch, engine: str) -> VocabularyMismatch:
-    """An engine by ids that was named stays one: text is for who names it."""
+    """An engine by ids that was named is not asked by text; the error says how it would be."""
     if engine + _TEXT not in ENGINES or error.setting != "cloud_tokenizer":
         return error
     return VocabularyMismatch(
         error.message,
         hint=f"{error.hint}, or name the engine {engine + _TEXT!r}, which is asked by text",
         setting=error.setting,
-    )
-
-
-def _none_goes_on(url: str, tried: dict[str, EdgewiseError]) -> CloudRejected:
-    """Those that said the same are named together."""
-    said: dict[str, list[str]] = {}
-    for name, error in tried.items():
-        said.setdefault(error.message.rstrip("."), []).append(name)
-    listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in said.items())
-    return CloudRejected(
-        f"{url!r} goes on with no answer that was begun, in none of the dialects that Edgewise "
-        f"knows ({listed})",
-        hint="choose another model or provider, or name the cloud's tokenizer: it is asked by "
-        f"completions then, and {', '.join(BY_IDS)} by ids",
-        setting="cloud_tokenizer",
     )
