@@ -107,7 +107,7 @@ BUDGET = {
     "edgewise/cloud": 5_044,
     "edgewise/costs": 590,
     "edgewise/edge": 4_347,
-    "edgewise/engines": 2_762,
+    "edgewise/engines": 2_763,
     "edgewise/gateway": 1_700,
     "edgewise/grammar": 969,
     "edgewise/hub": 700,
