@@ -74,7 +74,7 @@ def connect(
     engine: str = AUTO,
     model: str | None = None,
     own: Tokenizer | None = None,
-    viewing: ContextFilterMaker | None = None,
+    context_filter: ContextFilterMaker | None = None,
 ) -> CloudModel:
     """The cloud model at `url`, checked for an `edge`; `proof` says how.
 
@@ -83,7 +83,7 @@ def connect(
     there is asked by text, in each dialect until one continues an answer. Raises a `CloudError`,
     `VocabularyMismatch` or another `UsageError`.
     """
-    at = _Address(url, edge, key, model, own, viewing)
+    at = _Address(url, edge, key, model, own, context_filter)
     if engine != AUTO:
         check_name(engine)
         if _is_text(ENGINES.load(engine)):
@@ -120,13 +120,13 @@ class _Address(NamedTuple):
     key: str | None
     model: str | None
     own: Tokenizer | None
-    viewing: ContextFilterMaker | None
+    context_filter: ContextFilterMaker | None
 
     def by_ids(self, name: str) -> CloudModel:
         """By an engine of that name, behind a bridge where its tokenizer is here and another."""
         cloud = open_engine(self.url, key=self.key, engine=name, model=self.model)
         try:
-            link = bridged(cloud, self.edge, self.own, self.viewing)
+            link = bridged(cloud, self.edge, self.own, self.context_filter)
             link.check(self.edge)
         except BaseException:
             cloud.close()
@@ -153,7 +153,7 @@ class _Address(NamedTuple):
             )
         made = make(self.url, key=self.key, **more)
         # Nothing here counts as the cloud does; the edge's tokens are of about its size.
-        view = self.viewing(self.edge) if self.viewing else None
+        view = self.context_filter(self.edge) if self.context_filter else None
         cloud = TextCloud(made, edge=self.edge, view=view)
         try:
             cloud.check(self.edge)
@@ -163,8 +163,8 @@ class _Address(NamedTuple):
         return cloud
 
     def by_any_text(self, unknown: EdgewiseError) -> CloudModel:
-        """In the first dialect that goes on; raises a `CloudRejected` that names those tried."""
-        tried: dict[str, EdgewiseError] = {}
+        """In the first dialect that continues an answer; else raises `CloudRejected`."""
+        faults: dict[str, list[str]] = {}
         # With a tokenizer that is named, the dialect that needs it.
         fitting = [one for one in BY_TEXT if (one == _OF_THE_PROMPT) == (self.own is not None)]
         for name in fitting:
@@ -173,34 +173,25 @@ class _Address(NamedTuple):
             except (CloudRejected, CloudProtocolError) as error:
                 if isinstance(error, Redirected) or error.setting in ("cloud_model", "cloud_key"):
                     raise
-                tried[name] = error
+                faults.setdefault(error.message.rstrip("."), []).append(name)
             else:
                 _log.info("%r is asked by text, as %s", self.url, name)
                 return cloud
-        raise _none_goes_on(self.url, tried) from unknown
+        listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in faults.items())
+        raise CloudRejected(
+            f"{self.url!r} continues a started answer in no dialect that Edgewise knows ({listed})",
+            hint="choose another model or provider, or name the cloud's tokenizer: it is asked by "
+            f"completions then, and {', '.join(BY_IDS)} by ids",
+            setting="cloud_tokenizer",
+        ) from unknown
 
 
 def _with_text(error: VocabularyMismatch, engine: str) -> VocabularyMismatch:
-    """An engine by ids that was named stays one: text is for who names it."""
+    """An engine by ids that was named is not asked by text; the error says how it would be."""
     if engine + _TEXT not in ENGINES or error.setting != "cloud_tokenizer":
         return error
     return VocabularyMismatch(
         error.message,
         hint=f"{error.hint}, or name the engine {engine + _TEXT!r}, which is asked by text",
         setting=error.setting,
-    )
-
-
-def _none_goes_on(url: str, tried: dict[str, EdgewiseError]) -> CloudRejected:
-    """Those that said the same are named together."""
-    said: dict[str, list[str]] = {}
-    for name, error in tried.items():
-        said.setdefault(error.message.rstrip("."), []).append(name)
-    listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in said.items())
-    return CloudRejected(
-        f"{url!r} goes on with no answer that was begun, in none of the dialects that Edgewise "
-        f"knows ({listed})",
-        hint="choose another model or provider, or name the cloud's tokenizer: it is asked by "
-        f"completions then, and {', '.join(BY_IDS)} by ids",
-        setting="cloud_tokenizer",
     )

@@ -18,7 +18,7 @@ from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.parts import make_policy
 from edgewise.server import chat, completions, messages, responses, tokenizing
 from edgewise.server.answering import Answering
-from edgewise.server.callers import Callers
+from edgewise.server.callers import Callers, caller_of
 from edgewise.server.errors import ApiError, install
 from edgewise.server.guards import Guard
 from edgewise.server.metrics import Metrics
@@ -36,10 +36,8 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-v1 = APIRouter()
-accounts = APIRouter()
+keyed = APIRouter()
 about = APIRouter()
-guarded = APIRouter()
 STARTED = int(time.time())
 
 
@@ -47,25 +45,26 @@ def _entry(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": STARTED, "owned_by": "edgewise"}
 
 
-@v1.get("/models")
+@keyed.get("/v1/models")
 async def listed(request: Request) -> dict[str, Any]:
     """The model ids; any `NAME@SHARE` or `NAME:tTHRESHOLD` may be asked for as well."""
     return {"object": "list", "data": [_entry(name) for name in models_of(request).ids()]}
 
 
-@v1.get("/models/{model}")
+@keyed.get("/v1/models/{model}")
 async def model(model: str, request: Request) -> dict[str, Any]:
     """One of them."""
     policy_for(models_of(request).asked(model), model)
     return _entry(model)
 
 
-@accounts.get("/sent")
+@keyed.get("/v1/sent")
 def sent(request: Request) -> dict[str, Any]:
     """What the last answers sent to the cloud: counts, never text; the newest first.
 
     `at` is when an answer began to send, in seconds since 1970.
     """
+    caller_of(request).require_operator()
     answers = [
         (one.name, sent) for one in models_of(request).all for sent in one.pair.record.answers()
     ]
@@ -73,12 +72,13 @@ def sent(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [{"model": name, **asdict(sent)} for name, sent in answers]}
 
 
-@accounts.get("/savings")
+@keyed.get("/v1/savings")
 def savings(request: Request) -> dict[str, Any]:
     """What answers cost since the server began, against the cloud alone, of models with a price.
 
     First all answers of a model (`conversation` is null), then its last conversations.
     """
+    caller_of(request).require_operator()
     billed = [(one.name, one.pair.billing) for one in models_of(request).all]
     data = [
         {"model": name, **one._asdict(), "cost": asdict(one.cost)}
@@ -114,7 +114,7 @@ async def docs() -> HTMLResponse:
     )
 
 
-@guarded.get("/metrics", response_class=Response)
+@keyed.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Counters in Prometheus's text format."""
     text = request.app.state.metrics.text()
@@ -156,18 +156,16 @@ def make_app(
         summary="OpenAI's API over a small model on this device and a large one where it counts.",
         docs_url=None,
         redoc_url=None,
-        # A client that sends its own headers need not be told about unexpected slashes.
+        # A redirect would lose a client's own headers.
         redirect_slashes=False,
     )
     install(app)
     callers = callers or Callers()
     app.state.models, app.state.metrics = models, Metrics(models)
-    keyed, own = [Depends(callers.check)], [Depends(callers.check_operator)]
-    for endpoints in (chat.router, completions.router, responses.router, messages.router, v1):
-        app.include_router(endpoints, prefix="/v1", dependencies=keyed, responses=_REFUSALS)
-    app.include_router(accounts, prefix="/v1", dependencies=[*keyed, *own], responses=_REFUSALS)
-    for endpoints in (tokenizing.router, guarded):
-        app.include_router(endpoints, dependencies=keyed, responses=_REFUSALS)
+    apis = [one.router for one in (chat, completions, responses, messages, tokenizing)]
+    for endpoints in (*apis, keyed):
+        checked = [Depends(callers.check)]
+        app.include_router(endpoints, dependencies=checked, responses=_REFUSALS)
     app.include_router(about)
     if origins:
         app.add_middleware(

@@ -73,7 +73,7 @@ class CompletionRequest(OpenAIRequest):
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/completions")
+@router.post("/v1/completions")
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """The continuation of a prompt, whole or as server-sent events."""
     models = models_of(request)
@@ -187,9 +187,9 @@ class EchoReply(TextReply):
         pieces = map(self._answering.edge.tokenizer.piece, prompt.ids)
         self._before = b"".join(pieces).decode("utf-8", "replace")
         if self._scorer is not None:
-            found = await self._answering.scored(self._scorer, prompt, ticket)
+            scores = await self._answering.scored(self._scorer, prompt, ticket)
             self._of_prompt = self.older_logprobs(
-                [(one.id, one.logprob, None if one.logprob is None else one.top) for one in found]
+                [(one.id, one.logprob, None if one.logprob is None else one.top) for one in scores]
             )
 
     def opening(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class EchoReply(TextReply):
         whole = super().body(self._before + text, tokens)
         if self._of_prompt is not None:
             written = whole["logprobs"]
-            both = {name: [*found, *written[name]] for name, found in self._of_prompt.items()}
+            both = {name: [*before, *written[name]] for name, before in self._of_prompt.items()}
             whole["logprobs"] = both
         return whole
 
