@@ -107,7 +107,7 @@ BUDGET = {
     "edgewise/cloud": 4_738,
     "edgewise/costs": 585,
     "edgewise/edge": 4_347,
-    "edgewise/engines": 2_762,
+    "edgewise/engines": 2_763,
     "edgewise/gateway": 1_530,
     "edgewise/grammar": 969,
     "edgewise/hub": 635,
