@@ -96,7 +96,7 @@ def open_cloud(
 
         check_name(settings.cloud_engine)
     # What is wrong with it shows wherever the cloud is.
-    view, hosts = context_filter(settings), hosts_of(settings.cloud_hosts)
+    shown, hosts = context_filter(settings), hosts_of(settings.cloud_hosts)
     address = cloud_address(settings)
     if is_url(address):
         require_allowed(address, hosts)
@@ -112,7 +112,7 @@ def open_cloud(
             model=settings.cloud_model,
             # What is wrong with it shows before anything is asked.
             own=open_tokenizer(tokenizer) if tokenizer else None,
-            context_filter=view,
+            context_filter=shown,
         )
     _require_no_url_settings(settings, address)
     if address == "none":
@@ -123,7 +123,7 @@ def open_cloud(
         options = _options(settings, slots, keep_prefixes)
         local = LocalCloud(EDGES.load(_GGUF)(str(resolve(address, "cloud")), options))
     try:
-        cloud = bridged(local, edge.tokenizer, context_filter=view)
+        cloud = bridged(local, edge.tokenizer, context_filter=shown)
         cloud.check(edge.tokenizer)
     except BaseException:
         local.close()
@@ -272,7 +272,9 @@ def _options(settings: Settings, slots: int, keep_prefixes: bool) -> EdgeOptions
 
 def sampling_of(settings: Settings) -> Sampling:
     """The sampling that the settings name. Raises `UsageError`."""
-    return Sampling(**{**shared(settings, Sampling), "seed": settings.seed or 0})
+    return Sampling(
+        temperature=settings.temperature or 0.0, top_p=settings.top_p, seed=settings.seed or 0
+    )
 
 
 def sampling_with(settings: Settings, options: Mapping[str, object]) -> Sampling:

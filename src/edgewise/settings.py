@@ -105,7 +105,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Annotated[int, Meta(ge=1, le=1 << 31)] | None,
         _about("sampling", "Longest answer; default: the context's end.", "N"),
     ] = None
-    temperature: Annotated[float, _about("sampling", "0 is greedy.", "T")] = 0.0
+    temperature: Annotated[
+        float | None, _about("sampling", "0 is greedy; default: 0, in chat 0.7.", "T")
+    ] = None
     top_p: Annotated[
         float, _about("draws", "Keep the likeliest up to this mass; 1 is off.", "P", rare=True)
     ] = 1.0

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
-from edgewise.cli.render import printable
+from edgewise.cli.render import Repetition, printable
+from edgewise.events import Token
 from edgewise.testing.link import Link, Quality
 from edgewise_lab.commands.demo import SHOWN
 from edgewise_lab.evaluation.tasks.grading import is_right
@@ -23,6 +24,7 @@ from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise, Run
 from tests.documents import ROOT
 from tests.llama_server_process import llama_server
+from tests.smollm2_file import smollm2_or_skip
 
 PROMPT = "Spell the word cat."
 QUESTION = pocketqa().questions[0].prompt
@@ -343,3 +345,41 @@ def test_help_fits_a_screen_and_the_rest_is_asked_for(edgewise: Edgewise, comman
     assert max(map(len, common)) <= 80
     assert any("--edge MODEL" in line for line in common)
     assert "--cloud-engine" not in "\n".join(common)
+
+
+@pytest.mark.parametrize(
+    ("ids", "repeats"),
+    [
+        ([7] * 40, True),
+        ([1, 2, 3, 4, 5] * 8, True),
+        ([*range(100), *list(range(50, 60)) * 5], True),
+        (list(range(300)), False),
+        ([1, 2, 3] * 5 + list(range(200)), False),
+        ([*range(40), *range(40), *range(40)], False),
+    ],
+)
+def test_an_answer_that_goes_round_in_circles_is_seen(ids: list[int], repeats: bool) -> None:
+    watched, written = Repetition(), {"text": "", "source": "edge", "score": None, "logprob": None}
+    for index, one in enumerate(ids):
+        token = Token(index=index, id=one, seconds=0, wait=0, reason="kept", **written)
+        assert list(watched.watch([token])) == [token]
+    assert watched.seen() == repeats
+
+
+@pytest.mark.deep
+def test_a_real_model_is_stopped_where_it_repeats_itself(edgewise: Edgewise) -> None:
+    smollm2_or_skip()
+    told = edgewise("run", "Write a haiku about cats and then another.", "--edge", "smollm2")
+    assert told.code == 0
+    assert "repeats itself" in told.err.splitlines()[-1]
+
+
+@pytest.mark.deep
+def test_a_chat_with_a_real_model_draws(edgewise: Edgewise) -> None:
+    smollm2_or_skip()
+    arguments = ("chat", "--edge", "smollm2", "--max-tokens", "24")
+    question = b"Tell me a joke.\n"
+    greedy = {edgewise(*arguments, "--temperature", "0", stdin=question).out for _ in range(2)}
+    drawn = {edgewise(*arguments, stdin=question).out for _ in range(3)}
+    assert len(greedy) == 1
+    assert len(drawn) > 1

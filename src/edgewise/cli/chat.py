@@ -1,5 +1,6 @@
 """`edgewise chat`: a conversation in the terminal that shows who wrote what."""
 
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -29,6 +30,7 @@ from edgewise.events import Candidate, Finished, Token
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import make_policy, sampling_of
 from edgewise.prompts import MAX_PROMPT, Message, require_text
+from edgewise.sampling import Sampling
 from edgewise.settings import Settings, fraction
 
 HELP = """\
@@ -138,7 +140,9 @@ class Conversation:
         render.warn_of_toy(self._pair.settings.edge, question)
         first = self._first_kept(asked)
         try:
-            stream = self._pair.stream([*self._since(first), asked], pending=True)
+            stream = self._pair.stream(
+                [*self._since(first), asked], pending=True, sampling=self._sampling()
+            )
         except ContextOverflow as error:
             if first < len(self.turns):
                 error.hint = "/new begins a new conversation; or raise the context"
@@ -148,7 +152,9 @@ class Conversation:
             render.note(f"the context is full: dropped the oldest questions and answers, {gone}")
             self._first = first
         with stream as events, render.interruptible() as interrupted:
-            said = list(render.until(interrupted, render.painted(events)))
+            repetition = render.Repetition()
+            seen = repetition.watch(render.painted(events))
+            said = list(render.until(lambda: interrupted() or repetition.seen(), seen))
         tokens = tuple(event for event in said if isinstance(event, Token))
         ends = [event for event in said if isinstance(event, Finished)]
         text = "".join(event.text for event in [*tokens, *ends])
@@ -159,7 +165,16 @@ class Conversation:
             render.note(render.summary(ends[0], cloud=cloud) + self._cost())
         else:
             render.out.print()
-            render.note(f"interrupted; what was said is kept{self._cost()}")
+            why = "ended, since the answer repeats itself" if repetition.seen() else "interrupted"
+            render.note(f"{why}; what was said is kept{self._cost()}")
+
+    def _sampling(self) -> Sampling | None:
+        """Real models draw where nothing else is said; the bundled pair knows one wording each."""
+        chosen = self._pair.settings
+        if chosen.temperature is not None or chosen.edge == Settings().edge:
+            return None
+        seed = secrets.randbits(31) if chosen.seed is None else chosen.seed
+        return Sampling(temperature=0.7, min_p=0.05, top_p=chosen.top_p, seed=seed)
 
     def _first_kept(self, asked: Message) -> int:
         """The first turn that stays, so that there is room for an answer to `asked`.

@@ -36,6 +36,9 @@ err = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap
 
 _WIDEST = 10_000
 
+_LONGEST_PERIOD, _LEAST_REPEATED = 64, 32
+"""Longest cycle that is looked for, and fewest ids that must repeat, tokens."""
+
 CLOUD = Style(color="red", bold=True, underline=True)
 """Bold and underlined, so that it shows without colour too."""
 
@@ -59,6 +62,32 @@ def until(interrupted: Callable[[], bool], events: Iterator[Event]) -> Iterator[
         yield event
         if interrupted():
             return
+
+
+class Repetition:
+    """Whether an answer goes round in circles: small models that write greedily often do."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        # Per period, how many of the last ids are those that stand one period before them.
+        self._same = [0] * (_LONGEST_PERIOD + 1)
+
+    def watch(self, events: Iterable[Event]) -> Iterator[Event]:
+        """The same events; `seen` reads them on their way."""
+        for event in events:
+            if isinstance(event, Token):
+                self._read(event.id)
+            yield event
+
+    def seen(self) -> bool:
+        """Whether the last ids are one cycle, at least four times."""
+        periods = enumerate(self._same)
+        return any(same >= max(3 * period, _LEAST_REPEATED) for period, same in periods if period)
+
+    def _read(self, token: int) -> None:
+        for period in range(1, min(_LONGEST_PERIOD, len(self._ids)) + 1):
+            self._same[period] = self._same[period] + 1 if self._ids[-period] == token else 0
+        self._ids.append(token)
 
 
 @contextmanager

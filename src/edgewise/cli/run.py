@@ -122,8 +122,10 @@ def run(
 
 def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
     """The answer as it comes, and what it came to, interrupted or not."""
+    repetition = render.Repetition()
     with render.interruptible() as interrupted:
-        said = list(render.until(interrupted, render.painted(events)))
+        seen = repetition.watch(render.painted(events))
+        said = list(render.until(lambda: interrupted() or repetition.seen(), seen))
     if said and isinstance(said[-1], Finished):
         share = pair.policy.cloud_share
         render.note(render.summary(said[-1], cloud=pair.cloud is not None, share=share))
@@ -134,6 +136,9 @@ def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
     tokens = [event for event in said if isinstance(event, Token)]
     by_cloud = sum(token.source == "cloud" for token in tokens)
     render.out.print()
+    if repetition.seen():
+        render.note(f"ended after {len(tokens)} tokens, since the answer repeats itself")
+        return
     render.note(f"interrupted after {len(tokens)} tokens, {by_cloud} by the cloud")
     raise typer.Exit(130)
 

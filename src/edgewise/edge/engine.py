@@ -1,4 +1,4 @@
-"""What the built-in edge engines share: a model over slots, and the trial of a loaded one."""
+"""What the built-in edge engines share: a model over slots, and the test run of a loaded one."""
 
 import os
 from abc import abstractmethod
@@ -20,7 +20,7 @@ DEFAULT_CONTEXT = 4096
 """Ids, for a model that holds more, or does not say how many."""
 
 PROBED = 6
-"""Ids of a trial."""
+"""Ids of a test run."""
 
 _CLOSE = 0.05
 """How far two ways to the same logits may lie apart, of the largest."""

@@ -58,9 +58,9 @@ class Constraint:
         self._bits = np.zeros((size + 31) // 32, np.uint32)
         self._held: list[int] = []
 
-    def allowed(self, ids: Sequence[int], guesses: Sequence[int] = ()) -> Allowed:
-        """What may come behind `ids` and `guesses`. Raises `UsageError` for too much work."""
-        self._follow(ids, guesses)
+    def allowed(self, ids: Sequence[int], drafts: Sequence[int] = ()) -> Allowed:
+        """What may come behind `ids` and `drafts`. Raises `UsageError` for too much work."""
+        self._follow(ids, drafts)
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._require_sound()
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")

@@ -30,14 +30,14 @@ def conversation(
 
 def said(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
     """Every text of a conversation that somebody said. Raises as `conversation`."""
-    found: list[str] = []
+    texts: list[str] = []
 
-    def told(text: str) -> str:
-        found.append(text)
+    def kept(text: str) -> str:
+        texts.append(text)
         return text
 
-    conversation(messages, tools, told)
-    return found
+    conversation(messages, tools, kept)
+    return texts
 
 
 def arguments_of(call: ToolCall) -> Mapping[str, object]:

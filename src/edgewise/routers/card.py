@@ -18,7 +18,7 @@ from edgewise.routers.signals import Reference, signals_of
 
 CONFIG, WEIGHTS, TRAINED_ON = "config.json", "model.safetensors", "trained_on.txt"
 MISSED = 0.1
-"""A realised share further than this from the one asked for (relative) is told."""
+"""A realised share further than this from the one asked for (relative) is reported."""
 
 MAX_CONFIG, MAX_TRAINED_ON = 1 << 20, 64 << 20
 

@@ -291,8 +291,8 @@ class Answering:
 
         def write() -> None:
             try:
-                with opened() as found:
-                    for item in found:
+                with opened() as source:
+                    for item in source:
                         if stop.is_set():
                             break
                         tell(item)

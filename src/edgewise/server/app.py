@@ -1,7 +1,7 @@
 """The application: the APIs, health, metrics, documentation, the page."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -13,15 +13,19 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from msgspec.structs import asdict
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
+from edgewise.events import Consult, Event, Finished, Token
 from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.parts import make_policy
-from edgewise.server import chat, completions, messages, responses, tokenizing
+from edgewise.server import chat, completions, messages, responses
 from edgewise.server.answering import Answering
-from edgewise.server.callers import Callers
+from edgewise.server.callers import Callers, caller_of
 from edgewise.server.errors import ApiError, install
 from edgewise.server.guards import Guard
-from edgewise.server.metrics import Metrics
 from edgewise.server.models import Models, models_of, policy_for
 
 _DOCS = "/docs-assets"
@@ -36,10 +40,8 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-v1 = APIRouter()
-accounts = APIRouter()
+keyed = APIRouter()
 about = APIRouter()
-guarded = APIRouter()
 STARTED = int(time.time())
 
 
@@ -47,25 +49,26 @@ def _entry(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": STARTED, "owned_by": "edgewise"}
 
 
-@v1.get("/models")
+@keyed.get("/v1/models")
 async def listed(request: Request) -> dict[str, Any]:
     """The model ids; any `NAME@SHARE` or `NAME:tTHRESHOLD` may be asked for as well."""
     return {"object": "list", "data": [_entry(name) for name in models_of(request).ids()]}
 
 
-@v1.get("/models/{model}")
+@keyed.get("/v1/models/{model}")
 async def model(model: str, request: Request) -> dict[str, Any]:
     """One of them."""
     policy_for(models_of(request).asked(model), model)
     return _entry(model)
 
 
-@accounts.get("/sent")
+@keyed.get("/v1/sent")
 def sent(request: Request) -> dict[str, Any]:
     """What the last answers sent to the cloud: counts, never text; the newest first.
 
     `at` is when an answer began to send, in seconds since 1970.
     """
+    caller_of(request).require_operator()
     answers = [
         (one.name, sent) for one in models_of(request).all for sent in one.pair.record.answers()
     ]
@@ -73,12 +76,13 @@ def sent(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [{"model": name, **asdict(sent)} for name, sent in answers]}
 
 
-@accounts.get("/savings")
+@keyed.get("/v1/savings")
 def savings(request: Request) -> dict[str, Any]:
     """What answers cost since the server began, against the cloud alone, of models with a price.
 
     First all answers of a model (`conversation` is null), then its last conversations.
     """
+    caller_of(request).require_operator()
     billed = [(one.name, one.pair.billing) for one in models_of(request).all]
     data = [
         {"model": name, **one._asdict(), "cost": asdict(one.cost)}
@@ -114,7 +118,7 @@ async def docs() -> HTMLResponse:
     )
 
 
-@guarded.get("/metrics", response_class=Response)
+@keyed.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Counters in Prometheus's text format."""
     text = request.app.state.metrics.text()
@@ -156,18 +160,16 @@ def make_app(
         summary="OpenAI's API over a small model on this device and a large one where it counts.",
         docs_url=None,
         redoc_url=None,
-        # A client that sends its own headers need not be told about unexpected slashes.
+        # A redirect would lose a client's own headers.
         redirect_slashes=False,
     )
     install(app)
     callers = callers or Callers()
     app.state.models, app.state.metrics = models, Metrics(models)
-    keyed, own = [Depends(callers.check)], [Depends(callers.check_operator)]
-    for endpoints in (chat.router, completions.router, responses.router, messages.router, v1):
-        app.include_router(endpoints, prefix="/v1", dependencies=keyed, responses=_REFUSALS)
-    app.include_router(accounts, prefix="/v1", dependencies=[*keyed, *own], responses=_REFUSALS)
-    for endpoints in (tokenizing.router, guarded):
-        app.include_router(endpoints, dependencies=keyed, responses=_REFUSALS)
+    apis = [one.router for one in (chat, completions, responses, messages)]
+    for endpoints in (*apis, keyed):
+        checked = [Depends(callers.check)]
+        app.include_router(endpoints, dependencies=checked, responses=_REFUSALS)
     app.include_router(about)
     if origins:
         app.add_middleware(
@@ -179,3 +181,71 @@ def make_app(
     page = StaticFiles(directory=str(files("edgewise.server") / "page"), html=True)
     app.mount("/", page)
     return app
+
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Counters in a registry of their own, so that several servers fit in one process."""
+
+    def __init__(self, models: Models) -> None:
+        own = self._registry = CollectorRegistry()
+        self._registry.register(_Costs(models))
+        running = Gauge("edgewise_running", "Answers being written.", ["model"], registry=own)
+        waiting = Gauge("edgewise_waiting", "Answers in the queue.", ["model"], registry=own)
+        for one in models.all:
+            running.labels(one.name).set_function(lambda one=one: one.admission.running)
+            waiting.labels(one.name).set_function(lambda one=one: one.admission.waiting)
+        self.requests = self._counter("requests", "Requests.", "path", "status")
+        self._tokens = self._counter("tokens", "Tokens.", "model", "source")
+        self._consults = self._counter("consults", "Consults.", "model", "outcome")
+        self._wasted = self._counter("wasted_tokens", "Cloud tokens dropped.", "model")
+        self._first = self._histogram("ttft_seconds", "Time to first token.")
+        self._gap = self._histogram("inter_token_seconds", "Between two tokens.")
+        self._consult = self._histogram("consult_seconds", "Consults.")
+
+    def text(self) -> bytes:
+        """All counters."""
+        return generate_latest(self._registry)
+
+    def count(self, model: str, event: Event) -> None:
+        """Count one event of a model's answer."""
+        if isinstance(event, Token):
+            self._tokens.labels(model, event.source).inc()
+            (self._gap if event.index else self._first).labels(model).observe(event.seconds)
+        elif isinstance(event, Consult):
+            self._consults.labels(model, event.outcome).inc()
+            self._consult.labels(model).observe(event.seconds)
+        elif isinstance(event, Finished):
+            self._wasted.labels(model).inc(event.usage.wasted_tokens)
+
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(f"edgewise_{name}", help, labels, registry=self._registry)
+
+    def _histogram(self, name: str, help: str) -> Histogram:
+        return Histogram(
+            f"edgewise_{name}", help, ["model"], buckets=_SECONDS, registry=self._registry
+        )
+
+
+class _Costs(Collector):
+    """Costs in the price list's currency, read on demand, so cut answers count too."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        paid = CounterMetricFamily("edgewise_cost_paid", "What consults cost.", labels=["model"])
+        alone = CounterMetricFamily(
+            "edgewise_cost_alone", "What the cloud alone would have cost.", labels=["model"]
+        )
+        # Negative where it was lost.
+        saved = GaugeMetricFamily("edgewise_cost_saved", "The difference.", labels=["model"])
+        for one in self._models.all:
+            if one.pair.billing is not None:
+                cost = one.pair.billing.savings().cost
+                paid.add_metric([one.name], cost.paid)
+                alone.add_metric([one.name], cost.alone)
+                saved.add_metric([one.name], cost.saved)
+        yield from (family for family in (paid, alone, saved) if family.samples)

@@ -75,12 +75,6 @@ class Callers:
             )
         request.state.caller = Caller(self, key)
 
-    async def check_operator(self) -> None:
-        """A dependency of what tells of all answers. Raises `ApiError` 403 where keys differ."""
-        if self.keys.required:
-            message = "This tells of all keys' answers; /metrics has the sums."
-            raise ApiError(403, message)
-
     def _found(self, shown: str) -> Key | None:
         if self._api_key is None:
             return self.keys.find(shown)
@@ -105,6 +99,11 @@ class Caller:
     def name(self) -> str:
         """Of its key; empty where all are one."""
         return "" if self.key is ANYBODY else self.key.name
+
+    def require_operator(self) -> None:
+        """Before what tells of all answers. Raises `ApiError` 403 if there are several keys."""
+        if self._callers.keys.required:
+            raise ApiError(403, "This tells of all keys' answers; /metrics has the sums.")
 
     @asynccontextmanager
     async def entered(self, *, cloud: bool) -> AsyncGenerator[None]:
@@ -155,15 +154,15 @@ class Caller:
         return replace(prompt, owner=self.name)
 
     def seen(self, event: Event) -> Event:
-        """An event as the client is told it, which counts. Raises `ApiError` 401 for a key that is
-        out of force."""
+        """An event as the client may see it; counts it. Raises `ApiError` 401 for a key that was
+        revoked."""
         if isinstance(event, Token):
             self._spent.computed += 1
         if self.key is ANYBODY:
             return event
         if self._callers.keys.find_named(self.key) is None:
-            told = "The key was revoked, or has expired."
-            raise ApiError(401, told, code="invalid_api_key")
+            message = "The key was revoked, or has expired."
+            raise ApiError(401, message, code="invalid_api_key")
         return _unmetered(event)
 
 
@@ -257,10 +256,10 @@ def shown_key(request: Request) -> str:
     return bearer.strip() if bears else request.headers.get("x-api-key", "")
 
 
-def _over(told: str, seconds: int, *, status: int = 429) -> ApiError:
+def _over(message: str, seconds: int, *, status: int = 429) -> ApiError:
     return ApiError(
         status,
-        told,
+        message,
         kind="rate_limit_error" if status == 429 else "api_error",
         code="rate_limit_exceeded" if status == 429 else "limits_unavailable",
         headers={"Retry-After": str(seconds)},

@@ -177,7 +177,7 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/chat/completions")
+@router.post("/v1/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """An answer to a conversation, whole or as server-sent events."""
     return await answered(body, request, ChatReply)

@@ -124,7 +124,7 @@ def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
 
 def _invalid(problems: Sequence[Any]) -> ApiError:
     """The first problem as a sentence; for a union, the one that got furthest."""
-    problem = max(problems, key=lambda found: len(found["loc"]))
+    problem = max(problems, key=lambda one: len(one["loc"]))
     kind = problem["type"]
     if kind == "json_invalid":
         return ApiError(400, "The body is not valid JSON.")

@@ -49,16 +49,16 @@ class _Hasher:
         self._inverse = pow(self.base, -1, 1 << 64)
 
     def powers(self, count: int, base: int) -> NDArray[np.uint64]:
-        found = np.full(count, base, np.uint64)
-        found[:1] = 1
-        return np.multiply.accumulate(found)
+        factors = np.full(count, base, np.uint64)
+        factors[:1] = 1
+        return np.multiply.accumulate(factors)
 
     def sums(self, plain: bytes) -> NDArray[np.uint64]:
         """Sums up to each byte; the first is 0."""
-        found = np.zeros(len(plain) + 1, np.uint64)
+        sums = np.zeros(len(plain) + 1, np.uint64)
         codes = np.frombuffer(plain, np.uint8).astype(np.uint64) + np.uint64(1)
-        np.cumsum(codes * self.powers(len(plain), self.base), out=found[1:])
-        return found
+        np.cumsum(codes * self.powers(len(plain), self.base), out=sums[1:])
+        return sums
 
     def inverses(self, count: int) -> NDArray[np.uint64]:
         """What makes a part's sum the hash of that part alone, by where it begins."""
@@ -143,16 +143,16 @@ class LocalMessages:
         inside it was local before. `parts` are those of each message. System messages are others'
         as well, so they are not remembered.
         """
-        found: list[Message] = []
+        seen: list[Message] = []
         local_only = False
         last = len(messages) - 1
         for number, message in enumerate(messages):
             marked = message.local or (local and number == last)
             inside = [*_texts(message), *(parts[number] if parts else ())]
             local_only = local_only or marked or self._knows(owner, message.role, inside)
-            found.append(replace(message, local=local_only))
-        self._add(self._asked, owner, found)
-        return found
+            seen.append(replace(message, local=local_only))
+        self._add(self._asked, owner, seen)
+        return seen
 
     def answered(self, messages: Iterable[Message], *, owner: str = "") -> None:
         """From now on what is local of them is remembered for good: an answer has begun."""

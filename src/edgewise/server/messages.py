@@ -209,14 +209,14 @@ class MessagesRequest(CountRequest, ConversationAnswerRequest):
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/messages")
+@router.post("/v1/messages")
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """An answer to a conversation, whole or as server-sent events."""
     writer = partial(MessagesWriter, ignored_headers=_ignored_headers(request))
     return await answered(body, request, writer, joins=True)
 
 
-@router.post("/messages/count_tokens")
+@router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request, reply: Response) -> dict[str, int]:
     """How many tokens a conversation's prompt has, by the edge model's tokenizer."""
     names = [*ignored(body), *_ignored_headers(request)]

@@ -63,9 +63,9 @@ class Models:
 
     def asked(self, model: str) -> Answering:
         """The pair that a model id names. Raises `ApiError` 404, which lists the names."""
-        if (found := self.find(model)) is None:
+        if (answering := self.find(model)) is None:
             raise _unknown(model, list(self._named))
-        return found
+        return answering
 
     def ids(self) -> list[str]:
         """The listed ids; any share and threshold may be asked for as well."""
@@ -173,7 +173,7 @@ def decode_request(
         policy=policy.edge_alone() if local else policy,
         max_tokens=own.max_tokens if most is None else most,
         sampling=Sampling(
-            temperature=own.temperature if body.temperature is None else body.temperature,
+            temperature=(own.temperature or 0.0) if body.temperature is None else body.temperature,
             top_k=body.top_k or 0,
             top_p=own.top_p if body.top_p is None else body.top_p,
             min_p=body.min_p or 0.0,

@@ -88,8 +88,8 @@ class Writer(ABC):
         """The text and calls that an event adds."""
         if self.calls is None:
             return [Said(event.text)] if event.text else []
-        found = self.calls.feed(event.text)
-        return found + (self.calls.finish() if isinstance(event, Finished) else [])
+        parts = self.calls.feed(event.text)
+        return parts + (self.calls.finish() if isinstance(event, Finished) else [])
 
     def finish_reason(self, end: Finished) -> str:
         """Why the answer ended, in OpenAI's words."""
@@ -320,7 +320,7 @@ class EventWriter(Writer):
             yield from self.ended(event)
 
     def _tell(self, own: dict[str, Any] | None) -> None:
-        """What is told of tokens without text, such as a call's opening, waits for a place."""
+        """Provenance of tokens without text, such as a call's opening, waits for a place."""
         self._waiting += [] if own is None else [{"edgewise": own}]
 
     def _open(self, call: CallBegun | None = None) -> Iterator[dict[str, Any]]:

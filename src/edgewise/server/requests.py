@@ -195,8 +195,8 @@ def turn(
 def few_parts(turns: object) -> object:
     """The same turns; raises if all of them have too many parts, before each is looked at."""
     if isinstance(turns, list) and len(given := cast(list[object], turns)) <= MAX_MESSAGES:
-        found = [part for turn in given for part in _parts(turn)]
-        if len(found) + sum(len(_parts(part)) for part in found[:MAX_PARTS]) > MAX_PARTS:
+        parts = [part for turn in given for part in _parts(turn)]
+        if len(parts) + sum(len(_parts(part)) for part in parts[:MAX_PARTS]) > MAX_PARTS:
             raise PydanticCustomError(
                 "too_long", "at most {most} parts are taken", {"most": MAX_PARTS}
             )

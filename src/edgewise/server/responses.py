@@ -183,7 +183,7 @@ class ResponsesRequest(ConversationAnswerRequest):
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/responses")
+@router.post("/v1/responses")
 async def responses(body: ResponsesRequest, request: Request) -> Response:
     """An answer to a conversation, whole or as server-sent events. Nothing is stored."""
     return await answered(body, request, ResponsesWriter, joins=True)
@@ -267,8 +267,8 @@ class ResponsesWriter(EventWriter):
         self._items: list[_Item] = []
 
     def failed(self, error: ApiError) -> dict[str, Any]:
-        told = {"code": error.code or "server_error", "message": str(error)}
-        return self._event("failed", {"response": {**self._response("failed"), "error": told}})
+        fields = {"code": error.code or "server_error", "message": str(error)}
+        return self._event("failed", {"response": {**self._response("failed"), "error": fields}})
 
     def first(self) -> Iterator[dict[str, Any]]:
         for kind in ("created", "in_progress"):

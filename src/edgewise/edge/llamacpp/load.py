@@ -21,10 +21,10 @@ from edgewise.errors import ModelError, UsageError
 _ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR
 
 _TRIAL_CONTEXT, _PIECE = 16, 64
-"""Ids of a trial's context, and bytes for each piece."""
+"""Ids of the sandbox's context, and bytes for each piece."""
 
 _LARGEST_RUN = 4 << 30
-"""Bytes of the largest file that a trial asks for a token: a larger one may not fit in memory."""
+"""Bytes of the largest file that is asked for a token: a larger one may not fit in memory."""
 
 _log_tail: deque[str] = deque(maxlen=20)
 

@@ -2,7 +2,7 @@
 
 A model is a folder with `genai_config.json`, as its model builder writes it. Logits of every id
 come from the graph's output; a hidden state does where the model was built with
-`include_hidden_states`. Each session is a generator with a KV cache of its own, and goes back by
+`include_hidden_states`. Each session is a generator with a KV cache of its own, and rolls back by
 `rewind_to`. A pass holds Python's global lock, so threads take turns with it.
 """
 
@@ -42,7 +42,7 @@ def longest_turn(vocabulary: int) -> int:
 
 
 class OnnxCache(SequenceCache):
-    """What one sequence holds; it goes back by `rewind_to`."""
+    """What one sequence holds; it rolls back by `rewind_to`."""
 
     def __init__(
         self, new: Callable[[], Any], outputs: tuple[str, str], *, rewinds: Rewinds = "anywhere"

@@ -57,7 +57,7 @@ def load_folder(folder: Path, gpu_layers: int | Literal["auto"]) -> Loaded:
         text = config.get_text_config(decoder=True)
         attention = _check_shape(torch, transformers, config, text, folder, held)
         dtype = torch.float32 if device == "cpu" else "auto"
-        model, told = transformers.AutoModelForCausalLM.from_pretrained(
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -66,7 +66,7 @@ def load_folder(folder: Path, gpu_layers: int | Literal["auto"]) -> Loaded:
             output_loading_info=True,
             **_LOCAL,
         )
-        if missing := sorted(told["missing_keys"]):
+        if missing := sorted(report["missing_keys"]):
             raise lacking(folder, ", ".join(missing[:3]))
         model = model.to(device).eval()
     return Loaded(model, text, device, str(model.dtype).removeprefix("torch."))

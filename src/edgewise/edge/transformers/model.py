@@ -147,7 +147,7 @@ def _whole(layer: Any) -> Any:
 
 
 def _kind(layer: Any) -> str:
-    """How a layer goes back; "other" for one that is not known to."""
+    """How a layer rolls back; "other" for one that is not known to."""
     kinds = import_module("transformers.cache_utils")
 
     return {
