@@ -48,7 +48,7 @@ TOLD = "Write to <EMAIL_1>: "
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is not what is tested here."""
-    monkeypatch.setattr("edgewise.cloud.redaction.view.SECONDS", 120.0)
+    monkeypatch.setattr("edgewise.cloud.redaction.filter.SECONDS", 120.0)
 
 
 def bridge(script: Script, **shown: str) -> tuple[Bridge, ScriptedCloud]:
