@@ -1,6 +1,5 @@
 """A stand-in for the model hub on 127.0.0.1: what huggingface_hub asks, and what can go wrong."""
 
-import base64
 import hashlib
 import json
 import re
@@ -8,7 +7,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
@@ -18,7 +17,6 @@ _API = re.compile(
 _RESOLVE = re.compile(
     r"/(?P<repo>(?:datasets/)?[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)"
 )
-_WRITE = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<what>preupload|commit)/main")
 _RANGE = re.compile(r"bytes=(\d+)-")
 
 
@@ -121,48 +119,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
-
-    def do_POST(self) -> None:
-        """Create a repository, check a model card, say how to upload, commit."""
-        path = urlsplit(self.path).path
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        bearer = self.headers.get("Authorization")
-        token = bearer.removeprefix("Bearer ") if bearer else None
-        self.hub.requests.append(Request(self.command, path, None, token))
-        if self.hub.status is not None:
-            return self._fail(self.hub.status, None)
-        if path == "/api/validate-yaml":
-            return self._json({"errors": [], "warnings": []})
-        if token != self.hub.token:
-            return self._fail(401, None)
-        if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked.get('organization') or 'me'}/{asked['name']}"
-            if name in self.hub.repositories:
-                return self._json({"url": f"{self.hub.endpoint}/{name}"}, 409)
-            private = bool(asked.get("private"))
-            self.hub.repositories[name] = Repository({}, private=private)
-            return self._json({"url": f"{self.hub.endpoint}/{name}", "name": name})
-        match = _WRITE.fullmatch(path)
-        repository = self.hub.repositories.get(match["repo"]) if match else None
-        if not match or repository is None:
-            return self._fail(404, "RepoNotFound")
-        if match["what"] == "preupload":
-            files = [
-                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for file in json.loads(body)["files"]
-            ]
-            return self._json({"files": files})
-        lines = [json.loads(line) for line in body.splitlines()]
-        added = {
-            line["value"]["path"]: base64.b64decode(line["value"]["content"])
-            for line in lines
-            if line["key"] == "file"
-        }
-        changed = replace(repository, files={**repository.files, **added})
-        self.hub.repositories[match["repo"]] = changed
-        url = f"{self.hub.endpoint}/{match['repo']}/commit/{changed.commit}"
-        return self._json({"success": True, "commitOid": changed.commit, "commitUrl": url})
 
     def _json(self, described: object, status: int = 200) -> None:
         body = json.dumps(described).encode()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from edgewise.gateway.server import DRAIN_SECONDS
+from edgewise.gateway.app import DRAIN_SECONDS
 from tests.deployment import DEPLOY, ROOT, compose, parsed
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.processes import lasting_port

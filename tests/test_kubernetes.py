@@ -6,7 +6,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from edgewise.gateway.server import DRAIN_SECONDS
+from edgewise.gateway.app import DRAIN_SECONDS
 from tests.deployment import DEPLOY, manifests, parsed
 
 FOLDER = DEPLOY / "kubernetes"

@@ -98,9 +98,7 @@ def test_one_name_of_two_packages_is_refused(site: Site) -> None:
     ("source", "problem"),
     [
         (None, "cannot be loaded from 'broken:Half' (ModuleNotFoundError: No module"),
-        ("import nothing_of_that_name", "(ModuleNotFoundError: No module named 'nothing"),
         ("x = 1", "has no attribute 'Half'"),
-        ("class Half(", "cannot be loaded from 'broken:Half' (SyntaxError"),
         ("1 / 0", "(ZeroDivisionError: division by zero); repair or remove the package"),
         ("class Half: pass", "'half' is not a router: it lacks score"),
         ("Half = 1", "'half' is not a router"),
@@ -153,14 +151,11 @@ def test_a_file_may_hold_what_looks_its_module_up(site: Site) -> None:
     [
         (None, "mine.py:Half", "(No such file or directory); repair the code"),
         (GOOD, "mine.py:Whole", "has no Whole; name a class that is defined there"),
-        ("import nothing_of_that_name", "mine.py:Half", "No module named 'nothing_of_that_name'"),
         ("class Half(", "mine.py:Half", "(SyntaxError: "),
         ("raise RuntimeError('one\\ntwo')", "mine.py:Half", "(RuntimeError: one two)"),
-        ("raise RuntimeError", "mine.py:Half", "(RuntimeError)"),
         ("\x00", "mine.py:Half", "cannot be loaded"),
         ("class Half: pass", "mine.py:Half", "is not a router"),
         ("Half = 3", "mine.py:Half", "is not a router"),
-        (GOOD.replace("needs, top", "x, y"), "mine.py:Half", "does not say what it reads"),
         (GOOD.replace("Needs.NOTHING", "3"), "mine.py:Half", "does not say what it reads"),
         (GOOD.replace("NOTHING, 0", "NOTHING, -1"), "mine.py:Half", "does not say what it reads"),
         (
@@ -180,13 +175,6 @@ def test_code_that_does_not_work(site: Site, source: str | None, name: str, prob
     with pytest.raises(UsageError) as caught:
         open_router(Settings(router=where), ScriptedEdge(noise()))
     assert problem in said(caught)
-
-
-def test_a_file_that_failed_is_run_again(site: Site) -> None:
-    path = file(site.folder, "1 / 0")
-    for _ in range(2):
-        with pytest.raises(UsageError, match="ZeroDivisionError"):
-            ROUTERS.load(f"{path}:Half")
 
 
 @pytest.mark.parametrize(

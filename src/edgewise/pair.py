@@ -22,6 +22,7 @@ from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.parts import (
     cloud_address,
+    context_filter,
     make_billing,
     make_policy,
     open_cloud,
@@ -29,7 +30,6 @@ from edgewise.parts import (
     open_router,
     sampling_of,
     sampling_with,
-    viewing,
 )
 from edgewise.prompts import (
     Message,
@@ -123,7 +123,9 @@ class Pair:
                 if self.cloud is not None:
                     opened.callback(self.cloud.close)
             else:
-                self.cloud = bridged(cloud, self.edge.tokenizer, viewing=viewing(self.settings))
+                self.cloud = bridged(
+                    cloud, self.edge.tokenizer, context_filter=context_filter(self.settings)
+                )
                 self.cloud.check(self.edge.tokenizer)
             self.decoder = Decoder(
                 self.edge,

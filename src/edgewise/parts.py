@@ -96,7 +96,7 @@ def open_cloud(
 
         check_name(settings.cloud_engine)
     # What is wrong with it shows wherever the cloud is.
-    view, hosts = viewing(settings), hosts_of(settings.cloud_hosts)
+    shown, hosts = context_filter(settings), hosts_of(settings.cloud_hosts)
     address = cloud_address(settings)
     if is_url(address):
         require_allowed(address, hosts)
@@ -112,7 +112,7 @@ def open_cloud(
             model=settings.cloud_model,
             # What is wrong with it shows before anything is asked.
             own=open_tokenizer(tokenizer) if tokenizer else None,
-            viewing=view,
+            context_filter=shown,
         )
     _require_no_url_settings(settings, address)
     if address == "none":
@@ -123,7 +123,7 @@ def open_cloud(
         options = _options(settings, slots, keep_prefixes)
         local = LocalCloud(EDGES.load(_GGUF)(str(resolve(address, "cloud")), options))
     try:
-        cloud = bridged(local, edge.tokenizer, viewing=view)
+        cloud = bridged(local, edge.tokenizer, context_filter=shown)
         cloud.check(edge.tokenizer)
     except BaseException:
         local.close()
@@ -131,11 +131,11 @@ def open_cloud(
     return cloud
 
 
-def viewing(settings: Settings) -> ContextFilterMaker | None:
+def context_filter(settings: Settings) -> ContextFilterMaker | None:
     """What the cloud gets to see; None for everything. Raises `UsageError`."""
     from edgewise.cloud.bridge.context_filter import Recent, amount_of
     from edgewise.cloud.redaction.base import redaction_of
-    from edgewise.cloud.redaction.view import Redacted
+    from edgewise.cloud.redaction.filter import Redacted
 
     rules = redaction_of(settings.redact)
     view = Redacted(rules) if rules.active else ContextFilter()

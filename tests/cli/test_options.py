@@ -143,17 +143,6 @@ def test_an_option_of_the_commands_own_is_not_the_setting_unless_it_says_so(
     call(command, "me")
 
 
-@pytest.mark.parametrize("arguments", [("--spam", "1"), ("--threads", "two"), ("--on", "x")])
-def test_what_is_no_option_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    command, ran = an_app(takes("threads", reads=["span"]))
-    with pytest.raises(typer.TyperException):
-        call(command, "me", *arguments)
-    assert not ran
-
-
 class Flag:
     """A parameter as Typer shows it."""
 

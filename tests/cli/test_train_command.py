@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from edgewise.addresses import bundled
@@ -195,32 +196,32 @@ def test_a_checkpoint_of_another_edge_model(edgewise: Edgewise, bpe_path: Path) 
     assert "edge model" in done.err
 
 
-def test_push_publishes_what_run_can_use(cli: Run) -> None:
-    with serving(Hub({})) as hub:
-        as_me = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.token}
-        done = cli("router", "push", "bundled", "me/router", **as_me)
-        assert done.returncode == 0, done.stderr
-        assert "--router me/router" in done.stdout
-        held = hub.repositories["me/router"].files
-        folder = bundled("router")
-        assert set(held) == {"config.json", "model.safetensors", "trained_on.txt", "README.md"}
-        assert all(data == (folder / name).read_bytes() for name, data in held.items())
-        used = cli("run", "Hello", "--router", "me/router", "--json", **as_me)
-        assert used.returncode == 0, used.stderr
-        assert json.loads(used.stdout)["usage"]["edge_tokens"] > 0
-        again = cli("router", "push", "bundled", "me/router", **as_me)
-        assert again.returncode == 0, again.stderr
-    offline = cli("router", "show", "me/router", **as_me)
+def test_push_publishes_what_run_can_use(
+    edgewise: Edgewise, cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    monkeypatch.setattr(huggingface_hub, "create_repo", lambda repo, **_: f"https://hub/{repo}")
+    monkeypatch.setattr(huggingface_hub, "upload_folder", lambda **options: sent.append(options))
+    done = edgewise("router", "push", "bundled", "me/router")
+    assert done.code == 0, done.err
+    assert "--router me/router" in done.out
+    ((options,), folder) = sent, bundled("router")
+    assert (options["repo_id"], Path(options["folder_path"])) == ("me/router", folder)
+    files = {name: (folder / name).read_bytes() for name in options["allow_patterns"]}
+    assert set(files) == {"config.json", "model.safetensors", "trained_on.txt", "README.md"}
+    with serving(Hub({"me/router": Repository(files)})) as hub:
+        used = cli("run", "Hello", "--router", "me/router", "--json", HF_ENDPOINT=hub.endpoint)
+    assert used.returncode == 0, used.stderr
+    offline = cli("router", "show", "me/router", HF_ENDPOINT=hub.endpoint)
     assert offline.returncode == 0, offline.stderr
 
 
-def test_push_says_what_is_missing(cli: Run) -> None:
-    with serving(Hub({"me/gated": Repository({})})) as hub:
-        nobody = cli("router", "push", "bundled", "me/router", HF_ENDPOINT=hub.endpoint)
-        stranger = cli(
-            "router", "push", "bundled", "me/router", HF_ENDPOINT=hub.endpoint, HF_TOKEN="hf_x"
-        )
-        odd = cli("router", "push", "bundled", "a/b/c", HF_ENDPOINT=hub.endpoint, HF_TOKEN="hf_x")
-    for done, problem in ((nobody, "HF_TOKEN"), (stranger, "refuses"), (odd, "a/b/c")):
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert problem in done.stderr
+def test_push_says_what_is_missing(edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    nobody = edgewise("router", "push", "bundled", "me/router")
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_x")
+    odd = edgewise("router", "push", "bundled", "a/b/c")
+    for done, word in ((nobody, "HF_TOKEN"), (odd, "a/b/c")):
+        assert (done.code, done.err.count("\n")) == (2, 1), done.err
+        assert word in done.err

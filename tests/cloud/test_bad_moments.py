@@ -89,6 +89,13 @@ WRONG: dict[str, tuple[Misdeed, str]] = {
     "the key expired": (Edited(lambda _: b"", status=401), "refused"),
     "the model went": (Edited(lambda _: b'{"error": "model not found"}', status=404), "rejected"),
     "not paid for": (Edited(lambda _: b"", status=402), "rejected"),
+    "too long a prompt": (Edited(lambda _: b"too long", status=400), "rejected"),
+    "a redirect": (Edited(lambda _: b"", status=302, headers={"Location": "/"}), "rejected"),
+    "not allowed": (Edited(lambda _: b"", status=403), "refused"),
+    "a fault of its own": (Edited(lambda _: b"oops", status=500), "unavailable"),
+    "no text": (Edited(lambda _: b"\xff\xfe"), "protocol"),
+    "too much": (Edited(lambda _: b" " * (5 << 20)), "protocol"),
+    "a broken connection": ("reset", "unavailable"),
 }
 OF_SERVERS = {"content filter", "tool call", "broken off"}
 """What a llama-server never says."""
@@ -106,6 +113,7 @@ def test_it_is_a_reason_on_the_token_and_the_answer_goes_on(
     assert consults[0].outcome == reason
     assert tokens[0].source == "edge"
     assert tokens[0].reason == reason
+    assert "\n" not in str(consults[0].message)
 
 
 @pytest.mark.parametrize("status", [429, 503])

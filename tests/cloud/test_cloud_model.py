@@ -11,7 +11,7 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.engines.http import checked_address
 from edgewise.errors import CloudRejected, UsageError
-from edgewise.gateway.server import engines_at
+from edgewise.gateway.fleet import engines_at
 from edgewise.pair import Pair
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling

@@ -19,7 +19,7 @@ from edgewise.engines.registry import ENGINES
 from edgewise.engines.text_dialects import ChatText
 from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import UsageError
-from edgewise.gateway.server import engines_at
+from edgewise.gateway.fleet import engines_at
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt

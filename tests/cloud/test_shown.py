@@ -25,7 +25,7 @@ from edgewise.events import Consult, Event, Token
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair
-from edgewise.parts import viewing
+from edgewise.parts import context_filter
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.base import Router
 from edgewise.routers.constant import Constant, Random
@@ -53,12 +53,12 @@ TOLD = "Write to <EMAIL_1>: "
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is not what is tested here."""
-    monkeypatch.setattr("edgewise.cloud.redaction.view.SECONDS", 120.0)
+    monkeypatch.setattr("edgewise.cloud.redaction.filter.SECONDS", 120.0)
 
 
 def bridge(script: Script, **shown: str) -> tuple[Bridge, ScriptedCloud]:
     cloud = ScriptedCloud(script, tokenizer=OWN_IDS)
-    model = bridged(cloud, EDGE, OWN_IDS, viewing(Settings(**shown)))  # type: ignore[arg-type]
+    model = bridged(cloud, EDGE, OWN_IDS, context_filter(Settings(**shown)))  # type: ignore[arg-type]
     assert isinstance(model, Bridge)
     return model, cloud
 
@@ -260,8 +260,8 @@ def test_no_planted_private_word_crosses_the_socket(tmp_path: Path, far: str) ->
             target = stack.enter_context(gateway([engine.url])).url
         recorder = stack.enter_context(recording(target))
         (tmp_path / "own").write_text("\n".join(OWN))
-        shown = viewing(Settings(redact=f"{classes},@{tmp_path / 'own'}"))
-        model = connect(recorder.url, EDGE, engine=far, viewing=shown)
+        shown = context_filter(Settings(redact=f"{classes},@{tmp_path / 'own'}"))
+        model = connect(recorder.url, EDGE, engine=far, context_filter=shown)
         stack.callback(model.close)
         consults = 0
         for at in range(0, PLANTED, 25):

@@ -12,7 +12,7 @@ from edgewise.cloud.bridge.capabilities import Capabilities
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.bridge.word_boundary import REPEATED
 from edgewise.cloud.redaction.base import redaction_of
-from edgewise.cloud.redaction.view import Redacted
+from edgewise.cloud.redaction.filter import Redacted
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.engines.base import NOBODY, Described

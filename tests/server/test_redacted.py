@@ -3,7 +3,7 @@
 import pytest
 
 from edgewise.cloud.bridge.adapter import bridged
-from edgewise.parts import viewing
+from edgewise.parts import context_filter
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, Script, ScriptedEdge, noise, replying
@@ -15,8 +15,8 @@ SAID = "Write to anna@b.example:"
 def answered(redact: str, script: Script, model: str) -> tuple[int, str, ScriptedCloud]:
     """Status and body of a reply, and the cloud behind the bridge."""
     cloud = ScriptedCloud(script)
-    shown = viewing(Settings(redact=redact))
-    seen = bridged(cloud, ByteTokenizer(), viewing=shown)
+    shown = context_filter(Settings(redact=redact))
+    seen = bridged(cloud, ByteTokenizer(), context_filter=shown)
     edge = ScriptedEdge(noise(), context=1 << 14)
     body = {"model": model, "messages": [{"role": "user", "content": SAID}], "max_tokens": 40}
     with app(seen, edge=edge) as client:

@@ -108,12 +108,13 @@ def _run(
     """Until a signal ends it."""
     import structlog
 
-    from edgewise.gateway.app import Gateway
-    from edgewise.gateway.fleet import Fleet
-    from edgewise.gateway.server import engines_at, serve
+    from edgewise.gateway.app import DRAIN_SECONDS, Gateway
+    from edgewise.gateway.fleet import Fleet, engines_at
     from edgewise.gateway.sessions import Sessions
     from edgewise.keys.limit_stores import limits_at
     from edgewise.listening.logs import log_lines
+    from edgewise.listening.server import Listener
+    from edgewise.wire.protocol import MAX_FRAME
 
     async def served() -> None:
         keys, limits = Keys(plan.keys), limits_at(plan.limits, plan.keys)
@@ -128,7 +129,15 @@ def _run(
         await limits.open()
         structlog.get_logger("edgewise.gateway").info("listening", engines=plan.engines, at=at)
         listening, connections, tls = where
-        await serve(gateway, listening, connections=connections, tls=tls, hosts=plan.hosts)
+        await Listener(
+            gateway.app(hosts=plan.hosts),
+            listening,
+            connections=connections,
+            tls=tls,
+            max_message=MAX_FRAME,
+            grace=DRAIN_SECONDS,
+            drain=gateway.drain,
+        ).listen()
 
     with log_lines("json", level):
         asyncio.run(served())

@@ -74,7 +74,7 @@ def connect(
     engine: str = AUTO,
     model: str | None = None,
     own: Tokenizer | None = None,
-    viewing: ContextFilterMaker | None = None,
+    context_filter: ContextFilterMaker | None = None,
 ) -> CloudModel:
     """The cloud model at `url`, checked for an `edge`; `proof` says how.
 
@@ -83,7 +83,7 @@ def connect(
     there is asked by text, in each dialect until one continues an answer. Raises a `CloudError`,
     `VocabularyMismatch` or another `UsageError`.
     """
-    at = _Address(url, edge, key, model, own, viewing)
+    at = _Address(url, edge, key, model, own, context_filter)
     if engine != AUTO:
         check_name(engine)
         if _is_text(ENGINES.load(engine)):
@@ -120,13 +120,13 @@ class _Address(NamedTuple):
     key: str | None
     model: str | None
     own: Tokenizer | None
-    viewing: ContextFilterMaker | None
+    context_filter: ContextFilterMaker | None
 
     def by_ids(self, name: str) -> CloudModel:
         """By an engine of that name, behind a bridge where its tokenizer is here and another."""
         cloud = open_engine(self.url, key=self.key, engine=name, model=self.model)
         try:
-            link = bridged(cloud, self.edge, self.own, self.viewing)
+            link = bridged(cloud, self.edge, self.own, self.context_filter)
             link.check(self.edge)
         except BaseException:
             cloud.close()
@@ -153,7 +153,7 @@ class _Address(NamedTuple):
             )
         made = make(self.url, key=self.key, **more)
         # Nothing here counts as the cloud does; the edge's tokens are of about its size.
-        view = self.viewing(self.edge) if self.viewing else None
+        view = self.context_filter(self.edge) if self.context_filter else None
         cloud = TextCloud(made, edge=self.edge, view=view)
         try:
             cloud.check(self.edge)

@@ -32,7 +32,7 @@ _MADE_UP, _NOTED = 32, 16
 LINGER_SECONDS = 60.0
 """How long the server may still come to run a request that was cut off."""
 
-_NOBODY_KNOWS = ""
+_UNKNOWN = ""
 
 
 class Place(NamedTuple):
@@ -43,15 +43,15 @@ class Place(NamedTuple):
 
 
 class _Slot:
-    """`holds` are the tenants whose prompts it may hold; `late` those who may yet write, until."""
+    """`holds`: tenants whose prompts it may hold; `pending`: until when requests may still run."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.session = ""
         self.busy = False
         self.used = 0
-        self.holds = {_NOBODY_KNOWS}
-        self.late: dict[str, float] = {}
+        self.holds = {_UNKNOWN}
+        self.pending: dict[str, float] = {}
 
 
 class SlotTable:
@@ -76,7 +76,7 @@ class SlotTable:
         """A slot until the block ends; waits for one. The block is the request and its answer."""
         async with self._free:
             slot = self._chosen(session, tenant)
-            others = self._late(slot, tenant)
+            others = self._others_pending(slot, tenant)
             # Those who may yet write are among them.
             reuse = slot.holds <= {tenant}
             slot.session, slot.busy = session, True
@@ -89,23 +89,24 @@ class SlotTable:
                 # It was answered: nothing of it comes later.
                 raise
             except BaseException:
-                slot.late[tenant] = self._clock() + LINGER_SECONDS
+                slot.pending[tenant] = self._clock() + LINGER_SECONDS
                 raise
             finally:
                 slot.busy, slot.used = False, next(self._uses)
 
     def _chosen(self, session: str, tenant: str) -> _Slot:
-        """The session's own; else the one that was free for longest, of those nobody else's late
-        request may spoil if there are any."""
+        """The session's own; else the one free for longest, if possible without others pending."""
         free = [slot for slot in self._slots if not slot.busy]
         own = next((slot for slot in free if slot.session == session), None)
-        return own or min(free, key=lambda slot: (bool(self._late(slot, tenant)), slot.used))
+        if own is not None:
+            return own
+        return min(free, key=lambda slot: (bool(self._others_pending(slot, tenant)), slot.used))
 
-    def _late(self, slot: _Slot, tenant: str) -> set[str]:
+    def _others_pending(self, slot: _Slot, tenant: str) -> set[str]:
         """Other tenants whose requests may yet run in the slot."""
         now = self._clock()
-        slot.late = {who: until for who, until in slot.late.items() if until > now}
-        return slot.late.keys() - {tenant}
+        slot.pending = {name: end for name, end in slot.pending.items() if end > now}
+        return slot.pending.keys() - {tenant}
 
 
 class _TopLogprob(msgspec.Struct):

@@ -10,8 +10,9 @@ from typing import Any
 import structlog
 
 from edgewise.completion import Completion
-from edgewise.engines.base import Client, Engine, Watched
+from edgewise.engines.base import Client, Engine, Watched, parallel
 from edgewise.engines.detokenization import FEW, agree
+from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids, model_for
 from edgewise.engines.vocabulary_check import VocabularyCheck
 from edgewise.errors import (
     CloudError,
@@ -40,7 +41,39 @@ BUSY_SECONDS = 0.2
 CHECK_SECONDS = 10.0
 """How long one may take."""
 
+BUNDLED = "bundled"
+
 log = structlog.get_logger("edgewise.gateway")
+
+
+async def engines_at(
+    addresses: Sequence[str], *, key: str | None, kind: str = AUTO, model: str | None = None
+) -> list[Engine]:
+    """The engines behind the addresses, or the bundled one; `kind` is a name of `ENGINES` or auto.
+
+    Where they serve several models, `model` names one. Raises a `CloudError`, or `UsageError`.
+    """
+    if BUNDLED in addresses:
+        if len(addresses) > 1 or kind != AUTO or model is not None:
+            raise UsageError(
+                "The bundled engine is the only one, of one kind, and serves one model",
+                hint="name nothing beside it",
+                setting="engine",
+            )
+        from edgewise.gateway.bundled import BundledEngine
+
+        return [BundledEngine()]
+    if kind != AUTO:
+        engine_by_ids(kind)
+    return await parallel(*(_made(address, key, kind, model) for address in addresses))
+
+
+async def _made(address: str, key: str | None, kind: str, model: str | None) -> Engine:
+    name = await engine_at(address, key=key, model=model) if kind == AUTO else kind
+    if name == GATEWAY:
+        raise UsageError(f"{address!r} is a gateway itself", hint="name the engine behind it")
+    make = engine_by_ids(name)
+    return make(address, key=key, **model_for(make, name, model))
 
 
 class Busy(Exception):

@@ -1,4 +1,4 @@
-"""A scripted cloud model: answers from a script, fails where it is told to."""
+"""A scripted cloud model: answers from a script, and fails as its `fault` says."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -118,9 +118,9 @@ class ScriptedCloudSession:
             logits = self._cloud.script([*ids, *written])
             written.append(int(logits.argmax()))
             ends = written[-1] in self._cloud.tokenizer.eos_ids
-            told = self._likeliest(logits)
-            logprobs.append(told[0].logprob if told else None)
-            top += [told] if told else []
+            likeliest = self._likeliest(logits)
+            logprobs.append(likeliest[0].logprob if likeliest else None)
+            top += [likeliest] if likeliest else []
         return Completion(
             ids=tuple(written), logprobs=tuple(logprobs), top=tuple(top), stopped=ends
         )

@@ -18,7 +18,7 @@ SIZE = 258
 HIDDEN = 4
 
 ABLE = EdgeAbilities(slots=1024)
-"""A scripted edge model can do everything, unless it is told otherwise."""
+"""A scripted edge model can do everything, unless its `abilities` say otherwise."""
 
 MARK = 8
 """Where it rewinds to checkpoints only, there is one every so many ids."""

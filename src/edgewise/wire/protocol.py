@@ -110,7 +110,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
 
 
 class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
-    """Gateway: it does not hold the prefix meant (`ask`, None for a push); send it from 0."""
+    """Gateway: it does not hold the prefix of `ask` (None: of a push); send it from 0."""
 
     ask: Count | None = None
 

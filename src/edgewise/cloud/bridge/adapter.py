@@ -96,7 +96,7 @@ def bridged(
     cloud: CloudModel,
     edge: Tokenizer,
     own: Tokenizer | None = None,
-    viewing: ContextFilterMaker | None = None,
+    context_filter: ContextFilterMaker | None = None,
 ) -> CloudModel:
     """`cloud` itself where its vocabulary is the `edge`'s or not known here, else behind a bridge.
 
@@ -107,14 +107,14 @@ def bridged(
     """
     if own is None and cloud.local is not None:
         own = cloud.local.tokenizer
-    if viewing is not None:
+    if context_filter is not None:
         if cloud.boundaries is not None:
             raise UsageError(
                 "This cloud model decides itself what it shows",
                 hint="leave redact and cloud-context out, or give its bridge a view",
             )
         own = own or edge
-        return Bridge(cloud, own=own, edge=edge, view=viewing(own))
+        return Bridge(cloud, own=own, edge=edge, view=context_filter(own))
     if own is None or fingerprint(own) == fingerprint(edge):
         return cloud
     return Bridge(cloud, own=own, edge=edge)
