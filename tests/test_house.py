@@ -115,7 +115,7 @@ BUDGET = {
     "edgewise/listening": 610,
     "edgewise/loop": 1_655,
     "edgewise/prompts": 951,
-    "edgewise/routers": 903,
+    "edgewise/routers": 880,
     "edgewise/sandbox": 260,
     "edgewise/server": 3_660,
     "edgewise/testing": 525,
@@ -123,8 +123,8 @@ BUDGET = {
     "edgewise_lab": 445,
     "edgewise_lab/bench": 2_560,
     "edgewise_lab/commands": 1_430,
-    "edgewise_lab/evaluation": 2_625,
-    "edgewise_lab/training": 1_915,
+    "edgewise_lab/evaluation": 2_645,
+    "edgewise_lab/training": 1_930,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
