@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 33_600, 200
+PRODUCT_LINES, PRODUCT_FILES = 30_500, 176
 
 
 def test_every_package_keeps_its_budget() -> None:
