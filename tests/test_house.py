@@ -117,7 +117,7 @@ BUDGET = {
     "edgewise/prompts": 951,
     "edgewise/routers": 903,
     "edgewise/sandbox": 260,
-    "edgewise/server": 3_660,
+    "edgewise/server": 3_665,
     "edgewise/testing": 600,
     "edgewise/wire": 300,
     "edgewise_lab": 445,
