@@ -89,7 +89,8 @@ def doctor(context: typer.Context, chosen: Settings, json: options.Json = False)
             for name, text in zip(
                 ("Speed", "Cost", "Advice"), examined.advice.sentences, strict=True
             ):
-                render.out.print(f"{name}: {text}.".replace("..", "."), soft_wrap=False)
+                line = f"{name}: {text}.".replace("..", ".")
+                render.out.print(line, soft_wrap=not render.out.is_terminal)
             render.out.print("Next: edgewise eval QUESTIONS.jsonl says how right it is on yours")
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
