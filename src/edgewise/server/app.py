@@ -1,7 +1,7 @@
 """The application: the APIs, health, metrics, documentation, the page."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -13,15 +13,19 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from msgspec.structs import asdict
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
+from edgewise.events import Consult, Event, Finished, Token
 from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.parts import make_policy
-from edgewise.server import chat, completions, messages, responses, tokenizing
+from edgewise.server import chat, completions, messages, responses
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers, caller_of
 from edgewise.server.errors import ApiError, install
 from edgewise.server.guards import Guard
-from edgewise.server.metrics import Metrics
 from edgewise.server.models import Models, models_of, policy_for
 
 _DOCS = "/docs-assets"
@@ -162,7 +166,7 @@ def make_app(
     install(app)
     callers = callers or Callers()
     app.state.models, app.state.metrics = models, Metrics(models)
-    apis = [one.router for one in (chat, completions, responses, messages, tokenizing)]
+    apis = [one.router for one in (chat, completions, responses, messages)]
     for endpoints in (*apis, keyed):
         checked = [Depends(callers.check)]
         app.include_router(endpoints, dependencies=checked, responses=_REFUSALS)
@@ -177,3 +181,71 @@ def make_app(
     page = StaticFiles(directory=str(files("edgewise.server") / "page"), html=True)
     app.mount("/", page)
     return app
+
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Counters in a registry of their own, so that several servers fit in one process."""
+
+    def __init__(self, models: Models) -> None:
+        own = self._registry = CollectorRegistry()
+        self._registry.register(_Costs(models))
+        running = Gauge("edgewise_running", "Answers being written.", ["model"], registry=own)
+        waiting = Gauge("edgewise_waiting", "Answers in the queue.", ["model"], registry=own)
+        for one in models.all:
+            running.labels(one.name).set_function(lambda one=one: one.admission.running)
+            waiting.labels(one.name).set_function(lambda one=one: one.admission.waiting)
+        self.requests = self._counter("requests", "Requests.", "path", "status")
+        self._tokens = self._counter("tokens", "Tokens.", "model", "source")
+        self._consults = self._counter("consults", "Consults.", "model", "outcome")
+        self._wasted = self._counter("wasted_tokens", "Cloud tokens dropped.", "model")
+        self._first = self._histogram("ttft_seconds", "Time to first token.")
+        self._gap = self._histogram("inter_token_seconds", "Between two tokens.")
+        self._consult = self._histogram("consult_seconds", "Consults.")
+
+    def text(self) -> bytes:
+        """All counters."""
+        return generate_latest(self._registry)
+
+    def count(self, model: str, event: Event) -> None:
+        """Count one event of a model's answer."""
+        if isinstance(event, Token):
+            self._tokens.labels(model, event.source).inc()
+            (self._gap if event.index else self._first).labels(model).observe(event.seconds)
+        elif isinstance(event, Consult):
+            self._consults.labels(model, event.outcome).inc()
+            self._consult.labels(model).observe(event.seconds)
+        elif isinstance(event, Finished):
+            self._wasted.labels(model).inc(event.usage.wasted_tokens)
+
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(f"edgewise_{name}", help, labels, registry=self._registry)
+
+    def _histogram(self, name: str, help: str) -> Histogram:
+        return Histogram(
+            f"edgewise_{name}", help, ["model"], buckets=_SECONDS, registry=self._registry
+        )
+
+
+class _Costs(Collector):
+    """Costs in the price list's currency, read on demand, so cut answers count too."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        paid = CounterMetricFamily("edgewise_cost_paid", "What consults cost.", labels=["model"])
+        alone = CounterMetricFamily(
+            "edgewise_cost_alone", "What the cloud alone would have cost.", labels=["model"]
+        )
+        # Negative where it was lost.
+        saved = GaugeMetricFamily("edgewise_cost_saved", "The difference.", labels=["model"])
+        for one in self._models.all:
+            if one.pair.billing is not None:
+                cost = one.pair.billing.savings().cost
+                paid.add_metric([one.name], cost.paid)
+                alone.add_metric([one.name], cost.alone)
+                saved.add_metric([one.name], cost.saved)
+        yield from (family for family in (paid, alone, saved) if family.samples)
