@@ -21,8 +21,14 @@ from edgewise.cloud.bridge.context_filter import (
     FilteredAnswer,
     FilteredContext,
 )
-from edgewise.cloud.bridge.reasoning import Reasoning
-from edgewise.cloud.bridge.word_boundary import characters, held_back, kept, spelled, written_text
+from edgewise.cloud.bridge.word_boundary import (
+    Reasoning,
+    characters,
+    held_back,
+    kept,
+    spelled,
+    written_text,
+)
 from edgewise.completion import Completion, Sent, metered
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, fingerprint
