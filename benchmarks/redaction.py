@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from edgewise.cloud.redaction.base import EXACT, WORDS, Redaction, Span
-from edgewise.cloud.redaction.view import detectors_of
+from edgewise.cloud.redaction.filter import detectors_of
 
 Draw = random.Random
 

@@ -107,17 +107,17 @@ def test_a_quick_edge_is_fastest_and_routing_beats_streaming() -> None:
     advice = advise(AT)
     assert advice.fastest == "edge"
     assert advice.edge < advice.routing < (advice.streaming or 0)
-    first, second = advice.sentences
-    assert re.findall(r"[\d.]+(?= ms)", first) == ["10", "13.5", "27.4"]
-    assert ("300 tokens" in first, "edgewise eval" in second) == (True, True)
-    assert re.findall(r"\d+%", second) == ["5%", "51%", "50%"]
+    speed, _, what = advice.sentences
+    assert re.findall(r"[\d.]+(?= ms)", speed) == ["10", "13.5", "27.4"]
+    assert "300 tokens" in speed
+    assert re.findall(r"\d+%", what) == ["51%"]
 
 
 def test_a_slow_edge_is_advised_to_stream() -> None:
     advice = advise(replace(AT, step=0.060))
     assert (advice.fastest, advice.break_even) == ("streaming", 0)
     assert "27.4 ms" in advice.sentences[0]
-    assert "2.3 times" in advice.sentences[1]
+    assert "2.3 times" in advice.sentences[2]
 
 
 def test_a_share_that_breaks_even_is_named() -> None:
@@ -125,36 +125,34 @@ def test_a_share_that_breaks_even_is_named() -> None:
     advice = advise(replace(AT, step=0.024, asked=0.2))
     assert advice.edge < (advice.streaming or 0) < advice.routing
     assert advice.break_even == pytest.approx(0.049, abs=0.003)
-    assert f"{advice.break_even:.1%}" in advice.sentences[1]
+    assert f"{advice.break_even:.1%}" in advice.sentences[2]
 
 
 def test_what_is_cheapest_goes_by_the_price() -> None:
     dear, cheap = advise(AT, price=PRICE), advise(replace(AT, cached=1, asked=0.01), price=PRICE)
     assert (dear.cheapest, cheap.cheapest) == ("edge", "edge")
     assert (cheap.bill or 0) < 1 < (dear.bill or 0)
-    assert f"{dear.bill:.1f} times" in dear.sentences[0]
+    assert f"{dear.bill:.1f} times" in dear.sentences[1]
 
 
 def test_what_is_not_known_is_said() -> None:
     unknown = advise(replace(AT, cloud_token=None))
     assert (unknown.streaming, unknown.break_even, unknown.cheapest) == (None, None, None)
-    assert "could not be measured" in unknown.sentences[0]
-    assert "as measured" in advise(replace(AT, assumed=False)).sentences[1]
-    assert "nothing is billed" in advise(AT, local=True).sentences[0]
+    assert "not measured" in unknown.sentences[0]
+    assert "nothing is billed" in advise(AT, local=True).sentences[1]
     free = advise(AT, price=Price(input=Decimal(0), cached=Decimal(0), output=Decimal(0)))
     assert free.bill is None
-    assert "price is nothing" in free.sentences[0]
+    assert "price is nothing" in free.sentences[1]
     assert advise(replace(AT, asked=0.0)).routing == pytest.approx(AT.step)
 
 
 @pytest.mark.parametrize("step", [0.001, 0.024, 0.1])
 @pytest.mark.parametrize("share", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize("token", [None, 0.027])
-def test_advice_is_two_sentences(step: float, share: float, token: float | None) -> None:
+def test_advice_is_three_short_lines(step: float, share: float, token: float | None) -> None:
     at = replace(AT, step=step, asked=share, cloud_token=token)
     for sentence in advise(at, price=PRICE).sentences:
-        assert sentence.endswith(".")
-        assert ". " not in sentence
+        assert len(sentence) < 200
         assert "None" not in sentence
         assert "nan" not in sentence
 

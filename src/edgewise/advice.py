@@ -27,9 +27,9 @@ TYPICAL_CHANGED = 0.5
 System = Literal["edge", "routing", "streaming"]
 
 _NAMES: dict[System, str] = {
-    "edge": "the edge alone",
-    "routing": "routing",
-    "streaming": "streaming from the cloud",
+    "edge": "edge",
+    "routing": "pair",
+    "streaming": "cloud streamed",
 }
 
 _ASKED = (Message("user", "Count in words from one to twenty, separated by spaces."),)
@@ -43,7 +43,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """What is advised, and what it follows from; seconds a token.
 
     `streaming` is None where it could not be measured, `bill` (routing over streaming) without a
-    price. Up to `break_even`, a share, routing is no slower than streaming.
+    price. Up to `break_even`, a share, routing is no slower than streaming. `sentences` are about
+    speed, cost and what to do.
     """
 
     fastest: System
@@ -53,7 +54,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     streaming: float | None
     break_even: float | None
     bill: float | None
-    sentences: tuple[str, str]
+    sentences: tuple[str, str, str]
 
 
 class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +115,7 @@ def advise(
     }
     if (streaming := cloud_alone(at)) is not None:
         speeds["streaming"] = streaming
-    order = sorted(speeds, key=lambda system: speeds[system])
+    fastest = min(speeds, key=lambda system: speeds[system])
     bill = None if price is None else bill_over_streaming(at, price)
     even = break_even(at)
     free = None
@@ -123,7 +124,7 @@ def advise(
     elif price is not None and bill is None:
         free = "its price is nothing"
     return Advice(
-        fastest=order[0],
+        fastest=fastest,
         cheapest=None if bill is None else "edge",
         edge=speeds["edge"],
         routing=speeds["routing"],
@@ -131,56 +132,47 @@ def advise(
         break_even=even,
         bill=bill,
         sentences=(
-            f"{_speeds(order, speeds, place)}; {_cost(bill, free)}.",
-            f"{_gain(at, speeds, even)}; {_unknown(at)}.",
+            _speed(speeds, fastest, place),
+            _cost(bill, free),
+            _what_to_do(at, speeds, even),
         ),
     )
 
 
-def _speeds(order: list[System], speeds: dict[System, float], place: str) -> str:
-    best, *others = order
-    rest = " and ".join(f"{_NAMES[system]} ({_ms(speeds[system])})" for system in others)
-    text = f"Fastest is {_NAMES[best]}, about {_ms(speeds[best])} a token, then {rest}, {place}"
-    return text if "streaming" in speeds else f"{text}; the cloud's speed could not be measured"
+def _speed(speeds: dict[System, float], fastest: System, place: str) -> str:
+    each = " · ".join(f"{_NAMES[system]} {_ms(seconds)}" for system, seconds in speeds.items())
+    unknown = "" if "streaming" in speeds else ", the cloud streamed: not measured"
+    return f"{each} a token{unknown}, {place}: {_NAMES[fastest]} is fastest"
 
 
 def _cost(bill: float | None, free: str | None) -> str:
     if free is not None:
-        return f"nothing is billed, since {free}"
+        return f"nothing is billed: {free}"
     if bill is None:
-        return "what is cheapest is not known without a price"
+        return "unknown without a price"
     ratio = f"{bill:.1f} times" if bill >= 0.1 else "less than a tenth of"
-    cheaper, held = ("routing", "") if bill < 1 else ("streaming", " if none were held back")
     return (
-        f"cheapest is the edge alone, which bills nothing, then {cheaper}: behind a prompt of "
-        f"{PROMPT} tokens the consults bill {ratio} what streaming does{held}"
+        f"edge nothing · pair {ratio} what streaming costs, with a prompt of {PROMPT} tokens and "
+        f"an answer of {ANSWER}"
     )
 
 
-def _gain(at: MeasuredConditions, speeds: dict[System, float], even: float | None) -> str:
-    if not at.asked:
-        return "Routing at a share of 0% asks for nothing and buys nothing"
+def _what_to_do(at: MeasuredConditions, speeds: dict[System, float], even: float | None) -> str:
     routing, streaming = speeds["routing"], speeds.get("streaming")
-    asks = f"Routing at a share of {at.asked:.1%}".replace(".0%", "%")
-    buys = "buys the cloud's word where the edge is unsure"
-    if streaming is None:
-        return f"{asks} {buys}, for {_ms(routing - at.step)} a token"
-    if routing <= streaming:
-        return f"{asks} {buys}, in {1 - routing / streaming:.0%} less time than streaming"
-    where = f"it would be as fast up to a share of {even:.1%}" if even else "at no share as fast"
-    return (
-        f"{asks} buys no time here, where it takes {routing / streaming:.2g} times as long as "
-        f"streaming ({where}): it buys that {1 - at.asked:.0%} of the words are written on this "
-        "device and that answers go on without a link"
-    )
-
-
-def _unknown(at: MeasuredConditions) -> str:
     if not at.asked:
-        return "what a larger one would buy on your questions only `edgewise eval` tells"
-    each = f"{at.changed:.0%} of the consults change the token"
-    basis = f"that {each} is assumed" if at.assumed else f"{each}, as measured"
-    return f"{basis}, and how right it is on your questions only `edgewise eval` tells"
+        return "with a cloud share of 0 the edge writes alone"
+    if streaming is None:
+        return f"routing takes {_ms(routing - at.step)} a token more than the edge alone"
+    if routing <= streaming:
+        return (
+            f"route: {1 - routing / streaming:.0%} less time than streaming, and the cloud writes "
+            "where the edge is unsure"
+        )
+    up_to = f" Up to a share of {even:.1%} the pair is as fast." if even else ""
+    return (
+        f"stream from the cloud: the pair takes {routing / streaming:.2g} times as long. Route if "
+        f"answers must go on offline, or the cloud's time is what you pay for.{up_to}"
+    )
 
 
 def _ms(seconds: float) -> str:

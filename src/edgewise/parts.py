@@ -135,7 +135,7 @@ def context_filter(settings: Settings) -> ContextFilterMaker | None:
     """What the cloud gets to see; None for everything. Raises `UsageError`."""
     from edgewise.cloud.bridge.context_filter import Recent, amount_of
     from edgewise.cloud.redaction.base import redaction_of
-    from edgewise.cloud.redaction.view import Redacted
+    from edgewise.cloud.redaction.filter import Redacted
 
     rules = redaction_of(settings.redact)
     view = Redacted(rules) if rules.active else ContextFilter()

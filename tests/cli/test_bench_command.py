@@ -19,7 +19,6 @@ def test_a_link_is_measured_on_the_bundled_pair(edgewise: Edgewise) -> None:
     assert row["questions"] == 2
     advice = found["advice"]
     assert advice["fastest"] in ("edge", "routing", "streaming")
-    assert advice["sentences"][0].startswith("Fastest is ")
     assert "60 ms" in " ".join(advice["sentences"])
     assert row["round_trip"] == 0.06
     assert row["step"] >= 0.029

@@ -72,8 +72,6 @@ def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> 
         )
         assert answer.returncode == 0, answer.stderr
         assert json.loads(answer.stdout)["usage"]["cloud_tokens"] > 0
-        assert "bundled engine" in answer.stderr
-        assert "all 4,096 ids" in " ".join(answer.stderr.split())
         checked = cli("doctor", *here, EDGEWISE_CLOUD_KEY=secret)
         assert checked.returncode == 0, checked.stdout
         assert "bundled engine" in checked.stdout

@@ -15,7 +15,7 @@ import pytest
 from edgewise import registry
 from edgewise.cloud.bridge.context_filter import Context
 from edgewise.cloud.redaction.base import DETECTORS, EXACT, Redaction, Span, redaction_of
-from edgewise.cloud.redaction.view import Redacted
+from edgewise.cloud.redaction.filter import Redacted
 from edgewise.errors import Blocked, UsageError
 
 NUMBERS = ("phone", "iban", "card")
@@ -24,7 +24,7 @@ NUMBERS = ("phone", "iban", "card")
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is not what is tested here."""
-    monkeypatch.setattr("edgewise.cloud.redaction.view.SECONDS", 120.0)
+    monkeypatch.setattr("edgewise.cloud.redaction.filter.SECONDS", 120.0)
 
 
 def found(name: str, text: str) -> list[str]:
@@ -168,7 +168,7 @@ def test_no_pattern_reads_long(name: str, piece: str) -> None:
 @pytest.mark.parametrize("piece", ["1.", "a@b.example ", "<EMAIL_1>"])
 def test_four_megabytes_end_in_bounded_time(monkeypatch: pytest.MonkeyPatch, piece: str) -> None:
     """Found in time or not sent."""
-    monkeypatch.setattr("edgewise.cloud.redaction.view.SECONDS", 2.0)
+    monkeypatch.setattr("edgewise.cloud.redaction.filter.SECONDS", 2.0)
     seen = Redacted(
         Redaction(dict.fromkeys(("email", "ip", "secret", "words"), "mask"), ("Anna Smith",))
     )
@@ -246,14 +246,14 @@ def test_a_detector_that_raises_is_said_once(
 def test_a_detector_that_is_late_is_not_waited_for(
     added: type[Places], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgewise.cloud.redaction.view.SECONDS", 0.1)
+    monkeypatch.setattr("edgewise.cloud.redaction.filter.SECONDS", 0.1)
     seen = view("place")
     with pytest.raises(Blocked, match="not done in"):
         shown(seen, "From Rome: wait")
     with pytest.raises(Blocked, match="still looks"):
         shown(seen, "From Bonn.")
     added.go_on.set()
-    monkeypatch.setattr("edgewise.cloud.redaction.view.SECONDS", 120.0)
+    monkeypatch.setattr("edgewise.cloud.redaction.filter.SECONDS", 120.0)
     end = time.monotonic() + 60
     while time.monotonic() < end:
         try:

@@ -13,8 +13,8 @@ from hypothesis import given
 from edgewise.cloud.bridge.context_filter import Context
 from edgewise.cloud.bridge.word_boundary import kept
 from edgewise.cloud.redaction.base import Redaction, redaction_of
+from edgewise.cloud.redaction.filter import Redacted, RedactedContext
 from edgewise.cloud.redaction.normal import Normal
-from edgewise.cloud.redaction.view import Redacted, RedactedContext
 from edgewise.errors import Blocked
 from edgewise.prompts import Message
 
@@ -45,7 +45,7 @@ TEXTS = st.lists(PIECES, max_size=12).map("".join)
 def _patient() -> Iterator[None]:
     """A busy machine is not what is tested here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgewise.cloud.redaction.view.SECONDS", 120.0)
+        patch.setattr("edgewise.cloud.redaction.filter.SECONDS", 120.0)
         yield
 
 

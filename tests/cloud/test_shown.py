@@ -33,14 +33,9 @@ from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, load
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import (
-    ByteTokenizer,
-    Script,
-    ScriptedEdge,
-    completing,
-    replying,
-)
+from edgewise.testing.scripted_edge import ByteTokenizer, Script, ScriptedEdge, replying
 from tests.cloud.recording import Recorder, ids_of, recording
+from tests.doubles.completing import completing
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.scripted_text import ScriptedText
 from tests.gateway.running import gateway
@@ -53,7 +48,7 @@ TOLD = "Write to <EMAIL_1>: "
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is not what is tested here."""
-    monkeypatch.setattr("edgewise.cloud.redaction.view.SECONDS", 120.0)
+    monkeypatch.setattr("edgewise.cloud.redaction.filter.SECONDS", 120.0)
 
 
 def bridge(script: Script, **shown: str) -> tuple[Bridge, ScriptedCloud]:

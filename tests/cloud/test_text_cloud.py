@@ -12,7 +12,7 @@ from edgewise.cloud.bridge.capabilities import Capabilities
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.bridge.word_boundary import REPEATED
 from edgewise.cloud.redaction.base import redaction_of
-from edgewise.cloud.redaction.view import Redacted
+from edgewise.cloud.redaction.filter import Redacted
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.engines.base import NOBODY, Described
@@ -30,9 +30,10 @@ from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge, completing
+from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge
 from tests.cloud.text_engine import TextDouble, writing
 from tests.doubles.around import NeverOpen
+from tests.doubles.completing import completing
 
 EDGE = ByteTokenizer()
 ASKED = "sky? "

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from edgewise import parts
 from edgewise.addresses import is_url
@@ -72,19 +74,32 @@ def doctor(context: typer.Context, chosen: Settings, json: options.Json = False)
         examined = _Doctor(chosen, stack, context.command.params)
         checks = list(examined.checks())
     if json:
-        print(msgspec.json.encode({"checks": checks, "advice": examined.advice}).decode())
+        report = {"version": 1, "checks": checks, "advice": examined.advice}
+        print(msgspec.json.encode(report).decode())
     else:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column()
         for check in checks:
-            _show(check)
+            _add(table, check)
+        render.show(table)
+        if examined.advice is not None:
+            render.out.print()
+            for name, text in zip(
+                ("Speed", "Cost", "Advice"), examined.advice.sentences, strict=True
+            ):
+                line = f"{name}: {text}.".replace("..", ".")
+                render.out.print(line, soft_wrap=not render.out.is_terminal)
+            render.out.print("Next: edgewise eval QUESTIONS.jsonl says how right it is on yours")
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
 
 
-def _show(check: Check) -> None:
-    render.out.print(f"[{_COLOURS[check.status]}]{check.status:4}[/] ", end="", markup=True)
-    render.out.print(render.printable(f"{check.name}: {check.detail}"))
-    if check.fix:
-        render.out.print(render.printable(f"     fix: {check.fix}"))
+def _add(table: Table, check: Check) -> None:
+    detail = check.detail + (f"\nfix: {check.fix}" if check.fix else "")
+    status = Text(check.status, _COLOURS[check.status])
+    table.add_row(status, check.name, Text(render.printable(detail)))
 
 
 class _Doctor:
@@ -109,7 +124,8 @@ class _Doctor:
         if (edge := self._edge) is not None:
             yield _round_trip(edge)
             yield _rollback(edge)
-            yield self._guarded("router", lambda: _router(self._chosen, edge))
+            if parts.cloud_address(self._chosen) != "none":
+                yield self._guarded("router", lambda: _router(self._chosen, edge))
             yield self._guarded("cloud model", lambda: self._open_cloud(edge))
         if edge is not None and (cloud := self._cloud) is not None:
             kind = "one" if cloud.boundaries is None else "two, by words of text"
@@ -134,7 +150,7 @@ class _Doctor:
         model = self._edge = parts.open_edge(self._chosen)
         self._stack.callback(model.close)
         engine = f", {model.build}" if model.build else ""
-        size = f"{model.parameters / 1e6:.1f} M parameters, " if model.parameters else ""
+        size = f"{_millions(model.parameters)}, " if model.parameters else ""
         return Check("edge model", "ok", f"{model.name}{engine}, {size}context {model.context}")
 
     def _open_cloud(self, edge: EdgeModel) -> Check:
@@ -142,7 +158,11 @@ class _Doctor:
         if cloud is None:
             return Check("cloud model", "ok", "none: no connection is opened")
         self._stack.callback(cloud.close)
-        return Check("cloud model", "ok", cloud.name)
+        size, own = cloud.local.parameters if cloud.local else None, edge.parameters
+        if size and own and size < own:
+            text = f"{cloud.name} is smaller than the edge model: {_millions(size)}"
+            return Check("cloud model", "warn", text, "swap the two models")
+        return Check("cloud model", "ok", cloud.name + (f", {_millions(size)}" if size else ""))
 
     def _reuse(self, cloud: CloudModel, model: EdgeModel) -> Check:
         try:
@@ -170,8 +190,12 @@ class _Doctor:
             price=None if chosen.price is None else price_of(chosen.price),
             local=not is_url(parts.cloud_address(chosen)),
         )
-        asked = f"({pace.requests} requests of {pace.tokens} tokens in all were made to measure)"
-        return Check("advice", "ok", " ".join([*self.advice.sentences, asked]))
+        asked = f"{pace.requests} requests of {pace.tokens} tokens in all were made to measure"
+        return Check("advice", "ok", asked)
+
+
+def _millions(parameters: int) -> str:
+    return f"{parameters / 1e6:.1f} M parameters"
 
 
 def _engine() -> Check:

@@ -1,4 +1,4 @@
-"""The view of a conversation in which private words are placeholders."""
+"""The context filter that replaces private words by placeholders."""
 
 import logging
 import re
