@@ -5,18 +5,12 @@ Members are those of the protocols: one that is added is asked for here by itsel
 
 import inspect
 from collections.abc import Callable, Mapping
-from io import BytesIO
 from typing import Any
 
 import pytest
 from typing_extensions import get_protocol_members
 
 from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
-from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import Policy
-from edgewise.routers.constant import Constant
-from edgewise.testing.scripted_edge import ScriptedEdge, noise
-from edgewise.traces import Recorder
 from edgewise_lab.bench.frontier.billing import RecordedCloud
 from edgewise_lab.bench.pace import LateCloud
 
@@ -43,16 +37,10 @@ class Members:
             setattr(self, name, Call(contract) if inspect.isfunction(contract) else object())
 
 
-def recorded(cloud: Any) -> Any:
-    decoder = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=Policy(), cloud=cloud)
-    return Recorder(BytesIO()).decoder(decoder).cloud
-
-
 MODELS: dict[str, Callable[[Any], Any]] = {
     "as it is": WrappedCloud,
     "late": lambda cloud: LateCloud(cloud, lambda written, computed: 0.0),
     "recorded": RecordedCloud,
-    "traced": recorded,
 }
 MEMBERS = [
     (kind, name)
