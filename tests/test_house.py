@@ -102,33 +102,33 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 2_700,
+    "edgewise": 2_680,
     "edgewise/cli": 2_480,
     "edgewise/cloud": 4_738,
     "edgewise/costs": 585,
     "edgewise/edge": 4_347,
     "edgewise/engines": 2_763,
-    "edgewise/gateway": 1_530,
+    "edgewise/gateway": 1_490,
     "edgewise/grammar": 969,
     "edgewise/hub": 635,
-    "edgewise/keys": 900,
-    "edgewise/listening": 610,
-    "edgewise/loop": 1_800,
+    "edgewise/keys": 895,
+    "edgewise/listening": 608,
+    "edgewise/loop": 1_655,
     "edgewise/prompts": 951,
-    "edgewise/routers": 903,
+    "edgewise/routers": 880,
     "edgewise/sandbox": 260,
-    "edgewise/server": 3_660,
-    "edgewise/testing": 600,
-    "edgewise/wire": 300,
+    "edgewise/server": 3_665,
+    "edgewise/testing": 525,
+    "edgewise/wire": 265,
     "edgewise_lab": 445,
     "edgewise_lab/bench": 2_560,
     "edgewise_lab/commands": 1_430,
-    "edgewise_lab/evaluation": 2_625,
-    "edgewise_lab/training": 1_915,
+    "edgewise_lab/evaluation": 2_645,
+    "edgewise_lab/training": 1_930,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 33_600, 200
+PRODUCT_LINES, PRODUCT_FILES = 30_400, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

@@ -31,7 +31,7 @@ from edgewise.engines.sglang import SglangEngine
 from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError, UsageError
 from edgewise.keys.keys import read_keys
-from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, read_card, trained_digests
+from edgewise.routers.card import CONFIG, WEIGHTS, read_card
 from edgewise.routers.named import identity_of, router_of
 from edgewise.sampling import Sampling
 from edgewise.settings import load
@@ -39,7 +39,7 @@ from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.wire import protocol
 from edgewise_lab.evaluation import store
 from edgewise_lab.evaluation.tasks import commonsenseqa, gsm8k, records
-from edgewise_lab.evaluation.tasks.base import Grading
+from edgewise_lab.evaluation.tasks.base import TRAINED_ON, Grading, trained_digests
 from edgewise_lab.evaluation.tasks.named import open_task
 from edgewise_lab.training.collect import COLUMNS, Columns, Sample, collect_features
 from edgewise_lab.training.labels.base import Labelled

@@ -44,19 +44,6 @@ def test_frequencies_follow_the_distribution() -> None:
     assert np.bincount(taken) / 4000 == pytest.approx([0.7, 0.2, 0.1], abs=0.03)
 
 
-def test_temperature_flattens() -> None:
-    logits = [math.log(p) for p in (0.9, 0.1)]
-    taken = [Sampling(temperature=2.0).choose(step(logits, i)) for i in range(4000)]
-    assert np.mean(taken) == pytest.approx(1 / (1 + math.sqrt(9)), abs=0.03)
-
-
-@given(st.integers(0, 2**63 - 1), st.integers(0, 10_000))
-def test_a_draw_depends_on_seed_and_position_alone(seed: int, position: int) -> None:
-    sampling = Sampling(temperature=1.0, seed=seed)
-    logits = [0.1 * i for i in range(30)]
-    assert sampling.choose(step(logits, position)) == sampling.choose(step(logits, position))
-
-
 def as_written(sampling: Sampling, logits: NDArray[np.float32], position: int) -> int:
     """Temperature, top-k, top-p, min-p and a draw, one after the other; sums in float64."""
     ids = np.argsort(-logits, kind="stable")[: sampling.top_k or None]

@@ -25,7 +25,6 @@ from edgewise_lab.bench.frontier.report import (
     seconds,
     share,
     uncertain,
-    worth,
 )
 from edgewise_lab.bench.frontier.shown import plots, tables
 from edgewise_lab.evaluation.systems import Outcome
@@ -145,14 +144,6 @@ def test_what_is_sent_stays_within_its_cost_and_no_more_would(
             assert cost_of(measure_of, whole.at(at)) <= most + 1e-9
         lower = [u for u in set(uncertain(edges)) if u < at]
         assert all(cost_of(measure_of, whole.at(u)) > most - 1e-9 for u in lower)
-
-
-def test_an_oracle_sends_only_what_the_cloud_alone_gets_right() -> None:
-    gains = worth(EDGES, CLOUDS)
-    found = Whole("routed", EDGES, CLOUDS, gains)
-    chosen = found.at(found.within(share, 1.0))
-    assert [one.outcome.cloud_tokens for one in chosen] == [0, 10, 10, 0, 0]
-    assert sum(one.outcome.right for one in chosen) == 4
 
 
 def test_a_request_given_up_counts_as_the_others() -> None:

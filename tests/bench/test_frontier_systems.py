@@ -19,11 +19,10 @@ from edgewise_lab.bench.frontier.pair_systems import CloudInSpans
 from edgewise_lab.bench.frontier.systems import (
     Streamed,
     Timed,
-    TimedCommitPoint,
     pair_policy,
 )
 from edgewise_lab.bench.link import http_target
-from edgewise_lab.bench.pace import UNPACED, LateCloud, Pace, PacedEdge
+from edgewise_lab.bench.pace import UNPACED, Pace, PacedEdge
 from edgewise_lab.evaluation.systems import CloudAlone
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
@@ -70,17 +69,6 @@ def test_consults_in_vain_are_requests_too() -> None:
     assert found.requests[1].seen == len(PROMPT) + UNSURE[0]
 
 
-def test_an_engines_time_may_be_told_instead_of_metered() -> None:
-    cloud = LateCloud(ScriptedCloud(replying(OTHER, prompt=PROMPT)), lambda written, read: 0.1)
-    edge = PacedEdge(ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE)), UNPACED)
-    recorded = RecordedCloud(cloud, lambda written, read: read + 0.5 * written)
-    system = Timed(edge, 32, router=MaxProb(), policy=pair_policy(0.3), cloud=recorded)
-    found = system.answer(QUESTION)
-    assert found.gap >= 0.1
-    prompts = [request.prompt - request.seen for request in found.requests]
-    assert [r.engine_seconds for r in found.requests] == [read + 0.5 for read in prompts]
-
-
 def test_a_cloud_that_does_not_stream_is_asked_in_spans_and_billed_as_one_request() -> None:
     text = "the sea is as blue as it ever was."
     cloud = ScriptedCloud(replying(text, prompt=PROMPT), delay=0.05)
@@ -105,17 +93,6 @@ def test_a_request_that_was_declined_is_none() -> None:
     asked = session.ask([1, 2], 1, Sampling(), 30)
     assert isinstance(asked.exception(), CloudRejected)
     assert cloud.take() == ()
-
-
-def test_the_commit_point_is_one_consult() -> None:
-    question = Question("q", "zoo", "Which?", "dog", "choice", choices=("cat", "dog"))
-    model = ScriptedEdge(replying("It is a cat.", prompt="Which?"))
-    cloud = ScriptedCloud(replying("It is a dog.", prompt="Which?"))
-    system = TimedCommitPoint(model, PacedEdge(model, UNPACED), 40, cloud=RecordedCloud(cloud))
-    found = system.answer(question)
-    assert (len(found.requests), found.outcome.text) == (1, "It is a dat.")
-    # The answer that shows the place is not counted.
-    assert found.decodes == len("It is a cat.") + 1
 
 
 @pytest.fixture(scope="module")

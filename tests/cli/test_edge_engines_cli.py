@@ -72,7 +72,7 @@ class TestBesideTheBundledCloud:
         start = f"{converted.folder.name}, {build[converted.engine]}, "
         assert checks["edge model"]["detail"].startswith(start)
         assert checks["rollback"]["detail"].startswith("anywhere: ")
-        assert checks["vocabulary"]["detail"].startswith("one, proven: ")
+        assert checks["vocabulary"]["detail"].startswith("one: ")
         assert "ms warm" in checks["consult"]["detail"]
 
     def test_train(

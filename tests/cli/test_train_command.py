@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.routers.card import digest
+from edgewise_lab.evaluation.tasks.base import digest
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise, Run
 from tests.hub import Hub, Repository, serving

@@ -28,7 +28,8 @@ from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Random
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, completing
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge
+from tests.doubles.completing import completing
 from tests.doubles.scripted_engine import ScriptedEngine, Wire
 from tests.doubles.scripted_text import (
     BUSY,

@@ -27,9 +27,10 @@ from edgewise.pair import Pair, open_pair
 from edgewise.prompts import Message, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.settings import Settings
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, completing, noise
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
 from tests.cloud.dialects import Sglang, Vllm
 from tests.cloud.recording import Recorder, ids_of, recording
+from tests.doubles.completing import completing
 from tests.doubles.engine_dialects import Dialect
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
 from tests.doubles.scripted_text import ScriptedText, TextMisdeed, numbers

@@ -33,14 +33,9 @@ from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, load
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import (
-    ByteTokenizer,
-    Script,
-    ScriptedEdge,
-    completing,
-    replying,
-)
+from edgewise.testing.scripted_edge import ByteTokenizer, Script, ScriptedEdge, replying
 from tests.cloud.recording import Recorder, ids_of, recording
+from tests.doubles.completing import completing
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.scripted_text import ScriptedText
 from tests.gateway.running import gateway

@@ -30,9 +30,10 @@ from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge, completing
+from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge
 from tests.cloud.text_engine import TextDouble, writing
 from tests.doubles.around import NeverOpen
+from tests.doubles.completing import completing
 
 EDGE = ByteTokenizer()
 ASKED = "sky? "

@@ -53,18 +53,6 @@ def test_a_family_without_a_gap_has_no_figure() -> None:
     assert gap_recovered([same, (rights(2, 10), rights(3, 10), rights(8, 10))]) is None
 
 
-def test_the_interval_of_two_questions() -> None:
-    # Of the four resamples of (gained, not gained) one recovers all, one nothing, two a half.
-    found = gap_recovered([([False, False], [True, False], [True, True])])
-    assert found == (0.5, (0.0, 1.0))
-
-
-def test_resamples_without_a_gap_leave_the_interval_open() -> None:
-    # One of the four resamples draws only the question that edge and cloud both miss.
-    found = gap_recovered([([False, False], [True, False], [True, False])])
-    assert found == (1.0, (-math.inf, math.inf))
-
-
 def test_the_interval_of_a_median() -> None:
     values = [float(value) for value in range(1, 102)]
     low, high = median_interval([*values, 1e9])

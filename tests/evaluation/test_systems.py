@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from edgewise.addresses import bundled
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.errors import CloudTimeout
 from edgewise.routers.constant import Constant
 from edgewise.routers.uncertainty import Margin
 from edgewise.testing.scripted_cloud import ScriptedCloud
@@ -75,12 +74,6 @@ def test_the_cloud_alone_is_one_consult() -> None:
     assert model.asks[0] == (tuple(PROMPT.encode()), 40)
 
 
-def test_a_cloud_alone_that_fails_is_no_answer() -> None:
-    broken = ScriptedCloud(replying(CLOUD, prompt=PROMPT), fault=lambda ask: CloudTimeout("late"))
-    with pytest.raises(CloudTimeout):
-        CloudAlone(broken, ByteTokenizer(), 40).answer(QUESTION)
-
-
 @pytest.mark.parametrize(("score", "text", "share"), [(0.4, EDGE, 0.0), (0.5, CLOUD, 1.0)])
 def test_a_pair_asks_from_its_threshold_on(score: float, text: str, share: float) -> None:
     found = Decoded(paired(edge(), Constant(score), 0.5, cloud()), 40).answer(QUESTION)
@@ -134,14 +127,6 @@ def test_the_commit_point_is_where_a_choice_begins(text: str, asked: int | None)
     assert model.asks == wanted
     assert found.consults == found.cloud_tokens == len(wanted)
     assert found.text[:asked] == text[:asked]
-
-
-def test_without_choices_there_is_no_commit_point() -> None:
-    question = Question("q", "zoo", PROMPT, "7", "number")
-    model = cloud()
-    found = CommitPoint(edge("So it is 7."), model, 40).answer(question)
-    assert (found.text, found.right, found.cloud_tokens) == ("So it is 7.", True, 0)
-    assert model.asks == []
 
 
 @pytest.fixture(scope="module", params=["bpe", "spm", "bundled"])

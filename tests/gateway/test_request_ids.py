@@ -127,6 +127,7 @@ def test_a_collector_finds_a_consult_by_its_name(monkeypatch: pytest.MonkeyPatch
     assert set(spans) == {trace_id(name) for name in names}
     for name, client in zip(names, engine.clients, strict=True):
         span = spans[trace_id(name)]
-        assert attributes(span)["edgewise.outcome"] == "answered"
+        shown = attributes(span)
+        assert (shown["edgewise.outcome"], shown["edgewise.request_id"]) == ("answered", name)
         carried = client.headers["traceparent"]
         assert carried == f"00-{span.trace_id.hex()}-{span.span_id.hex()}-01"

@@ -10,7 +10,7 @@ import pytest
 import edgewise.gateway.telemetry
 from edgewise.errors import UsageError
 from edgewise.gateway.telemetry import outcome, telemetry, trace_id
-from tests.gateway.collector import Collector, attributes
+from tests.gateway.collector import Collector
 
 
 @pytest.fixture
@@ -18,22 +18,6 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     with Collector() as made:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
         yield made
-
-
-def test_a_consult_is_a_span_whose_trace_the_request_id_names(collector: Collector) -> None:
-    told = telemetry()
-    with told.consult("abcdefgh-1f", {"edgewise.key": "laptop", "edgewise.tokens": 3}) as headers:
-        outcome("answered")
-    told.close()
-    (span,) = collector.spans()
-    assert span.trace_id.hex() == trace_id("abcdefgh-1f")
-    assert headers["traceparent"] == f"00-{span.trace_id.hex()}-{span.span_id.hex()}-01"
-    assert attributes(span) == {
-        "edgewise.request_id": "abcdefgh-1f",
-        "edgewise.key": "laptop",
-        "edgewise.tokens": 3,
-        "edgewise.outcome": "answered",
-    }
 
 
 def test_without_a_collector_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

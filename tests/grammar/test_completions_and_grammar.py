@@ -12,14 +12,8 @@ from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import (
-    EOS,
-    ByteTokenizer,
-    ScriptedEdge,
-    completing,
-    noise,
-    replying,
-)
+from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, noise, replying
+from tests.doubles.completing import completing
 
 pytest.importorskip("llguidance")
 

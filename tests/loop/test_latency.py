@@ -41,10 +41,6 @@ def test_the_deadline_is_a_bounded_multiple_of_the_median() -> None:
     assert deadline(3.0) == LONGEST_DEADLINE
 
 
-def test_a_deadline_that_was_given_stays() -> None:
-    assert Policy(deadline=2.5).deadline_now(told(0.01, RECENT), first=False) == 2.5
-
-
 def test_an_answers_first_consults_are_judged_apart() -> None:
     latency = told(0.05, RECENT)
     assert Policy().deadline_now(latency, first=True) == LONGEST_DEADLINE

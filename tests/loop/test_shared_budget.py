@@ -82,15 +82,6 @@ def test_the_credit_is_taken_once_and_given_back() -> None:
     assert (third.credit, third.shift) == (1.75, -0.5)
 
 
-def test_a_debt_goes_to_the_next_answer() -> None:
-    budgets = SharedBudget()
-    taken = budgets.take()
-    budgets.settle(taken, Budget(credit=-3.0))
-    debtor = budgets.take()
-    assert debtor.credit == -3.0
-    assert Policy(cloud_share=0.5).decide(1.0, debtor).reason == "budget"
-
-
 @given(st.lists(st.tuples(st.floats(-40, 40), st.floats(-40, 40)), max_size=20))
 def test_savings_and_the_threshold_stay_in_bounds(left: Sequence[tuple[float, float]]) -> None:
     budgets = SharedBudget()

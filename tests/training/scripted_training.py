@@ -7,12 +7,11 @@ from typing import Any
 from edgewise.cloud.base import CloudModel
 from edgewise.routers.card import (
     CONFIG,
-    TRAINED_ON,
     WEIGHTS,
 )
 from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.base import TRAINED_ON, Question, Task
 from edgewise_lab.training.fit import Recipe
 from edgewise_lab.training.labels.base import Label, labels_named
 from edgewise_lab.training.publish import README

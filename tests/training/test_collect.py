@@ -17,7 +17,6 @@ from edgewise_lab.training.collect import (
     Sample,
     collect_answers,
     collect_features,
-    references,
 )
 
 PROMPT = "How many?"
@@ -140,16 +139,6 @@ def test_a_shard_that_is_damaged_is_named(tmp_path: Path, damage: bytes) -> None
         collect_features(answers(tmp_path, 2), "answer", model("So it is 3."), tmp_path)
 
 
-def test_answers_and_references_have_shards_of_their_own(tmp_path: Path) -> None:
-    edge = model("So it is 3.")
-    one = collect_features(answers(tmp_path, 2), "answer", edge, tmp_path)
-    other = collect_features(
-        references(task(3, "It is 7."), edge.tokenizer), "reference", edge, tmp_path
-    )
-    assert (len(one.questions), len(other.questions)) == (2, 3)
-    assert len(list(tmp_path.glob("*.safetensors"))) == 2
-
-
 def test_a_text_longer_than_one_prefill(tmp_path: Path) -> None:
     """Read in parts, it comes out as in one."""
     text = "ab " * 200
@@ -164,12 +153,3 @@ def test_a_text_longer_than_one_prefill(tmp_path: Path) -> None:
         assert found.proposed[at] == session.step().proposed
     session.close()
     assert edge.sessions == 0
-
-
-def test_an_answer_without_ids_is_left_out(tmp_path: Path) -> None:
-    """There is nothing to read, and no row to learn from."""
-    kept = answers(tmp_path, 2)
-    empty = Sample("empty", kept[0].prompt, (), (), False)
-    found = collect_features([*kept, empty], "answer", model("So it is 3."), tmp_path)
-    assert found.questions == ("0", "1")
-    assert set(found.sample.tolist()) == {0, 1}

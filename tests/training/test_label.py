@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from msgspec.structs import replace
@@ -14,10 +13,8 @@ from edgewise.testing.scripted_edge import EOS, ScriptedEdge, replying
 from edgewise_lab.evaluation.systems import paired
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.rollouts import Continuation, Done, Prefix, SequentialRollouts, ignore
-from edgewise_lab.training.collect import PairRollouts, Sample, Text
-from edgewise_lab.training.fit import Objective
+from edgewise_lab.training.collect import PairRollouts, Sample
 from edgewise_lab.training.labels.base import (
-    LABELS,
     Case,
     Label,
     Labelling,
@@ -153,32 +150,6 @@ def test_rollouts_of_many_answers_go_together_and_are_kept(tmp_path: Path) -> No
     found = label_all(Value(), cases, {"cloud": cloud}, tmp_path)
     assert sizes == [60]
     assert label_all(Value(), cases, {}, tmp_path) == found
-
-
-@pytest.mark.parametrize("name", LABELS.names())
-def test_a_label_says_all_that_a_training_asks_for(name: str) -> None:
-    for label in labels_named(name):
-        assert label.name.startswith(name)
-        assert label.described
-        assert label.text in get_args(Text)
-        assert label.writers <= {"edge", "cloud", "pair"}
-        assert label.objective in get_args(Objective)
-        assert label.hidden >= 0
-    assert len({label.name for label in labels_named(name)}) == len(labels_named(name))
-
-
-def test_options_are_those_of_the_label() -> None:
-    assert [label.name for label in labels_named("citer", rounds=1)] == ["citer-edge"]
-    for name, option, takes in (
-        ("value", "rounds", "it takes no options"),
-        ("citer", "judge", "it takes rounds"),
-        ("r2r", "rounds", "it takes judge"),
-        ("mismatch", "judge", "it takes no options"),
-        ("co-llm", "rounds", "it takes no options"),
-    ):
-        with pytest.raises(UsageError, match=takes) as caught:
-            labels_named(name, **{option: 1})
-        assert caught.value.setting == option
 
 
 class Own(Label):

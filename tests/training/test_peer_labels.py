@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from edgewise.errors import UsageError
-from edgewise.testing.scripted_edge import EOS, ScriptedEdge, completing
+from edgewise.testing.scripted_edge import EOS, ScriptedEdge
 from edgewise_lab.evaluation.tasks.base import Grading, Question
 from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts, SequentialRollouts, ignore
 from edgewise_lab.training.collect import Sample
@@ -21,6 +21,7 @@ from edgewise_lab.training.labels.published import (
     same_end,
     sentences,
 )
+from tests.doubles.completing import completing
 from tests.training.scripted_judge import drafts, judging
 
 PROMPT = "How many?"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from edgewise.errors import UsageError
-from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, RouterCard, read_card
+from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard, read_card
+from edgewise_lab.evaluation.tasks.base import TRAINED_ON
 from edgewise_lab.training.publish import (
     README,
     Measured,

@@ -20,15 +20,14 @@ from edgewise.routers.card import (
     CONFIG,
     WEIGHTS,
     RouterCard,
-    digest,
     read_card,
-    trained_digests,
 )
 from edgewise.routers.signals import reference_of
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise_lab.evaluation.store import read
+from edgewise_lab.evaluation.tasks.base import digest, trained_digests
 from edgewise_lab.training.collect import OWN, Sample, collect_features, steps_along
 from edgewise_lab.training.fit import Recipe
 from edgewise_lab.training.labels.base import Labelled, labels_named

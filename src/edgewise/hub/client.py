@@ -148,7 +148,7 @@ def _cached(address: HubAddress, problem: _NoAnswer) -> list[str]:
                 address.repo, revision=address.revision, local_files_only=True
             )
         )
-    except LocalEntryNotFoundError:
+    except (HFValidationError, LocalEntryNotFoundError):
         raise problem from None
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     if not any(address.file is None or name.startswith(address.file) for name in names):

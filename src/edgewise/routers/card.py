@@ -1,6 +1,5 @@
 """A router checkpoint: `config.json`, and `model.safetensors` where the router has weights."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 from contextlib import closing
@@ -16,11 +15,11 @@ from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
 from edgewise.routers.signals import Reference, signals_of
 
-CONFIG, WEIGHTS, TRAINED_ON = "config.json", "model.safetensors", "trained_on.txt"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MISSED = 0.1
 """A realised share further than this from the one asked for (relative) is reported."""
 
-MAX_CONFIG, MAX_TRAINED_ON = 1 << 20, 64 << 20
+MAX_CONFIG = 1 << 20
 
 LONGEST = 32
 """Ids of a text that are read."""
@@ -150,21 +149,6 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                     f"({low:.1%} to {high:.1%}); calibrate on more questions."
                 )
         return tuple(found)
-
-
-def digest(prompt: str) -> str:
-    """What `trained_on.txt` holds of a question, a line each: 16 hexadecimal digits."""
-    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
-
-
-def trained_digests(folder: Path) -> frozenset[str]:
-    """Digests of the prompts that a checkpoint's weights were fitted to; raises `UsageError`."""
-    path = folder / TRAINED_ON
-    if not path.is_file():
-        return frozenset()
-    if path.stat().st_size > MAX_TRAINED_ON:
-        raise UsageError(f"{str(path)!r} is larger than {MAX_TRAINED_ON >> 20} MB: not a router's.")
-    return frozenset(path.read_bytes().decode("ascii", "replace").split())
 
 
 def read_card(folder: Path) -> RouterCard:

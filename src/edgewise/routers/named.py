@@ -1,7 +1,6 @@
 """Routers by name: the table of kinds, and the way from a name or a checkpoint to a router."""
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -85,15 +84,6 @@ def kind_beside(kind: str, folder: Path) -> str:
     """A card's kind as a name: a file is written there relative to the checkpoint's folder."""
     file = code_file(kind)
     return kind if file is None else f"{folder / file}{kind[len(file) :]}"
-
-
-def kind_recorded(name: str, folder: Path) -> str:
-    """A name as a card holds it, so that folder and file may move together."""
-    file = code_file(name)
-    if file is None:
-        return name
-    beside = os.path.relpath(Path(file).expanduser().resolve(), folder.resolve())
-    return f"{Path(beside).as_posix()}{name[len(file) :]}"
 
 
 def identity_named(name: str) -> str:

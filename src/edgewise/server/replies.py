@@ -119,7 +119,7 @@ class Writer(ABC):
         if (own := self.own_prompt()) is None:
             return {}
         tokens = [self._provenance(one) for one in events if isinstance(one, Token)]
-        return {"edgewise": {**own, "tokens": tokens, **(self.own(events[-1]) or {})}}
+        return {"edgewise": {**own, "tokens": tokens, **(self.own(end_of(events)) or {})}}
 
     def logprobs(self, tokens: Sequence[Token]) -> list[dict[str, Any]]:
         """Tokens with their writers' likeliest; one without a known logprob is left out."""
@@ -154,6 +154,11 @@ class Writer(ABC):
             "edge": self._candidates(token.edge),
             "cloud": self._candidates(token.cloud),
         }
+
+
+def end_of(events: Sequence[Event]) -> Finished:
+    """The end of a whole answer."""
+    return next(event for event in reversed(events) if isinstance(event, Finished))
 
 
 def candidates_of(token: Token) -> Sequence[Candidate]:
@@ -200,8 +205,7 @@ class ChunkWriter(Writer):
         """A choice's fields for a whole answer."""
 
     def whole(self, events: Sequence[Event]) -> dict[str, Any]:
-        end = events[-1]
-        assert isinstance(end, Finished)
+        end = end_of(events)
         tokens = [event for event in events if isinstance(event, Token)]
         body = self.body("".join(token.text for token in tokens) + end.text, tokens)
         return {
@@ -289,11 +293,9 @@ class EventWriter(Writer):
         """The whole reply, once all events came."""
 
     def whole(self, events: Sequence[Event]) -> dict[str, Any]:
-        end = events[-1]
-        assert isinstance(end, Finished)
         for event in events:
             list(self.more(event))
-        return {**self.reply(end), **self.own_whole(events)}
+        return {**self.reply(end_of(events)), **self.own_whole(events)}
 
     def begun(self) -> Iterator[dict[str, Any]]:
         self._tell(self.own_prompt())
@@ -404,6 +406,7 @@ async def reply_with(
             return EventStream(writer, events, held.pop_all(), ignored_header(names))
         whole = writer.whole(await unless_gone(request, _collected(events)))
         return JSONResponse(whole, headers=ignored_header(names))
+    # Types cannot tell that nothing above swallows exceptions.
     raise AssertionError
 
 

@@ -43,21 +43,6 @@ def replying(text: str, *, prompt: str, unsure: Sequence[int] = ()) -> Script:
     return script
 
 
-def completing(*texts: str, prompt: str) -> Script:
-    """Goes on with the first of `texts` that begins as what was written, or writes EOS."""
-    whole = [[*text.encode(), EOS] for text in texts]
-    start = len(prompt.encode())
-
-    def script(ids: Sequence[int]) -> Floats:
-        written = list(ids[start:])
-        logits = np.zeros(SIZE, np.float32)
-        fitting = (text for text in whole if text[: len(written)] == written != text)
-        logits[next(fitting, [*written, EOS])[len(written)]] = 20.0
-        return logits
-
-    return script
-
-
 def noise(seed: int = 0, *, scale: float = 3.0) -> Script:
     """Random but reproducible logits that depend on every id before."""
 

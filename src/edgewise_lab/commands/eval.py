@@ -15,7 +15,6 @@ from edgewise.cli.options import DRAWS, MACHINE, MODELS, PRIVACY, takes
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
-from edgewise.routers.card import digest, trained_digests
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.shared import figures_tables
@@ -30,7 +29,7 @@ from edgewise_lab.evaluation.plan import (
 )
 from edgewise_lab.evaluation.report import Row, as_csv, plot, rows, summary
 from edgewise_lab.evaluation.store import Store
-from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.evaluation.tasks.base import Task, digest, trained_digests
 from edgewise_lab.evaluation.tasks.named import with_calibration
 
 WorkerCount = Annotated[

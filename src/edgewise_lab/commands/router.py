@@ -15,9 +15,10 @@ from edgewise.errors import UsageError
 from edgewise.hub import HubAddress
 from edgewise.pair import open_pair
 from edgewise.parts import router_folder
-from edgewise.routers.card import RouterCard, read_card, trained_digests
+from edgewise.routers.card import RouterCard, read_card
 from edgewise.settings import Settings
 from edgewise_lab.bench.speed import score_seconds
+from edgewise_lab.evaluation.tasks.base import trained_digests
 
 app = typer.Typer(no_args_is_help=True, help="Show, check and publish router checkpoints.")
 

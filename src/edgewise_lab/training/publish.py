@@ -13,8 +13,9 @@ from safetensors.numpy import save_file
 
 from edgewise.edge.base import Floats
 from edgewise.errors import UsageError
-from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, RouterCard, digest
+from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
 from edgewise_lab.evaluation.statistics import Interval, mean_interval
+from edgewise_lab.evaluation.tasks.base import TRAINED_ON, digest
 
 README = "README.md"
 

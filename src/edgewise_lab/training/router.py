@@ -1,5 +1,6 @@
 """From a pair of models and questions to a calibrated checkpoint, in four stages."""
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -12,9 +13,10 @@ from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError, VocabularyMismatch
+from edgewise.registry import code_file
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, behaviour_of, read_card
-from edgewise.routers.named import identity_of, is_trained, kind_recorded, router_of
+from edgewise.routers.named import identity_of, is_trained, router_of
 from edgewise.routers.signals import Reference, reference_of
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.systems import (
@@ -366,3 +368,12 @@ def _top_k(inputs: Sequence[str], given: int | None) -> int:
     if not 1 <= top_k <= KEPT:
         raise UsageError(f"top_k must be from 1 to {KEPT}, not {top_k}.", setting="top_k")
     return top_k
+
+
+def kind_recorded(name: str, folder: Path) -> str:
+    """A name as a card holds it, so that folder and file may move together."""
+    file = code_file(name)
+    if file is None:
+        return name
+    beside = os.path.relpath(Path(file).expanduser().resolve(), folder.resolve())
+    return f"{Path(beside).as_posix()}{name[len(file) :]}"

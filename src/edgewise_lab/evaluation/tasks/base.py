@@ -1,5 +1,6 @@
 """What a task is: questions, each with the way its answer is graded; and where tasks come from."""
 
+import hashlib
 import re
 import string
 from pathlib import Path
@@ -81,3 +82,21 @@ class TaskSource(Protocol):
     def open(self, split: Split, data: Path | None = None) -> Task:
         """One of `splits`, or what the file `data` holds. Raises `UsageError`."""
         ...
+
+
+TRAINED_ON, MAX_TRAINED_ON = "trained_on.txt", 64 << 20
+
+
+def digest(prompt: str) -> str:
+    """What `trained_on.txt` holds of a question, a line each: 16 hexadecimal digits."""
+    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
+
+
+def trained_digests(folder: Path) -> frozenset[str]:
+    """Digests of the prompts that a checkpoint's weights were fitted to; raises `UsageError`."""
+    path = folder / TRAINED_ON
+    if not path.is_file():
+        return frozenset()
+    if path.stat().st_size > MAX_TRAINED_ON:
+        raise UsageError(f"{str(path)!r} is larger than {MAX_TRAINED_ON >> 20} MB: not a router's.")
+    return frozenset(path.read_bytes().decode("ascii", "replace").split())
