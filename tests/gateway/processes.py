@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import socket
 import subprocess
@@ -29,16 +28,21 @@ needs_haproxy = pytest.mark.skipif(
 )
 
 
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = iter(range(10_000 + 2_000 * (_WORKER % 11), 12_000 + 2_000 * (_WORKER % 11)))
+
+
 def lasting_port() -> int:
     """A port that nothing listens on, and that no connection to elsewhere is given meanwhile.
 
     Systems number those from 32,768 on; a server that is started later, or again, finds it free.
+    Each process of the tests has a range of its own, of which no port is given twice.
     """
-    while True:
-        port = secrets.choice(range(10_000, 32_000))
+    for port in _PORTS:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise RuntimeError("every port of this process was given")
 
 
 class GatewayProcess:
