@@ -20,6 +20,9 @@ MAX_FILE = 64 << 10
 _EITHER = {"threshold": "cloud_share", "cloud_share": "threshold"}
 """Settings of which a source gives one."""
 
+_AS_UNSET = {"temperature": 0.0}
+"""Values that mean, to commands that do not draw, what no value means."""
+
 _OF_SERVE = "api_key"
 """Not a setting: an option of `serve`, which may stand in the environment too."""
 
@@ -222,7 +225,7 @@ def _require_honoured(chosen: Settings, refused: Mapping[str, str], reader: str)
     unread = [
         f"{variable(name) if where == ENVIRONMENT else spelled(name)} in {where}"
         for name, where in refused.items()
-        if getattr(chosen, name) != getattr(_DEFAULTS, name)
+        if getattr(chosen, name) not in (getattr(_DEFAULTS, name), _AS_UNSET.get(name))
     ]
     if unread:
         which = " and ".join(", ".join(unread).rsplit(", ", 1))
