@@ -216,7 +216,7 @@ def test_what_is_not_converted_says_so(
     with pytest.raises(ValueError, match="only byte-level BPE"):
         convert(read(spm_path), "mlx", tmp_path / "spm")
     with pytest.raises(ValueError, match="no plain Llama"):
-        read(hybrid_paths["mamba2"])
+        read(hybrid_paths["falcon-h1"])
     strange = replace(source, vocabulary=replace(source.vocabulary, pre="other"))
     with pytest.raises(ValueError, match="'gpt2'"):
         convert(strange, "onnx", tmp_path / "other")
