@@ -112,7 +112,7 @@ BUDGET = {
     "edgewise/grammar": 969,
     "edgewise/hub": 635,
     "edgewise/keys": 895,
-    "edgewise/listening": 608,
+    "edgewise/listening": 612,
     "edgewise/loop": 1_655,
     "edgewise/prompts": 951,
     "edgewise/routers": 880,

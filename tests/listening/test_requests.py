@@ -19,6 +19,10 @@ REFUSED = {
     "a long address, unfinished": (b"GET /" + b"x" * 20_000, 400),
     "an upgrade without a key": ((UPGRADE % b"").replace(b"Sec-WebSocket-Key", b"X-Key"), 400),
     "an upgrade of another version": ((UPGRADE % b"").replace(b"Version: 13", b"Version: 1"), 400),
+    "an upgrade with a long header": (
+        (UPGRADE % b"").replace(b"Host: here", b"Host: here\r\nX: " + b"a" * 9_000),
+        431,
+    ),
     "an absurd method": (
         b"%b / HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n" % (b"A" * 100),
         405,

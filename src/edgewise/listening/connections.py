@@ -172,6 +172,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._connections.done(self.transport, "no whole request came")
         self._upgraded = True
         super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.transport.is_closing():
+            # websockets refused headers that are too large; uvicorn does not send what it says.
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """Do not read either: pings are answered at once, and the answers would pile up."""
