@@ -64,7 +64,7 @@ _MOST_PARTS = 1000
 
 _HERE = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]):\d{1,5}(?:/.*)?")
 _HOST = re.compile(r"[\w.-]+:\d{1,5}(?:/.*)?")
-_HOSTED = re.compile(r"(?i)(?:[a-z]+[:/])?(?:gpt-|o[134]-|chatgpt|claude-|gemini-)")
+_HOSTED = re.compile(r"(?i)(?:[a-z]+[:/])?(?:gpt-(?!oss)|o[134]-|chatgpt|claude-|gemini-)")
 _TAGGED = re.compile(r"[\w.-]+:[\w.-]+")
 _PROGRAMS = {"11434": "ollama", "1234": "lmstudio"}
 """Programs by the port that they listen at."""

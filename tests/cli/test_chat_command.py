@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from edgewise.addresses import bundled
 from edgewise.testing.link import Link, Quality
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
+from tests.doubles.scripted_text import ScriptedText
 from tests.llama_server_process import llama_server
 
 QUESTION = pocketqa().questions[1].prompt
@@ -213,3 +215,15 @@ def test_a_question_that_never_fits_drops_nothing(edgewise: Edgewise) -> None:
     assert result.code == 0, result.err
     assert not DROPPED.search(result.err)
     assert "do not fit" in result.err
+
+
+def test_a_text_api_that_knows_no_filters_is_consulted_all_the_same(edgewise: Edgewise) -> None:
+    """What chat draws with where nothing is said is no wish that an API could refuse."""
+    with closing(ScriptedText("chat")) as server:
+        cloud = ("--cloud", server.url, "--cloud-engine", "chat")
+        edge = ("--edge", str(bundled("edge")))
+        arguments = (*edge, *cloud, "--threshold", "0.01", "--router", "entropy")
+        result = edgewise("chat", *arguments, "--max-tokens", "16", stdin=b"Tell me more.\n")
+    assert result.code == 0, result.err
+    assert "min-p" not in result.err
+    assert re.search(r"\+ [1-9]\d* cloud tokens", result.err), result.err

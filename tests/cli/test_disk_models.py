@@ -14,7 +14,7 @@ from edgewise import Pair
 from edgewise.addresses import Role, bundled, resolve
 from edgewise.errors import AddressError
 from edgewise.hub import known
-from edgewise.hub.disk import disk_models
+from edgewise.hub.disk import blobs_named, disk_models
 from tests.cli.conftest import Edgewise
 from tests.hub import Hub, Repository, serving
 from tests.smollm2_file import smollm2_or_skip
@@ -188,6 +188,7 @@ def test_all_are_listed(home: Path, edgewise: Edgewise, monkeypatch: pytest.Monk
         ("http://localhost:11434", "edge", "ollama:NAME"),
         ("http://127.0.0.1:1234/", "edge", "lmstudio:NAME"),
         ("gpt-4o", "cloud", "cloud_model"),
+        ("gpt-oss:20b", "cloud", "ollama:gpt-oss:20b"),
         ("openai:gpt-4o", "cloud", "cloud_model"),
         ("claude-haiku-4-5", "cloud", "cloud_model"),
     ],
@@ -201,6 +202,25 @@ def test_a_name_without_its_program_says_what_would_work(
         resolve(address, role)
     assert caught.value.setting == role
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize("folder", ["/" + "x" * 5000, "/dev/null"])
+def test_a_folder_that_cannot_be_read_holds_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", folder)
+    monkeypatch.setenv("LLAMA_CACHE", folder)
+    (home / ".lmstudio-home-pointer").write_text(folder)
+    assert disk_models() == []
+    assert blobs_named(SHA256) == []
+    (home / ".lmstudio-home-pointer").write_bytes(b"a\0b")
+    assert disk_models() == []
+
+
+def test_a_file_of_another_program_is_called_by_its_address(home: Path) -> None:
+    pulled(home / ".ollama" / "models")
+    with Pair("ollama:tiny:0.4m", cloud="none") as pair:
+        assert pair.edge.name == "ollama:tiny:0.4m"
 
 
 class TestKnownModels:
@@ -248,6 +268,11 @@ class TestKnownModels:
         else:
             assert "AddressError" in ran.stderr
             assert "SHA-256" in ran.stderr
+
+    def test_it_can_be_pulled(self, home: Path, edgewise: Edgewise) -> None:
+        path = kept(home / ".lmstudio" / "models", "a/b/any-name.gguf")
+        done = edgewise("models", "pull", "tiny")
+        assert (done.code, done.out.strip()) == (0, str(path)), done.err
 
     def test_a_package_may_carry_it(self) -> None:
         assert resolve("smollm2", "edge") == smollm2_or_skip()

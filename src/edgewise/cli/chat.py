@@ -169,9 +169,14 @@ class Conversation:
             render.note(f"{why}; what was said is kept{self._cost()}")
 
     def _sampling(self) -> Sampling | None:
-        """Real models draw where nothing else is said; the bundled pair knows one wording each."""
-        chosen = self._pair.settings
-        if chosen.temperature is not None or chosen.edge == Settings().edge:
+        """How to draw if the user does not say; None for the settings' own, which is greedy.
+
+        The bundled pair knows one wording of each answer. An API that takes text may know neither
+        min-p nor temperatures, and would refuse every consult.
+        """
+        chosen, cloud = self._pair.settings, self._pair.cloud
+        by_text = cloud is not None and cloud.boundaries is not None and cloud.local is None
+        if chosen.temperature is not None or chosen.edge == Settings().edge or by_text:
             return None
         seed = secrets.randbits(31) if chosen.seed is None else chosen.seed
         return Sampling(temperature=0.7, min_p=0.05, top_p=chosen.top_p, seed=seed)

@@ -21,6 +21,7 @@ from edgewise.addresses import (
 from edgewise.cli import options, render
 from edgewise.edge.named import files_read
 from edgewise.errors import UsageError
+from edgewise.hub.known import KNOWN
 
 app = typer.Typer(no_args_is_help=True, help="List and download models.")
 
@@ -63,9 +64,15 @@ def list_models(json: options.Json = False) -> None:
 
 @app.command()
 def pull(
-    model: Annotated[str, typer.Argument(help="owner/repo, owner/repo:Q4_K_M or hf://....")],
+    model: Annotated[
+        str, typer.Argument(help="smollm2, owner/repo, owner/repo:Q4_K_M or hf://....")
+    ],
 ) -> None:
     """Download MODEL, as a command does that names it."""
+    if model in KNOWN:
+        render.out.print(str(resolve(model, "edge")))
+        render.note(f"use it with --edge {model}")
+        return
     if hub_address(model) is None or from_home(model).exists():
         where = "an engine's address" if is_url(model) else "not a hub repository"
         raise UsageError(f"{model!r} is {where}, so there is nothing to download.")

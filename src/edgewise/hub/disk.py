@@ -38,9 +38,7 @@ def disk_models() -> list[DiskModel]:
     found = [("Ollama", f"ollama:{name}", path) for name, path in _ollama()]
     found += [("LM Studio", f"lmstudio:{name}", path) for name, path in _lmstudio()]
     found += [("llama.cpp", str(path), path) for f in _llama_folders() for path in _ggufs(f)]
-    return sorted(
-        DiskModel(program, name, path.stat().st_size, path) for program, name, path in found
-    )
+    return sorted(DiskModel(program, name, _size(path), path) for program, name, path in found)
 
 
 def ollama_file(name: str) -> Path:
@@ -88,17 +86,14 @@ def blobs_named(sha256: str) -> list[Path]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     blobs = [root / "blobs" / f"sha256-{sha256}" for root in _ollama_folders()]
-    return [
-        path
-        for path in (*blobs, *Path(HF_HUB_CACHE).glob(f"models--*/blobs/{sha256}"))
-        if path.is_file()
-    ]
+    blobs += _files(Path(HF_HUB_CACHE), f"models--*/blobs/{sha256}")
+    return [path for path in blobs if _size(path)]
 
 
 def _ollama() -> Iterator[tuple[str, Path]]:
     """Names as `ollama list` writes them, and the weights; models without a GGUF are left out."""
     for root in _ollama_folders():
-        for path in sorted(root.glob("manifest*/*/*/*/*")):
+        for path in _files(root, "manifest*/*/*/*/*"):
             host, owner, model, tag = path.parts[-4:]
             weights = _weights(root, path)
             if weights is None:
@@ -114,7 +109,7 @@ def _ollama() -> Iterator[tuple[str, Path]]:
 def _weights(root: Path, manifest: Path) -> Path | None:
     """The blob that a manifest names as the model's weights; None for another manifest."""
     try:
-        if not manifest.is_file() or manifest.stat().st_size > _LARGEST_MANIFEST:
+        if _size(manifest) > _LARGEST_MANIFEST:
             return None
         described: Any = json.loads(manifest.read_bytes())
         layers = cast(list[dict[str, object]], described["layers"])
@@ -123,7 +118,7 @@ def _weights(root: Path, manifest: Path) -> Path | None:
         return None
     digest = _DIGEST.fullmatch(digests[0]) if digests else None
     blob = root / "blobs" / f"sha256-{digest[1]}" if digest else None
-    return blob if blob is not None and blob.is_file() else None
+    return blob if blob is not None and _size(blob) else None
 
 
 def _ollama_folders() -> list[Path]:
@@ -167,5 +162,20 @@ def _home() -> Path:
 
 def _ggufs(folder: Path) -> list[Path]:
     """The models in a folder and those below it; projectors are none."""
-    found = sorted(path for path in folder.glob("**/*.gguf") if path.is_file())
-    return [path for path in found if "mmproj" not in path.name.lower()]
+    return [path for path in _files(folder, "**/*.gguf") if "mmproj" not in path.name.lower()]
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """The files there, by name; none of a folder that may not be read, such as a service's own."""
+    try:
+        return sorted(path for path in folder.glob(pattern) if path.is_file())
+    except (OSError, ValueError):
+        return []
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; 0 if it is gone, may not be read or is no file."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except (OSError, ValueError):
+        return 0

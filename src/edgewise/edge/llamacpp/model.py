@@ -7,6 +7,7 @@ logits and the post-final-norm hidden state together; a prompt is prefilled with
 
 import ctypes
 import hashlib
+from pathlib import Path
 
 from edgewise.addresses import resolve
 from edgewise.edge.base import EdgeAbilities, EdgeOptions, Needs
@@ -23,7 +24,10 @@ from edgewise.errors import ModelError
 
 def open_gguf(address: str, options: EdgeOptions) -> "LlamaModel":
     """The edge engine `llamacpp`: a GGUF by its address, downloaded if need be."""
-    return LlamaModel(resolve(address, "edge"), options)
+    model = LlamaModel(resolve(address, "edge"), options)
+    if model.path.suffix != ".gguf" and model.path.name != Path(address).name:
+        model.name = address  # Ollama and the hub's cache name files after their hashes
+    return model
 
 
 class LlamaModel(EngineModel):
