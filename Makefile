@@ -233,16 +233,27 @@ wheel: .venv/installed  ## build what is published: dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
-# A cache of its own, empty at first: the minute is a stranger's, download included.
-TRY = UV_CACHE_DIR=build/uv timeout 60 $(BIN)/uvx --isolated --find-links dist --from \
-	"edgewise==$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)" edgewise
+# Caches of their own, empty at first: the minute is a stranger's, downloads included.
+WHEEL = edgewise==$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
+TRY = UV_CACHE_DIR=build/try/cache timeout 60 $(BIN)/uvx --isolated --find-links dist --from "$(WHEEL)" edgewise
+# An environment that has Edgewise takes an extra by its name alone.
+EXTRA = 'edgewise[serve]'
+SERVES = build/try/$(1)/bin/python -c 'import edgewise.server.app'
 
 .PHONY: try
-try: wheel  ## install the wheel as a stranger would, with uvx, and answer within a minute
+try: wheel  ## install the wheel as a stranger would, with uvx, pip and uv, and answer within a minute
 	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
-	rm -rf build/uv
+	rm -rf build/try
 	$(TRY) demo --questions 10
 	$(TRY) doctor
+	$(PYTHON) -m venv build/try/pip
+	build/try/pip/bin/python -m pip install --quiet --no-cache-dir dist/*.whl
+	build/try/pip/bin/python -m pip install --quiet --no-cache-dir $(EXTRA)
+	$(call SERVES,pip)
+	$(BIN)/uv venv --quiet build/try/uv
+	$(BIN)/uv pip install --quiet --python build/try/uv/bin/python dist/*.whl
+	$(BIN)/uv pip install --quiet --python build/try/uv/bin/python $(EXTRA)
+	$(call SERVES,uv)
 
 clean:  ## remove what was built
 	rm -rf .venv .venv-native .venv-compiled .venv-mlx .venv-vllm .venv-litellm .venv-lmeval .cache \
