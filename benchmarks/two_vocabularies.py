@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgewise.addresses import bundled
-from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession, then
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
 from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.bridge.word_boundary import BLANKS
@@ -127,12 +127,14 @@ class _OverheardSession(WrappedSession):
         own, ear = self._cloud.own, self._cloud.ear
         answer = bytes_of(own, ids[self._start :]).decode("utf-8", "replace")
 
-        def heard(completion: Completion) -> Completion:
-            words = bytes_of(own, completion.ids)
-            ear.sent, ear.reply = answer, words.decode("utf-8", "ignore")
-            return completion
+        def heard(done: Future[Completion]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                words = bytes_of(own, done.result().ids)
+                ear.sent, ear.reply = answer, words.decode("utf-8", "ignore")
 
-        return then(super().ask(ids, n, sampling, deadline, sent), heard)
+        asked = super().ask(ids, n, sampling, deadline, sent)
+        asked.add_done_callback(heard)
+        return asked
 
 
 class _Checked(WrappedCloud):

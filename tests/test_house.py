@@ -104,7 +104,7 @@ def test_imports_only_go_down() -> None:
 BUDGET = {
     "edgewise": 2_680,
     "edgewise/cli": 2_500,
-    "edgewise/cloud": 4_738,
+    "edgewise/cloud": 4_430,
     "edgewise/costs": 585,
     "edgewise/edge": 4_352,
     "edgewise/engines": 2_763,

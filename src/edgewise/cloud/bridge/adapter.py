@@ -108,17 +108,32 @@ def bridged(
     """
     if own is None and cloud.local is not None:
         own = cloud.local.tokenizer
-    if context_filter is not None:
-        if cloud.boundaries is not None:
-            raise UsageError(
-                "This cloud model decides itself what it shows",
-                hint="leave redact and cloud-context out, or give its bridge a view",
-            )
-        own = own or edge
-        return Bridge(cloud, own=own, edge=edge, view=context_filter(own))
-    if own is None or fingerprint(own) == fingerprint(edge):
-        return cloud
-    return Bridge(cloud, own=own, edge=edge)
+    if context_filter is None:
+        if own is None or fingerprint(own) == fingerprint(edge):
+            return cloud
+        return Bridge(cloud, own=own, edge=edge)
+    if cloud.boundaries is not None:
+        raise UsageError(
+            "This cloud model decides itself what it shows",
+            hint="leave redact and cloud-context out, or give its bridge a view",
+        )
+    return Bridge(cloud, own=own or edge, edge=edge, view=context_filter(own or edge))
+
+
+def checked(
+    cloud: CloudModel,
+    edge: Tokenizer,
+    own: Tokenizer | None = None,
+    context_filter: ContextFilterMaker | None = None,
+) -> CloudModel:
+    """As `bridged`, and `check`ed; raises as that does, and closes `cloud` then."""
+    try:
+        model = bridged(cloud, edge, own, context_filter)
+        model.check(edge)
+    except BaseException:
+        cloud.close()
+        raise
+    return model
 
 
 class IdBridgeSession(BridgeSession):

@@ -1,6 +1,5 @@
 """A cloud behind an API that takes and returns text: what the edge wrote goes out as it reads."""
 
-import asyncio
 import secrets
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -92,7 +91,7 @@ class TextCloud(AdaptedCloud):
             raise
 
     def close(self) -> None:
-        self._io.close(asyncio.sleep(0), self.engine.close())
+        self._io.close(self.engine.close())
 
     async def _probe(self) -> None:
         served = await self.engine.describe()

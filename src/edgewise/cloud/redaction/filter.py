@@ -121,12 +121,11 @@ class Redacted(ContextFilter):
     def _found(self, name: str, text: str) -> list[Span]:
         detector = self._detectors[name]
         try:
-            spans = list(detector.find(text))
-            valid = all(
-                isinstance(one, Span)
-                and 0 <= one.start < one.end <= len(text)
-                and one.label in detector.labels
-                for one in spans
+            found: list[object] = list(detector.find(text))
+            spans = [one for one in found if isinstance(one, Span)]
+            valid = len(spans) == len(found) and all(
+                0 <= start < end <= len(text) and label in detector.labels
+                for start, end, label in spans
             )
         except Exception as error:
             # Not its cause: what a detector says may hold private words.
