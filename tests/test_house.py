@@ -21,7 +21,7 @@ LAYERS = (
     ("cloud", "keys"),
     ("costs",),
     ("loop",),
-    ("advice", "testing", "traces", "gateway"),
+    ("advice", "testing", "gateway"),
     ("parts",),
     ("pair",),
     ("__init__",),

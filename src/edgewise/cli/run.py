@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import msgspec
 import typer
@@ -30,7 +30,6 @@ from edgewise.loop.decoder import collect
 from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, require_text
 from edgewise.settings import Settings
-from edgewise.traces import Recorder
 
 _PATIENCE = 3.0
 """Seconds after which it is said what is waited for."""
@@ -57,14 +56,6 @@ JsonSchema = Annotated[
         rich_help_panel=options.WRITING,
     ),
 ]
-Trace = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write a timeline, for ui.perfetto.dev.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
 
 
 @takes(
@@ -82,7 +73,6 @@ def run(
     no_template: NoTemplate = False,
     json_schema: JsonSchema = None,
     json: options.Json = False,
-    trace: Trace = None,
     sent_file: options.SentFile = None,
     stats: options.Stats = False,
 ) -> None:
@@ -102,22 +92,11 @@ def run(
         if not json:
             render.warn_of_toy(chosen.edge, text)
         asked = _untemplated(pair, text) if no_template else text
-        recorder = Recorder(stack.enter_context(_open(trace))) if trace else None
-        if recorder:
-            pair.decoder = recorder.decoder(pair.decoder)
-        events = stack.enter_context(
-            pair.stream(
-                asked,
-                stop=stop or (),
-                pending=recorder is not None,
-                json_schema=schema,
-            )
-        )
-        recorded = recorder.events(events) if recorder else events
+        events = stack.enter_context(pair.stream(asked, stop=stop or (), json_schema=schema))
         if json:
-            print(msgspec.json.encode(collect(recorded)).decode())
+            print(msgspec.json.encode(collect(events)).decode())
         else:
-            _show(pair, recorded, stats=stats)
+            _show(pair, events, stats=stats)
 
 
 def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
@@ -197,10 +176,3 @@ def _schema(path: Path) -> dict[str, object]:
         return msgspec.json.decode(data, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"The schema {str(path)!r} is not a JSON object: {error}.") from error
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("wb", buffering=0)
-    except OSError as error:
-        raise UsageError(f"The trace {str(path)!r} cannot be written: {error.strerror}.") from error
