@@ -13,18 +13,10 @@ import msgspec
 import typer
 
 from edgewise.cli import options, render
-from edgewise.cli.options import (
-    COSTS,
-    MACHINE,
-    MODELS,
-    PRIVACY,
-    ROUTING,
-    SAMPLING,
-    takes,
-)
+from edgewise.cli.options import ANSWERING, takes
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
-from edgewise.events import Event, Finished, Token
+from edgewise.events import Event
 from edgewise.grammar.schema import MAX_SCHEMA
 from edgewise.loop.decoder import collect
 from edgewise.pair import Pair, open_pair
@@ -58,10 +50,7 @@ JsonSchema = Annotated[
 ]
 
 
-@takes(
-    *(*MODELS, *PRIVACY, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
-    reads=["cloud_key"],
-)
+@takes(*ANSWERING, reads=["cloud_key"])
 def run(
     chosen: Settings,
     prompt: Annotated[
@@ -101,21 +90,17 @@ def run(
 
 def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
     """The answer as it comes, and what it came to, interrupted or not."""
-    repetition = render.Repetition()
-    with render.interruptible() as interrupted:
-        seen = repetition.watch(render.painted(events))
-        said = list(render.until(lambda: interrupted() or repetition.seen(), seen))
-    if said and isinstance(said[-1], Finished):
+    tokens, end, repeats = render.watched(events)
+    if end is not None:
         share = pair.policy.cloud_share
-        render.note(render.summary(said[-1], cloud=pair.cloud is not None, share=share))
+        render.note(render.summary(end, cloud=pair.cloud is not None, share=share))
         if stats:
-            render.note(render.statistics(said[-1].usage, said[-1].timing))
+            render.note(render.statistics(end.usage, end.timing))
             render.note(f"vocabulary: {pair.cloud.proof}" if pair.cloud else "no cloud")
         return
-    tokens = [event for event in said if isinstance(event, Token)]
     by_cloud = sum(token.source == "cloud" for token in tokens)
     render.out.print()
-    if repetition.seen():
+    if repeats:
         render.note(f"ended after {len(tokens)} tokens, since the answer repeats itself")
         return
     render.note(f"interrupted after {len(tokens)} tokens, {by_cloud} by the cloud")
