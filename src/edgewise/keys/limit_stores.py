@@ -85,12 +85,12 @@ class SqliteLimits(LimitStore):
             ) from error
 
     async def reserve(self, name: str, day: int, tokens: int, most: int) -> bool:
-        row = {"day": day, "name": name, "tokens": tokens}
+        row: dict[str, str | int] = {"day": day, "name": name, "tokens": tokens}
         bounds = {"needed": max(1, tokens), "most": most}
         return await self._call(lambda: self._run(_RESERVE, {**row, **bounds})) > 0
 
     async def give_back(self, name: str, day: int, tokens: int) -> None:
-        row = {"day": day, "name": name, "tokens": tokens}
+        row: dict[str, str | int] = {"day": day, "name": name, "tokens": tokens}
         await self._call(lambda: self._run(_GIVE_BACK, row))
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ class SqliteLimits(LimitStore):
             self._db.close()
             self._db = None
 
-    def _run(self, statement: str, values: dict[str, object]) -> int:
+    def _run(self, statement: str, values: dict[str, str | int]) -> int:
         """How many rows were written."""
         try:
             return self._connected(BUSY_SECONDS).execute(statement, values).rowcount
