@@ -120,7 +120,7 @@ test-mlx: .venv-mlx/installed  ## run the tests of the MLX engine (on Linux on t
 
 test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against a real vLLM (3 GB)
 	VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m $(PYTEST) tests/contracts/test_cloud.py \
-		tests/contracts/test_text_dialects.py tests/bench/test_frontier_vllm.py -k vllm
+		tests/contracts/test_text_dialects.py -k vllm
 
 .venv-litellm/installed:
 	$(PYTHON) -m venv .venv-litellm
@@ -132,16 +132,12 @@ test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM 
 	LITELLM_PYTHON=$(CURDIR)/.venv-litellm/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_clients.py \
 		-k 'documentation or proxys'
 
-# What Edgewise and its tests need lies in the other one, which names Edgewise's own folder in a file
-# that is read there alone.
 .venv-lmeval/installed: .venv/tested
 	$(PYTHON) -m venv .venv-lmeval
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)/src", sep="\n")' \
-		>"$$(.venv-lmeval/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
 	.venv-lmeval/bin/python -m pip install --quiet 'lm-eval[api]>=0.4.13,<0.5'
 	touch $@
 
-test-lmeval: .venv-lmeval/installed  ## run the tests of the LM Evaluation Harness, by URL and by class
+test-lmeval: .venv-lmeval/installed  ## run the tests of the LM Evaluation Harness against the server
 	LMEVAL_PYTHON=$(CURDIR)/.venv-lmeval/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_lm_eval.py
 
 # Programs of others, in a folder of their own; an agent's second half comes by a script that npm
