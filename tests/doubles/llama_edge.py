@@ -3,7 +3,7 @@
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,7 +43,7 @@ class LlamaEdge:
 
 
 @contextmanager
-def llama_edge(**chosen: Any) -> Iterator[LlamaEdge]:
+def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
     """Serves on 127.0.0.1 until the block ends."""
     served = LlamaEdge(**chosen)
     tokenizer = open_tokenizer(str(bundled("edge")))
@@ -52,7 +52,7 @@ def llama_edge(**chosen: Any) -> Iterator[LlamaEdge]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, *_: object) -> None: ...
+        def log_message(self, format: str, *args: object) -> None: ...
 
         def send(self, body: bytes, kind: str = "application/json") -> None:
             self.send_response(200)

@@ -13,7 +13,7 @@ from edgewise import Pair
 from edgewise.edge.base import EdgeOptions, EdgeSession, Needs
 from edgewise.edge.llamaserver import ServedEdge, open_server
 from edgewise.errors import AddressError, EdgeError, ModelError, UsageError
-from tests.doubles.llama_edge import LlamaEdge, llama_edge
+from tests.doubles.llama_edge import Event, LlamaEdge, llama_edge
 
 PROMPT = [11, 12, 13]
 
@@ -165,7 +165,10 @@ def test_a_stream_that_is_cut_is_asked_for_again(
 
 
 def test_a_server_that_is_gone_keeps_the_text_so_far() -> None:
-    with llama_edge(spoil=lambda event, number: None if number == 5 else event) as served:
+    def ending(event: Event, number: int) -> Event | None:
+        return None if number == 5 else event
+
+    with llama_edge(spoil=ending) as served:
         pair = Pair(served.url, cloud="none")
         events = pair.stream("Hello", max_tokens=20)
         first = [next(iter(events)) for _ in range(3)]
@@ -187,8 +190,10 @@ def test_a_server_that_is_gone_keeps_the_text_so_far() -> None:
     ],
 )
 def test_what_is_not_a_llama_server_is_refused(opened: Opened, path: str, reply: bytes) -> None:
-    faulty = llama_edge(reply=lambda asked: reply if asked == path else None)
-    with faulty as served, pytest.raises(EdgeError) as caught:
+    def lying(asked: str) -> bytes | None:
+        return reply if asked == path else None
+
+    with llama_edge(reply=lying) as served, pytest.raises(EdgeError) as caught:
         opened(served)
     assert caught.value.setting == "edge"
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from edgewise import Pair
 from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeOptions
-from edgewise.edge.llamaserver import open_server
+from edgewise.edge.llamaserver import ServedEdge, open_server
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.contracts import test_edge as contract
 from tests.contracts.test_edge import Backend
@@ -31,7 +31,10 @@ def server(bpe_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def backend(server: str) -> Iterator[Backend]:
-    made = Backend(lambda **options: open_server(server, replace(EdgeOptions(), **options)))
+    def make(**options: Any) -> ServedEdge:
+        return open_server(server, replace(EdgeOptions(), **options))
+
+    made = Backend(make)
     yield made
     for model in made.open_models:
         model.close()
@@ -59,7 +62,7 @@ def test_it_answers_as_the_engine_in_this_process(
     at_url: str, router: str, how: dict[str, float]
 ) -> None:
     """Both compute in other batches, so of 20 answers one or two go another way at a near tie."""
-    cloud = {"cloud": "bundled", "router": router, **how}
+    cloud: dict[str, Any] = {"cloud": "bundled", "router": router, **how}
     questions = [question.prompt for question in pocketqa("test").questions[:QUESTIONS]]
     with (
         closing(Pair(str(bundled("edge")), **cloud)) as here,

@@ -81,18 +81,23 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
 
 def _require_here(url: str) -> None:
     """Prompts go to this machine only, and the model's file is on its disk."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        here = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        here = False
-    if not here or parts.username or parts.password or parts.query or parts.fragment:
+    if not _is_here(url):
         raise AddressError(
             "The edge model's server must be on this machine",
             hint="give http://127.0.0.1:PORT; a model elsewhere can be the cloud",
             setting="edge",
         )
+
+
+def _is_here(url: str) -> bool:
+    """Whether it is a loopback address, and nothing else is in it."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        plain = parts.netloc.rpartition("@")[1] == "" and not parts.query and not parts.fragment
+        return plain and (host == "localhost" or ip_address(host).is_loopback)
+    except ValueError:
+        return False
 
 
 class Server:
