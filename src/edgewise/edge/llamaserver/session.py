@@ -60,7 +60,9 @@ class TopStep:
     The other ids share what is left of the probability.
     """
 
-    def __init__(self, ids: Ids, logprobs: Floats, written: Written, size: int, *, text: bool):
+    def __init__(
+        self, ids: Ids, logprobs: Floats, written: Written, size: int, *, text: bool
+    ) -> None:
         self.position, self.size = len(written.ids), size
         self.proposed = int(ids[0])
         self._ids, self._logprobs, self._written, self._text = ids, logprobs, written, text
