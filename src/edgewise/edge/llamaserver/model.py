@@ -196,7 +196,7 @@ class ServedEdge(EdgeModel):
             raise UsageError(
                 f"The edge model's server has {props.total_slots} slots, and {options.slots} are "
                 "needed",
-                hint=f"start it with --parallel {options.slots}",
+                hint="start it with more",
                 setting="edge",
             )
         self._free = BoundedSemaphore(options.slots)
@@ -284,7 +284,7 @@ def _context(held: int, wanted: int | None) -> int:
     if wanted is not None and wanted > held:
         raise UsageError(
             f"The edge model's server holds {held} tokens a slot, not {wanted}",
-            hint="start it with a larger --ctx-size, or lower the context",
+            hint="start it with a larger context, or lower yours",
             setting="ctx",
         )
     return wanted or held

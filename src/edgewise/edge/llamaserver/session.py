@@ -203,7 +203,7 @@ class ServedSession:
         if before + len(ids) > self._context:
             raise ContextOverflow(
                 f"{before + len(ids)} tokens do not fit in the context of {self._context}",
-                hint="shorten the prompt, or start the server with a larger --ctx-size",
+                hint="shorten the prompt, or start the server with a larger context",
                 setting="ctx",
             )
 
