@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
@@ -74,9 +74,6 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option(help="Random, untrained routers, commit point, query level, oracle.")
     ] = True,
-    metric: Annotated[
-        Literal["accuracy", "log-likelihood"], typer.Option(help="What to measure.")
-    ] = "accuracy",
     out: Annotated[
         Path | None, typer.Option(help="Folder of outcomes; a run that was interrupted goes on.")
     ] = None,
@@ -91,7 +88,6 @@ def evaluate(
     ] = None,
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
-    _require_accuracy(metric)
     shares = shares_of(cloud_share, chosen)
     for path in (csv, figure):
         require_folder(path)
@@ -169,14 +165,6 @@ def _report(
         figures_tables(title, table)
         for sentence in sentences:
             render.warn(sentence)
-
-
-def _require_accuracy(metric: str) -> None:
-    if metric == "log-likelihood":
-        raise UsageError(
-            "The log-likelihood of a routed stream is undefined, since two models wrote it; "
-            "measure accuracy."
-        )
 
 
 def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
