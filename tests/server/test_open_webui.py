@@ -16,6 +16,8 @@ from tests.test_deploy_serve import PAGE, Place, environment, served
 __all__ = ["served"]
 
 OPEN_WEBUI = os.environ.get("OPEN_WEBUI", "")
+PIPE = Path(__file__).parents[2] / "integrations/open-webui/edgewise_pipe.py"
+QUESTION = "Question: What are wine, horse and spaghetti? Come to the point. Answer and Reasoning:"
 OWNER = {"name": "Owner", "email": "owner@example.org", "password": "Of-my-own-1"}
 
 
@@ -71,3 +73,32 @@ def test_a_question_is_answered(
     # Nothing else was asked of the model, and nothing was refused.
     assert "request failed" not in log.read_text()
     assert len(told.read_text().splitlines()) == 1, told.read_text()
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not OPEN_WEBUI, reason="needs OPEN_WEBUI, its command; see make test-webui")
+def test_the_pipe_shows_whose_words_they_are(served: tuple[str, str, Path], tmp_path: Path) -> None:
+    server, key, _ = served
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "webui.env").write_text(f"OPENAI_API_KEY={key}\nWEBUI_SECRET_KEY=long\n")
+    with (
+        open_webui(tmp_path, server, tmp_path / "webui.log") as url,
+        httpx2.Client(base_url=url, timeout=60, trust_env=False) as client,
+    ):
+        signed = client.post("/api/v1/auths/signup", json=OWNER).json()
+        client.headers["Authorization"] = f"Bearer {signed['token']}"
+
+        def post(path: str, body: object = None) -> httpx2.Response:
+            reply = client.post(f"/api/v1/functions{path}", json=body)
+            assert reply.is_success, reply.text
+            return reply
+
+        pasted = {"id": "edgewise_pipe", "name": "Edgewise", "content": PIPE.read_text()}
+        post("/create", {**pasted, "meta": {"description": "tokens"}})
+        post("/id/edgewise_pipe/toggle")
+        post("/id/edgewise_pipe/valves/update", {"url": server, "key": key})
+        asked = [{"role": "user", "content": QUESTION}]
+        body = {"model": "edgewise_pipe", "messages": asked, "stream": False}
+        answer = client.post("/api/chat/completions", json=body).json()
+    assert "**" in answer["choices"][0]["message"]["content"]
+    assert "pasta" in answer["choices"][0]["message"]["content"]
