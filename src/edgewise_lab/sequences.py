@@ -6,10 +6,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from edgewise.edge.base import EdgeModel, Step
+from edgewise.edge.kv import BATCH
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.cache import SequencePool
 from edgewise.edge.sequence import MEMORY
-from edgewise.edge.slots import BATCH
 from edgewise.edge.step import LogitsStep
 
 _CELLS = 1 << 15

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from edgewise.edge.base import Floats
-from edgewise.edge.kv import KvRow, Outputs
 from edgewise.edge.llamacpp.context import Bytes, LlamaContext
-from edgewise.edge.sequence import MEMORY, MOST, SequenceCache, StateCopy
+from edgewise.edge.sequence import MEMORY, MOST, KvRow, Outputs, SequenceCache, StateCopy
 
 _CLOSE = 1e-2
 """How far logits with and without hidden states may lie apart, of the largest."""

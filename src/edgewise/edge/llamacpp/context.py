@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgewise.edge.base import Floats, Ids
-from edgewise.edge.kv import KvRow
+from edgewise.edge.kv import BATCH
 from edgewise.edge.llamacpp.library import llama_cpp
-from edgewise.edge.slots import BATCH
+from edgewise.edge.sequence import KvRow
 from edgewise.errors import ModelError
 
 Bytes = NDArray[np.uint8]

@@ -11,11 +11,11 @@ from threading import current_thread, main_thread
 from typing import Any, Literal
 
 from edgewise.edge.base import PROBES
+from edgewise.edge.kv import BATCH
 from edgewise.edge.llamacpp.context import LlamaContext
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.sandbox import require_survived
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
-from edgewise.edge.slots import BATCH
 from edgewise.errors import ModelError, UsageError
 
 _ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR

@@ -50,13 +50,13 @@ class LlamaModel(EngineModel):
             raise ModelError(f"{str(self.path)!r} says of itself that it holds {trained} tokens.")
         self.context = self._context_for(trained)
         self.hidden_size = int(llama_cpp.llama_model_n_embd(self._model))
-        self._parameters = int(llama_cpp.llama_model_n_params(self._model))
+        self.parameters = int(llama_cpp.llama_model_n_params(self._model))
         description = ctypes.create_string_buffer(256)
         llama_cpp.llama_model_desc(self._model, description, len(description))
         # Architecture, size, and the type of the weights: "qwen2 0.5B Q4_K - Medium".
         form = description.value.decode("utf-8", "replace").split(" ", 2)[-1]
-        self._build = f"llama.cpp, {form}"
-        self._tokenizer = LlamaTokenizer(self._model)
+        self.build = f"llama.cpp, {form}"
+        self.tokenizer = LlamaTokenizer(self._model)
         self._context = context = self.new_context(options.slots)
         try:
             self.state_size, hidden = examine(context) if context.recurrent else (0, True)
@@ -65,7 +65,7 @@ class LlamaModel(EngineModel):
             context.close()
             raise
         self._open_slots(pool.new, drop=pool.drop)
-        self._abilities = EdgeAbilities(
+        self.abilities = EdgeAbilities(
             hidden=hidden,
             rewinds="checkpoints" if context.recurrent else "anywhere",
             slots=options.slots,
@@ -85,7 +85,7 @@ class LlamaModel(EngineModel):
 
     def _free(self) -> None:
         self._context.close()
-        self._tokenizer.close()
+        self.tokenizer.close()
         llama_cpp.llama_model_free(self._model)
 
     def new_context(self, sequences: int) -> LlamaContext:

@@ -17,9 +17,8 @@ from edgewise.edge.base import EdgeOptions
 from edgewise.edge.engine import EngineModel
 from edgewise.edge.hub.folder import DESCRIPTIONS, explained
 from edgewise.edge.hub.tokenizer import HubTokenizer
-from edgewise.edge.kv import KvRow, Outputs
 from edgewise.edge.mlx.load import load_folder, modules
-from edgewise.edge.sequence import MEMORY, SequenceCache, StateCopy, rows_of
+from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, StateCopy, rows_of
 from edgewise.errors import UsageError
 
 READS = (".safetensors", *DESCRIPTIONS)
@@ -194,8 +193,8 @@ class MlxModel(EngineModel):
         mx, _ = modules()
         loaded = load_folder(self.path, options.gpu_layers)
         self.context = self._context_for(loaded.context)
-        self._parameters = loaded.parameters
-        self._build = f"MLX, {loaded.form} on {loaded.device.type.name}"
+        self.parameters = loaded.parameters
+        self.build = f"MLX, {loaded.form} on {loaded.device.type.name}"
         with explained(self.path, "MLX", "mlx-lm"):
             self._weights = MlxWeights(mx, loaded.model, loaded.device, context=self.context)
         size = self._weights.size
@@ -204,7 +203,7 @@ class MlxModel(EngineModel):
             return MlxCache(self._weights, room=MEMORY // options.slots)
 
         self._try_out(new, size)
-        self._tokenizer = HubTokenizer(self.path, size=size)
+        self.tokenizer = HubTokenizer(self.path, size=size)
         self._open_slots(new)
 
     def _free(self) -> None:

@@ -20,9 +20,8 @@ from edgewise.edge.base import EdgeOptions, Rewinds
 from edgewise.edge.engine import PROBED, EngineModel, default_threads
 from edgewise.edge.hub.folder import DESCRIPTIONS, digest_of, reason_of
 from edgewise.edge.hub.tokenizer import HubTokenizer
-from edgewise.edge.kv import KvRow, Outputs
 from edgewise.edge.onnx.folder import build_files, read_onnx_folder
-from edgewise.edge.sequence import FAILURES, SequenceCache, rows_of
+from edgewise.edge.sequence import FAILURES, KvRow, Outputs, SequenceCache, rows_of
 from edgewise.errors import ModelError, UsageError
 
 READS = (".onnx", ".data", ".onnx_data", ".bin", *DESCRIPTIONS)
@@ -96,17 +95,17 @@ class OnnxModel(EngineModel):
         self.threads = options.threads or default_threads()
         described = read_onnx_folder(self.path)
         self.context = self._context_for(described.context)
-        self._tokenizer = HubTokenizer(self.path, size=described.vocabulary)
+        self.tokenizer = HubTokenizer(self.path, size=described.vocabulary)
         self._library = import_genai()
         self._model = self._opened(options.gpu_layers)
-        self._build = f"{self.engine} on {self._model.device_type}"
+        self.build = f"{self.engine} on {self._model.device_type}"
         outputs = (described.logits, described.hidden)
         self._try_out(
             lambda: OnnxCache(lambda: self._generator(PROBED), outputs),
             described.vocabulary,
             may_stay=True,
         )
-        rewinds = self._abilities.rewinds
+        rewinds = self.abilities.rewinds
 
         def new() -> OnnxCache:
             return OnnxCache(lambda: self._generator(self.context), outputs, rewinds=rewinds)

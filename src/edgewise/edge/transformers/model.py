@@ -13,8 +13,7 @@ from edgewise.edge.base import EdgeOptions
 from edgewise.edge.engine import EngineModel, default_threads
 from edgewise.edge.hub.folder import DESCRIPTIONS
 from edgewise.edge.hub.tokenizer import HubTokenizer
-from edgewise.edge.kv import KvRow, Outputs
-from edgewise.edge.sequence import MEMORY, SequenceCache, StateCopy, rows_of
+from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, StateCopy, rows_of
 from edgewise.edge.transformers.load import load_folder, modules, quiet
 from edgewise.errors import ModelError
 
@@ -194,11 +193,11 @@ class TransformersModel(EngineModel):
         torch, transformers = modules()
         torch.set_num_threads(options.threads or default_threads())
         loaded = load_folder(self.path, options.gpu_layers)
-        self._build = f"transformers, {loaded.dtype} on {loaded.device}"
+        self.build = f"transformers, {loaded.dtype} on {loaded.device}"
         trained = getattr(loaded.config, "max_position_embeddings", None)
         known = isinstance(trained, int) and trained > 0
         self.context = self._context_for(trained if known else None)
-        self._parameters = sum(weight.numel() for weight in loaded.model.parameters())
+        self.parameters = sum(weight.numel() for weight in loaded.model.parameters())
         self._weights = Weights(torch, loaded.model, loaded.config)
         size = getattr(loaded.config, "vocab_size", None)
         if not isinstance(size, int) or size < 1:
@@ -209,7 +208,7 @@ class TransformersModel(EngineModel):
 
         with quiet(transformers):
             self._try_out(new, size)
-        self._tokenizer = HubTokenizer(self.path, size=size)
+        self.tokenizer = HubTokenizer(self.path, size=size)
         self._open_slots(new)
 
     def _free(self) -> None:
