@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Floats, Needs, Rewinds
 from edgewise.edge.hub.folder import digest_of, reason_of, weight_files
+from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.kv import BATCH, TURN, KvSession, Slots
 from edgewise.edge.sequence import KvRow, SequenceCache
 from edgewise.errors import ModelError, UsageError
@@ -63,7 +64,23 @@ class EngineModel(EdgeModel):
 
     @abstractmethod
     def _load(self, options: EdgeOptions) -> None:
-        """Load the weights; set `context` and `tokenizer`; call `_try_out` and `_open_slots`."""
+        """Load the weights; set `context` and `build`; call `_start`."""
+
+    def _start(
+        self,
+        new: Callable[[], SequenceCache],
+        size: int,
+        *,
+        trial: Callable[[], SequenceCache] | None = None,
+        turn: int = BATCH,
+    ) -> None:
+        """Try the model with `new` caches, or those of `trial`, and let sessions have some.
+
+        `size` is how many logits it has. For a model in a hub's folder.
+        """
+        self.tokenizer = HubTokenizer(self.path, size=size)
+        self._try_out(trial or new, size, may_stay=trial is not None)
+        self._open_slots(new, turn=turn)
 
     @abstractmethod
     def _free(self) -> None:
