@@ -299,8 +299,8 @@ class KvSession:
             self._computed = self._cache.back(position)
 
     def _run(self, end: int, outputs: Outputs, needs: Needs) -> list[LogitsStep]:
+        assert self._cache is not None
         start, cache, slots = self._computed, self._cache, self._slots
-        assert cache is not None
         with slots.lock:
             self._check_open()
             try:

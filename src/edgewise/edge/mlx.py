@@ -207,11 +207,15 @@ def _limits_kept() -> Generator[None]:
     """
     resource: Any = import_module("resource")
     before = resource.setrlimit
-    resource.setrlimit = lambda *_: None
+    resource.setrlimit = _nothing
     try:
         yield
     finally:
         resource.setrlimit = before
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 class MlxCache(SequenceCache):

@@ -8,14 +8,14 @@ logits and the post-final-norm hidden state together; a prompt is prefilled with
 import ctypes
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from edgewise.addresses import resolve
 from edgewise.edge.base import EdgeAbilities, EdgeOptions, Needs
 from edgewise.edge.engine import EngineModel, default_threads
 from edgewise.edge.hub.folder import sampled_blocks
 from edgewise.edge.kv import KvSession
-from edgewise.edge.llamacpp.cache import SequencePool, examine
-from edgewise.edge.llamacpp.context import LlamaContext
+from edgewise.edge.llamacpp.cache import LlamaContext, examine, sequences_in
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.load import load_weights, new_context
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
@@ -60,11 +60,16 @@ class LlamaModel(EngineModel):
         self._context = context = self.new_context(options.slots)
         try:
             self.state_size, hidden = examine(context) if context.recurrent else (0, True)
-            pool = SequencePool(context, options.slots)
+            unused = sequences_in(context, options.slots)[::-1]
         except BaseException:
             context.close()
             raise
-        self._open_slots(pool.new, drop=pool.drop)
+
+        def drop(sequence: Any) -> None:
+            sequence.clear()
+            unused.append(sequence)
+
+        self._open_slots(unused.pop, drop=drop)
         self.abilities = EdgeAbilities(
             hidden=hidden,
             rewinds="checkpoints" if context.recurrent else "anywhere",
