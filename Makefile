@@ -202,7 +202,7 @@ bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
 	$(BIN)/python -m benchmarks.edge_speed
 
 # What the image installs beyond the base install.
-IMAGE_EXTRAS ?= gateway-redis otel serve
+IMAGE_EXTRAS ?= gateway-redis serve
 LOCKED = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-annotate --no-header
 
