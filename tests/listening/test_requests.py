@@ -1,6 +1,5 @@
 """Requests beyond the limits, and what is none at all: answered with what fits, and hung up on."""
 
-import contextlib
 
 import pytest
 

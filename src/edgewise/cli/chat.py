@@ -17,7 +17,7 @@ from edgewise.cli.options import ANSWERING, SentFile, System, sentence_of, takes
 from edgewise.errors import ContextOverflow, UsageError
 from edgewise.events import Candidate, Token
 from edgewise.pair import Pair, open_pair
-from edgewise.parts import make_policy, sampling_of
+from edgewise.parts import edge_engine, make_policy, sampling_of
 from edgewise.prompts import MAX_PROMPT, Message, require_text
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, fraction
@@ -154,11 +154,13 @@ class Conversation:
         """How to draw if the user does not say; None for the settings' own, which is greedy.
 
         The bundled pair knows one wording of each answer. An API that takes text may know neither
-        min-p nor temperatures, and would refuse every consult.
+        min-p nor temperatures, and would refuse every consult. A server that runs the edge model
+        streams its greedy tokens, so each drawn one would be a request.
         """
         chosen, cloud = self._pair.settings, self._pair.cloud
         by_text = cloud is not None and cloud.boundaries is not None and cloud.local is None
-        if chosen.temperature is not None or chosen.edge == Settings().edge or by_text:
+        greedy = by_text or edge_engine(chosen) == "llama-server"
+        if chosen.temperature is not None or chosen.edge == Settings().edge or greedy:
             return None
         seed = secrets.randbits(31) if chosen.seed is None else chosen.seed
         return Sampling(temperature=0.7, min_p=0.05, top_p=chosen.top_p, seed=seed)
@@ -189,10 +191,9 @@ class Conversation:
     def _cost(self) -> str:
         """What the conversation cost so far, where that is more than its one answer."""
         billing = self._pair.billing
-        conversation = billing.conversations()[0] if billing else None
-        if conversation is None or conversation.answers < 2:
+        if billing is None or (sums := billing.savings()).answers < 2:
             return ""
-        return f"; the conversation: {render.costed(conversation.cost)}"
+        return f"; the conversation: {render.costed(sums.cost)}"
 
     def _share(self, text: str) -> None:
         try:
@@ -274,6 +275,8 @@ class Conversation:
         self._first = 0
         self._local = False
         self._pair.forget()
+        if self._pair.billing is not None:
+            self._pair.billing.forget()
         render.note("a new conversation")
 
     def _text(self, token: int) -> str:

@@ -18,8 +18,8 @@ from edgewise.gateway.connection import Connection
 from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.detokenizing import Detokenizing
 from edgewise.gateway.fleet import Fleet
-from edgewise.gateway.sessions import Sessions
 from edgewise.gateway.metrics import GatewayMetrics
+from edgewise.gateway.sessions import Sessions
 from edgewise.keys.keys import Keys
 from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import KeyLimits
