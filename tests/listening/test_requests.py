@@ -1,6 +1,5 @@
 """Requests beyond the limits, and what is none at all: answered with what fits, and hung up on."""
 
-
 import pytest
 
 from tests.listening.running import GET, UPGRADE, heard, listener
