@@ -374,9 +374,6 @@ def _unknown(address: str, role: Role) -> AddressError:
     elif role == "cloud" and _HOST.fullmatch(address):
         problem = f"{named!r} does not say how it is reached"
         hint = f"give https://{named}, or http:// before it in a network of your own"
-    elif _is(address, Path.is_symlink):
-        problem = f"{named!r} is a link to a file that does not exist"
-        hint = "correct it, or name a file"
     elif close := get_close_matches(address, ["bundled"], 1, _TYPO):
         hint = f"did you mean {close[0]!r}? If not: {hint}"
     elif other := _elsewhere(address):
