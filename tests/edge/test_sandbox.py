@@ -13,7 +13,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp import sandbox as trial
+from edgewise.edge.llamacpp import load as trial
 from edgewise.errors import ModelError
 from edgewise.sandbox import Child
 from tests.mutated_gguf import mutants
