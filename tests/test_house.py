@@ -121,10 +121,10 @@ BUDGET = {
     "edgewise/testing": 525,
     "edgewise/wire": 265,
     "edgewise_lab": 400,
-    "edgewise_lab/bench": 2_560,
+    "edgewise_lab/bench": 2_435,
     "edgewise_lab/commands": 1_430,
     "edgewise_lab/evaluation": 2_640,
-    "edgewise_lab/training": 1_995,
+    "edgewise_lab/training": 2_165,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
