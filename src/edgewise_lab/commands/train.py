@@ -25,7 +25,7 @@ from edgewise_lab.evaluation.tasks.named import with_calibration
 from edgewise_lab.training.fit import Fitted, Recipe, fit_of
 from edgewise_lab.training.labels.base import Label, labels_named
 from edgewise_lab.training.router import Progress, Stage, Training
-from edgewise_lab.training.spending import Meter
+from edgewise_lab.training.spending import SpendingMeter
 
 INPUTS = tuple(SIGNALS)
 DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.default)
@@ -127,7 +127,7 @@ def _trained(
         if stage != "calibrate" or not (out / MANIFEST).exists():
             # Thresholds need the checkpoint alone, and are set anew on another build.
             lock_folder(out, manifest(*tasks, edge, cloud))
-        meter = Meter()
+        meter = SpendingMeter()
         for label in labels if stage is None else labels[-1:]:
             shown = _Shown(progress)
             one = training(edge=edge, cloud=cloud, label=label, progress=shown, meter=meter)

@@ -52,7 +52,7 @@ from edgewise_lab.training.collect import (
 from edgewise_lab.training.fit import Fitted, Recipe, data_of, embeddings_of, fitted
 from edgewise_lab.training.labels.base import Case, Label, Writer, kept_values, label_all
 from edgewise_lab.training.publish import Measured, isotonic, save_card, save_weights
-from edgewise_lab.training.spending import Meter, MeteredCloud, MeteredRollouts, Spent
+from edgewise_lab.training.spending import MeteredCloud, MeteredRollouts, Spending, SpendingMeter
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
 """Cloud shares that get a threshold."""
@@ -100,7 +100,7 @@ class Training:
         kind: str = "mlp",
         progress: Progress | None = None,
         data: Path | None = None,
-        meter: Meter | None = None,
+        meter: SpendingMeter | None = None,
     ) -> None:
         """`folder` gets the checkpoint, `data` (default: a folder in it) what it is made from.
 
@@ -120,7 +120,7 @@ class Training:
             require_room(asked, edge, cloud)
         self.task, self.calibration = task, calibration
         self.folder, self._data = folder, data or folder / "data"
-        self.meter = meter or Meter()
+        self.meter = meter or SpendingMeter()
         self.edge, self.cloud = edge, MeteredCloud(cloud, self.meter)
         self._label, self.kind = label, kind
         self.inputs, self.top_k, self.recipe = inputs, _top_k(inputs, top_k), recipe
@@ -135,7 +135,7 @@ class Training:
         self.calibrate()
         return found
 
-    def estimate(self) -> Spent | None:
+    def estimate(self) -> Spending | None:
         """What `run` will take, from the first questions, which are collected and labelled here.
 
         None where an earlier run has done so.
@@ -152,7 +152,7 @@ class Training:
             return None
         return probed.times(len(every.questions) / len(few.questions)).plus(self._thresholds_cost())
 
-    def _thresholds_cost(self) -> Spent:
+    def _thresholds_cost(self) -> Spending:
         """Of `calibrate`: the cloud's answers, and the pair's at several thresholds a share."""
         lengths = [len(one.ids) for one in read(self._data / ANSWERS, Sample)]
         question = self.calibration.questions[0]
@@ -167,7 +167,7 @@ class Training:
             input=round(n * prompt + consults * (prompt + mean / 2)),
             output=round(n * mean) + consults,
         )
-        return Spent(tokens, answer.timing.total * n * len(SHARES) * TRIED)
+        return Spending(tokens, answer.timing.total * n * len(SHARES) * TRIED)
 
     def collect(self) -> None:
         """The cloud's answers, and what the edge makes of the texts that the label reads."""

@@ -15,13 +15,13 @@ from edgewise.sampling import Sampling
 from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts, ignore
 
 
-class Spent(NamedTuple):
+class Spending(NamedTuple):
     """Cloud tokens, and seconds."""
 
     tokens: BilledTokens
     seconds: float
 
-    def times(self, factor: float) -> "Spent":
+    def times(self, factor: float) -> "Spending":
         """So many times as much."""
         one = self.tokens
         tokens = BilledTokens(
@@ -29,11 +29,11 @@ class Spent(NamedTuple):
             cached=round(one.cached * factor),
             output=round(one.output * factor),
         )
-        return Spent(tokens, self.seconds * factor)
+        return Spending(tokens, self.seconds * factor)
 
-    def plus(self, other: "Spent") -> "Spent":
+    def plus(self, other: "Spending") -> "Spending":
         """Both together."""
-        return Spent(self.tokens + other.tokens, self.seconds + other.seconds)
+        return Spending(self.tokens + other.tokens, self.seconds + other.seconds)
 
     def described(self, price: Price | None) -> str:
         """In words, with money where a price is known."""
@@ -46,7 +46,7 @@ class Spent(NamedTuple):
         return f"{told}, {money:{'.2f' if money >= 1 else '.2g'}} {price.currency}".strip()
 
 
-class Meter:
+class SpendingMeter:
     """Counts from when it is made. What a cloud does not meter counts as read anew."""
 
     def __init__(self) -> None:
@@ -59,9 +59,9 @@ class Meter:
             self.tokens += tokens
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> Spending:
         """So far."""
-        return Spent(self.tokens, time.monotonic() - self._begun)
+        return Spending(self.tokens, time.monotonic() - self._begun)
 
     def completed(self, future: "Future[Completion]", prompt: int) -> None:
         """Count a consult behind `prompt` ids, once it is answered."""
@@ -76,7 +76,7 @@ class Meter:
 class MeteredCloud(WrappedCloud):
     """Implements `CloudModel`: `cloud`, whose consults are counted."""
 
-    def __init__(self, cloud: CloudModel, meter: Meter) -> None:
+    def __init__(self, cloud: CloudModel, meter: SpendingMeter) -> None:
         super().__init__(cloud)
         self._meter = meter
 
@@ -86,7 +86,7 @@ class MeteredCloud(WrappedCloud):
 
 
 class _MeteredSession(WrappedSession):
-    def __init__(self, session: CloudSession, meter: Meter) -> None:
+    def __init__(self, session: CloudSession, meter: SpendingMeter) -> None:
         super().__init__(session)
         self._meter = meter
 
@@ -106,7 +106,7 @@ class _MeteredSession(WrappedSession):
 class MeteredRollouts:
     """Implements `Rollouts`: those of a cloud model in this process, counted."""
 
-    def __init__(self, rollouts: Rollouts, meter: Meter) -> None:
+    def __init__(self, rollouts: Rollouts, meter: SpendingMeter) -> None:
         self._rollouts, self._meter = rollouts, meter
 
     def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
