@@ -30,6 +30,7 @@ from edgewise.parts import (
     open_router,
     sampling_of,
     sampling_with,
+    starts_of,
 )
 from edgewise.prompts import (
     Message,
@@ -114,8 +115,8 @@ class Pair:
                 opened.callback(self.edge.close)
             else:
                 self.edge = _open_already(edge)
-            self.router, self.card = _router(router, self.settings, self.edge)
-            policy = make_policy(self.settings, self.card)
+            self.router, self.card, self.starts = _router(router, self.settings, self.edge)
+            policy = make_policy(self.settings, self.starts)
             if cloud is None or isinstance(cloud, str | Path):
                 self.cloud = open_cloud(
                     self.settings, self.edge, slots=slots, keep_prefixes=keep_prefixes
@@ -353,7 +354,9 @@ def _record(sent_file: str | Path | None) -> SentRecord:
 
 def _router(
     router: str | Path | Router | None, settings: Settings, edge: EdgeModel
-) -> tuple[Router, RouterCard | None]:
+) -> tuple[Router, RouterCard | None, Mapping[str, float]]:
+    """The router, a checkpoint's card, and where thresholds start (`starts_of`)."""
     if router is None or isinstance(router, str | Path):
-        return open_router(settings, edge)
-    return checked_router(type(router).__name__, router), None
+        named, card = open_router(settings, edge)
+        return named, card, starts_of(settings, named, card, edge)
+    return checked_router(type(router).__name__, router), None, {}

@@ -1,7 +1,7 @@
 """A router checkpoint: `config.json`, and `model.safetensors` where the router has weights."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -113,16 +113,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def threshold(self, share: float) -> float | None:
         """The calibrated threshold for `share`, between the two nearest calibrated shares."""
-        known = sorted((float(text), value) for text, value in self.thresholds.items())
-        for (low, at_low), (high, at_high) in pairwise(known):
-            if low <= share <= high:
-                return at_low + (at_high - at_low) * (share - low) / (high - low)
-        return next((value for exact, value in known if exact == share), None)
-
-    def start(self, share: float) -> float | None:
-        """Where a controller of `share` starts: the threshold of the nearest calibrated share."""
-        known = [float(text) for text in self.thresholds]
-        return self.threshold(min(max(share, min(known)), max(known))) if known else None
+        return threshold_at(self.thresholds, share)
 
     def probability_at(self, score: float) -> float | None:
         """What a score means, between the two nearest knots; None without any."""
@@ -149,6 +140,21 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                     f"({low:.1%} to {high:.1%}); calibrate on more questions."
                 )
         return tuple(found)
+
+
+def threshold_at(thresholds: Mapping[str, float], share: float) -> float | None:
+    """The threshold for `share`, between the two nearest shares; None outside of them."""
+    known = sorted((float(text), value) for text, value in thresholds.items())
+    for (low, at_low), (high, at_high) in pairwise(known):
+        if low <= share <= high:
+            return at_low + (at_high - at_low) * (share - low) / (high - low)
+    return next((value for exact, value in known if exact == share), None)
+
+
+def start_at(thresholds: Mapping[str, float], share: float) -> float | None:
+    """Where a controller of `share` starts: the threshold of the nearest share; None of none."""
+    known = [float(text) for text in thresholds]
+    return threshold_at(thresholds, min(max(share, min(known)), max(known))) if known else None
 
 
 def read_card(folder: Path) -> RouterCard:
