@@ -97,7 +97,8 @@ class Texts(NamedTuple):
     groups: Ids
 
     def some(self, rows: Mask) -> "Texts":
-        return Texts(*(column[rows] for column in self))
+        own = self.uncertainties[rows], self.inputs[rows]
+        return Texts(*own, self.labels[rows], self.groups[rows])
 
     def data(self) -> Data:
         return Data(self.inputs, self.labels, self.groups, np.zeros(len(self.labels), np.int32))
@@ -132,7 +133,8 @@ def scores(data: Data, inputs: Floats) -> Floats:
     found = fit(data, Recipe(hidden=(32,))).tensors
     x = (inputs - found["mean"]) / found["std"]
     hidden = np.maximum(x @ found["layers.0.weight"].T + found["layers.0.bias"], 0)
-    return (hidden @ found["layers.1.weight"].T + found["layers.1.bias"])[:, 0]
+    logits = hidden @ found["layers.1.weight"].T + found["layers.1.bias"]
+    return logits[:, 0].astype(np.float32)
 
 
 def joined(pairs: Sequence[Texts]) -> Data:

@@ -183,6 +183,8 @@ def engine_at(address: str) -> str:
     A GGUF is for llama.cpp, `genai_config.json` for ONNX Runtime; `config.json` with safetensors is
     for transformers, or for MLX if they say so.
     """
+    if is_url(with_scheme(address)):
+        return "llama-server"
     if address == "bundled" or _file(address) is not None:
         return "llamacpp"
     if folder := local_folder(address):

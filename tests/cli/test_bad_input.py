@@ -70,8 +70,6 @@ RUN = f"""
 --ctx=4294967360 | ctx
 --threads=0 | threads
 --gpu-layers=some | gpu-layers in the flags is not valid
---trace=none/at/all.jsonl | cannot be written
---trace=. | cannot be written
 --edge=none.gguf | There is no file 'none.gguf'
 --edge=. | is a folder; name a file in it
 --edge= | There is no file ''
@@ -407,9 +405,8 @@ def piped(script: str, *arguments: str, folder: Path) -> Result:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [["--json"], ["--trace", "/dev/full"]])
-def test_a_full_disk_is_a_sentence(tmp_path: Path, arguments: list[str]) -> None:
-    done = piped('exec "$@" >/dev/full', "run", "Hello", *arguments, folder=tmp_path)
+def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
+    done = piped('exec "$@" >/dev/full', "run", "Hello", "--json", folder=tmp_path)
     assert done.code in (1, 2)
     assert done.err.splitlines()[-1].startswith("edgewise: ")
     assert "Traceback" not in done.err

@@ -115,7 +115,15 @@ class TestAnEngineOfAPackage:
             decoder.generate(list(b"say: "))
 
     def test_it_is_named_beside_the_built_in_one(self) -> None:
-        assert EDGES.names() == ["broken", "echo", "llamacpp", "mlx", "onnx", "transformers"]
+        assert EDGES.names() == [
+            "broken",
+            "echo",
+            "llama-server",
+            "llamacpp",
+            "mlx",
+            "onnx",
+            "transformers",
+        ]
         with pytest.raises(UsageError, match="broken, echo"):
             open_edge(Settings(edge_engine="none"))
 

@@ -78,7 +78,7 @@ def test_what_ends_llama_cpp_is_a_sentence(tmp_path: Path, key: str, value: floa
 @pytest.mark.deep
 @pytest.mark.parametrize("first", [0, 19, 46, 354])
 def test_a_mutated_file_never_ends_the_process(tmp_path: Path, first: int) -> None:
-    """Some of them, among them such as would; `python -m tests.mutated_gguf` tries any number."""
+    """Some of them, among them such as would; `benchmarks.faults` tries any number."""
     for number, (_, data) in enumerate(mutants(6, first=first)):
         path = tmp_path / f"{number}.gguf"
         path.write_bytes(data)

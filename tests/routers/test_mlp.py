@@ -268,7 +268,11 @@ def test_thresholds_lie_between_the_calibrated_ones() -> None:
     assert CARD.threshold(0.1) is None
     assert msgspec.structs.replace(CARD, thresholds={"0.1": 0.5}).threshold(0.1) == 0.5
     # A controller starts from the nearest: never from 0.5, where a low threshold is known.
-    assert [start_at(card.thresholds, share) for share in (0.001, 0.02, 0.3)] == [0.9, 0.9, pytest.approx(0.5)]
+    assert [start_at(card.thresholds, share) for share in (0.001, 0.02, 0.3)] == [
+        0.9,
+        0.9,
+        pytest.approx(0.5),
+    ]
     assert start_at(CARD.thresholds, 0.1) is None
 
 

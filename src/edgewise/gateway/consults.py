@@ -1,6 +1,7 @@
 """Consults and pushes of devices: from the ids of a frame to the reply."""
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
@@ -13,7 +14,7 @@ from edgewise.gateway.fleet import BUSY_SECONDS, Busy, Fleet
 from edgewise.gateway.sessions import Session
 from edgewise.gateway.telemetry import GatewayMetrics, Telemetry, outcome
 from edgewise.keys.keys import ANYBODY, Key
-from edgewise.keys.limits import KeyLimits, OverLimit, Unbilled
+from edgewise.keys.limits import KeyLimits, OverLimit
 from edgewise.wire.protocol import Ask, Failed, Ledger, Reply, request_id, unpacked
 
 _SAID = {
@@ -28,12 +29,12 @@ log = structlog.get_logger("edgewise.gateway")
 
 
 class SessionPrefix(NamedTuple):
-    """The ids of a session that a frame means, and who pays: `unbilled` is charged to `key`."""
+    """The ids of a session that a frame means. `take_fresh` counts ids that are not charged yet."""
 
     ids: Ledger
     session: Session
     key: Key
-    unbilled: Unbilled
+    take_fresh: Callable[[], int]
 
     def client(self) -> Client:
         """Whose consult it is. A key is a tenant: no other one may learn what it asked."""
@@ -75,7 +76,7 @@ class KeyedConsults:
         key = prefix.key
         try:
             sampling = unpacked(frame.sampling)
-            async with self._limits.spending(key, prefix.unbilled, frame.n) as spent:
+            async with self._limits.spending(key, frame.n, ids=prefix.take_fresh()) as spent:
                 async with asyncio.timeout(frame.deadline / 1000), prefix.session.turn:
                     ids, spent.asked = prefix.ids.ids, True
                     completion = await self._fleet.complete(ids, frame.n, sampling, client)
@@ -105,7 +106,7 @@ class KeyedConsults:
         """Let the engine compute pushed ids, if the key may make consults. Nobody waits for it."""
         ended = "superseded"
         try:
-            if not await self._limits.may_warm(prefix.key, prefix.unbilled):
+            if not await self._limits.may_warm(prefix.key, prefix.take_fresh()):
                 ended = "limited"
                 return
             async with prefix.session.turn:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.record import SentRecord
-from edgewise.costs.meter import AnswerCosts, Billing
+from edgewise.costs.meter import AnswerCosts, Billing, CloudTokens
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
@@ -120,12 +120,12 @@ class Decoder:
     ) -> Generation:
         """Open the sessions of an answer; the `Generation` closes them."""
         ids = list(prompt.ids)
-        costs = self.billing and self.billing.answer(
-            prompt.ids,
-            rules.tokenizer,
-            cloud,
-            cloud_alone=rules.policy.cloud_share == 1,
+        costs = self.billing and AnswerCosts(
+            self.billing,
+            CloudTokens(prompt.ids, rules.tokenizer, cloud),
+            cloud.requests if cloud is not None else lambda n: (1, n),
             whole=not rules.stop and rules.prompt + rules.max_tokens <= rules.context + 1,
+            cloud_alone=rules.policy.cloud_share == 1,
         )
         with ExitStack() as stack:
             logits = Needs.NOTHING if rules.sampling.greedy else Needs.LOGITS
@@ -142,8 +142,7 @@ class Decoder:
 
             def over(left: Budget) -> None:
                 if costs is not None:
-                    sent = consults and consults.sent.conversation
-                    costs.close(ids, sent or self.record.conversation(prompt))
+                    costs.close(ids)
                 at_end(left)
 
             return Generation(

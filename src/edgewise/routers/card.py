@@ -47,7 +47,8 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     nats a token, and `baseline_loss` what the best constant score leaves. `probability` are knots
     (score, probability that a consult is worth it by that label), ascending. `build` is the engine
     and the form of the edge model's weights, and `behaviour` what it expects of fixed texts
-    (`behaviour_of`), by which other builds of the same model are known.
+    (`behaviour_of`), by which other builds of the same model are known. `measured` says in a
+    sentence what the router bought, and where.
     """
 
     format: Literal[1] = 1
@@ -68,6 +69,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     baseline_loss: float | None = None
     build: str = ""
     behaviour: tuple[float, ...] = ()
+    measured: str = ""
 
     def check(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router was made for this edge model, in any build."""
@@ -102,8 +104,8 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.edge_fingerprint != edge.fingerprint()
 
     def build_warning(self, edge: EdgeModel) -> str | None:
-        """A warning if the edge model is another build than the router was made on; else None."""
-        if not self.is_of_another_build(edge):
+        """A warning if the thresholds were set on another build of the edge model; else None."""
+        if not self.thresholds or not self.is_of_another_build(edge):
             return None
         return (
             f"The router was made on another build of the edge model ({self.build or 'unnamed'}), "

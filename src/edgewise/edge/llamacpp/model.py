@@ -30,6 +30,14 @@ def open_gguf(address: str, options: EdgeOptions) -> "LlamaModel":
     return model
 
 
+def fingerprint_of(path: Path) -> str:
+    """SHA-256 over the size of a GGUF and blocks of it."""
+    digest = hashlib.sha256(str(path.stat().st_size).encode())
+    for block in sampled_blocks(path):
+        digest.update(block)
+    return digest.hexdigest()
+
+
 class LlamaModel(EngineModel):
     """A GGUF model. Implements `EdgeModel`."""
 
@@ -78,10 +86,7 @@ class LlamaModel(EngineModel):
         return super().session(needs, top=top)
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(str(self.path.stat().st_size).encode())
-        for block in sampled_blocks(self.path):
-            digest.update(block)
-        return digest.hexdigest()
+        return fingerprint_of(self.path)
 
     def _free(self) -> None:
         self._context.close()
