@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgewise.errors import AddressError
-from edgewise.hub import HubAddress, require_plain, short
+from edgewise.hub import HubAddress, short
 
 if TYPE_CHECKING:
     from edgewise.hub.client import Repository
@@ -325,7 +325,6 @@ def _is_mlx(config: Path) -> bool:
 
 
 def _repository(address: HubAddress, setting: str | None) -> "Repository":
-    require_plain(address, setting=setting)
     from edgewise.hub.client import Repository
 
     return Repository(address, setting=setting)
@@ -374,9 +373,6 @@ def _unknown(address: str, role: Role) -> AddressError:
     elif role == "cloud" and _HOST.fullmatch(address):
         problem = f"{named!r} does not say how it is reached"
         hint = f"give https://{named}, or http:// before it in a network of your own"
-    elif _is(address, Path.is_symlink):
-        problem = f"{named!r} is a link to a file that does not exist"
-        hint = "correct it, or name a file"
     elif close := get_close_matches(address, ["bundled"], 1, _TYPO):
         hint = f"did you mean {close[0]!r}? If not: {hint}"
     elif other := _elsewhere(address):
