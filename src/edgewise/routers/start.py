@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from edgewise.edge.base import EdgeModel, Needs
-from edgewise.edge.llamacpp.sandbox import cache_folder
+from edgewise.edge.llamacpp.load import cache_folder
 from edgewise.prompts import Message, prompt_of
 from edgewise.routers.base import Router
 
