@@ -115,7 +115,7 @@ BUDGET = {
     "edgewise/listening": 579,
     "edgewise/loop": 1_522,
     "edgewise/prompts": 951,
-    "edgewise/routers": 880,
+    "edgewise/routers": 968,
     "edgewise/sandbox": 258,
     "edgewise/server": 3_665,
     "edgewise/testing": 525,
