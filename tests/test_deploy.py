@@ -120,7 +120,6 @@ def locked(name: str) -> dict[str, list[Requirement]]:
         ("requirements.lock", "dependencies"),
         ("requirements.lock", "gateway"),
         ("requirements.lock", "gateway-redis"),
-        ("requirements.lock", "otel"),
         ("requirements.lock", "serve"),
         ("build.lock", ""),
     ],
