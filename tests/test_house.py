@@ -121,8 +121,8 @@ BUDGET = {
     "edgewise/testing": 525,
     "edgewise/wire": 265,
     "edgewise_lab": 400,
-    "edgewise_lab/bench": 2_435,
-    "edgewise_lab/commands": 1_430,
+    "edgewise_lab/bench": 2_385,
+    "edgewise_lab/commands": 1_540,
     "edgewise_lab/evaluation": 2_640,
     "edgewise_lab/training": 2_165,
 }
