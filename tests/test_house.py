@@ -107,7 +107,7 @@ BUDGET = {
     "edgewise/cloud": 4_430,
     "edgewise/costs": 585,
     "edgewise/edge": 4_960,
-    "edgewise/engines": 2_761,
+    "edgewise/engines": 2_623,
     "edgewise/gateway": 1_342,
     "edgewise/grammar": 969,
     "edgewise/hub": 650,

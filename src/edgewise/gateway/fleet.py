@@ -11,7 +11,7 @@ import structlog
 
 from edgewise.completion import Completion
 from edgewise.engines.base import Client, Engine, Watched, parallel
-from edgewise.engines.detokenization import FEW, agree
+from edgewise.engines.detokenization import difference
 from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids, model_for
 from edgewise.engines.vocabulary_check import VocabularyCheck
 from edgewise.errors import (
@@ -33,7 +33,10 @@ PREFILL_SECONDS = 60.0
 """How long warming may take: an engine that lost it would keep a consult's place for ever."""
 
 KEPT_TEXTS = 16
-"""Texts that are remembered: those of three vocabularies of 150,000 ids."""
+"""Texts that are remembered: three for each vocabulary that devices have."""
+
+MOST_WATCHED = 4096
+"""Ids of a text that is compared again at each vocabulary check."""
 
 BUSY_SECONDS = 0.2
 """When a consult that found no place may come back."""
@@ -329,12 +332,12 @@ class Texts:
 
 def _same(one: str, other: str) -> bool:
     """Of engines of several kinds either may tidy up."""
-    return agree(one, other, marks=False) or agree(other, one, marks=False)
+    return not (difference(one, other, marks=False) and difference(other, one, marks=False))
 
 
 def _watch(engine: Engine, ids: "array[int]", text: str) -> None:
     """A few ids are compared again at each vocabulary check."""
-    if engine.watched is None and len(ids) <= 2 * FEW:
+    if engine.watched is None and len(ids) <= MOST_WATCHED:
         engine.watched = Watched(ids.tolist(), text)
 
 
