@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgewise.errors import AddressError
-from edgewise.hub import HubAddress, require_plain, short
+from edgewise.hub import HubAddress, short
 
 if TYPE_CHECKING:
     from edgewise.hub.client import Repository
@@ -325,7 +325,6 @@ def _is_mlx(config: Path) -> bool:
 
 
 def _repository(address: HubAddress, setting: str | None) -> "Repository":
-    require_plain(address, setting=setting)
     from edgewise.hub.client import Repository
 
     return Repository(address, setting=setting)

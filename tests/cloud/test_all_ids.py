@@ -106,7 +106,7 @@ class TestRealServers:
             LlamaModel(family["3"], threads=1, context=32) as later,
         ):
             engine = Detokenizing(older.tokenizer, joined)
-            with pytest.raises(VocabularyMismatch, match="</?t"):
+            with pytest.raises(VocabularyMismatch, match=r"</?t"):
                 asyncio.run(compare_all(engine, later.tokenizer))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -148,7 +149,7 @@ class Decoder:
             return Generation(
                 ids,
                 rules,
-                Speculation(ids, edge, self.router, consults, rules, self.latency),
+                Speculation(ids, edge, self.router, consults, rules),
                 consults,
                 budget=budget,
                 costs=costs,
@@ -194,25 +195,9 @@ class Decoder:
             policy = replace(policy, speculate=0)
         return policy
 
-    def generate(
-        self,
-        prompt: Prompt | Sequence[int],
-        *,
-        max_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        budget: Budget | None = None,
-        grammar: Grammar | None = None,
-    ) -> Answer:
+    def generate(self, prompt: Prompt | Sequence[int], **options: Any) -> Answer:
         """`stream`, collected."""
-        with self.stream(
-            prompt,
-            max_tokens=max_tokens,
-            sampling=sampling,
-            stop=stop,
-            budget=budget,
-            grammar=grammar,
-        ) as events:
+        with self.stream(prompt, **options) as events:
             return collect(events)
 
 
