@@ -108,7 +108,7 @@ BUDGET = {
     "edgewise/costs": 585,
     "edgewise/edge": 4_624,
     "edgewise/engines": 2_623,
-    "edgewise/gateway": 1_342,
+    "edgewise/gateway": 1_339,
     "edgewise/grammar": 968,
     "edgewise/hub": 650,
     "edgewise/keys": 774,
