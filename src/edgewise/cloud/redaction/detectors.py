@@ -81,7 +81,10 @@ _CARD = re.compile(
 _ISSUED = re.compile(r"4|5[0-8]|2[2-7]|3[0-9]|6[0-9]|81|9792")
 """How numbers of cards begin, by ISO/IEC 7812's ranges for banks and merchants."""
 
-_IBAN = re.compile(r"(?<![^\W_])(?=([A-Za-z]{2}\d\d(?:[ \u00a0\u202f-]?[A-Za-z0-9]){11,40}))")
+_SHORTEST_IBAN = 15
+_IBAN = re.compile(
+    r"(?<![^\W_])(?=([A-Za-z]{2}(?:0[2-9]|[1-8]\d|9[0-8])(?:[ \u00a0\u202f-]?[A-Za-z0-9]){11,40}))"
+)
 
 _PHONE = re.compile(
     r"(?<![\w.,/-])(?<![\w][#:])(?:\+|\(\+?|00)?\d(?:[ \u00a0().\u2010-\u2013/-]{0,3}\d){6,16}+"
@@ -150,7 +153,8 @@ class Iban:
             if text[at].isalnum():
                 written += text[at]
                 inside = at + 1 < len(text) and text[at + 1].isalnum()
-                if not inside and self._iban.is_valid(written, check_country=False):
+                long = len(written) >= _SHORTEST_IBAN and not inside
+                if long and self._iban.is_valid(written, check_country=False):
                     return at + 1
         return None
 
