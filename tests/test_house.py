@@ -104,7 +104,7 @@ def test_imports_only_go_down() -> None:
 BUDGET = {
     "edgewise": 2_680,
     "edgewise/cli": 2_500,
-    "edgewise/cloud": 4_430,
+    "edgewise/cloud": 4_383,
     "edgewise/costs": 585,
     "edgewise/edge": 4_960,
     "edgewise/engines": 2_763,
