@@ -21,7 +21,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
 .PHONY: help install native demo test test-deep test-training test-native test-mlx test-vllm test-litellm \
-	test-lmeval test-agents test-webui lint docs pocket recordings vendor faults bench lock sbom digests image wheel clean
+	test-lmeval test-llm test-agents test-webui lint docs pocket recordings vendor faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -202,7 +202,7 @@ bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
 	$(BIN)/python -m benchmarks.edge_speed
 
 # What the image installs beyond the base install.
-IMAGE_EXTRAS ?= gateway-redis otel serve
+IMAGE_EXTRAS ?= gateway-redis serve
 LOCKED = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-annotate --no-header
 
@@ -256,5 +256,5 @@ try: wheel  ## install the wheel as a stranger would, with uvx, pip and uv, and 
 	$(call SERVES,uv)
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-native .venv-compiled .venv-mlx .venv-vllm .venv-litellm .venv-lmeval .cache \
+	rm -rf .venv .venv-* .cache \
 		build dist

@@ -32,12 +32,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgewise.errors import AddressError
-from edgewise.hub import HubAddress, require_plain, short
+from edgewise.hub import HubAddress, short
 
 if TYPE_CHECKING:
     from edgewise.hub.client import Repository
 
-Part = Literal["edge", "cloud", "router"]
+Part = Literal["edge", "cloud", "router", "routers"]
 Role = Literal["edge", "cloud", "cloud_tokenizer"]
 
 CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
@@ -81,7 +81,7 @@ _TYPO = 0.8
 
 def bundled(part: Part) -> Path:
     """Where a part of the bundled pair lies."""
-    name = part if part == "router" else f"{part}.gguf"
+    name = part if part.startswith("router") else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
 
@@ -325,7 +325,6 @@ def _is_mlx(config: Path) -> bool:
 
 
 def _repository(address: HubAddress, setting: str | None) -> "Repository":
-    require_plain(address, setting=setting)
     from edgewise.hub.client import Repository
 
     return Repository(address, setting=setting)
@@ -374,9 +373,6 @@ def _unknown(address: str, role: Role) -> AddressError:
     elif role == "cloud" and _HOST.fullmatch(address):
         problem = f"{named!r} does not say how it is reached"
         hint = f"give https://{named}, or http:// before it in a network of your own"
-    elif _is(address, Path.is_symlink):
-        problem = f"{named!r} is a link to a file that does not exist"
-        hint = "correct it, or name a file"
     elif close := get_close_matches(address, ["bundled"], 1, _TYPO):
         hint = f"did you mean {close[0]!r}? If not: {hint}"
     elif other := _elsewhere(address):

@@ -19,7 +19,7 @@ from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from tests.cloud.dialects import said, serving
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine, Wire
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 KEY = "sk-secret-0123"
 CUT: list[Misdeed] = [Wire([]), "reset"]

@@ -34,7 +34,7 @@ from edgewise.keys.limits import (
     LimitStore,
     OverLimit,
 )
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 pytestmark = pytest.mark.anyio
 

@@ -31,7 +31,7 @@ from tests.gateway.doubles import PlainEngine
 from tests.gateway.plain_client import PlainClient, check
 from tests.gateway.processes import until
 from tests.gateway.running import Running, gateway
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 ENDINGS, REFUSALS = (
     PAGE.read_text(encoding="utf-8")

@@ -191,10 +191,9 @@ class Conversation:
     def _cost(self) -> str:
         """What the conversation cost so far, where that is more than its one answer."""
         billing = self._pair.billing
-        conversation = billing.conversations()[0] if billing else None
-        if conversation is None or conversation.answers < 2:
+        if billing is None or (sums := billing.savings()).answers < 2:
             return ""
-        return f"; the conversation: {render.costed(conversation.cost)}"
+        return f"; the conversation: {render.costed(sums.cost)}"
 
     def _share(self, text: str) -> None:
         try:
@@ -203,7 +202,7 @@ class Conversation:
             raise UsageError("/share needs a share, such as /share 0.05 or /share 5%.") from None
         self._require_cloud("/share")
         wanted = replace(self._pair.settings, cloud_share=share, threshold=None)
-        self._paired = self._pair.policy = make_policy(wanted, self._pair.card)
+        self._paired = self._pair.policy = make_policy(wanted, self._pair.starts)
         self._pair.forget()
         render.note(f"the cloud may write {share:.1%} of the tokens")
 
@@ -276,6 +275,8 @@ class Conversation:
         self._first = 0
         self._local = False
         self._pair.forget()
+        if self._pair.billing is not None:
+            self._pair.billing.forget()
         render.note("a new conversation")
 
     def _text(self, token: int) -> str:

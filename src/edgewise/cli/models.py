@@ -1,6 +1,5 @@
 """`edgewise models`: which models are on this disk, and downloads."""
 
-from datetime import datetime
 from typing import Annotated
 
 import msgspec
@@ -21,43 +20,28 @@ from edgewise.addresses import (
 from edgewise.cli import options, render
 from edgewise.edge.named import files_read
 from edgewise.errors import UsageError
+from edgewise.hub.disk import DiskModel, disk_models
 from edgewise.hub.known import KNOWN
 
 app = typer.Typer(no_args_is_help=True, help="List and download models.")
-
-
-class _Model(msgspec.Struct, frozen=True):
-    """A model on this disk: `size` in bytes, `used` in seconds since 1970, 0 if unknown.
-
-    `program` is the one that downloaded it.
-    """
-
-    address: str
-    size: int
-    used: float
-    path: str
-    program: str = "Edgewise"
 
 
 @app.command("list")
 def list_models(json: options.Json = False) -> None:
     """List the models on this disk, those of Ollama, LM Studio and llama.cpp too."""
     from edgewise.hub.client import cached_repositories
-    from edgewise.hub.disk import disk_models
 
     shipped = {"bundled": bundled("edge"), "bundled (cloud)": bundled("cloud")}
-    models = [_Model(name, path.stat().st_size, 0.0, str(path)) for name, path in shipped.items()]
-    models += [_Model(r.repo, r.size, r.used, str(r.path), "hub") for r in cached_repositories()]
-    models += [_Model(m.address, m.size, 0.0, str(m.path), m.program) for m in disk_models()]
+    models = [DiskModel("Edgewise", name, p.stat().st_size, p) for name, p in shipped.items()]
+    models += [*cached_repositories(), *disk_models()]
     if json:
-        print(msgspec.json.encode(models).decode())
+        print(msgspec.json.encode([{**m._asdict(), "path": str(m.path)} for m in models]).decode())
         return
-    table = Table("model", "size", "last used", "where", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table("model", "size", "where", box=SIMPLE_HEAD, pad_edge=False)
     table.columns[1].justify = "right"
     for one in models:
-        used = f"{datetime.fromtimestamp(one.used):%Y-%m-%d}" if one.used else ""
-        address, place = render.printable(one.address), render.printable(one.path)
-        table.add_row(address, decimal(one.size), used, place)
+        address, place = render.printable(one.address), render.printable(str(one.path))
+        table.add_row(address, decimal(one.size), place)
     render.show(table)
     render.note("hf cache rm REPOSITORY removes one")
 

@@ -11,8 +11,8 @@ from edgewise.completion import Completion
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, CloudUnavailable, EdgewiseError, UsageError
 from edgewise.gateway.fleet import BUSY_SECONDS, Busy, Fleet
+from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
-from edgewise.gateway.telemetry import GatewayMetrics, Telemetry, outcome
 from edgewise.keys.keys import ANYBODY, Key
 from edgewise.keys.limits import KeyLimits, OverLimit
 from edgewise.wire.protocol import Ask, Failed, Ledger, Reply, request_id, unpacked
@@ -49,23 +49,16 @@ class KeyedConsults:
     separates caches by a salt, or if there are no keys: then all devices are one tenant.
     """
 
-    def __init__(
-        self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics, telemetry: Telemetry
-    ) -> None:
-        self._fleet, self._limits = fleet, limits
-        self._metrics, self._telemetry = metrics, telemetry
+    def __init__(self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics) -> None:
+        self._fleet, self._limits, self._metrics = fleet, limits, metrics
 
     async def answer(self, frame: Ask, prefix: SessionPrefix) -> Reply | Failed:
         """The reply to `frame`. Whatever goes wrong is a reply as well."""
         name = request_id(prefix.session.name, frame.ask)
-        key = prefix.key.name
-        about = {"edgewise.key": key, "edgewise.ids": len(prefix.ids), "edgewise.tokens": frame.n}
-        with self._telemetry.consult(name, about) as trace:
-            client = replace(prefix.client(), request_id=name, trace=trace)
-            answer = await self._within_limits(frame, prefix, client)
-            ended = answer.reason if isinstance(answer, Failed) else "answered"
-            outcome(ended)
-        log.debug("consult", request_id=name, key=key, outcome=ended)
+        client = replace(prefix.client(), request_id=name)
+        answer = await self._within_limits(frame, prefix, client)
+        ended = answer.reason if isinstance(answer, Failed) else "answered"
+        log.debug("consult", request_id=name, key=prefix.key.name, outcome=ended)
         if isinstance(answer, Failed) and answer.request_id is None:
             return replace(answer, request_id=name)
         return answer

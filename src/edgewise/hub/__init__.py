@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-from edgewise.errors import AddressError
-
 _LONGEST_NAME, _LONGEST_PART, _SHOWN = 1000, 256, 300
 
 
@@ -14,17 +12,6 @@ class HubAddress(NamedTuple):
     revision: str | None
     quant: str | None
     file: str | None
-
-
-def require_plain(address: HubAddress, *, setting: str | None) -> None:
-    """Raise `AddressError` for names that lead elsewhere on a hub, or on this disk."""
-    for what, name in zip(("repository", "revision", "quantisation", "file"), address, strict=True):
-        if name is not None and not is_plain(name):
-            raise AddressError(
-                f"A {what} of a hub cannot be called {short(name)!r}",
-                hint="check the address",
-                setting=setting,
-            )
 
 
 def is_plain(name: str) -> bool:

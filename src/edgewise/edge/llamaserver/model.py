@@ -183,13 +183,15 @@ class ServedEdge(EdgeModel):
     Steps have the likeliest ids alone, and no hidden state. The server keeps the KV cache.
     """
 
+    build = "llama-server"
+
     def __init__(self, server: Server, options: EdgeOptions) -> None:
         self._server = server
         props = server.get("/props", _Props)
         meta = next((m.meta for m in server.get("/v1/models", _Models).data if m.meta), _Meta())
         self.path = _file(props.model_path, server.url)
         self.name = self.path.stem
-        self._parameters, self.hidden_size = meta.n_params, meta.n_embd
+        self.parameters, self.hidden_size = meta.n_params, meta.n_embd
         # One place is for the token that the server writes.
         self.context = _context(props.default_generation_settings.n_ctx - 1, options.context)
         if options.slots > props.total_slots:
@@ -200,9 +202,9 @@ class ServedEdge(EdgeModel):
                 setting="edge",
             )
         self._free = BoundedSemaphore(options.slots)
-        self._abilities = EdgeAbilities(hidden=False, batch_logits=False, slots=options.slots)
-        self._tokenizer = open_tokenizer(str(self.path))
-        self._check(self._tokenizer, meta.n_vocab)
+        self.abilities = EdgeAbilities(hidden=False, batch_logits=False, slots=options.slots)
+        self.tokenizer = open_tokenizer(str(self.path))
+        self._check(self.tokenizer, meta.n_vocab)
 
     def _check(self, tokenizer: Tokenizer, size: int | None) -> None:
         """The file may have changed since the server read it."""
@@ -218,22 +220,6 @@ class ServedEdge(EdgeModel):
                 hint="start it again",
                 setting="edge",
             )
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    @property
-    def abilities(self) -> EdgeAbilities:
-        return self._abilities
-
-    @property
-    def parameters(self) -> int | None:
-        return self._parameters
-
-    @property
-    def build(self) -> str:
-        return "llama-server"
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> ServedSession:
         if Needs.HIDDEN in needs:
