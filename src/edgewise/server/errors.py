@@ -4,6 +4,7 @@ The library's errors may name a setting. If a request has a field of that name, 
 field; otherwise only the operator can change it, and the error calls it the server's setting.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -47,6 +48,15 @@ class ApiError(Exception):
         """The reply's body."""
         fields = {"type": self.kind, "param": self.param, "code": self.code}
         return {"error": {"message": str(self), **fields}}
+
+
+def come_back(
+    message: str, seconds: float, *, code: str = "rate_limit_exceeded", status: int = 429
+) -> ApiError:
+    """A refusal that holds for so many seconds."""
+    kind = "rate_limit_error" if status == 429 else "api_error"
+    headers = {"Retry-After": str(math.ceil(seconds))}
+    return ApiError(status, message, kind=kind, code=code, headers=headers)
 
 
 def _raised(error: EdgewiseError, prompt: str | None) -> ApiError:

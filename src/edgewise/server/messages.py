@@ -226,8 +226,8 @@ async def count_tokens(body: CountRequest, request: Request, reply: Response) ->
     prompt = unread(answering, joined([one.message for one in body.turns()]), body.form())
     # A count needs no grammar.
     counted = msgspec.structs.replace(prompt, form=None)
-    ready = await queued(answering, request, lambda: answering.read(counted))
-    return {"input_tokens": len(ready.prompt.ids)}
+    read, _ = await queued(answering, request, lambda: answering.read(counted))
+    return {"input_tokens": len(read.ids)}
 
 
 def _ignored_headers(request: Request) -> list[str]:
@@ -255,7 +255,7 @@ class MessagesWriter(EventWriter):
     def failed(self, error: ApiError) -> dict[str, Any]:
         return anthropic_body(error)
 
-    def reply(self, end: Finished) -> dict[str, Any]:
+    def reply(self, chunks: Sequence[dict[str, Any]], end: Finished) -> dict[str, Any]:
         return {
             **self._head,
             "content": list(self._content()),

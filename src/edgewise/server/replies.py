@@ -15,23 +15,20 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AsyncExitStack, aclosing
-from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
-from msgspec.structs import replace
 from sse_starlette.sse import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import EdgewiseError
-from edgewise.events import Candidate, Event, Finished, Pending, RolledBack, Token, Usage
+from edgewise.events import Candidate, Finished, Pending, RolledBack, Token, Usage
 from edgewise.grammar.calls import CallBegun, CallReader, Part, Said
-from edgewise.prompts import Prompt
-from edgewise.server.answering import Answering, DecodeRequest, Ticket
-from edgewise.server.callers import Caller, caller_of
+from edgewise.server.answering import AnswerEvent, Answering, DecodeRequest
+from edgewise.server.callers import caller_of
 from edgewise.server.errors import ApiError, refusal_of
 from edgewise.server.requests import AnswerRequest, ignored, ignored_header, shown
 
@@ -62,23 +59,30 @@ class Writer(ABC):
         self.request, self.calls, self.local = request, calls, local
         self.ignored = list(ignored(request))
         self.prompt_ids: Sequence[int] = ()
-        self._tokenizer = tokenizer
-
-    async def read(self, prompt: Prompt, ticket: Ticket) -> None:
-        """Called with the prompt before any event."""
-        self.prompt_ids = prompt.ids
-
-    @abstractmethod
-    def whole(self, events: Sequence[Event]) -> dict[str, Any]:
-        """The reply in one piece."""
+        """Set before anything is written."""
+        self.tokenizer = tokenizer
 
     @abstractmethod
     def begun(self) -> Iterator[dict[str, Any]]:
         """The first chunks of a stream."""
 
     @abstractmethod
-    def more(self, event: Event) -> Iterator[dict[str, Any]]:
+    def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
         """The chunks of a stream for an event."""
+
+    @abstractmethod
+    def reply(self, chunks: Sequence[dict[str, Any]], end: Finished) -> dict[str, Any]:
+        """The reply in one piece, put together of the chunks of a stream."""
+
+    def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
+        """The reply in one piece, with Edgewise's own fields."""
+        chunks = [*self.begun(), *(chunk for event in events for chunk in self.more(event))]
+        end = next(event for event in reversed(events) if isinstance(event, Finished))
+        whole = self.reply(chunks, end)
+        if (own := self.own_prompt()) is not None:
+            tokens = [self._provenance(one) for one in events if isinstance(one, Token)]
+            whole["edgewise"] = {**own, "tokens": tokens, **(self.own(end) or {})}
+        return whole
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         """The chunk for an error after the answer has begun."""
@@ -96,7 +100,7 @@ class Writer(ABC):
         called = self.calls is not None and self.calls.called
         return "tool_calls" if called and end.finish_reason == "stop" else end.finish_reason
 
-    def own(self, event: Event) -> dict[str, Any] | None:
+    def own(self, event: AnswerEvent) -> dict[str, Any] | None:
         """Edgewise's own fields for an event; None for none."""
         if isinstance(event, Pending):
             return {"pending": {"index": event.index, "text": event.text}}
@@ -114,13 +118,6 @@ class Writer(ABC):
             return None
         return {"prompt_token_ids": list(self.prompt_ids)} if self.prompt_ids else {}
 
-    def own_whole(self, events: Sequence[Event]) -> dict[str, Any]:
-        """Edgewise's own fields for a reply in one piece."""
-        if (own := self.own_prompt()) is None:
-            return {}
-        tokens = [self._provenance(one) for one in events if isinstance(one, Token)]
-        return {"edgewise": {**own, "tokens": tokens, **(self.own(end_of(events)) or {})}}
-
     def logprobs(self, tokens: Sequence[Token]) -> list[dict[str, Any]]:
         """Tokens with their writers' likeliest; one without a known logprob is left out."""
         most = self.request.candidates or 0
@@ -135,11 +132,11 @@ class Writer(ABC):
 
     def text(self, token: int) -> str:
         """One token's text; parts of characters become U+FFFD."""
-        return self._tokenizer.piece(token).decode("utf-8", "replace")
+        return self.tokenizer.piece(token).decode("utf-8", "replace")
 
     def _candidate(self, token: int, logprob: float) -> dict[str, Any]:
         """Text, logprob in nats, bytes."""
-        piece = list(self._tokenizer.piece(token))
+        piece = list(self.tokenizer.piece(token))
         return {"token": self.text(token), "logprob": logprob, "bytes": piece}
 
     def _candidates(self, candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
@@ -154,11 +151,6 @@ class Writer(ABC):
             "edge": self._candidates(token.edge),
             "cloud": self._candidates(token.cloud),
         }
-
-
-def end_of(events: Sequence[Event]) -> Finished:
-    """The end of a whole answer."""
-    return next(event for event in reversed(events) if isinstance(event, Finished))
 
 
 def candidates_of(token: Token) -> Sequence[Candidate]:
@@ -201,45 +193,43 @@ class ChunkWriter(Writer):
         """A choice's fields for a part of the answer, with the logprobs of `token`."""
 
     @abstractmethod
-    def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
-        """A choice's fields for a whole answer."""
+    def body(self, pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """A choice's fields for a whole answer, of those of its parts."""
 
-    def whole(self, events: Sequence[Event]) -> dict[str, Any]:
-        end = end_of(events)
-        tokens = [event for event in events if isinstance(event, Token)]
-        body = self.body("".join(token.text for token in tokens) + end.text, tokens)
+    def reply(self, chunks: Sequence[dict[str, Any]], end: Finished) -> dict[str, Any]:
+        body = self.body([chunk["choices"][0] for chunk in chunks if chunk["choices"]])
         return {
             **self._head,
             "object": self.kind,
             "choices": [{"index": 0, **body, **self._ended(end)}],
             "usage": _usage(end.usage),
-            **self.own_whole(events),
         }
 
     def begun(self) -> Iterator[dict[str, Any]]:
         opening, own = self.opening(), self.own_prompt()
         if opening is not None or own is not None:
-            yield self._chunk(opening or self.piece(), own)
+            yield self.chunk(opening or self.piece(), own)
 
-    def more(self, event: Event) -> Iterator[dict[str, Any]]:
+    def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
         own = self.own(event)
         if isinstance(event, Token | Finished):
             token = event if isinstance(event, Token) else None
             if event.text or own or token is None or self.request.candidates is not None:
                 *first, last = self.parts(event) or [None]
                 for part in first:
-                    yield self._chunk(self.piece(part))
+                    yield self.chunk(self.piece(part))
                 ended = {} if isinstance(event, Token) else self._ended(event)
-                yield self._chunk({**self.piece(last, token), **ended}, own)
+                yield self.chunk({**self.piece(last, token), **ended}, own)
         elif own is not None:
-            yield self._chunk(self.piece(), own)
+            yield self.chunk(self.piece(), own)
         if isinstance(event, Finished) and self._with_usage:
-            yield {**self._chunk({}), "choices": [], "usage": _usage(event.usage)}
+            yield {**self.chunk({}), "choices": [], "usage": _usage(event.usage)}
 
     def _ended(self, end: Finished) -> dict[str, Any]:
         return {"finish_reason": self.finish_reason(end), "stop_reason": end.stop}
 
-    def _chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
+    def chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
+        """A chunk of one choice, with Edgewise's own fields."""
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}
         if self._with_usage:
             made["usage"] = None
@@ -288,20 +278,11 @@ class EventWriter(Writer):
     def ended(self, end: Finished) -> Iterator[dict[str, Any]]:
         """The events of the answer's end."""
 
-    @abstractmethod
-    def reply(self, end: Finished) -> dict[str, Any]:
-        """The whole reply, once all events came."""
-
-    def whole(self, events: Sequence[Event]) -> dict[str, Any]:
-        for event in events:
-            list(self.more(event))
-        return {**self.reply(end_of(events)), **self.own_whole(events)}
-
     def begun(self) -> Iterator[dict[str, Any]]:
         self._tell(self.own_prompt())
         yield from self.first()
 
-    def more(self, event: Event) -> Iterator[dict[str, Any]]:
+    def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
         self._tell(self.own(event))
         if isinstance(event, Token | Finished):
             tokens = [event] if isinstance(event, Token) else []
@@ -344,7 +325,7 @@ class EventStream(EventSourceResponse):
     def __init__(
         self,
         writer: Writer,
-        events: AsyncGenerator[Event],
+        events: AsyncGenerator[AnswerEvent],
         held: AsyncExitStack,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -357,7 +338,9 @@ class EventStream(EventSourceResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _streamed(writer: Writer, events: AsyncGenerator[Event]) -> AsyncIterator[dict[str, str]]:
+async def _streamed(
+    writer: Writer, events: AsyncGenerator[AnswerEvent]
+) -> AsyncIterator[dict[str, str]]:
     def framed(chunk: dict[str, Any]) -> dict[str, str]:
         name = {"event": chunk["type"]} if writer.named else {}
         return {**name, "data": msgspec.json.encode(chunk).decode()}
@@ -384,52 +367,43 @@ async def reply_with(
 
     Raises what `Answering.enter`, `Answering.read` and `Caller.entered` do.
     """
-    caller = caller_of(request)
+    caller, local = caller_of(request), decoding.messages[-1].local
     async with AsyncExitStack() as held:
         await held.enter_async_context(caller.entered(cloud=decoding.policy.asks))
         ticket = answering.enter(decoding)
         held.callback(ticket.give_up)
-        ready = await unless_gone(request, answering.read(decoding.prompt))
-        ready = ready._replace(prompt=await caller.read(ready.prompt))
-        await unless_gone(request, writer.read(ready.prompt, ticket))
-        unheld = ready.grammar.unheld if ready.grammar else ()
+        read, grammar = await unless_gone(request, answering.read(decoding.prompt))
+        prompt = await caller.read(read)
+        writer.prompt_ids = prompt.ids
+        unheld = grammar.unheld if grammar else ()
         names = [*writer.ignored, *(f"tools.{shown(keyword)}" for keyword in unheld)]
-        local = decoding.messages[-1].local
         if local:
             answering.local.answered(decoding.messages, owner=caller.name)
-        count = partial(request.app.state.metrics.count, answering.name)
-        limited = replace(decoding, limited=caller.limited)
-        remember = partial(answering.local.writing, owner=caller.name) if local else None
-        events = _seen(caller, count, remember, answering.events(limited, ready, ticket))
+        text = ""
+
+        def seen(event: AnswerEvent) -> AnswerEvent:
+            nonlocal text
+            request.app.state.metrics.count(answering.name, event)
+            if local and isinstance(event, Token | Finished):
+                # Up to each token: the client may leave at any of them.
+                text += event.text
+                answering.local.writing(text, owner=caller.name)
+            return caller.seen(event)
+
+        events = answering.events(
+            decoding, prompt, grammar, ticket, limited=caller.limited, seen=seen
+        )
         held.push_async_callback(events.aclose)
         if writer.request.stream:
             return EventStream(writer, events, held.pop_all(), ignored_header(names))
-        whole = writer.whole(await unless_gone(request, _collected(events)))
+
+        async def collected() -> list[AnswerEvent]:
+            return [event async for event in events]
+
+        whole = writer.whole(await unless_gone(request, collected()))
         return JSONResponse(whole, headers=ignored_header(names))
     # Types cannot tell that nothing above swallows exceptions.
     raise AssertionError
-
-
-async def _seen(
-    caller: Caller,
-    count: Callable[[Event], None],
-    remember: Callable[[str], None] | None,
-    events: AsyncGenerator[Event],
-) -> AsyncGenerator[Event]:
-    text = ""
-    async with aclosing(events):
-        async for event in events:
-            count(event)
-            if remember is not None and isinstance(event, Token | Finished):
-                # Up to each token: the client may leave at any of them.
-                text += event.text
-                remember(text)
-            yield caller.seen(event)
-
-
-async def _collected(events: AsyncGenerator[Event]) -> list[Event]:
-    async with aclosing(events):
-        return [event async for event in events]
 
 
 async def queued(

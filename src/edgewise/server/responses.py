@@ -283,11 +283,11 @@ class ResponsesWriter(EventWriter):
         return self._event(*self._items[-1].add(more, logprobs))
 
     def ended(self, end: Finished) -> Iterator[dict[str, Any]]:
-        response = self.reply(end)
+        response = self.reply([], end)
         yield from self._closed(response["status"])
         yield self._event(response["status"], {"response": response})
 
-    def reply(self, end: Finished) -> dict[str, Any]:
+    def reply(self, chunks: Sequence[dict[str, Any]], end: Finished) -> dict[str, Any]:
         cut = end.finish_reason == "length"
         status = "incomplete" if cut else "completed"
         last = len(self._items) - 1
