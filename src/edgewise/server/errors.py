@@ -138,8 +138,9 @@ def _invalid(problems: Sequence[Any]) -> ApiError:
     kind = problem["type"]
     if kind == "json_invalid":
         return ApiError(400, "The body is not valid JSON.")
-    param = _path(problem["loc"], strange=kind == "extra_forbidden")
-    if kind == "extra_forbidden":
+    param = _path(problem["loc"])
+    if kind == "unknown":
+        param = ".".join(filter(None, (param, _short(problem["ctx"]["name"]))))
         message = f"{param} is not supported; leave it out."
     elif kind == "missing":
         message = f"{param or 'The body'} is missing."
@@ -158,18 +159,12 @@ _LONGEST, _DEEPEST = 60, 8
 _KINDS = frozenset({"str", "int", "float", "bool", "list"})
 
 
-def _path(loc: Sequence[str | int], *, strange: bool) -> str | None:
-    """Where a problem is: fields and indices, without the types that were tried there.
-
-    A `strange` last part is the client's own word.
-    """
-    last = len(loc) - 1
+def _path(loc: Sequence[str | int]) -> str | None:
+    """Where a problem is: fields and indices, without the types that were tried there."""
     names = [
-        _short(str(part))
+        str(part)
         for at, part in enumerate(loc)
-        if isinstance(part, int)
-        or (at == last and strange)
-        or (at > 0 and part not in _KINDS and _FIELD.fullmatch(part))
+        if isinstance(part, int) or (at > 0 and part not in _KINDS and _FIELD.fullmatch(part))
     ]
     return ".".join(names[:_DEEPEST]) or None
 

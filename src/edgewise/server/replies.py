@@ -15,7 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -248,18 +248,24 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
+class Item(msgspec.Struct):
+    """A part of an answer as far as it is written: a text, or a call with its arguments."""
+
+    index: int
+    call: CallBegun | None = None
+    text: str = ""
+    logprobs: list[Any] = []
+    id: str = msgspec.field(default_factory=lambda: secrets.token_hex(24))
+
+
 class EventWriter(Writer):
-    """Replies as typed events, whose answers have parts: texts and calls."""
+    """Replies as typed events, of answers that are a list of items."""
 
     end, named = None, True
-    always_text: ClassVar[bool] = False
-    """Whether an answer without tokens has a text all the same."""
-
-    part: Literal["text", "call"] | None = None
-    """What the last part is."""
 
     def __init__(self, request: AnswerRequest, tokenizer: Tokenizer, **options: Any) -> None:
         super().__init__(request, tokenizer, **options)
+        self.items: list[Item] = []
         self._waiting: list[dict[str, Any]] = []
 
     @abstractmethod
@@ -267,23 +273,27 @@ class EventWriter(Writer):
         """The events of the answer's beginning."""
 
     @abstractmethod
-    def opened(self, call: CallBegun | None = None) -> Iterator[dict[str, Any]]:
-        """The events of another part, a text or a `call`, after the end of the last one."""
+    def opened(self, item: Item) -> Iterator[dict[str, Any]]:
+        """The events of an item's beginning."""
 
     @abstractmethod
-    def grown(self, more: str, logprobs: Sequence[Any]) -> dict[str, Any]:
-        """The event of more of the last part."""
+    def grown(self, item: Item, more: str, logprobs: Sequence[Any]) -> dict[str, Any]:
+        """The event of more of an item."""
+
+    @abstractmethod
+    def closed(self, item: Item, end: Finished | None) -> Iterator[dict[str, Any]]:
+        """The events of an item's end; the last one ends with the answer."""
 
     @abstractmethod
     def ended(self, end: Finished) -> Iterator[dict[str, Any]]:
         """The events of the answer's end."""
 
     def begun(self) -> Iterator[dict[str, Any]]:
-        self._tell(self.own_prompt())
+        self._wait(self.own_prompt())
         yield from self.first()
 
     def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
-        self._tell(self.own(event))
+        self._wait(self.own(event))
         if isinstance(event, Token | Finished):
             tokens = [event] if isinstance(event, Token) else []
             logprobs = self.logprobs(tokens) if self.request.candidates is not None else []
@@ -291,32 +301,36 @@ class EventWriter(Writer):
                 if isinstance(part, CallBegun):
                     yield from self._open(part)
                     continue
-                if isinstance(part, Said) and self.part != "text":
+                if isinstance(part, Said) and (not self.items or self.items[-1].call):
                     yield from self._open()
                 yield from self._grow(part.text, logprobs)
-        never_opened = isinstance(event, Finished) and self.part is None
-        if never_opened and (self._waiting or self.always_text):
+        if isinstance(event, Finished) and not self.items:
             yield from self._open()
-        if self.part is not None:
+        if self.items:
             yield from self._grow()
         if isinstance(event, Finished):
+            yield from self.closed(self.items[-1], event)
             yield from self.ended(event)
 
-    def _tell(self, own: dict[str, Any] | None) -> None:
+    def _wait(self, own: dict[str, Any] | None) -> None:
         """Provenance of tokens without text, such as a call's opening, waits for a place."""
         self._waiting += [] if own is None else [{"edgewise": own}]
 
     def _open(self, call: CallBegun | None = None) -> Iterator[dict[str, Any]]:
-        yield from self.opened(call)
-        self.part = "text" if call is None else "call"
+        for item in self.items[-1:]:
+            yield from self.closed(item, None)
+        self.items.append(Item(len(self.items), call))
+        yield from self.opened(self.items[-1])
 
     def _grow(self, more: str = "", logprobs: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
-        waiting, self._waiting = self._waiting, []
+        item, waiting, self._waiting = self.items[-1], self._waiting, []
         own = waiting.pop() if waiting and (more or logprobs) else {}
         for before in waiting:
-            yield self.grown("", []) | before
+            yield self.grown(item, "", []) | before
         if more or logprobs:
-            yield self.grown(more, logprobs) | own
+            item.text += more
+            item.logprobs += logprobs
+            yield self.grown(item, more, logprobs) | own
 
 
 class EventStream(EventSourceResponse):
