@@ -117,7 +117,7 @@ BUDGET = {
     "edgewise/prompts": 951,
     "edgewise/routers": 880,
     "edgewise/sandbox": 260,
-    "edgewise/server": 3_665,
+    "edgewise/server": 3_445,
     "edgewise/testing": 525,
     "edgewise/wire": 265,
     "edgewise_lab": 445,

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from edgewise.edge.vocabulary import require_fitting
-from edgewise.events import Token
+from edgewise.events import Candidate, Token
 from edgewise.grammar.calls import CallArguments, CallBegun, Part, call_reader
 from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat
 from edgewise.prompts import Message, Prompt, ToolCall, prompt_of
@@ -19,7 +19,7 @@ from edgewise.server.answering import Answering, Unread
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute
 from edgewise.server.models import decode_request, marked, models_of
-from edgewise.server.replies import ChunkWriter, Writer, reply_with
+from edgewise.server.replies import ChunkWriter, Writer, candidates_of, reply_with
 from edgewise.server.requests import (
     MAX_ARGUMENTS,
     MAX_CALLS,
@@ -279,7 +279,7 @@ class ChatReply(ChunkWriter):
             delta = {"tool_calls": [call]}
         elif part is not None:
             delta = {"content": part.text}
-        return {"delta": delta, "logprobs": self._logprobs([token] if token else [])}
+        return {"delta": delta, "logprobs": self._logprobs(token)}
 
     def body(self, pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
         deltas = [piece["delta"] for piece in pieces]
@@ -298,8 +298,13 @@ class ChatReply(ChunkWriter):
         logprobs = None if self.request.candidates is None else {"content": known, "refusal": None}
         return {"message": message | more | self._mark, "logprobs": logprobs}
 
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        """None if they were not asked for."""
-        if self.request.candidates is None:
+    def _logprobs(self, token: Token | None) -> dict[str, Any] | None:
+        """None if they were not asked for. A token without a known logprob is left out."""
+        most = self.request.candidates
+        if most is None:
             return None
-        return {"content": self.logprobs(tokens), "refusal": None}
+        if token is None or token.logprob is None:
+            return {"content": [], "refusal": None}
+        (one,) = self.candidates([Candidate(token.id, token.logprob)])
+        top = self.candidates(candidates_of(token)[:most])
+        return {"content": [one | {"top_logprobs": top}], "refusal": None}

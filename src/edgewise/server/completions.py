@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.scoring import Scored, scored
@@ -35,14 +35,10 @@ from edgewise.server.requests import (
 )
 
 
-def _kind(prompt: object) -> str:
-    """Which kind of prompt this is, by its first element: only that kind is tried."""
-    first = cast(list[object], prompt)[:1] if isinstance(prompt, list) else []
-    if isinstance(prompt, str):
-        return "text"
-    if first and isinstance(first[0], str):
-        return "texts"
-    return "lists" if first and isinstance(first[0], list) else "ids"
+def _only(prompt: object) -> object:
+    """A list of one prompt is that prompt."""
+    given = cast(list[object], prompt) if isinstance(prompt, list) else []
+    return given[0] if len(given) == 1 and isinstance(given[0], str | list) else prompt
 
 
 class CompletionRequest(OpenAIRequest):
@@ -52,15 +48,7 @@ class CompletionRequest(OpenAIRequest):
     """
 
     prompt: Annotated[
-        Annotated[BoundedText, Tag("text")]
-        | Annotated[TokenIds, Field(min_length=1), Tag("ids")]
-        | Annotated[list[BoundedText], Field(min_length=1, max_length=1), Tag("texts")]
-        | Annotated[
-            list[Annotated[TokenIds, Field(min_length=1)]],
-            Field(min_length=1, max_length=1),
-            Tag("lists"),
-        ],
-        Discriminator(_kind),
+        BoundedText | Annotated[TokenIds, Field(min_length=1)], BeforeValidator(_only)
     ]
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
@@ -70,13 +58,6 @@ class CompletionRequest(OpenAIRequest):
     @property
     def candidates(self) -> int | None:
         return self.logprobs
-
-    @property
-    def given(self) -> str | list[int]:
-        """The prompt, as text or as ids."""
-        prompt = self.prompt
-        only = prompt[0] if isinstance(prompt, list) and not isinstance(prompt[0], int) else prompt
-        return only if isinstance(only, str) else cast(list[int], only)
 
 
 router = APIRouter(route_class=JsonRoute)
@@ -102,7 +83,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
     """The prompt's text, of ids too. Too many ids, and unknown ones, are refused later."""
-    prompt, tokenizer = body.given, edge.tokenizer
+    prompt, tokenizer = body.prompt, edge.tokenizer
     if isinstance(prompt, str):
         return prompt
     if len(prompt) >= edge.context:
@@ -112,7 +93,7 @@ def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
 
 
 def _unread(answering: Answering, body: CompletionRequest, *, local: bool) -> Unread:
-    only, tokenizer = body.given, answering.edge.tokenizer
+    only, tokenizer = body.prompt, answering.edge.tokenizer
     if not isinstance(only, str):
         ids = only
         return Unread(read=lambda: _known(tokenizer, ids, local=local), ids=len(ids))

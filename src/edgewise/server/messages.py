@@ -25,8 +25,10 @@ from edgewise.server.requests import (
     BoundedText,
     CallId,
     ChatTurn,
+    CloudOptions,
     ConversationAnswerRequest,
     ConversationRequest,
+    EdgewiseOptions,
     FunctionDefinition,
     Name,
     Skipped,
@@ -152,6 +154,7 @@ class CountRequest(ConversationRequest):
 
     # The KV cache keeps what it can by itself, and no reasoning is kept apart.
     ignores = frozenset({"cache_control", "thinking", "speed", "user_profile_id", "workspace_id"})
+    edgewise: CloudOptions = EdgewiseOptions()
     messages: Annotated[
         list[AnthropicTurn],
         Field(min_length=1, max_length=MAX_MESSAGES),
@@ -262,7 +265,7 @@ class MessagesWriter(EventWriter):
             "usage": _usage(end),
         }
 
-    def first(self) -> Iterator[dict[str, Any]]:
+    def begun(self) -> Iterator[dict[str, Any]]:
         # How much of the prompt was cached is known at the end.
         usage = {"input_tokens": len(self.prompt_ids), "output_tokens": 0}
         empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
@@ -272,7 +275,7 @@ class MessagesWriter(EventWriter):
         block = {"type": "text", "text": ""} if item.call is None else _tool_use(item.call, {})
         yield {"type": "content_block_start", "index": item.index, "content_block": block}
 
-    def grown(self, item: Item, more: str, logprobs: Sequence[Any]) -> dict[str, Any]:
+    def grown(self, item: Item, more: str) -> dict[str, Any]:
         delta = {"type": "text_delta", "text": more}
         if item.call is not None:
             delta = {"type": "input_json_delta", "partial_json": more}

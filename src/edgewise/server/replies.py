@@ -30,7 +30,7 @@ from edgewise.grammar.calls import CallBegun, CallReader, Part, Said
 from edgewise.server.answering import AnswerEvent, Answering, DecodeRequest
 from edgewise.server.callers import caller_of
 from edgewise.server.errors import ApiError, refusal_of
-from edgewise.server.requests import AnswerRequest, ignored, ignored_header, shown
+from edgewise.server.requests import AnswerRequest, OpenAIRequest, ignored, ignored_header, shown
 
 PING_SECONDS = 10
 
@@ -58,9 +58,9 @@ class Writer(ABC):
         """`calls` reads the calls in an answer that may have some. A `local` answer stays here."""
         self.request, self.calls, self.local = request, calls, local
         self.ignored = list(ignored(request))
+        self.tokenizer = tokenizer
         self.prompt_ids: Sequence[int] = ()
         """Set before anything is written."""
-        self.tokenizer = tokenizer
 
     @abstractmethod
     def begun(self) -> Iterator[dict[str, Any]]:
@@ -75,14 +75,10 @@ class Writer(ABC):
         """The reply in one piece, put together of the chunks of a stream."""
 
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
-        """The reply in one piece, with Edgewise's own fields."""
+        """The reply in one piece."""
         chunks = [*self.begun(), *(chunk for event in events for chunk in self.more(event))]
         end = next(event for event in reversed(events) if isinstance(event, Finished))
-        whole = self.reply(chunks, end)
-        if (own := self.own_prompt()) is not None:
-            tokens = [self._provenance(one) for one in events if isinstance(one, Token)]
-            whole["edgewise"] = {**own, "tokens": tokens, **(self.own(end) or {})}
-        return whole
+        return self.reply(chunks, end)
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         """The chunk for an error after the answer has begun."""
@@ -99,63 +95,6 @@ class Writer(ABC):
         """Why the answer ended, in OpenAI's words."""
         called = self.calls is not None and self.calls.called
         return "tool_calls" if called and end.finish_reason == "stop" else end.finish_reason
-
-    def own(self, event: AnswerEvent) -> dict[str, Any] | None:
-        """Edgewise's own fields for an event; None for none."""
-        if isinstance(event, Pending):
-            return {"pending": {"index": event.index, "text": event.text}}
-        if isinstance(event, RolledBack):
-            return {"rolled_back": {"index": event.index}}
-        if self.request.edgewise.provenance and isinstance(event, Token):
-            return {"token": self._provenance(event)}
-        if self.request.edgewise.provenance and isinstance(event, Finished):
-            return {"timing": msgspec.to_builtins(event.timing)}
-        return None
-
-    def own_prompt(self) -> dict[str, Any] | None:
-        """Edgewise's own fields for the prompt, as `own`."""
-        if not self.request.edgewise.provenance:
-            return None
-        return {"prompt_token_ids": list(self.prompt_ids)} if self.prompt_ids else {}
-
-    def logprobs(self, tokens: Sequence[Token]) -> list[dict[str, Any]]:
-        """Tokens with their writers' likeliest; one without a known logprob is left out."""
-        most = self.request.candidates or 0
-        return [
-            {
-                **self._candidate(token.id, token.logprob),
-                "top_logprobs": self._candidates(candidates_of(token)[:most]),
-            }
-            for token in tokens
-            if token.logprob is not None
-        ]
-
-    def text(self, token: int) -> str:
-        """One token's text; parts of characters become U+FFFD."""
-        return self.tokenizer.piece(token).decode("utf-8", "replace")
-
-    def _candidate(self, token: int, logprob: float) -> dict[str, Any]:
-        """Text, logprob in nats, bytes."""
-        piece = list(self.tokenizer.piece(token))
-        return {"token": self.text(token), "logprob": logprob, "bytes": piece}
-
-    def _candidates(self, candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
-        return [self._candidate(one.id, one.logprob) for one in candidates]
-
-    def _provenance(self, token: Token) -> dict[str, Any]:
-        """Who wrote a token, and why."""
-        names = ("index", "id", "source", "reason", "score", "threshold", "seconds", "wait")
-        return {
-            **{name: getattr(token, name) for name in names},
-            "text": self.text(token.id),
-            "edge": self._candidates(token.edge),
-            "cloud": self._candidates(token.cloud),
-        }
-
-
-def candidates_of(token: Token) -> Sequence[Candidate]:
-    """Those of the model that wrote it."""
-    return token.cloud if token.source == "cloud" else token.edge
 
 
 class UsageCounts:
@@ -174,7 +113,9 @@ class ChunkWriter(Writer):
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, request: AnswerRequest, tokenizer: Tokenizer, **options: Any) -> None:
+    request: OpenAIRequest
+
+    def __init__(self, request: OpenAIRequest, tokenizer: Tokenizer, **options: Any) -> None:
         super().__init__(request, tokenizer, **options)
         asked = request.stream_options
         self._with_usage = asked is not None and asked.include_usage
@@ -198,20 +139,29 @@ class ChunkWriter(Writer):
 
     def reply(self, chunks: Sequence[dict[str, Any]], end: Finished) -> dict[str, Any]:
         body = self.body([chunk["choices"][0] for chunk in chunks if chunk["choices"]])
-        return {
+        whole: dict[str, Any] = {
             **self._head,
             "object": self.kind,
             "choices": [{"index": 0, **body, **self._ended(end)}],
             "usage": _usage(end.usage),
         }
+        if self.request.edgewise.provenance:
+            own = {"tokens": []}
+            for fields in (chunk["edgewise"] for chunk in chunks if "edgewise" in chunk):
+                own["tokens"] += [fields.pop("token")] if "token" in fields else []
+                own |= fields
+            whole["edgewise"] = own
+        return whole
 
     def begun(self) -> Iterator[dict[str, Any]]:
-        opening, own = self.opening(), self.own_prompt()
+        opening, own = self.opening(), None
+        if self.request.edgewise.provenance:
+            own = {"prompt_token_ids": list(self.prompt_ids)} if self.prompt_ids else {}
         if opening is not None or own is not None:
             yield self.chunk(opening or self.piece(), own)
 
     def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
-        own = self.own(event)
+        own = self._own(event)
         if isinstance(event, Token | Finished):
             token = event if isinstance(event, Token) else None
             if event.text or own or token is None or self.request.candidates is not None:
@@ -236,6 +186,41 @@ class ChunkWriter(Writer):
         made["choices"] = [{"index": 0, "logprobs": None, "finish_reason": None, **choice}]
         return made if own is None else {**made, "edgewise": own}
 
+    def _own(self, event: AnswerEvent) -> dict[str, Any] | None:
+        """Edgewise's own fields for an event; None for none."""
+        if isinstance(event, Pending):
+            return {"pending": {"index": event.index, "text": event.text}}
+        if isinstance(event, RolledBack):
+            return {"rolled_back": {"index": event.index}}
+        if self.request.edgewise.provenance and isinstance(event, Token):
+            names = ("index", "id", "source", "reason", "score", "threshold", "seconds", "wait")
+            token = {name: getattr(event, name) for name in names} | {"text": self.text(event.id)}
+            both = {"edge": self.candidates(event.edge), "cloud": self.candidates(event.cloud)}
+            return {"token": token | both}
+        if self.request.edgewise.provenance and isinstance(event, Finished):
+            return {"timing": msgspec.to_builtins(event.timing)}
+        return None
+
+    def text(self, token: int) -> str:
+        """One token's text; parts of characters become U+FFFD."""
+        return self.tokenizer.piece(token).decode("utf-8", "replace")
+
+    def candidates(self, candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+        """Text, logprob in nats and bytes of each."""
+        return [
+            {
+                "token": self.text(one.id),
+                "logprob": one.logprob,
+                "bytes": list(self.tokenizer.piece(one.id)),
+            }
+            for one in candidates
+        ]
+
+
+def candidates_of(token: Token) -> Sequence[Candidate]:
+    """Those of the model that wrote it."""
+    return token.cloud if token.source == "cloud" else token.edge
+
 
 def _usage(usage: Usage) -> dict[str, Any]:
     counts = UsageCounts(usage)
@@ -254,7 +239,6 @@ class Item(msgspec.Struct):
     index: int
     call: CallBegun | None = None
     text: str = ""
-    logprobs: list[Any] = []
     id: str = msgspec.field(default_factory=lambda: secrets.token_hex(24))
 
 
@@ -266,18 +250,13 @@ class EventWriter(Writer):
     def __init__(self, request: AnswerRequest, tokenizer: Tokenizer, **options: Any) -> None:
         super().__init__(request, tokenizer, **options)
         self.items: list[Item] = []
-        self._waiting: list[dict[str, Any]] = []
-
-    @abstractmethod
-    def first(self) -> Iterator[dict[str, Any]]:
-        """The events of the answer's beginning."""
 
     @abstractmethod
     def opened(self, item: Item) -> Iterator[dict[str, Any]]:
         """The events of an item's beginning."""
 
     @abstractmethod
-    def grown(self, item: Item, more: str, logprobs: Sequence[Any]) -> dict[str, Any]:
+    def grown(self, item: Item, more: str) -> dict[str, Any]:
         """The event of more of an item."""
 
     @abstractmethod
@@ -288,49 +267,28 @@ class EventWriter(Writer):
     def ended(self, end: Finished) -> Iterator[dict[str, Any]]:
         """The events of the answer's end."""
 
-    def begun(self) -> Iterator[dict[str, Any]]:
-        self._wait(self.own_prompt())
-        yield from self.first()
-
     def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
-        self._wait(self.own(event))
-        if isinstance(event, Token | Finished):
-            tokens = [event] if isinstance(event, Token) else []
-            logprobs = self.logprobs(tokens) if self.request.candidates is not None else []
-            for part in self.parts(event) or ([Said("")] if logprobs else []):
-                if isinstance(part, CallBegun):
-                    yield from self._open(part)
-                    continue
-                if isinstance(part, Said) and (not self.items or self.items[-1].call):
-                    yield from self._open()
-                yield from self._grow(part.text, logprobs)
-        if isinstance(event, Finished) and not self.items:
-            yield from self._open()
-        if self.items:
-            yield from self._grow()
+        if not isinstance(event, Token | Finished):
+            return
+        for part in self.parts(event):
+            if isinstance(part, CallBegun):
+                yield from self._open(part)
+                continue
+            if isinstance(part, Said) and (not self.items or self.items[-1].call):
+                yield from self._open()
+            self.items[-1].text += part.text
+            yield self.grown(self.items[-1], part.text)
         if isinstance(event, Finished):
+            if not self.items:
+                yield from self._open()
             yield from self.closed(self.items[-1], event)
             yield from self.ended(event)
-
-    def _wait(self, own: dict[str, Any] | None) -> None:
-        """Provenance of tokens without text, such as a call's opening, waits for a place."""
-        self._waiting += [] if own is None else [{"edgewise": own}]
 
     def _open(self, call: CallBegun | None = None) -> Iterator[dict[str, Any]]:
         for item in self.items[-1:]:
             yield from self.closed(item, None)
         self.items.append(Item(len(self.items), call))
         yield from self.opened(self.items[-1])
-
-    def _grow(self, more: str = "", logprobs: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
-        item, waiting, self._waiting = self.items[-1], self._waiting, []
-        own = waiting.pop() if waiting and (more or logprobs) else {}
-        for before in waiting:
-            yield self.grown(item, "", []) | before
-        if more or logprobs:
-            item.text += more
-            item.logprobs += logprobs
-            yield self.grown(item, more, logprobs) | own
 
 
 class EventStream(EventSourceResponse):

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     model_validator,
@@ -41,10 +41,9 @@ IGNORED_HEADER = "X-Edgewise-Ignored"
 _MOST_NAMES = 50
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="allow", strict=True):
     """Refuses unknown fields and values of other types. Remembers fields that it ignores."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
     ignores: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="after")
@@ -61,10 +60,9 @@ class Strict(BaseModel):
         return [name for name in sorted(given) if given[name]]
 
 
-class Skipped(Strict):
+class Skipped(Strict, extra="ignore"):
     """An object that is ignored whole, such as reasoning, or a tool that a provider runs."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
     type: Annotated[str, Field(min_length=1, max_length=200)]
 
     def ignored_names(self) -> list[str]:
@@ -283,14 +281,26 @@ class StreamOptions(Strict):
 class EdgewiseOptions(Strict):
     """Edgewise's own options.
 
-    With `provenance` replies say who wrote each token and why. With `pending` a stream also tells
-    the draft tokens that the edge writes during a consult. With `cloud` "none" the conversation is
+    With `provenance` replies say who wrote each token and why. With `pending` a stream also has the
+    draft tokens that the edge writes during a consult. With `cloud` "none" the conversation is
     local from its last message on.
     """
 
     provenance: bool = False
     pending: bool = False
     cloud: Literal["none"] | None = None
+
+
+def _without_tokens(options: EdgewiseOptions) -> EdgewiseOptions:
+    if options.provenance or options.pending:
+        raise PydanticCustomError(
+            "refused", "only cloud is honoured here; /v1/chat/completions takes the others"
+        )
+    return options
+
+
+CloudOptions = Annotated[EdgewiseOptions, AfterValidator(_without_tokens)]
+"""For the APIs whose replies are typed events."""
 
 
 class ModelRequest(Strict):

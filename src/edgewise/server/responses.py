@@ -21,7 +21,9 @@ from edgewise.server.requests import (
     BoundedText,
     CallId,
     ChatTurn,
+    CloudOptions,
     ConversationAnswerRequest,
+    EdgewiseOptions,
     FunctionDefinition,
     Name,
     PlainFormat,
@@ -29,7 +31,6 @@ from edgewise.server.requests import (
     Strict,
     Texts,
     TokenLimit,
-    TopLogprobs,
     TypedJsonSchema,
     by_type,
     few_parts,
@@ -37,9 +38,6 @@ from edgewise.server.requests import (
     refused,
     turn,
 )
-
-LOGPROBS = "message.output_text.logprobs"
-"""The one value of `include` that is honoured."""
 
 
 class InputMessage(Strict):
@@ -112,16 +110,17 @@ class ResponsesRequest(ConversationAnswerRequest):
         {
             *("store", "client_metadata", "service_tier", "safety_identifier", "user"),
             *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-            *("reasoning", "max_tool_calls"),
+            *("reasoning", "max_tool_calls", "include"),
         }
     )
+    edgewise: CloudOptions = EdgewiseOptions()
     input: Annotated[
         BoundedText | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)],
         BeforeValidator(few_parts),
     ]
     instructions: BoundedText | None = None
     max_output_tokens: TokenLimit | None = None
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=0)] = None
     text: TextOptions | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolName | None = None
@@ -135,21 +134,11 @@ class ResponsesRequest(ConversationAnswerRequest):
         None, refused("conversations are not kept here; send the whole one as input")
     ] = None
     prompt: Annotated[None, refused("there are no stored prompts here; send its text")] = None
-    include: Annotated[list[str] | None, Field(max_length=100)] = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
-
-    def ignored_names(self) -> list[str]:
-        others = set(self.include or ()) - {LOGPROBS}
-        return [*super().ignored_names(), *(["include"] if others else [])]
 
     @property
     def most(self) -> int | None:
         return self.max_output_tokens
-
-    @property
-    def candidates(self) -> int | None:
-        asked = LOGPROBS in (self.include or ()) or self.top_logprobs
-        return (self.top_logprobs or 0) if asked else None
 
     def turns(self) -> list[ChatTurn]:
         turns = [turn("system", self.instructions)] if self.instructions else []
@@ -166,13 +155,10 @@ class ResponsesRequest(ConversationAnswerRequest):
         return turns
 
     def form(self) -> ResponseFormat | None:
-        tools = [tool for tool in self.tools or () if isinstance(tool, ResponsesTool)]
-        if tools and self.candidates is not None:
-            raise ApiError(400, "Logprobs are those of text; leave them or the tools out.")
         choice = self.tool_choice
         return form_of(
             self.text and self.text.format,
-            tools,
+            [tool for tool in self.tools or () if isinstance(tool, ResponsesTool)],
             choice if isinstance(choice, str) else None,
             only=choice.name if isinstance(choice, ResponsesToolName) else None,
             parallel=self.parallel_tool_calls,
@@ -231,7 +217,7 @@ class ResponsesWriter(EventWriter):
         fields = {"code": error.code or "server_error", "message": str(error)}
         return self._event("failed", response={**self._head, "status": "failed", "error": fields})
 
-    def first(self) -> Iterator[dict[str, Any]]:
+    def begun(self) -> Iterator[dict[str, Any]]:
         for kind in ("created", "in_progress"):
             yield self._event(kind, response={**self._head, "status": "in_progress"})
 
@@ -242,17 +228,16 @@ class ResponsesWriter(EventWriter):
         if item.call is None:
             yield self._event("content_part.added", **_place(item), part=_text(item))
 
-    def grown(self, item: Item, more: str, logprobs: Sequence[Any]) -> dict[str, Any]:
+    def grown(self, item: Item, more: str) -> dict[str, Any]:
         if item.call is not None:
             return self._event("function_call_arguments.delta", **_place(item), delta=more)
-        return self._event("output_text.delta", **_place(item), delta=more, logprobs=list(logprobs))
+        return self._event("output_text.delta", **_place(item), delta=more, logprobs=[])
 
     def closed(self, item: Item, end: Finished | None) -> Iterator[dict[str, Any]]:
-        place, text = _place(item), _text(item)
+        place = _place(item)
         if item.call is None:
-            told = {"text": item.text, "logprobs": text["logprobs"]}
-            yield self._event("output_text.done", **place, **told)
-            yield self._event("content_part.done", **place, part=text)
+            yield self._event("output_text.done", **place, text=item.text, logprobs=[])
+            yield self._event("content_part.done", **place, part=_text(item))
         else:
             called = {"name": item.call.name, "arguments": item.text}
             yield self._event("function_call_arguments.done", **place, **called)
@@ -293,8 +278,7 @@ def _id(item: Item) -> str:
 
 
 def _text(item: Item) -> dict[str, Any]:
-    logprobs = list(item.logprobs)
-    return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": logprobs}
+    return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
 
 
 def _whole(item: Item, status: str) -> dict[str, Any]:
