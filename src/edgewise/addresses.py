@@ -183,6 +183,8 @@ def engine_at(address: str) -> str:
     A GGUF is for llama.cpp, `genai_config.json` for ONNX Runtime; `config.json` with safetensors is
     for transformers, or for MLX if they say so.
     """
+    if is_url(with_scheme(address)):
+        return "llama-server"
     if address == "bundled" or _file(address) is not None:
         return "llamacpp"
     if folder := local_folder(address):
@@ -372,9 +374,6 @@ def _unknown(address: str, role: Role) -> AddressError:
     elif role == "cloud" and _HOST.fullmatch(address):
         problem = f"{named!r} does not say how it is reached"
         hint = f"give https://{named}, or http:// before it in a network of your own"
-    elif _is(address, Path.is_symlink):
-        problem = f"{named!r} is a link to a file that does not exist"
-        hint = "correct it, or name a file"
     elif close := get_close_matches(address, ["bundled"], 1, _TYPO):
         hint = f"did you mean {close[0]!r}? If not: {hint}"
     elif other := _elsewhere(address):

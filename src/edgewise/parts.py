@@ -1,14 +1,12 @@
 """From settings to the parts of a pair."""
 
 import logging
-import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import asdict
 
 from edgewise.addresses import (
     bundled,
@@ -20,7 +18,7 @@ from edgewise.addresses import (
     with_scheme,
 )
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import bridged
+from edgewise.cloud.bridge.adapter import checked
 from edgewise.cloud.bridge.context_filter import ContextFilter, ContextFilterMaker
 from edgewise.cloud.hosts import cloud_key
 from edgewise.costs.daily import DailyTotal, spent_place
@@ -122,13 +120,7 @@ def open_cloud(
     with _named_by("cloud"):
         options = _options(settings, slots, keep_prefixes)
         local = LocalCloud(EDGES.load(_GGUF)(str(resolve(address, "cloud")), options))
-    try:
-        cloud = bridged(local, edge.tokenizer, context_filter=shown)
-        cloud.check(edge.tokenizer)
-    except BaseException:
-        local.close()
-        raise
-    return cloud
+    return checked(local, edge.tokenizer, context_filter=shown)
 
 
 def context_filter(settings: Settings) -> ContextFilterMaker | None:
@@ -238,26 +230,20 @@ def make_billing(settings: Settings) -> Billing | None:
                     setting="price",
                 )
         return None
-    day, place = _most(settings, "max_cost_day"), spent_place()
+    day, place = settings.max_cost_day, spent_place()
     if day is not None and place is None:
         raise UsageError(
             "There is no home folder to keep the day's costs in",
             hint="set HOME or XDG_STATE_HOME",
             setting="max_cost_day",
         )
-    limits = Limits(answer=_most(settings, "max_cost"), day=day)
+    limits = Limits(
+        answer=None if settings.max_cost is None else Decimal(str(settings.max_cost)),
+        day=None if day is None else Decimal(str(day)),
+    )
     return Billing(
         price_of(settings.price), limits=limits, daily=DailyTotal(place) if place else None
     )
-
-
-def _most(settings: Settings, name: str) -> Decimal | None:
-    given: float | None = getattr(settings, name)
-    if given is None:
-        return None
-    if not 0 <= given < math.inf:
-        raise UsageError(f"{spelled(name)} must be 0 or more, not {given}.", setting=name)
-    return Decimal(str(given))
 
 
 def _options(settings: Settings, slots: int, keep_prefixes: bool) -> EdgeOptions:
@@ -270,16 +256,14 @@ def _options(settings: Settings, slots: int, keep_prefixes: bool) -> EdgeOptions
     )
 
 
-def sampling_of(settings: Settings) -> Sampling:
-    """The sampling that the settings name. Raises `UsageError`."""
-    return Sampling(
-        temperature=settings.temperature or 0.0, top_p=settings.top_p, seed=settings.seed or 0
-    )
-
-
-def sampling_with(settings: Settings, options: Mapping[str, object]) -> Sampling:
+def sampling_of(settings: Settings, options: Mapping[str, object] | None = None) -> Sampling:
     """The settings' sampling, with the options of one answer. Raises `UsageError`."""
+    named = {
+        "temperature": settings.temperature or 0.0,
+        "top_p": settings.top_p,
+        "seed": settings.seed or 0,
+    }
     try:
-        return msgspec.convert({**asdict(sampling_of(settings)), **options}, Sampling)
+        return msgspec.convert({**named, **(options or {})}, Sampling)
     except msgspec.ValidationError as error:
         raise UsageError(f"The sampling is not valid: {error}.") from error

@@ -153,8 +153,8 @@ def test_no_more_checkpoints_than_there_may_be_in_memory_that_is_used_again(
 
     monkeypatch.setattr(llama_cpp, "llama_state_seq_get_data_ext", noted)
     with load(qwen, slots=2) as model:
-        for ids in (A, A[::-1]):
-            session = model.session()
+        sessions = [model.session(), model.session()]
+        for session, ids in zip(sessions, (A, A[::-1]), strict=True):
             session.open(ids)
             for token in range(80):
                 session.extend([token])

@@ -4,7 +4,7 @@ import itertools
 import threading
 import time
 
-from edgewise.edge.slots import FairLock
+from edgewise.edge.kv import FairLock
 
 
 def test_threads_are_served_in_the_order_of_their_coming() -> None:

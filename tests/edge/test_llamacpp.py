@@ -14,11 +14,10 @@ from hypothesis import given
 
 from edgewise.edge.base import Floats, Needs
 from edgewise.edge.engine import default_threads
-from edgewise.edge.kv import KvSession
+from edgewise.edge.kv import BATCH, TURN, KvSession
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
-from edgewise.edge.slots import BATCH, TURN
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
 from tests import models

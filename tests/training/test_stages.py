@@ -87,6 +87,18 @@ def test_the_router_knows_what_it_learnt(whole: Path) -> None:
     assert np.mean(np.array(scores)[differs]) > np.mean(np.array(scores)[~np.array(differs)])
 
 
+@pytest.mark.parametrize("label", ["final", "value", "rescue"])
+def test_without_answers_the_clouds_own_are_learnt_from(
+    tmp_path: Path, whole: Path, label: str
+) -> None:
+    """It is always right here, so each label is what it is with the answers."""
+    for known in (True, False):
+        for stage in STAGES:
+            only(training(tmp_path / f"{known}", label, known=known), stage)
+    assert made(tmp_path / "True") == made(tmp_path / "False")
+    assert trained_digests(tmp_path / "False") == trained_digests(whole)
+
+
 def test_stage_by_stage_is_as_all_at_once(tmp_path: Path, whole: Path) -> None:
     for stage in STAGES:
         only(training(tmp_path / "router"), stage)

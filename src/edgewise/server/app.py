@@ -77,17 +77,11 @@ def sent(request: Request) -> dict[str, Any]:
 
 @keyed.get("/v1/savings")
 def savings(request: Request) -> dict[str, Any]:
-    """What answers cost since the server began, against the cloud alone, of models with a price.
-
-    First all answers of a model (`conversation` is null), then its last conversations.
-    """
+    """What answers cost since the server began, against the cloud alone, of models with a price."""
     caller_of(request).require_operator()
     billed = [(one.name, one.pair.billing) for one in models_of(request).all]
-    data = [
-        {"model": name, **one._asdict(), "cost": asdict(one.cost)}
-        for name, billing in billed
-        for one in ([billing.savings(), *billing.conversations()] if billing else [])
-    ]
+    sums = [(name, billing.savings()) for name, billing in billed if billing]
+    data = [{"model": name, "answers": n, "cost": asdict(cost)} for name, (n, cost) in sums]
     return {"object": "list", "data": data}
 
 

@@ -17,7 +17,7 @@ from edgewise.errors import Blocked, CloudError
 from edgewise.events import Finished, Token
 from edgewise.keys.keys import ANYBODY, Key, Keys
 from edgewise.keys.limit_stores import SqliteLimits
-from edgewise.keys.limits import KeyLimits, LimitsDown, OverLimit, Spent, Unbilled
+from edgewise.keys.limits import KeyLimits, LimitsDown, OverLimit, Spent
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.answering import AnswerEvent
@@ -49,7 +49,6 @@ class Callers:
         self.keys = keys or Keys(None)
         self.limits = limits or KeyLimits(SqliteLimits(None))
         self.answers: Counter[str] = Counter()
-        self.ids: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Raises `UsageError` where it cannot be counted what keys use."""
@@ -93,7 +92,6 @@ class Caller:
         """Of its key; empty where all are one."""
         self._loop = asyncio.get_running_loop()
         self._spent = Spent()
-        self._ids = 0
 
     def require_operator(self) -> None:
         """Before a list of all answers. Raises `ApiError` 403 if there are several keys."""
@@ -114,7 +112,7 @@ class Caller:
         try:
             async with AsyncExitStack() as spending:
                 if self._limited:
-                    request = self._callers.limits.spending(key, Unbilled(), 0)
+                    request = self._callers.limits.spending(key, 0)
                     self._spent = await spending.enter_async_context(request)
                 yield
         except OverLimit as over:
@@ -124,7 +122,6 @@ class Caller:
             raise come_back(str(over), seconds) from over
         finally:
             answers[self.name] -= 1
-            self._callers.ids[self.name] -= self._ids
 
     def limited(self, cloud: CloudModel) -> CloudModel:
         """`cloud`, asked for no more tokens than the key has left of its day.
@@ -135,15 +132,9 @@ class Caller:
             return cloud
         return _LimitedCloud(cloud, self._callers.limits, self.key, self._loop)
 
-    async def read(self, prompt: Prompt) -> Prompt:
-        """Charge the prompt to the key, which owns it from now on. Raises `ApiError` 429."""
-        ids, most = len(prompt.ids), self.key.ids
-        if most and self._callers.ids[self.name] + ids > most:
-            message = f"The key's prompts may have {most} tokens at a time."
-            raise come_back(message, PLACE_SECONDS)
-        self._callers.ids[self.name] += ids
-        self._ids = ids
-        await self._callers.limits.charge(self.key, Unbilled(ids))
+    def read(self, prompt: Prompt) -> Prompt:
+        """Charge the prompt to the key, which owns it from now on."""
+        self._callers.limits.charge(self.key, len(prompt.ids))
         return replace(prompt, owner=self.name)
 
     def seen(self, event: AnswerEvent) -> AnswerEvent:

@@ -345,7 +345,7 @@ async def reply_with(
         ticket = answering.enter(decoding)
         held.callback(ticket.give_up)
         read, grammar = await unless_gone(request, answering.read(decoding.prompt))
-        prompt = await caller.read(read)
+        prompt = caller.read(read)
         writer.prompt_ids = prompt.ids
         unheld = grammar.unheld if grammar else ()
         names = [*writer.ignored, *(f"tools.{shown(keyword)}" for keyword in unheld)]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
@@ -59,8 +59,9 @@ def evaluate(
     limit: shared.Limit = None,
     max_tokens: shared.MaxTokens = None,
     calibration: Annotated[
-        int, typer.Option(help="Questions that thresholds are set on; never those evaluated.")
-    ] = 100,
+        int | None,
+        typer.Option(help="Other questions that set thresholds; default 100, or a fifth."),
+    ] = None,
     calibration_data: Annotated[
         Path | None, typer.Option(help="File that these come from, like --data or TASK.")
     ] = None,
@@ -74,9 +75,6 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option(help="Random, untrained routers, commit point, query level, oracle.")
     ] = True,
-    metric: Annotated[
-        Literal["accuracy", "log-likelihood"], typer.Option(help="What to measure.")
-    ] = "accuracy",
     out: Annotated[
         Path | None, typer.Option(help="Folder of outcomes; a run that was interrupted goes on.")
     ] = None,
@@ -91,7 +89,6 @@ def evaluate(
     ] = None,
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
-    _require_accuracy(metric)
     shares = shares_of(cloud_share, chosen)
     for path in (csv, figure):
         require_folder(path)
@@ -104,6 +101,7 @@ def evaluate(
         calibration=calibration,
         calibration_data=calibration_data,
         max_tokens=max_tokens,
+        known=False,
     )
     named = router or [chosen.router]
     contenders, table = _compared(
@@ -156,27 +154,20 @@ def _report(
     figure: Path | None,
 ) -> None:
     title = f"{task.name}, {len(task.questions)} questions"
+    title += "" if task.known else ", agreement with the cloud's own answers"
     sentences = warnings(task, contenders, table)
     if csv:
         _write(csv, as_csv(table))
     if figure:
         plot([row.overall for row in table], title, figure)
     if json:
-        print(
-            msgspec.json.encode(summary(task.name, contenders[0].name, table, sentences)).decode()
-        )
+        told = summary(task.name, contenders[0].name, table, sentences)
+        measure = "accuracy" if task.known else "agreement"
+        print(msgspec.json.encode(replace(told, measure=measure)).decode())
     else:
         figures_tables(title, table)
         for sentence in sentences:
             render.warn(sentence)
-
-
-def _require_accuracy(metric: str) -> None:
-    if metric == "log-likelihood":
-        raise UsageError(
-            "The log-likelihood of a routed stream is undefined, since two models wrote it; "
-            "measure accuracy."
-        )
 
 
 def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
@@ -214,7 +205,7 @@ def _shown(name: str | None, chosen: Settings) -> str:
 def _require_unseen(folder: Path | None, task: Task) -> None:
     """A router that was trained on the questions would be flattered by them."""
     trained = trained_digests(folder) if folder else frozenset[str]()
-    seen = [question.id for question in task.questions if digest(question.prompt) in trained]
+    seen = [question.id for question in task.questions if digest(question.text) in trained]
     if seen:
         some = ", ".join(seen[:_NAMED]) + (", ..." if len(seen) > _NAMED else "")
         raise UsageError(

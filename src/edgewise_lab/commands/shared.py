@@ -27,7 +27,10 @@ from edgewise_lab.evaluation.statistics import Interval
 from edgewise_lab.evaluation.tasks.base import Grading
 
 TaskName = Annotated[
-    str, typer.Argument(help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file.")
+    str,
+    typer.Argument(
+        help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file, also of prompts alone or chats."
+    ),
 ]
 Data = Annotated[Path | None, typer.Option(help="Local copy of the task's published file.")]
 Check = Annotated[

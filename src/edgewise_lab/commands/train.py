@@ -59,8 +59,9 @@ def train(
         Stage | None, typer.Option(help="Only this stage; default all, in this order.")
     ] = None,
     label: Annotated[
-        str, typer.Option(help="What a consult is worth; docs/routers.md has the costs.")
-    ] = "value",
+        str | None,
+        typer.Option(help="What a consult is worth: value (default), without answers final, ..."),
+    ] = None,
     kind: Annotated[
         str, typer.Option(help="What to train: mlp, a registered kind, or ./file.py:Class.")
     ] = "mlp",
@@ -71,8 +72,9 @@ def train(
     limit: shared.Limit = None,
     max_tokens: shared.MaxTokens = None,
     calibration: Annotated[
-        int, typer.Option(help="Questions that thresholds are set on; never trained on.")
-    ] = 300,
+        int | None,
+        typer.Option(help="Other questions that set thresholds; default 300, or a fifth."),
+    ] = None,
     chosen: Settings,
     inputs: Annotated[
         list[str] | None,
@@ -89,12 +91,13 @@ def train(
 ) -> None:
     """Train a router for a pair: collect, label, fit, calibrate. Interrupted, it goes on."""
     wanted = _inputs(inputs)
-    labels = labels_named(label, rounds=rounds, judge=judge)
-    recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
     if stage in (None, "fit"):
         fit_of(kind)
     opened = partial(with_calibration, task, "train", data=data, check=check, limit=limit)
-    asked = opened(calibration=calibration, max_tokens=max_tokens)
+    asked = opened(calibration=calibration, max_tokens=max_tokens, known=False)
+    label = label or ("value" if asked[0].known else "final")
+    labels = labels_named(label, rounds=rounds, judge=judge)
+    recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
     training = partial(Training, *asked, out, inputs=wanted, top_k=top_k, recipe=recipe, kind=kind)
     _told(_trained(chosen, asked, out, training, labels, stage))
     if stage in (None, "fit", "calibrate"):

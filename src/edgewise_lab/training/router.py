@@ -20,14 +20,16 @@ from edgewise.routers.named import identity_of, is_trained, router_of
 from edgewise.routers.signals import Reference, reference_of
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.systems import (
-    CloudAlone,
+    cloud_identity,
     contexts_of,
     edge_alone,
     paired,
     require_room,
     room,
+    text_of,
 )
-from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.base import Question, Task, digest
+from edgewise_lab.evaluation.tasks.grading import agreeing_task
 from edgewise_lab.rollouts import Rollouts, cloud_rollouts, edge_rollouts
 from edgewise_lab.training.collect import (
     ANSWERS,
@@ -171,7 +173,7 @@ class Training:
             loss=found.loss,
             baseline_loss=found.baseline_loss,
         )
-        save_weights(self.folder, found.tensors, [q.prompt for q in self.task.questions])
+        save_weights(self.folder, found.tensors, [q.text for q in self.task.questions])
         save_card(self.folder, card, ())
         return found
 
@@ -181,15 +183,22 @@ class Training:
         A router that needs no training gets a checkpoint here.
         """
         card, router = self._to_calibrate()
-        questions, longest = self.calibration.questions, self.calibration.max_tokens
+        questions, tokenizer = self.calibration.questions, self.edge.tokenizer
+        self._progress.stage("cloud's other answers", len(questions))
+        asked = f"{cloud_identity(self.cloud)} {self.calibration.max_tokens}"
+        # The checkpoint may be calibrated beside another cloud.
+        name = f"calibration-{digest(asked)}.jsonl"
+        large = self._written(self.calibration, cloud_rollouts(self.cloud), name)
+        task = agreeing_task(
+            self.calibration, {one.question: text_of(tokenizer, one.ids) for one in large}
+        )
         self._progress.stage("calibrating", None)
-        alone = edge_alone(self.edge, longest)
-        large = CloudAlone(self.cloud, self.edge.tokenizer, longest)
-        edge, cloud = ([one.answer(q).right for q in questions] for one in (alone, large))
+        alone = edge_alone(self.edge, task.max_tokens)
+        edge = [alone.answer(question).right for question in task.questions]
         found = thresholds_for(
             shares,
             router,
-            self.calibration,
+            task,
             edge=self.edge,
             cloud=self.cloud,
             done=self._progress.done,
@@ -204,7 +213,13 @@ class Training:
         )
         measured = [
             Measured(
-                share, point.threshold, point.share, point.interval, edge, list(point.right), cloud
+                share,
+                point.threshold,
+                point.share,
+                point.interval,
+                edge,
+                list(point.right),
+                [one.right for one in large],
             )
             for share, point in found.items()
         ]
@@ -246,6 +261,10 @@ class Training:
     def _collected(self, *, allowed: bool) -> tuple[list[Sample], Columns]:
         """What the label's text is; unless `allowed`, it must be there."""
         text = self._text()
+        if not self.task.known:
+            answers = self._answers(allowed=allowed)
+            texts = {one.question: text_of(self.edge.tokenizer, one.ids) for one in answers}
+            self.task = agreeing_task(self.task, texts)
         if text == "reference":
             contexts = contexts_of(self.edge, self.cloud)
             samples = references(self.task, self.edge.tokenizer, contexts=contexts)
@@ -254,21 +273,24 @@ class Training:
         elif text == "own":
             samples = self._read(self._own(allowed=allowed), OWN_READ, allowed=allowed)
         else:
-            self._require(ANSWERS, allowed=allowed)
-            self._progress.stage("cloud's answers", len(self.task.questions))
-            samples = self._written(cloud_rollouts(self.cloud), ANSWERS)
+            samples = self._answers(allowed=allowed)
         return samples, self._features(samples, text, allowed=allowed)
+
+    def _answers(self, *, allowed: bool) -> list[Sample]:
+        self._require(ANSWERS, allowed=allowed)
+        self._progress.stage("cloud's answers", len(self.task.questions))
+        return self._written(self.task, cloud_rollouts(self.cloud), ANSWERS)
 
     def _own(self, *, allowed: bool) -> list[Sample]:
         self._require(OWN, allowed=allowed)
         self._progress.stage("edge's answers", len(self.task.questions))
-        return self._written(edge_rollouts(self.edge), OWN)
+        return self._written(self.task, edge_rollouts(self.edge), OWN)
 
-    def _written(self, rollouts: Rollouts, name: str) -> list[Sample]:
+    def _written(self, task: Task, rollouts: Rollouts, name: str) -> list[Sample]:
         contexts = contexts_of(self.edge, self.cloud)
         with closing(rollouts) as writer:
             return collect_answers(
-                self.task,
+                task,
                 self.edge.tokenizer,
                 writer,
                 self._data,

@@ -258,6 +258,7 @@ LABELS: Registry[type[Label]] = Registry(
     "edgewise.labels",
     {
         "value": "edgewise_lab.training.labels.published:Value",
+        "final": "edgewise_lab.training.labels.published:Final",
         "rescue": "edgewise_lab.training.labels.published:Rescue",
         "mismatch": "edgewise_lab.training.labels.published:Mismatch",
         "co-llm": "edgewise_lab.training.labels.published:CoLlm",
