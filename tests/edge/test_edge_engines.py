@@ -14,7 +14,7 @@ from edgewise.errors import AddressError, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.parts import open_edge, open_router
-from edgewise.settings import Settings, load
+from edgewise.settings import Settings
 from edgewise_lab.rollouts import Prefix, edge_rollouts
 
 ENGINE = '''
@@ -155,12 +155,6 @@ class TestTheBuiltInOne:
         assert (edge.context, edge.abilities.slots) == (64, 2)
         edge.close()
 
-    def test_a_router_made_for_the_bundled_model_opens(self) -> None:
-        edge = open_edge(Settings())
-        _, card = open_router(Settings(), edge)
-        assert card is not None
-        edge.close()
-
     def test_an_address_of_nothing_names_its_setting(self) -> None:
         with pytest.raises(AddressError) as caught:
             open_gguf("./none.gguf", EdgeOptions())
@@ -170,9 +164,3 @@ class TestTheBuiltInOne:
         for options in (EdgeOptions(slots=0), EdgeOptions(context=0)):
             with pytest.raises(UsageError, match="at least 1"):
                 open_gguf("bundled", options)
-
-    def test_the_setting_has_the_usual_sources(self, tmp_path: Path) -> None:
-        (tmp_path / "edgewise.toml").write_text('edge-engine = "one"\n')
-        assert load({}, environment={}, folder=tmp_path).edge_engine == "one"
-        named = {"EDGEWISE_EDGE_ENGINE": "two"}
-        assert load({}, environment=named, folder=tmp_path).edge_engine == "two"

@@ -180,13 +180,6 @@ def test_a_missing_runtime_of_openmp_is_named(monkeypatch: pytest.MonkeyPatch) -
         binding.llama_cpp.llama_backend_init()
 
 
-def test_amx_is_left_out_of_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binding, "processor", lambda: frozenset({"avx512f", "amx_tile"}))
-    assert "GGML_NATIVE=OFF" in binding.how_to_compile()
-    monkeypatch.setattr(binding, "processor", lambda: frozenset({"avx512f"}))
-    assert "CMAKE_ARGS" not in binding.how_to_compile()
-
-
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="Linux says what a processor can")
 def test_a_processor_that_lacks_instructions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(

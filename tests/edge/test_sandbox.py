@@ -180,17 +180,3 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     path = Path(shutil.copy(bundled("edge"), tmp_path / "m-00001-of-00002.gguf"))
     with pytest.raises(ModelError, match="m-00002-of-00002"):
         LlamaModel(path)
-
-
-def test_a_user_without_a_home_can_load_a_model(
-    sound: Path, tried: Tried, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(Path, "home", homeless)
-    load(sound)
-    load(sound)
-    assert tried() == 2

@@ -170,14 +170,6 @@ def test_the_breaker_pauses_consults_and_a_probe_finds_the_way_back() -> None:
     assert reasons[6:] == ["critical"] * 6
 
 
-def test_consults_are_told_with_their_outcome() -> None:
-    cloud = cloud_saying("bl", fault=lambda ask: CloudUnavailable("gone") if ask == 0 else None)
-    with asking(edge_saying("bl"), cloud).stream(IDS) as events:
-        told = [event for event in events if isinstance(event, Consult)]
-    assert [event.outcome for event in told] == ["unavailable", "answered", "answered"]
-    assert told[0].message == "gone"
-
-
 @pytest.mark.parametrize(
     ("prompt", "options", "error"),
     [

@@ -121,7 +121,7 @@ async def metrics(request: Request) -> Response:
 def _health_of(answering: Answering) -> dict[str, Any]:
     decoder = answering.pair.decoder
     latency = decoder.latency
-    policy = make_policy(answering.settings, answering.card)
+    policy = make_policy(answering.settings, answering.starts)
     return {
         "edge": answering.edge.name,
         "cloud": answering.cloud.name if answering.cloud else None,
