@@ -20,7 +20,6 @@ from edgewise.engines import vocabulary_check
 from edgewise.engines.base import Client
 from edgewise.engines.detokenization import compare_all
 from edgewise.errors import (
-    CloudError,
     CloudProtocolError,
     OtherVocabulary,
     VocabularyMismatch,
@@ -29,7 +28,6 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests import models
-from tests.doubles.engine_dialects import Dialect
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.hub_files import vocabulary_of, write_tokenizer
@@ -232,19 +230,6 @@ class TestWhatIsTold:
 
 
 class TestEngines:
-    @pytest.mark.parametrize("dialect", ["llama-server", "vllm", "sglang"])
-    def test_each_dialect(self, dialect: Dialect) -> None:
-        engine = ScriptedEngine(dialect=dialect)
-        reached = connect(engine.url, BYTES)
-        how = reached.proof
-        assert ALL in how
-        assert reached.proof == how
-        other = ByteTokenizer("<other>")
-        with pytest.raises(VocabularyMismatch, match="<other>"):
-            reached.check(other)
-        reached.close()
-        engine.close()
-
     def test_one_that_does_not_says_so(self, engine: ScriptedEngine) -> None:
         engine.detokenizes = False
         how = told(engine.url)
@@ -333,18 +318,3 @@ class TestHostile:
         how = told(engine.url)
         assert how.startswith("5 strings have the same ids at the engine; its other ids are not ")
         assert why in how
-
-    def test_an_answer_goes_on_where_it_turns_hostile(
-        self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
-        with cloud_at(engine.url) as cloud:
-            cloud.check(BYTES)
-            session = cloud.open(Prompt((1,)))
-            for misdeed in ("reset", Edited(gigabytes), Edited(lambda data: b'{"content": "yes"}')):
-                engine.aside = lambda path, it=misdeed: it if path == "/detokenize" else None
-                cloud.submit(cloud.engine.close(), 20).result()
-                with pytest.raises(CloudError):
-                    session.ask([1], 1, Sampling(), 20).result()
-            engine.aside = lambda path: None
-            assert session.ask([1], 1, Sampling(), 20).result().ids
