@@ -117,7 +117,7 @@ BUDGET = {
     "edgewise/prompts": 951,
     "edgewise/routers": 968,
     "edgewise/sandbox": 258,
-    "edgewise/server": 3_430,
+    "edgewise/server": 3_235,
     "edgewise/testing": 501,
     "edgewise/wire": 265,
     "edgewise_lab": 400,
