@@ -13,7 +13,7 @@ from edgewise.events import Token
 from edgewise.grammar.calls import CallArguments, CallBegun, Part, call_reader, collected
 from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat
 from edgewise.prompts import Message, ToolCall, prompt_of
-from edgewise.prompts.conversation import said
+from edgewise.prompts.messages import said
 from edgewise.server.answering import Answering, Unread
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute
