@@ -99,11 +99,11 @@ class Renderer:
         self._end()  # somebody else ended it, and no template did
         try:
             self._process = Child(
-                f"{Path(__file__).with_name('template.py')}:answer",
+                "template:answer",
                 seconds=self._seconds,
                 memory=self._memory,
                 longest=6 * self._longest + (1 << 16),  # in JSON a character is six bytes at most
-                folders=_folders(),
+                folders=[str(Path(__file__).parent), *_folders()],
             )
         except OSError as error:
             raise self._past("start") from error
