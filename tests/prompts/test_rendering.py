@@ -273,28 +273,3 @@ def test_a_process_that_was_taken_over_lies_in_vain(
         with pytest.raises(ModelError, match=words):
             renderer.render(PLAIN, said("Hi"))
     assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
-
-
-ALONE = """
-import subprocess
-from edgewise import EdgewiseError, Pair
-def refused(*_, **__):
-    raise BlockingIOError(11, "Resource temporarily unavailable")
-subprocess.Popen = refused
-with Pair() as pair:
-    print(len(pair.ask([1, 2, 3], max_tokens=2).tokens))
-    try:
-        pair.ask("Hello", max_tokens=2)
-    except EdgewiseError as error:
-        print(error)
-"""
-
-
-def test_a_pair_that_renders_nothing_needs_no_process(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    answered, refused = done.stdout.splitlines()
-    assert answered == "2"
-    assert "did not start" in refused
