@@ -29,9 +29,10 @@ help:  ## show this help
 install: .venv/installed $(if $(CMAKE_ARGS),.venv/compiled)  ## install Edgewise into .venv
 
 .venv/installed: pyproject.toml
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --editable .
-	touch $@
+	@echo "installing Edgewise and what it needs into .venv"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
 
 native: .venv/compiled  ## build llama.cpp for this processor (a GPU: CMAKE_ARGS="-DGGML_CUDA=on" make native)
 
@@ -55,7 +56,7 @@ endif
 always:
 
 demo: install  ## install, then run the bundled pair on held-out questions
-	$(BIN)/edgewise demo
+	@$(BIN)/edgewise demo
 
 .venv/tested: .venv/installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'

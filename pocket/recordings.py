@@ -100,8 +100,8 @@ def _policy(pair: Pair, model: str) -> Policy:
     """As the server's, of the model's id."""
     _, _, share = model.partition("@")
     if share:
-        return make_policy(replace(pair.settings, cloud_share=float(share)), pair.card)
-    own = make_policy(pair.settings, pair.card)
+        return make_policy(replace(pair.settings, cloud_share=float(share)), pair.starts)
+    own = make_policy(pair.settings, pair.starts)
     return own.edge_alone() if model.endswith(":edge") else own.cloud_alone()
 
 

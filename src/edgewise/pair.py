@@ -29,6 +29,7 @@ from edgewise.parts import (
     open_edge,
     open_router,
     sampling_of,
+    starts_of,
 )
 from edgewise.prompts import (
     Message,
@@ -109,11 +110,13 @@ class Pair:
                 opened.callback(self.edge.close)
             else:
                 self.edge = _open_already(edge)
+            self.starts: Mapping[str, float] = {}
             if router is None or isinstance(router, str | Path):
                 self.router, self.card = open_router(own, self.edge)
+                self.starts = starts_of(own, self.router, self.card, self.edge)
             else:
                 self.router, self.card = checked_router(type(router).__name__, router), None
-            policy = make_policy(own, self.card)
+            policy = make_policy(own, self.starts)
             if cloud is None or isinstance(cloud, str | Path):
                 self.cloud = open_cloud(own, self.edge, slots=slots, keep_prefixes=keep_prefixes)
                 if self.cloud is not None:

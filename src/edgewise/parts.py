@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from edgewise.addresses import (
     bundled,
@@ -30,7 +31,7 @@ from edgewise.errors import ModelError, RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
-from edgewise.routers.card import RouterCard, read_card
+from edgewise.routers.card import CONFIG, RouterCard, read_card, start_at
 from edgewise.routers.named import (
     identity_named,
     identity_of,
@@ -38,12 +39,13 @@ from edgewise.routers.named import (
     router_named,
     router_of,
 )
+from edgewise.routers.start import own_thresholds
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, shared, spelled
 
 _log = logging.getLogger(__name__)
 
-FALLBACK_ROUTER, DEFAULT_SHARE = "entropy", 0.05
+AUTO, FALLBACK_ROUTER, DEFAULT_SHARE = "auto", "entropy", 0.05
 _GGUF = "llamacpp"
 _DEFAULTS = Settings()
 
@@ -150,9 +152,10 @@ def _require_no_url_settings(settings: Settings, address: str) -> None:
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
     """The router and, for a checkpoint, its card (already checked against the edge model)."""
+    settings = replace(settings, router=chosen_router(settings, edge))
     folder = router_folder(settings)
     if folder is None:
-        return router_named(settings.router or FALLBACK_ROUTER), None
+        return router_named(str(settings.router)), None
     card = _card(settings, folder)
     card.check(edge, folder)
     if warning := card.build_warning(edge):
@@ -169,22 +172,50 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
     return router, card
 
 
-def default_router(settings: Settings) -> str:
-    """The name of the router that is used if the settings name none."""
-    return "bundled" if settings.edge == "bundled" else FALLBACK_ROUTER
+def chosen_router(settings: Settings, edge: EdgeModel) -> str:
+    """The router's name: as set; else what is known for this edge model, or needs no training."""
+    if settings.router not in (None, AUTO):
+        return settings.router
+    if settings.edge == "bundled":
+        return "bundled"
+    folder = known_router(edge)
+    return FALLBACK_ROUTER if folder is None else str(folder)
+
+
+def known_router(edge: EdgeModel) -> Path | None:
+    """The checkpoint that comes with the package for this edge model, in any build of it."""
+    for card in sorted(bundled("routers").glob(f"*/{CONFIG}")):
+        with suppress(RouterMismatch):
+            read_card(card.parent).check(edge, card.parent)
+            return card.parent
+    return None
+
+
+def starts_of(
+    settings: Settings, router: Router, card: RouterCard | None, edge: EdgeModel
+) -> Mapping[str, float]:
+    """By cloud share, where the controller's threshold starts: as calibrated, else as the edge's
+    own writing has it. None where the settings leave nothing to control."""
+    if card is not None and card.thresholds:
+        return card.thresholds
+    steered = settings.threshold is None and settings.cloud_share not in (0, 1)
+    if not steered or cloud_address(settings) == "none":
+        return {}
+    named = replace(settings, router=chosen_router(settings, edge))
+    return own_thresholds(edge, router, router_identity(named))
 
 
 def router_identity(settings: Settings) -> str:
-    """A digest that identifies the router of the settings."""
+    """A digest that identifies the router of the settings, which name one."""
     folder = router_folder(settings)
     if folder is None:
-        return identity_named(settings.router or FALLBACK_ROUTER)
+        return identity_named(str(settings.router))
     return identity_of(_card(settings, folder), folder)
 
 
 def router_folder(settings: Settings) -> Path | None:
     """The folder of the checkpoint that the settings name, downloaded if needed; else None."""
-    name = settings.router or default_router(settings)
+    name = str(settings.router)
     if name == "bundled":
         return bundled("router")
     return None if is_router(name) else checkpoint(name)
@@ -193,7 +224,7 @@ def router_folder(settings: Settings) -> Path | None:
 def _card(settings: Settings, folder: Path) -> RouterCard:
     """A checkpoint's card. Raises `UsageError` if a download names code to run."""
     card = read_card(folder)
-    own = settings.router in (None, "bundled") or local_folder(str(settings.router)) is not None
+    own = settings.router == "bundled" or local_folder(str(settings.router)) is not None
     if is_code(card.kind) and not own:
         raise UsageError(
             f"The router {settings.router!r} is of the kind {card.kind!r}: a download may not say "
@@ -204,13 +235,13 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
     return card
 
 
-def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
-    """The policy: a fixed threshold, or a share that starts at the card's threshold for it."""
+def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
+    """The policy: a fixed threshold, or a share that starts at its threshold among `starts`."""
     share = settings.cloud_share
     if settings.threshold is None and share is None:
         share = DEFAULT_SHARE
-    calibrated = card.start(share) if card and share is not None else None
-    start = settings.threshold if settings.threshold is not None else calibrated
+    fitting = None if share is None else start_at(starts, share)
+    start = settings.threshold if settings.threshold is not None else fitting
     values = shared(settings, Policy)
     values |= {"threshold": 0.5 if start is None else start, "cloud_share": share}
     return Policy(**values)

@@ -79,7 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None, _about("privacy", "Send placeholders for private words: on, or which.", "KINDS")
     ] = None
     router: Annotated[
-        str | None, _about("routing", "bundled, entropy, max-prob, margin or a folder.", "ROUTER")
+        str | None,
+        _about("routing", "auto, bundled, entropy, max-prob, margin or a folder.", "ROUTER"),
     ] = None
     cloud_share: Annotated[
         float | None, _about("policy", "Part of the tokens from the cloud; default: 5%.", "SHARE")

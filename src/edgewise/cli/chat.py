@@ -202,7 +202,7 @@ class Conversation:
             raise UsageError("/share needs a share, such as /share 0.05 or /share 5%.") from None
         self._require_cloud("/share")
         wanted = replace(self._pair.settings, cloud_share=share, threshold=None)
-        self._paired = self._pair.policy = make_policy(wanted, self._pair.card)
+        self._paired = self._pair.policy = make_policy(wanted, self._pair.starts)
         self._pair.forget()
         render.note(f"the cloud may write {share:.1%} of the tokens")
 

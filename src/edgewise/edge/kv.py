@@ -12,7 +12,7 @@ import numpy as np
 
 from edgewise.edge.base import EdgeModel, Floats, Needs, Written
 from edgewise.edge.hub.folder import reason_of
-from edgewise.edge.sequence import FAILURES, Outputs, SequenceCache
+from edgewise.edge.sequence import Outputs, SequenceCache
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import ContextOverflow, ModelError, UsageError
 
@@ -311,7 +311,7 @@ class KvSession:
             except BaseException as error:
                 # An interrupted run may have computed some of them.
                 self._computed = cache.back(start)
-                if not isinstance(error, FAILURES):
+                if not isinstance(error, cache.failures):
                     raise
                 raise ModelError(
                     f"{self._name!r} could not run {end - start} tokens ({reason_of(error)})",

@@ -17,7 +17,7 @@ from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.shared import figures_tables
+from edgewise_lab.commands.shared import figures_tables, going_on
 from edgewise_lab.evaluation.plan import (
     MOST,
     Contender,
@@ -104,9 +104,11 @@ def evaluate(
         known=False,
     )
     named = router or [chosen.router]
-    contenders, table = _compared(
-        chosen, asked, named, shares, out, baselines=baselines, workers=workers
-    )
+    kept = f"Answers are in {out}: the same command goes on from there."
+    with going_on(kept if out else "No answer was kept; with --out FOLDER the next run can go on."):
+        contenders, table = _compared(
+            chosen, asked, named, shares, out, baselines=baselines, workers=workers
+        )
     _report(asked[0], contenders, table, json=json, csv=csv, figure=figure)
 
 
@@ -127,7 +129,8 @@ def _compared(
         contenders = contenders_of(routers, chosen, edge, questions)
         bar = progress.add_task("answers", total=None)
         deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
-        work = Work(chosen, _by_name(routers, chosen), questions.max_tokens, deadline)
+        names = [contender.name for contender in contenders]
+        work = Work(chosen, dict(zip(names, routers, strict=True)), questions.max_tokens, deadline)
         with Workers(work, workers) if workers > 1 else nullcontext() as beside:
             evaluation = Evaluation(
                 questions,
@@ -184,22 +187,14 @@ def contenders_of(
     found: dict[str, Contender] = {}
     for name in names:
         named = replace(chosen, router=name)
+        named = replace(named, router=parts.chosen_router(named, edge))
         _require_unseen(parts.router_folder(named), task)
         router, card = parts.open_router(named, edge)
-        shown = _shown(name, named)
+        shown = Path(str(named.router)).name
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
         found[shown] = Contender(shown, router, card, parts.router_identity(named))
     return list(found.values())
-
-
-def _by_name(names: Sequence[str | None], chosen: Settings) -> dict[str, str | None]:
-    """What settings call a router, by the name that figures show."""
-    return {_shown(name, chosen): name for name in names}
-
-
-def _shown(name: str | None, chosen: Settings) -> str:
-    return Path(name).name if name else parts.default_router(chosen)
 
 
 def _require_unseen(folder: Path | None, task: Task) -> None:
