@@ -13,7 +13,7 @@ from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Floats, Ne
 from edgewise.edge.hub.folder import digest_of, reason_of, weight_files
 from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.kv import BATCH, TURN, KvSession, Slots
-from edgewise.edge.sequence import SequenceCache
+from edgewise.edge.sequence import FAILURES, SequenceCache
 from edgewise.errors import ModelError, UsageError
 
 DEFAULT_CONTEXT = 4096
@@ -120,6 +120,7 @@ class EngineModel(EdgeModel):
             batch=min(BATCH, self.context),
             turn=min(turn, TURN if count > 1 else BATCH),
             drop=drop,
+            failures=FAILURES,
         )
 
     def _try_out(

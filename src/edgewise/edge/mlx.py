@@ -32,15 +32,7 @@ from edgewise.edge.hub.folder import (
     require_one_device,
     weight_files,
 )
-from edgewise.edge.sequence import (
-    FAILURES,
-    MEMORY,
-    KvRow,
-    Outputs,
-    SequenceCache,
-    StateCopy,
-    rows_of,
-)
+from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, StateCopy, rows_of
 from edgewise.errors import ModelError, UsageError
 
 READS = (".safetensors", *DESCRIPTIONS)
@@ -232,8 +224,6 @@ class MlxCache(SequenceCache):
     Attention's keys and values are trimmed, with a check: mlx-lm raises nothing for a trim that it
     refuses. The state of recurrent layers, and of windows that have moved on, is copied.
     """
-
-    failures = FAILURES
 
     def __init__(self, model: "MlxModel", *, room: int) -> None:
         self._model = model

@@ -146,8 +146,6 @@ def longest_turn(vocabulary: int) -> int:
 class OnnxCache(SequenceCache):
     """What one sequence holds; it rolls back by `rewind_to`."""
 
-    failures = FAILURES
-
     def __init__(
         self, new: Callable[[], Any], outputs: tuple[str, str], *, rewinds: Rewinds = "anywhere"
     ) -> None:

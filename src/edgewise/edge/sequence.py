@@ -50,9 +50,6 @@ class SequenceCache(ABC):
     spacing = 8
     """Ids between checkpoints, at least."""
 
-    failures: tuple[type[Exception], ...] = ()
-    """Exceptions of the engine's library where a run fails; others are bugs, and go through."""
-
     rewinds: Rewinds
     """How far back it can go, by its layers. Set by `_begin`."""
 

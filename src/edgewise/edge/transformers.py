@@ -25,15 +25,7 @@ from edgewise.edge.hub.folder import (
     require_one_device,
     weight_files,
 )
-from edgewise.edge.sequence import (
-    FAILURES,
-    MEMORY,
-    KvRow,
-    Outputs,
-    SequenceCache,
-    StateCopy,
-    rows_of,
-)
+from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, StateCopy, rows_of
 from edgewise.errors import ModelError, UsageError
 
 INSTALL = "pip install 'edgewise[transformers]'"
@@ -146,8 +138,6 @@ class TorchCache(SequenceCache):
     Attention's keys and values are kept whole, in sliding windows too (their masks hide what lies
     outside), and cut anywhere. Recurrent layers hold one state, which is copied.
     """
-
-    failures = FAILURES
 
     def __init__(self, model: "TransformersModel", *, room: int) -> None:
         self._model = model
