@@ -15,7 +15,7 @@ QUESTION = "Tell me about copper."
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state" / "edgewise" / "sent.jsonl"
+    return tmp_path / "state" / "edgewise" / "sent.db"
 
 
 @pytest.mark.deep
@@ -35,7 +35,7 @@ def test_a_run_is_shown(edgewise: Edgewise, state: Path, tmp_path: Path) -> None
         assert f"{usage[name]:,}" in shown.out
     listed = json.loads(edgewise("sent", "--json").out)
     assert sum(message["bytes"] for message in listed) == usage["bytes"]
-    assert "copper" not in state.read_text()
+    assert b"copper" not in state.read_bytes()
     assert "copper" in (tmp_path / "out.jsonl").read_text()
 
 
@@ -45,11 +45,11 @@ def test_what_sends_nothing_keeps_nothing(edgewise: Edgewise, state: Path) -> No
     assert not state.parent.exists()
 
 
-def test_lines_that_are_none_are_told(edgewise: Edgewise, state: Path) -> None:
+def test_a_file_that_is_not_of_counts_is_named(edgewise: Edgewise, state: Path) -> None:
     state.parent.mkdir(parents=True)
-    state.write_text('{"at": 3}\n')
+    state.write_text("something else, longer than the header of a database\n" * 9)
     told = edgewise("sent")
-    assert told.code == 0
+    assert told.code == 2
     assert str(state) in told.err
 
 

@@ -73,7 +73,7 @@ def reached(
 
 
 def test_what_is_kept_are_the_records_counts_and_no_text(tmp_path: Path) -> None:
-    engine, place = ScriptedEngine(), tmp_path / "state" / "edgewise" / "sent.jsonl"
+    engine, place = ScriptedEngine(), tmp_path / "state" / "edgewise" / "sent.db"
     record = SentRecord(CountsFile(place))
     cloud = LlamaServer(engine.url)
     for seed in range(2):
@@ -81,50 +81,41 @@ def test_what_is_kept_are_the_records_counts_and_no_text(tmp_path: Path) -> None
         decoder(cloud, record).generate(prompt, max_tokens=20)
     cloud.close()
     engine.close()
-    kept, unread = CountsFile(place).read()
-    assert (kept, unread) == (record.answers(), 0)
+    kept = CountsFile(place).read()
+    assert kept == record.answers()
     assert len(kept) == 2
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
-    assert "caf" not in place.read_text()
+    assert b"caf" not in place.read_bytes()
 
 
-def test_the_file_is_bounded_and_keeps_the_last(tmp_path: Path) -> None:
-    kept = CountsFile(tmp_path / "sent.jsonl", most=2000)
-    for number in range(500):
-        kept.append(counted(number))
-    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
-    assert len(sizes) == 2
-    assert max(sizes) <= 2000
-    found, _ = kept.read()
-    numbers = [message.tokens for message in found]
-    assert numbers == list(range(500 - len(numbers), 500))
-    assert len(numbers) > 10
+def test_the_file_keeps_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgewise.cloud.record.MOST_KEPT", 10)
+    kept = CountsFile(tmp_path / "sent.db")
+    for number in range(30):
+        kept.add(counted(number))
+    assert [message.tokens for message in kept.read()] == list(range(20, 30))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [b"\xff\xfe\n", b"{}\n", b"[" * 100_000 + b"\n", b'{"at": 1e99}\n', b"null\n", b"\n", b'{"at'],
-)
-def test_lines_that_are_no_counts_are_left_out(tmp_path: Path, line: bytes) -> None:
-    kept = CountsFile(tmp_path / "sent.jsonl")
-    kept.append(counted(1))
-    with kept.path.open("ab") as file:
-        file.write(line)
-    kept.append(counted(2))
-    found, unread = kept.read()
-    assert [message.tokens for message in found] == [1, 2]
-    assert unread == 1
+@pytest.mark.parametrize("found", [b"x" * 2000, b""])
+def test_a_file_of_something_else_is_named(tmp_path: Path, found: bytes) -> None:
+    path = tmp_path / "sent.db"
+    path.write_bytes(found)
+    if found:
+        with pytest.raises(UsageError, match="sent"):
+            CountsFile(path).read()
+    else:
+        assert CountsFile(path).read() == []
 
 
 def test_a_file_that_cannot_be_written_stops_no_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "edgewise").write_text("a file in the folder's place")
-    kept = CountsFile(tmp_path / "edgewise" / "sent.jsonl")
+    kept = CountsFile(tmp_path / "edgewise" / "sent.db")
     with caplog.at_level(logging.WARNING):
-        kept.append(counted())
-        kept.append(counted())
+        kept.add(counted())
+        kept.add(counted())
     assert len(caplog.records) == 1
     assert "is not kept" in caplog.text
 
@@ -154,7 +145,7 @@ def test_only_a_file_of_ones_own_is_written_to(
     """A pipe would be waited for, a link leads to another's file, and its owner reads another's."""
     path = tmp_path / "sent.jsonl"
     make(path)
-    CountsFile(path).append(counted())
+    CountsFile(path).add(counted())
     assert str(path) in caplog.text
     with pytest.raises(UsageError):
         CountsFile(path).read()
@@ -173,7 +164,7 @@ def test_a_file_that_others_could_read_is_for_its_owner(tmp_path: Path, kind: An
     path.chmod(0o666)
     file = kind(path)
     if kind is CountsFile:
-        file.append(counted())
+        file.add(counted())
     elif kind is DailyTotal:
         file.add("2026-01-01", "", Decimal(1))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -238,21 +229,21 @@ def test_counts_lie_in_the_users_folder_of_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert counts_place() == tmp_path / "edgewise" / "sent.jsonl"
+    assert counts_place() == tmp_path / "edgewise" / "sent.db"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    assert counts_place() == tmp_path / "me" / ".local" / "state" / "edgewise" / "sent.jsonl"
+    assert counts_place() == tmp_path / "me" / ".local" / "state" / "edgewise" / "sent.db"
 
 
 def test_what_leaves_after_an_answer_is_counted_with_it(tmp_path: Path) -> None:
-    file = CountsFile(tmp_path / "sent.jsonl")
+    file = CountsFile(tmp_path / "sent.db")
     answer = SentRecord(file).answer(Prompt((1,)), "http://host.example", ByteTokenizer())
     late, other = answer.prefetch([1]), answer.consult([1, 2])
     other.add(2, b"12345")
     answer.close()
     late.add(1, b"123")
-    ((told,), broken) = file.read()
-    assert (told.consults, told.prefetches, told.bytes, told.tokens, broken) == (1, 1, 8, 3, 0)
+    (told,) = file.read()
+    assert (told.consults, told.prefetches, told.bytes, told.tokens) == (1, 1, 8, 3)
 
 
 @pytest.mark.parametrize("through", ["engine", "gateway"])

@@ -208,37 +208,6 @@ def test_the_record_of_text_is_what_crossed_the_socket(
         assert {(one.tokens, one.text) for one in payloads} == {(0, "")}
 
 
-def test_an_engine_of_another_vocabulary_is_sent_nothing_more(wired: Wired) -> None:
-    wired.answered([QUESTION])
-    wired.engine.mark = 1
-    wired.require_equal()
-    before = wired.told()
-    time.sleep(4.1)  # a proof is renewed when it is older
-    wired.answered([QUESTION], seed=1)
-    wired.require_equal()
-    # Those beside the look.
-    assert wired.told().tokens - before.tokens < 5 * len(QUESTION.content)
-
-
-def test_a_gateway_that_forgot_is_told_again_and_the_record_says_so() -> None:
-    with (
-        closing(ScriptedEngine()) as engine,
-        recording(f"http://127.0.0.1:{(port := free_port())}") as recorder,
-        closing(GatewayCloud(recorder.url)) as cloud,
-    ):
-        wired = Wired(cloud, recorder, SentRecord(), engine)
-        # Without guesses, what is told does not depend on time.
-        with gateway([engine.url], port=port):
-            wired.prove()
-            wired.answered([QUESTION], ahead=0)
-        with gateway([engine.url], port=port):
-            time.sleep(0.3)
-            wired.answered([QUESTION], ahead=0)
-            wired.require_equal()
-        _, second = wired.record.answers()
-        assert second.tokens >= len(ByteTokenizer().encode(QUESTION.content))
-
-
 def test_where_nothing_is_reached_nothing_is_recorded() -> None:
     cloud = LlamaServer(f"http://127.0.0.1:{free_port()}")
     decoder = Decoder(ScriptedEdge(noise()), router=Random(), policy=Policy(), cloud=cloud)

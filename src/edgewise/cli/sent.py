@@ -24,10 +24,7 @@ def sent(
     place = counts_place()
     if place is None:
         raise UsageError("There is no home folder to keep counts in; set HOME or XDG_STATE_HOME.")
-    answers, broken = CountsFile(place).read()
-    if broken:
-        render.note(f"{broken} lines of {place} cannot be read and are left out")
-    shown = answers[-limit:]
+    shown = CountsFile(place).read()[-limit:]
     if json:
         print(msgspec.json.encode(shown).decode())
     elif not shown:
@@ -44,7 +41,7 @@ def _table(answers: list[AnswerSent]) -> Table:
         table.add_column(name, justify=justify, no_wrap=at == 0)
     for one in answers:
         when = datetime.fromtimestamp(one.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        place = render.printable(one.conversation), render.printable(one.host)
+        place = render.printable(one.conversation), render.printable(one.host or "")
         table.add_row(when, *place, *_numbers(one))
     table.add_section()
     table.add_row("all", "", "", *_numbers(counts_of(answers)))

@@ -2,7 +2,7 @@
 
 A session adds each message to a `Sent` before it leaves. Those of an answer come from its
 `SentAnswer`, so nothing of a conversation travels that the record does not know. Counts hold no
-text. They lie in the user's folder of state, and never grow past two files of `MAX_COUNTS` bytes.
+text. They lie in the user's folder of state, of the last `MOST_KEPT` answers.
 """
 
 import base64
@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import secrets
+import sqlite3
 import stat
 import sys
 import threading
@@ -19,13 +20,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent import futures
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 
 from edgewise.completion import Sent
@@ -41,8 +42,8 @@ if sys.platform != "win32":
 KEPT_ANSWERS = 100
 """The last answers that the record shows."""
 
-MAX_COUNTS = 1 << 20
-"""Bytes after which the file of counts becomes the old one, and a new one begins."""
+MOST_KEPT = 10_000
+"""The last answers whose counts the file keeps."""
 
 _PREFETCH_SECONDS = 0.05
 
@@ -52,39 +53,36 @@ _STATE = {
 }
 """A variable that names the user's folder of state, and where it is in the home without."""
 
-_Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
-_Name = Annotated[str, Meta(max_length=16)]
+_COUNTS = ("consults", "prefetches", "bytes", "tokens")
+_FIELDS = ("answer", "at", "conversation", "host", *_COUNTS)
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS sent (answer TEXT PRIMARY KEY, at REAL, conversation TEXT, "
+    "host TEXT, consults INTEGER, prefetches INTEGER, bytes INTEGER, tokens INTEGER)"
+)
+_ADD = (
+    "INSERT INTO sent VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (answer) DO UPDATE SET "
+    "consults = consults + excluded.consults, prefetches = prefetches + excluded.prefetches, "
+    "bytes = bytes + excluded.bytes, tokens = tokens + excluded.tokens"
+)
+_PRUNE = "DELETE FROM sent WHERE rowid <= (SELECT max(rowid) FROM sent) - ?"
+
+_BUSY_SECONDS = 5.0
 
 _NO_FILE = "it is not a file of this user's, but a link, a pipe, a device or another user's"
 
 _log = logging.getLogger(__name__)
 
 
-class AnswerSent(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerSent(SentCounts, frozen=True, kw_only=True):
     """What an answer sent to `host`: counts of messages' bodies, of `consults` and of `prefetches`.
 
     `at` is when it began, in seconds since 1970. `tokens` ids travelled, again each time they did;
-    where text travels there are none. In a file a line may hold what left after the answer's end.
+    where text travels there are none.
     """
 
-    at: Annotated[float, Meta(ge=0, lt=1e11)]
-    conversation: _Name
-    answer: _Name
-    host: Annotated[str, Meta(max_length=300)]
-    consults: _Count = 0
-    prefetches: _Count = 0
-    bytes: _Count = 0
-    tokens: _Count = 0
-
-    def plus(self, more: "AnswerSent") -> "AnswerSent":
-        """The same answer with the counts of both."""
-        return replace(
-            self,
-            consults=self.consults + more.consults,
-            prefetches=self.prefetches + more.prefetches,
-            bytes=self.bytes + more.bytes,
-            tokens=self.tokens + more.tokens,
-        )
+    at: float
+    conversation: str
+    answer: str
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -210,7 +208,7 @@ class SentAnswer:
                 bytes=len(message),
                 tokens=ids,
             )
-            self.sums = self.sums.plus(more)
+            self.sums = replace(self.sums, **_sums([self.sums, more]))
             if self._closed:
                 self._keep(more)
 
@@ -233,18 +231,17 @@ class SentAnswer:
 
     def _keep(self, sums: AnswerSent) -> None:
         if self._record.counts_file is not None:
-            self._record.counts_file.append(sums)
+            self._record.counts_file.add(sums)
 
 
 def counts_of(answers: Sequence[AnswerSent]) -> SentCounts:
     """What answers sent in all; the host is that of the last one."""
-    return SentCounts(
-        host=answers[-1].host if answers and answers[-1].bytes else None,
-        consults=sum(one.consults for one in answers),
-        prefetches=sum(one.prefetches for one in answers),
-        bytes=sum(one.bytes for one in answers),
-        tokens=sum(one.tokens for one in answers),
-    )
+    host = answers[-1].host if answers and answers[-1].bytes else None
+    return SentCounts(host=host, **_sums(answers))
+
+
+def _sums(answers: Sequence[AnswerSent]) -> dict[str, int]:
+    return {name: sum(getattr(one, name) for one in answers) for name in _COUNTS}
 
 
 def _beginning(prompt: Prompt) -> bytes:
@@ -258,52 +255,38 @@ def _beginning(prompt: Prompt) -> bytes:
 
 
 class CountsFile:
-    """A line of JSON an answer; the last ones of all processes of a user."""
+    """Counts of the last answers of all processes of a user, in SQLite."""
 
-    def __init__(self, path: Path, *, most: int = MAX_COUNTS) -> None:
-        self.path, self._most = path, most
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._warned = False
 
-    def append(self, sent: AnswerSent) -> None:
-        """Keep these counts; where that fails it is logged, once, and answers go on."""
-        line = msgspec.json.encode(sent) + b"\n"
+    def add(self, sent: AnswerSent) -> None:
+        """Add counts of an answer; where that fails it is logged, once, and answers go on."""
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self.path.exists() and self.path.lstat().st_size + len(line) > self._most:
-                self.path.replace(self._old)
-            # In one piece, so that lines of several processes stay whole.
-            _append(self.path, line)
-        except OSError as error:
+            with closing(private_database(self.path, _TABLE)) as file:
+                # Counts may be lost with the machine, and nobody waits for its disk.
+                file.execute("PRAGMA synchronous = OFF")
+                file.execute(_ADD, [getattr(sent, name) for name in _FIELDS])
+                file.execute(_PRUNE, (MOST_KEPT,))
+        except (OSError, sqlite3.Error) as error:
             if not self._warned:
-                _log.warning("what leaves is not kept in %r: %s", str(self.path), error.strerror)
+                _log.warning("what leaves is not kept in %r: %s", str(self.path), error)
             self._warned = True
 
-    def read(self) -> tuple[list[AnswerSent], int]:
-        """The answers kept, the oldest first; how many lines are broken. Raises `UsageError`."""
-        answers: dict[str, AnswerSent] = {}
-        broken = 0
-        for line in (*self._lines(self._old), *self._lines(self.path)):
-            try:
-                more = msgspec.json.decode(line, type=AnswerSent)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                broken += 1
-                continue
-            known = answers.get(more.answer)
-            answers[more.answer] = known.plus(more) if known else more
-        return list(answers.values()), broken
-
-    @property
-    def _old(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.1")
-
-    def _lines(self, path: Path) -> list[bytes]:
-        try:
-            with open(_opened(path, os.O_RDONLY), "rb") as file:
-                return file.read(2 * self._most).splitlines()
-        except FileNotFoundError:
+    def read(self) -> list[AnswerSent]:
+        """The answers kept, the oldest first. Raises `UsageError`."""
+        if not self.path.exists():
             return []
-        except OSError as error:
-            raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+        try:
+            with closing(private_database(self.path, _TABLE)) as file:
+                rows = file.execute("SELECT * FROM sent ORDER BY rowid").fetchall()
+            fields = [dict(zip(_FIELDS, row, strict=True)) for row in rows]
+            return msgspec.convert(fields, list[AnswerSent])
+        except (OSError, sqlite3.Error, msgspec.ValidationError, ValueError) as error:
+            raise UsageError(
+                f"{str(self.path)!r} cannot be read ({error})", hint="delete that file"
+            ) from error
 
 
 class PayloadsFile:
@@ -339,24 +322,39 @@ def counts_place() -> Path | None:
         state = given if given.is_absolute() else Path.home() / folder
     except RuntimeError:
         return None
-    return state / "edgewise" / "sent.jsonl"
+    return state / "edgewise" / "sent.db"
 
 
-def _append(path: Path, lines: bytes) -> None:
+def _append(path: Path, line: bytes) -> None:
     """To the end of a file that only its owner may read from then on; raises `OSError`."""
     descriptor = private_file(path, os.O_RDWR | os.O_APPEND)
     try:
+        # In one piece, so that lines of several processes stay whole.
         if sys.platform != "win32":
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if lines and os.lseek(descriptor, 0, os.SEEK_END):
+        if line and os.lseek(descriptor, 0, os.SEEK_END):
             os.lseek(descriptor, -1, os.SEEK_END)
             if os.read(descriptor, 1) != b"\n":
                 # The last writer was cut off: its half line must not swallow this one.
-                lines = b"\n" + lines
-        while lines:
-            lines = lines[os.write(descriptor, lines) :]
+                line = b"\n" + line
+        while line:
+            line = line[os.write(descriptor, line) :]
     finally:
         os.close(descriptor)
+
+
+def private_database(path: Path, table: str) -> sqlite3.Connection:
+    """A SQLite file as `private_file`, with a `table`. Raises `OSError` or `sqlite3.Error`."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # For its owner only, before there is anything in it.
+    os.close(private_file(path, os.O_RDWR))
+    file = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+    try:
+        file.execute(table)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def private_file(path: Path, flags: int) -> int:
@@ -365,27 +363,21 @@ def private_file(path: Path, flags: int) -> int:
     Raises `OSError` for another user's, and for a link, which may lead anywhere, a pipe or a
     device.
     """
-    descriptor = _opened(path, flags | os.O_CREAT)
-    if hasattr(os, "fchmod"):
-        try:
-            os.fchmod(descriptor, 0o600)
-        except BaseException:
-            os.close(descriptor)
-            raise
-    return descriptor
-
-
-def _opened(path: Path, flags: int) -> int:
     # A pipe would be waited for; Windows has neither flag.
-    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags |= os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
         raise OSError(error.errno, _NO_FILE) from error
-    about = os.fstat(descriptor)
-    if stat.S_ISREG(about.st_mode) and about.st_uid == getattr(os, "geteuid", lambda: 0)():
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, _NO_FILE)
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != getattr(os, "geteuid", int)():
+            raise OSError(errno.EINVAL, _NO_FILE)
+        if hasattr(os, "fchmod"):
+            os.fchmod(descriptor, 0o600)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

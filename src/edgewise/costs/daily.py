@@ -1,17 +1,15 @@
 """The daily budget: what all processes of a user spent, by day and currency, in a file."""
 
 import logging
-import os
 import sqlite3
 import time
 from contextlib import closing
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from edgewise.cloud.record import counts_place, private_file
+from edgewise.cloud.record import counts_place, private_database
 from edgewise.errors import UsageError
 
-_BUSY_SECONDS = 5.0
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS spent "
     "(day TEXT, currency TEXT, amount TEXT, PRIMARY KEY (day, currency))"
@@ -66,7 +64,7 @@ class DailyTotal:
             return False
 
     def _add(self, day: str, currency: str, cost: Decimal, most: Decimal | None) -> bool:
-        with closing(self._opened()) as file:
+        with closing(private_database(self.path, _TABLE)) as file:
             # Nobody else reads a sum that is about to change.
             file.execute("BEGIN IMMEDIATE")
             row = file.execute(_GET, (day, currency)).fetchone()
@@ -79,15 +77,3 @@ class DailyTotal:
             file.execute(_SET, (day, currency, str(max(found + cost, Decimal(0)))))
             file.execute("COMMIT")
             return True
-
-    def _opened(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # For its owner only, before there is anything in it.
-        os.close(private_file(self.path, os.O_RDWR))
-        file = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
-        try:
-            file.execute(_TABLE)
-        except BaseException:
-            file.close()
-            raise
-        return file
