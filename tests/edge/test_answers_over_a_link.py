@@ -17,7 +17,7 @@ from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Random
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from tests.hybrid_models import HybridPaths, Shape
+from tests.hybrid_models import HybridPaths
 from tests.onnx_models import require_onnx
 from tests.transformers_models import CONFIGS, write_hub_model
 
@@ -30,7 +30,6 @@ LONG = "Of what one sees at night. " * 32
 TIE = 2e-2
 """Of the largest logit: batches of different sizes differ by half of it."""
 
-FLAT = Shape(layers=2)
 """As long a text is read quickly."""
 
 RECURRENT = ("qwen35", "falcon-h1", "lfm2", "rwkv7")
