@@ -76,7 +76,6 @@ class DailyTotal:
 
     def _add(self, day: str, currency: str, cost: Decimal, most: Decimal | None) -> bool:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # For its owner only, before there is anything in it.
         os.close(private_file(self.path, os.O_RDWR))
         with closing(sqlite3.connect(self.path, isolation_level=None)) as file:
             file.execute(_TABLE)
