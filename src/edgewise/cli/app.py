@@ -43,6 +43,7 @@ LABORATORY = {
     "demo": "Compare edge, pair and cloud on held-out questions.",
     "eval": "Measure what a router buys on a task.",
     "train": "Train a router for a pair of models.",
+    "tune": "Set thresholds for a pair, without training.",
     "router": "Show, check and publish routers.",
     "bench": "Measure speed and compare systems.",
 }
