@@ -310,16 +310,3 @@ def test_at_a_real_server_no_more_is_cached_than_the_tenant_itself_has_asked(
     with llama_server(bundled("cloud"), flags=flags) as url:
         with_engine(url, work)
     assert len(cached) > 40
-
-
-@pytest.mark.deep
-def test_at_a_real_server_a_slot_asked_to_reuse_nothing_computes_everything() -> None:
-    async def work(engine: LlamaServerEngine) -> None:
-        await engine.probe()
-        # One session each on two slots, then a third tenant in the slot of the first.
-        assert [await ask(engine, client) for client in (A, A, B, B)] == [0, 49, 0, 49]
-        completion = await engine.complete(LONG, 1, Sampling(), Client("sc", tenant="c"))
-        assert (completion.cached, completion.computed) == (0, len(LONG))
-
-    with llama_server(bundled("cloud"), flags=RECOMMENDED) as url:
-        with_engine(url, work)

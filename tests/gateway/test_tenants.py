@@ -158,18 +158,13 @@ def test_an_engine_is_told_whose_consult_and_whose_push_it_is(keys: Path, add: A
     assert len({client.session for client in engine.clients}) == 2
 
 
-def test_without_keys_there_is_one_tenant() -> None:
-    engine = Noting()
-    with gateway([engine]) as running:
-        ask(running.url)
-    assert [client.tenant for client in engine.clients] == [""]
-
-
-def test_a_key_named_as_nobodys_is_a_tenant_as_well(keys: Path, add: Add) -> None:
-    engine, secret = Noting(), add("anybody")
-    with gateway([engine], keys=keys) as running:
-        assert ask(running.url, secret).cached is None
-    assert [client.tenant for client in engine.clients] == ["anybody"]
+@pytest.mark.parametrize(("name", "tenant"), [("", ""), ("anybody", "anybody")])
+def test_without_keys_there_is_one_tenant(keys: Path, add: Add, name: str, tenant: str) -> None:
+    """A key that is named as nobody's is a tenant as well."""
+    engine, secret = Noting(), add(name) if name else None
+    with gateway([engine], keys=keys if name else None) as running:
+        assert ask(running.url, secret).cached == (None if name else 1)
+    assert [client.tenant for client in engine.clients] == [tenant]
 
 
 @pytest.mark.deep
@@ -220,12 +215,6 @@ def test_what_an_operator_should_change_is_logged_at_the_start(
         (why,) = warned
         assert said in why
         assert "--slot-prompt-similarity 0" in why
-
-
-def test_the_deployment_starts_a_server_with_these_flags() -> None:
-    text = (Path(__file__).parents[2] / "deploy" / "compose.yaml").read_text(encoding="utf-8")
-    for flag in ("--slot-prompt-similarity 0", "--cache-ram 0", "--no-kv-unified"):
-        assert flag in text
 
 
 def test_an_engine_without_a_salt_is_told_of_too(keys: Path, add: Add) -> None:

@@ -143,10 +143,6 @@ class Engine(ABC):
         """How the token is written with which it ends an answer; None where it does not say."""
         return None
 
-    def remembered_by(self) -> str:
-        """Names it in the record of full comparisons, after a probe."""
-        return f"{self.dialect} {self.described.model} {self.described.size} {self._joint_ids}"
-
     @abstractmethod
     async def describe(self) -> Described:
         """What it serves; raises a `CloudError` where the engine is not of this dialect."""

@@ -117,7 +117,7 @@ class Gateway:
             refused = self._refused(socket, 503 if self.draining else 401)
             await socket.send_denial_response(refused)
             return
-        connection = Connection(self, socket, key)
+        connection = Connection(self.consults, self.sessions, self.keys, socket, key)
         self.connections.add(connection)
         try:
             await connection.serve()

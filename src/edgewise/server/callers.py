@@ -2,12 +2,11 @@
 
 import asyncio
 import hmac
-import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import cast
 
 from fastapi import Request
 from msgspec.structs import replace
@@ -15,17 +14,16 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel, WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
 from edgewise.errors import Blocked, CloudError
-from edgewise.events import Event, Finished, Token
+from edgewise.events import Finished, Token
 from edgewise.keys.keys import ANYBODY, Key, Keys
 from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import KeyLimits, LimitsDown, OverLimit, Spent
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.server.errors import ApiError
+from edgewise.server.answering import AnswerEvent
+from edgewise.server.errors import ApiError, come_back
 
-_T = TypeVar("_T")
-
-BOOK_SECONDS = 10.0
+RESERVE_SECONDS = 10.0
 """How long an answer's thread waits for a reservation."""
 
 PLACE_SECONDS = 1
@@ -64,7 +62,11 @@ class Callers:
 
     async def check(self, request: Request) -> None:
         """A dependency, which finds the request's `Caller`. Raises `ApiError` 401."""
-        key = self._found(shown_key(request))
+        shown = shown_key(request)
+        if self._api_key is None:
+            key = self.keys.find(shown)
+        else:
+            key = ANYBODY if hmac.compare_digest(shown.encode(), self._api_key) else None
         if key is None:
             raise ApiError(
                 401,
@@ -73,11 +75,6 @@ class Callers:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         request.state.caller = Caller(self, key)
-
-    def _found(self, shown: str) -> Key | None:
-        if self._api_key is None:
-            return self.keys.find(shown)
-        return ANYBODY if hmac.compare_digest(shown.encode(), self._api_key) else None
 
 
 def caller_of(request: Request) -> "Caller":
@@ -90,16 +87,14 @@ class Caller:
 
     def __init__(self, callers: Callers, key: Key) -> None:
         self._callers, self.key = callers, key
+        self._limited = key is not ANYBODY
+        self.name = key.name if self._limited else ""
+        """Of its key; empty where all are one."""
         self._loop = asyncio.get_running_loop()
         self._spent = Spent()
 
-    @property
-    def name(self) -> str:
-        """Of its key; empty where all are one."""
-        return "" if self.key is ANYBODY else self.key.name
-
     def require_operator(self) -> None:
-        """Before what tells of all answers. Raises `ApiError` 403 if there are several keys."""
+        """Before a list of all answers. Raises `ApiError` 403 if there are several keys."""
         if self._callers.keys.required:
             raise ApiError(403, "This tells of all keys' answers; /metrics has the sums.")
 
@@ -111,25 +106,22 @@ class Caller:
         """
         most, answers = self.key.sessions, self._callers.answers
         if most and answers[self.name] >= most:
-            raise _over(f"The key may have {most} answers at a time.", PLACE_SECONDS)
+            raise come_back(f"The key may have {most} answers at a time.", PLACE_SECONDS)
         answers[self.name] += 1
-        try:
-            async with AsyncExitStack() as spending:
-                if self.key is not ANYBODY:
-                    await self._ask(spending, cloud=cloud)
-                yield
-        finally:
-            answers[self.name] -= 1
-
-    async def _ask(self, spending: AsyncExitStack, *, cloud: bool) -> None:
         key = self.key if cloud else replace(self.key, tokens_per_day=0)
         try:
-            asked = self._callers.limits.spending(key, 0)
-            self._spent = await spending.enter_async_context(asked)
+            async with AsyncExitStack() as spending:
+                if self._limited:
+                    request = self._callers.limits.spending(key, 0)
+                    self._spent = await spending.enter_async_context(request)
+                yield
         except OverLimit as over:
-            seconds = math.ceil(over.retry_after or PLACE_SECONDS)
-            down = isinstance(over.__cause__, LimitsDown)
-            raise _over(str(over), seconds, status=503 if down else 429) from over
+            seconds = over.retry_after or PLACE_SECONDS
+            if isinstance(over.__cause__, LimitsDown):
+                raise come_back(str(over), seconds, code="limits_unavailable", status=503) from over
+            raise come_back(str(over), seconds) from over
+        finally:
+            answers[self.name] -= 1
 
     def limited(self, cloud: CloudModel) -> CloudModel:
         """`cloud`, asked for no more tokens than the key has left of its day.
@@ -141,21 +133,25 @@ class Caller:
         return _LimitedCloud(cloud, self._callers.limits, self.key, self._loop)
 
     def read(self, prompt: Prompt) -> Prompt:
-        """What the key pays for, and whose it is from now on."""
+        """Charge the prompt to the key, which owns it from now on."""
         self._callers.limits.charge(self.key, len(prompt.ids))
         return replace(prompt, owner=self.name)
 
-    def seen(self, event: Event) -> Event:
+    def seen(self, event: AnswerEvent) -> AnswerEvent:
         """An event as the client may see it; counts it. Raises `ApiError` 401 for a key that was
         revoked."""
         if isinstance(event, Token):
             self._spent.computed += 1
-        if self.key is ANYBODY:
+        if not self._limited:
             return event
         if self._callers.keys.find_named(self.key) is None:
             message = "The key was revoked, or has expired."
             raise ApiError(401, message, code="invalid_api_key")
-        return _unmetered(event)
+        if not isinstance(event, Finished):
+            return event
+        # Another key may have asked for what a cache held.
+        hidden = {"cloud_prompt_cached": None, "cloud_prompt_computed": None, "cost": None}
+        return replace(event, usage=replace(event.usage, **hidden))
 
 
 class _LimitedCloud(WrappedCloud):
@@ -173,22 +169,21 @@ class _LimitedCloud(WrappedCloud):
     def open(self, prompt: Prompt) -> "_LimitedSession":
         return _LimitedSession(self, prompt)
 
-    def book(self, tokens: int) -> int:
+    def reserve(self, tokens: int) -> int:
         """Reserve `tokens`; returns the day they are of.
 
-        Raises `Blocked` if the key has not that many left, or if booking takes too long.
+        Raises `Blocked` if the key has not that many left, or if reserving takes too long.
         """
+        work = self._limits.reserve(self._key, tokens)
         try:
-            return self._begun(self._limits.reserve(self._key, tokens)).result(BOOK_SECONDS)
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result(RESERVE_SECONDS)
         except (OverLimit, TimeoutError) as error:
-            raise Blocked(str(error) or "The key's tokens were not booked in time.") from error
+            raise Blocked(str(error) or "The key's tokens were not reserved in time.") from error
 
     def settle(self, day: int, unused: int) -> None:
         """Give back what was not written."""
-        self._begun(self._limits.give_back(self._key, day, unused))
-
-    def _begun(self, work: Coroutine[Any, Any, _T]) -> "Future[_T]":
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work = self._limits.give_back(self._key, day, unused)
+        asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
 class _LimitedSession(WrappedSession):
@@ -204,9 +199,9 @@ class _LimitedSession(WrappedSession):
         deadline: float,
         sent: Sent | None = None,
     ) -> "Future[Completion]":
-        requests, asked = self._model.requests(n)
-        reserved = requests * asked
-        day = self._model.book(reserved)
+        requests, each = self._model.requests(n)
+        reserved = requests * each
+        day = self._model.reserve(reserved)
         try:
             future = super().ask(ids, n, sampling, deadline, sent)
         except BaseException:
@@ -218,27 +213,16 @@ class _LimitedSession(WrappedSession):
         return future
 
 
-def _written(done: "Future[Completion]", asked: int, sent: Sent | None) -> int:
-    """Tokens that a consult came to; all that were asked for where nobody knows.
-
-    Nothing was written where the cloud declined, or nothing was sent.
-    """
+def _written(done: "Future[Completion]", reserved: int, sent: Sent | None) -> int:
+    """Tokens that the cloud wrote; all that were reserved if it is not known."""
     if done.cancelled():
         # It may be on its way just now.
-        return asked
+        return reserved
     error = done.exception()
     if error is None:
         return max(len(done.result().ids), done.result().billed)
     declined = isinstance(error, CloudError) and error.declined
-    return 0 if declined or (sent is not None and not sent.requests) else asked
-
-
-def _unmetered(event: Event) -> Event:
-    """Without what a cache held: another key may have asked that."""
-    if not isinstance(event, Finished):
-        return event
-    usage = replace(event.usage, cloud_prompt_cached=None, cloud_prompt_computed=None, cost=None)
-    return replace(event, usage=usage)
+    return 0 if declined or (sent is not None and not sent.requests) else reserved
 
 
 def shown_key(request: Request) -> str:
@@ -246,13 +230,3 @@ def shown_key(request: Request) -> str:
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     bears = scheme.lower() == "bearer"
     return bearer.strip() if bears else request.headers.get("x-api-key", "")
-
-
-def _over(message: str, seconds: int, *, status: int = 429) -> ApiError:
-    return ApiError(
-        status,
-        message,
-        kind="rate_limit_error" if status == 429 else "api_error",
-        code="rate_limit_exceeded" if status == 429 else "limits_unavailable",
-        headers={"Retry-After": str(seconds)},
-    )
