@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 from edgewise.addresses import from_home
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
-from edgewise.cloud.record import CountsFile, PayloadsFile, SentRecord, counts_place
+from edgewise.cloud.record import PayloadsFile, SentRecord
 from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
@@ -102,7 +102,7 @@ class Pair:
         require_text("The system message", system or "")
         sampling_of(own)
         self.billing = make_billing(own)
-        self.record = _record(sent_file)
+        self.record = SentRecord(PayloadsFile(from_home(sent_file)) if sent_file else None)
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
                 prepare()
@@ -320,12 +320,4 @@ def _response_format(options: AnswerOptions) -> ResponseFormat | None:
         options.get("tools", ()),
         options.get("tool_choice", "auto"),
         options.get("parallel_tool_calls", True),
-    )
-
-
-def _record(sent_file: str | Path | None) -> SentRecord:
-    place = counts_place()
-    return SentRecord(
-        CountsFile(place) if place else None,
-        PayloadsFile(from_home(sent_file)) if sent_file else None,
     )

@@ -170,7 +170,6 @@ class Decoder:
             return None
         # Closed last: what leaves while the session closes is recorded, too.
         sent = self.record.answer(prompt, cloud.name, cloud.own_tokenizer or rules.tokenizer)
-        stack.callback(sent.close)
         session = cloud.open(prompt)
         stack.callback(session.close)
         consults = Consults(
