@@ -115,7 +115,7 @@ BUDGET = {
     "edgewise/listening": 579,
     "edgewise/loop": 1_522,
     "edgewise/prompts": 913,
-    "edgewise/routers": 968,
+    "edgewise/routers": 1_000,
     "edgewise/sandbox": 242,
     "edgewise/server": 3_235,
     "edgewise/testing": 501,
