@@ -315,5 +315,5 @@ def _leaves(chosen: Settings) -> Check:
         text += f"; of the conversation the last {amount_of(chosen.cloud_context)}"
     if rules := str(redaction_of(chosen.redact)):
         text += f"; redaction: {rules}, which misses some"
-    fix = "use --cloud none to keep everything here; edgewise sent shows what left"
+    fix = "use --cloud none to keep everything here; --sent-file shows what leaves"
     return Check("what leaves the device", "warn", text, fix)
