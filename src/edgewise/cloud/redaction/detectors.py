@@ -228,8 +228,9 @@ _SERVICE = re.compile(
     )
     + ")"
 )
-_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_KEY_END = "-----END "
+_KEY = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?s:.*?)(?:-----END [^-]{0,60}-----|\Z)"
+)
 _IN_URL = re.compile(r"://[^\s/@:]{1,128}+:([^\s/@]{1,256}+)@")
 _NAMED = re.compile(
     r"[AaCcMmPpSsTt](?i:(?<=p)(?:asswor[dt]|asswd|asswort|assphrase|wd)|(?<=s)ecret|(?<=t)oken|"
@@ -251,7 +252,8 @@ class Secret:
     def find(self, text: str) -> Iterator[Span]:
         for found in _SERVICE.finditer(text):
             yield Span(found.start(), found.start() + len(found[0].rstrip(".-")), "SECRET")
-        yield from _private_keys(text)
+        for found in _KEY.finditer(text):
+            yield Span(found.start(), found.end(), "SECRET")
         for found in _IN_URL.finditer(text):
             yield Span(found.start(1), found.end(1), "SECRET")
         for found in _NAMED.finditer(text):
@@ -262,16 +264,6 @@ class Secret:
             before = text[max(0, found.start() - 10) : found.start()]
             if _is_dense(found[0]) and not _DIGEST.search(before):
                 yield Span(found.start(), found.end(), "SECRET")
-
-
-def _private_keys(text: str) -> Iterator[Span]:
-    """From where they begin to their end's line, or to the text's end."""
-    at = 0
-    while (found := _KEY.search(text, at)) is not None:
-        end = text.find(_KEY_END, found.end())
-        line = text.find("-----", end + len(_KEY_END)) if end >= 0 else -1
-        at = line + len("-----") if line >= 0 else len(text)
-        yield Span(found.start(), at, "SECRET")
 
 
 def _is_no_word(value: str) -> bool:
