@@ -101,7 +101,7 @@ def open_cloud(
     if is_url(address):
         require_allowed(address, hosts)
         from edgewise.cloud.connect import connect
-        from edgewise.edge.tokenizer import open_tokenizer
+        from edgewise.edge.named import open_tokenizer
 
         tokenizer = settings.cloud_tokenizer
         return connect(

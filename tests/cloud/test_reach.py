@@ -13,7 +13,7 @@ from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.edge.named import open_tokenizer
 from edgewise.engines.registry import BY_TEXT
 from edgewise.errors import (
     CloudRefused,

@@ -14,7 +14,7 @@ from edgewise.events import Candidate, Token
 from edgewise.grammar.calls import CallArguments, CallBegun, Part, call_reader
 from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat
 from edgewise.prompts import Message, Prompt, ToolCall, prompt_of
-from edgewise.prompts.conversation import said
+from edgewise.prompts.messages import said
 from edgewise.server.answering import Answering, Unread
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute
