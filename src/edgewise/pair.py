@@ -1,6 +1,6 @@
 """`Pair`: an edge model, a cloud model, a router and a policy, ready to answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -182,12 +182,11 @@ class Pair:
         pending: bool = False,
         candidates: bool = False,
         policy: Policy | None = None,
-        around: Callable[[CloudModel], CloudModel] | None = None,
         sampling: Sampling | None = None,
         grammar: Grammar | None = None,
         **options: Unpack[AnswerOptions],
     ) -> Generation:
-        """The answer event by event; see `Decoder.stream` for `pending`, `candidates`, `around`.
+        """The answer event by event; see `Decoder.stream` for `pending`, `candidates`.
 
         `policy`, `sampling` and `grammar` are for this answer and override the options that say the
         same. Tool calls are text in its events. Raises `UsageError`, and while iterating a
@@ -218,7 +217,6 @@ class Pair:
                 policy=policy,
                 pending=pending,
                 candidates=candidates,
-                around=around,
                 at_end=lambda left: shared.settle(taken, left),
             )
         except BaseException:
