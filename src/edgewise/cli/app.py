@@ -32,7 +32,6 @@ _BUILT_IN = {
     "doctor": _Command(
         "edgewise.cli.doctor:doctor", "Check the models, the cloud and their speed."
     ),
-    "sent": _Command("edgewise.cli.sent:sent", "Show what has left this device."),
     "config": _Command("edgewise.cli.config:config", "Show the settings in force."),
     "models": _Command("edgewise.cli.models:app", "List and download models."),
     "gateway": _Command(

@@ -2,17 +2,14 @@
 
 A session adds each message to a `Sent` before it leaves. Those of an answer come from its
 `SentAnswer`, so nothing of a conversation travels that the record does not know. Counts hold no
-text. They lie in the user's folder of state, of the last `MOST_KEPT` answers.
+text and stay in memory.
 """
 
-import base64
 import errno
 import hashlib
 import itertools
-import logging
 import os
 import secrets
-import sqlite3
 import stat
 import sys
 import threading
@@ -20,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent import futures
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -42,35 +38,9 @@ if sys.platform != "win32":
 KEPT_ANSWERS = 100
 """The last answers that the record shows."""
 
-MOST_KEPT = 10_000
-"""The last answers whose counts the file keeps."""
-
 _PREFETCH_SECONDS = 0.05
 
-_STATE = {
-    "win32": ("LOCALAPPDATA", "AppData/Local"),
-    "darwin": ("", "Library/Application Support"),
-}
-"""A variable that names the user's folder of state, and where it is in the home without."""
-
-_COUNTS = ("consults", "prefetches", "bytes", "tokens")
-_FIELDS = ("answer", "at", "conversation", "host", *_COUNTS)
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS sent (answer TEXT PRIMARY KEY, at REAL, conversation TEXT, "
-    "host TEXT, consults INTEGER, prefetches INTEGER, bytes INTEGER, tokens INTEGER)"
-)
-_ADD = (
-    "INSERT INTO sent VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (answer) DO UPDATE SET "
-    "consults = consults + excluded.consults, prefetches = prefetches + excluded.prefetches, "
-    "bytes = bytes + excluded.bytes, tokens = tokens + excluded.tokens"
-)
-_PRUNE = "DELETE FROM sent WHERE rowid <= (SELECT max(rowid) FROM sent) - ?"
-
-_BUSY_SECONDS = 5.0
-
 _NO_FILE = "it is not a file of this user's, but a link, a pipe, a device or another user's"
-
-_log = logging.getLogger(__name__)
 
 
 class AnswerSent(SentCounts, frozen=True, kw_only=True):
@@ -85,34 +55,13 @@ class AnswerSent(SentCounts, frozen=True, kw_only=True):
     answer: str
 
 
-class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message as it left: `body` where it is JSON, else its bytes in `base64`.
-
-    `text` is what the ids in it stand for.
-    """
-
-    at: float
-    conversation: str
-    answer: str
-    number: int
-    kind: str
-    host: str
-    bytes: int
-    tokens: int
-    text: str
-    body: str | None = None
-    base64: str | None = None
-
-
 class SentRecord:
     """What the answers of a decoder or a server sent; any thread may call."""
 
-    def __init__(
-        self, counts: "CountsFile | None" = None, payloads: "PayloadsFile | None" = None
-    ) -> None:
-        """`counts` are kept in a file, and `payloads` written to one."""
+    def __init__(self, payloads: "PayloadsFile | None" = None) -> None:
+        """Every message is written to `payloads`."""
         self.lock = threading.Lock()
-        self.counts_file, self.payloads = counts, payloads
+        self.payloads = payloads
         self._answers: deque[SentAnswer] = deque(maxlen=KEPT_ANSWERS)
         self.forget()
 
@@ -133,9 +82,12 @@ class SentRecord:
         Conversations are told apart by their messages up to the first of the user's; a prompt of
         ids is a new one.
         """
-        beginning = _beginning(prompt)
-        if not beginning:
+        messages = prompt.messages or ()
+        first = next((at for at, one in enumerate(messages) if one.role == "user"), None)
+        if first is None:
             return secrets.token_hex(4)
+        turns = [(one.role, one.content) for one in messages[: first + 1]]
+        beginning = msgspec.json.encode((prompt.owner, turns))
         return hashlib.blake2b(beginning, key=self._secret, digest_size=4).hexdigest()
 
     def forget(self) -> None:
@@ -162,7 +114,6 @@ class SentAnswer:
         self._record, self._tokenizer = record, tokenizer
         self._prefetches: list[Sent] = []
         self._numbers = itertools.count()
-        self._closed = False
 
     def consult(self, ids: Sequence[int]) -> Sent:
         """For a consult after `ids`."""
@@ -182,115 +133,58 @@ class SentAnswer:
         flying = [sent.under_way for sent in self._prefetches if sent.under_way is not None]
         if flying:
             futures.wait(flying, _PREFETCH_SECONDS)
-        return counts_of([self.sums])
-
-    def close(self) -> None:
-        """The answer is over: its counts are kept. What leaves after all is kept when it does."""
-        with self._record.lock:
-            if not self._closed and self.sums.bytes:
-                self._keep(self.sums)
-            self._closed = True
+        sums = self.sums
+        return SentCounts(
+            host=sums.host if sums.bytes else None,
+            consults=sums.consults,
+            prefetches=sums.prefetches,
+            bytes=sums.bytes,
+            tokens=sums.tokens,
+        )
 
     def _sent(self, kind: Literal["consult", "prefetch"], ids: Sequence[int]) -> Sent:
         return Sent(ids, partial(self._leaves, kind, next(self._numbers)))
 
     def _leaves(self, kind: str, number: int, sent: Sent, ids: int, message: bytes) -> None:
         """A message leaves now, in whichever thread. Raises a `CloudError` where it may not."""
-        record = self._record
-        with record.lock:
-            if record.payloads is not None:
-                record.payloads.write(self._payload(kind, number, sent, ids, message))
-            first = sent.bytes == 0
-            more = replace(
-                self.sums,
-                consults=int(first and kind == "consult"),
-                prefetches=int(first and kind == "prefetch"),
-                bytes=len(message),
-                tokens=ids,
+        with self._record.lock:
+            if self._record.payloads is not None:
+                self._record.payloads.write(self._payload(kind, number, sent, ids, message))
+            sums, first = self.sums, sent.bytes == 0
+            self.sums = replace(
+                sums,
+                consults=sums.consults + (first and kind == "consult"),
+                prefetches=sums.prefetches + (first and kind == "prefetch"),
+                bytes=sums.bytes + len(message),
+                tokens=sums.tokens + ids,
             )
-            self.sums = replace(self.sums, **_sums([self.sums, more]))
-            if self._closed:
-                self._keep(more)
 
-    def _payload(self, kind: str, number: int, sent: Sent, ids: int, message: bytes) -> Payload:
-        json = message[:1] == b"{"
+    def _payload(
+        self, kind: str, number: int, sent: Sent, ids: int, message: bytes
+    ) -> dict[str, object]:
         prefix = sent.prefix[len(sent.prefix) - ids :]
-        return Payload(
-            at=time.time(),
-            conversation=self.conversation,
-            answer=self.sums.answer,
-            number=number,
-            kind=kind,
-            host=self.host,
-            bytes=len(message),
-            tokens=ids,
-            text=bytes_of(self._tokenizer, prefix).decode("utf-8", "replace"),
-            body=message.decode() if json else None,
-            base64=None if json else base64.b64encode(message).decode(),
-        )
-
-    def _keep(self, sums: AnswerSent) -> None:
-        if self._record.counts_file is not None:
-            self._record.counts_file.add(sums)
-
-
-def counts_of(answers: Sequence[AnswerSent]) -> SentCounts:
-    """What answers sent in all; the host is that of the last one."""
-    host = answers[-1].host if answers and answers[-1].bytes else None
-    return SentCounts(host=host, **_sums(answers))
-
-
-def _sums(answers: Sequence[AnswerSent]) -> dict[str, int]:
-    return {name: sum(getattr(one, name) for one in answers) for name in _COUNTS}
-
-
-def _beginning(prompt: Prompt) -> bytes:
-    """Of a conversation, up to its first user message; empty where there is none."""
-    messages = prompt.messages or ()
-    users = [at for at, one in enumerate(messages) if one.role == "user"]
-    if not users:
-        return b""
-    turns = [(one.role, one.content) for one in messages[: users[0] + 1]]
-    return msgspec.json.encode((prompt.owner, turns))
-
-
-class CountsFile:
-    """Counts of the last answers of all processes of a user, in SQLite."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._warned = False
-
-    def add(self, sent: AnswerSent) -> None:
-        """Add counts of an answer; where that fails it is logged, once, and answers go on."""
-        try:
-            with closing(private_database(self.path, _TABLE)) as file:
-                # Counts may be lost with the machine, and nobody waits for its disk.
-                file.execute("PRAGMA synchronous = OFF")
-                file.execute(_ADD, [getattr(sent, name) for name in _FIELDS])
-                file.execute(_PRUNE, (MOST_KEPT,))
-        except (OSError, sqlite3.Error) as error:
-            if not self._warned:
-                _log.warning("what leaves is not kept in %r: %s", str(self.path), error)
-            self._warned = True
-
-    def read(self) -> list[AnswerSent]:
-        """The answers kept, the oldest first. Raises `UsageError`."""
-        if not self.path.exists():
-            return []
-        try:
-            with closing(private_database(self.path, _TABLE)) as file:
-                rows = file.execute("SELECT * FROM sent ORDER BY rowid").fetchall()
-            fields = [dict(zip(_FIELDS, row, strict=True)) for row in rows]
-            return msgspec.convert(fields, list[AnswerSent])
-        except (OSError, sqlite3.Error, msgspec.ValidationError, ValueError) as error:
-            raise UsageError(
-                f"{str(self.path)!r} cannot be read ({error})", hint="delete that file"
-            ) from error
+        json = message[:1] == b"{"
+        return {
+            "at": time.time(),
+            "conversation": self.conversation,
+            "answer": self.sums.answer,
+            "number": number,
+            "kind": kind,
+            "host": self.host,
+            "bytes": len(message),
+            "tokens": ids,
+            "text": bytes_of(self._tokenizer, prefix).decode("utf-8", "replace"),
+            # Bytes are encoded in base64.
+            **({"body": message.decode()} if json else {"base64": message}),
+        }
 
 
 class PayloadsFile:
-    """Every message exactly as it leaves, written before it does; one that cannot be, does not."""
+    """Every message exactly as it leaves, written before it does; one that cannot be, does not.
+
+    A line of JSON each: `body` where the message is JSON, else its bytes in `base64`; `text` is
+    what the ids in it stand for.
+    """
 
     def __init__(self, path: Path) -> None:
         """Goes on where `path` exists already. Raises `UsageError` where it cannot be written."""
@@ -302,7 +196,7 @@ class PayloadsFile:
                 f"The file {str(path)!r} for what is sent cannot be written: {error.strerror}."
             ) from error
 
-    def write(self, payload: Payload) -> None:
+    def write(self, payload: dict[str, object]) -> None:
         """One message that leaves. Raises `CloudUnavailable`: do not send it."""
         try:
             _append(self._path, msgspec.json.encode(payload) + b"\n")
@@ -311,18 +205,6 @@ class PayloadsFile:
                 f"Nothing is sent, since {str(self._path)!r} cannot be written ({error.strerror})",
                 hint="make room, or leave that file out",
             ) from error
-
-
-def counts_place() -> Path | None:
-    """Where counts are kept; None for a user without a home."""
-    variable, folder = _STATE.get(sys.platform, ("XDG_STATE_HOME", ".local/state"))
-    # By the specification a relative one is ignored.
-    given = Path(os.environ.get(variable, ""))
-    try:
-        state = given if given.is_absolute() else Path.home() / folder
-    except RuntimeError:
-        return None
-    return state / "edgewise" / "sent.db"
 
 
 def _append(path: Path, line: bytes) -> None:
@@ -341,20 +223,6 @@ def _append(path: Path, line: bytes) -> None:
             line = line[os.write(descriptor, line) :]
     finally:
         os.close(descriptor)
-
-
-def private_database(path: Path, table: str) -> sqlite3.Connection:
-    """A SQLite file as `private_file`, with a `table`. Raises `OSError` or `sqlite3.Error`."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # For its owner only, before there is anything in it.
-    os.close(private_file(path, os.O_RDWR))
-    file = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-    try:
-        file.execute(table)
-    except BaseException:
-        file.close()
-        raise
-    return file
 
 
 def private_file(path: Path, flags: int) -> int:

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import msgspec
 
-from edgewise.cloud.base import CloudModel
 from edgewise.edge.scoring import Scored
 from edgewise.edge.vocabulary import longest_piece, overflow, require_short
 from edgewise.events import Event, Finished, Pending, RolledBack, Timing, Usage
@@ -33,9 +32,6 @@ READERS = 2
 
 QUEUE_SECONDS = 5
 """When to come back if the queue is full."""
-
-FORMAT_SECONDS = 10
-"""When to come back if too many response formats are compiled: one is done or given up by then."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -159,8 +155,6 @@ class Answering:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="prompt")
         self._tokenizers = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._compilers = ThreadPoolExecutor(COMPILING, thread_name_prefix="format")
-        # At most half of the places wait for response formats.
-        self._formats, self._most_formats = 0, max(1, (slots + queue) // 2)
         # Found once for all requests, before any of them waits for it.
         longest_piece(self.edge.tokenizer)
 
@@ -189,8 +183,7 @@ class Answering:
     async def read(self, unread: Unread) -> tuple[Prompt, Grammar | None]:
         """Render and tokenise the prompt, then compile the response format, in threads.
 
-        Raises `ContextOverflow`, what `Unread.read` and `grammar_of` raise, or `ApiError` 429 for
-        too many formats.
+        Raises `ContextOverflow`, and what `Unread.read` and `grammar_of` raise.
         """
 
         def read() -> Prompt:
@@ -199,24 +192,14 @@ class Answering:
             return prompt
 
         prompt = await _in_thread(self._readers, read)
-        return prompt, await self._grammar(unread.form) if unread.form else None
+        if unread.form is None:
+            return prompt, None
+        compiling = partial(grammar_of, self.edge.tokenizer, unread.form)
+        return prompt, await _in_thread(self._compilers, compiling)
 
     async def tokenizing(self, work: Callable[[], _T]) -> _T:
         """The result of `work`, in a thread, one at a time and beside all prompts."""
         return await _in_thread(self._tokenizers, work)
-
-    async def _grammar(self, form: ResponseFormat) -> Grammar:
-        if self._formats >= self._most_formats:
-            message = (
-                f"{self._formats} response formats are being compiled; try again in "
-                f"{FORMAT_SECONDS} s, or leave response_format and tools out."
-            )
-            raise come_back(message, FORMAT_SECONDS, code="queue_full")
-        self._formats += 1
-        try:
-            return await _in_thread(self._compilers, partial(grammar_of, self.edge.tokenizer, form))
-        finally:
-            self._formats -= 1
 
     def _require_room(self, tokens: int) -> None:
         if tokens >= self.edge.context:
@@ -229,14 +212,12 @@ class Answering:
         grammar: Grammar | None,
         ticket: Ticket,
         *,
-        limited: Callable[[CloudModel], CloudModel] | None = None,
         seen: Callable[[AnswerEvent], AnswerEvent] = lambda event: event,
     ) -> AsyncGenerator[AnswerEvent]:
         """The answer's events once its turn has come, each as `seen` returns it.
 
-        Closing this early stops the work; the ticket is given back when the work has ended.
-        `limited` holds the cloud to what the request's key may still ask of it. Raises an
-        `EdgewiseError`.
+        Closing this early stops the work; the ticket is given back when the work has ended. Raises
+        an `EdgewiseError`.
         """
         await ticket.turn()
         loop = asyncio.get_running_loop()
@@ -248,7 +229,7 @@ class Answering:
 
         def write() -> None:
             try:
-                with closing(self._answer(asked, prompt, grammar, limited)) as source:
+                with closing(self._answer(asked, prompt, grammar)) as source:
                     for item in source:
                         if stop.is_set():
                             break
@@ -272,11 +253,7 @@ class Answering:
             stop.set()
 
     def _answer(
-        self,
-        asked: DecodeRequest,
-        prompt: Prompt,
-        grammar: Grammar | None,
-        limited: Callable[[CloudModel], CloudModel] | None,
+        self, asked: DecodeRequest, prompt: Prompt, grammar: Grammar | None
     ) -> Generator[AnswerEvent]:
         if asked.scorer is not None:
             with closing(asked.scorer(prompt.ids)) as batches:
@@ -288,7 +265,6 @@ class Answering:
         with self.pair.stream(
             prompt,
             policy=asked.policy,
-            around=limited,
             sampling=asked.sampling,
             grammar=grammar,
             candidates=asked.candidates,

@@ -1,4 +1,4 @@
-"""The application: the APIs, health, metrics, documentation, the page."""
+"""The application: the APIs, health, metrics, the page."""
 
 import time
 from collections.abc import Sequence
@@ -7,11 +7,8 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
-import swagger_ui_bundle
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from msgspec.structs import asdict
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -27,7 +24,6 @@ from edgewise.server.errors import ApiError, install
 from edgewise.server.guards import Guard
 from edgewise.server.models import Models, models_of, policy_for
 
-_DOCS = "/docs-assets"
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "Bad input, in one sentence."},
@@ -100,17 +96,6 @@ async def unknown(request: Request) -> None:
     raise ApiError(404, f"{asked} is not answered; GET /openapi.json lists what is.")
 
 
-@about.get("/docs", include_in_schema=False)
-async def docs() -> HTMLResponse:
-    return get_swagger_ui_html(
-        openapi_url="/openapi.json",
-        title="Edgewise",
-        swagger_js_url=f"{_DOCS}/swagger-ui-bundle.js",
-        swagger_css_url=f"{_DOCS}/swagger-ui.css",
-        swagger_favicon_url="/icon.svg",
-    )
-
-
 @keyed.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Counters in Prometheus's text format."""
@@ -170,7 +155,6 @@ def make_app(
         )
     app.add_middleware(Guard, counter=app.state.metrics.requests)
     app.add_middleware(OriginCheck, hosts=hosts, origins=origins)
-    app.mount(_DOCS, StaticFiles(directory=swagger_ui_bundle.swagger_ui_path))
     page = StaticFiles(directory=str(files("edgewise.server") / "page"), html=True)
     app.mount("/", page)
     return app

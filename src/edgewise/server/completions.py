@@ -6,7 +6,7 @@ A prompt is text or token ids, sent to the models as it is. `/tokenize`, `/detok
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -52,8 +52,6 @@ class CompletionRequest(OpenAIRequest):
     ]
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
-    best_of: Literal[1] | None = None
-    suffix: None = None
 
     @property
     def candidates(self) -> int | None:

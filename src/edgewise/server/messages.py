@@ -46,9 +46,6 @@ from edgewise.server.requests import (
     turn,
 )
 
-VERSION_HEADER, VERSIONS = "anthropic-version", ("2023-06-01", "2026-10-21")
-"""The versions whose clients the replies were tried with."""
-
 
 class ToolUse(Strict):
     """A call that an earlier answer made."""
@@ -215,15 +212,13 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/messages")
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """An answer to a conversation, whole or as server-sent events."""
-    writer = partial(MessagesWriter, ignored_headers=_ignored_headers(request))
-    return await answered(body, request, writer, joins=True)
+    return await answered(body, request, MessagesWriter, joins=True)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request, reply: Response) -> dict[str, int]:
     """How many tokens a conversation's prompt has, by the edge model's tokenizer."""
-    names = [*ignored(body), *_ignored_headers(request)]
-    reply.headers.update(ignored_header(names) or {})
+    reply.headers.update(ignored_header(ignored(body)) or {})
     answering = models_of(request).asked(body.model)
     policy_for(answering, body.model)
     prompt = unread(answering, joined([one.message for one in body.turns()]), body.form())
@@ -233,20 +228,13 @@ async def count_tokens(body: CountRequest, request: Request, reply: Response) ->
     return {"input_tokens": len(read.ids)}
 
 
-def _ignored_headers(request: Request) -> list[str]:
-    beta = ["anthropic-beta"] if request.headers.get("anthropic-beta") else []
-    version = request.headers.get(VERSION_HEADER)
-    return beta if version is None or version in VERSIONS else [*beta, VERSION_HEADER]
-
-
 class MessagesWriter(EventWriter):
     """A message, or its events."""
 
     request: MessagesRequest
 
-    def __init__(self, *args: Any, ignored_headers: Sequence[str] = (), **options: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.ignored += ignored_headers
         self._head = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",

@@ -341,7 +341,7 @@ async def reply_with(
     """
     caller, local = caller_of(request), decoding.messages[-1].local
     async with AsyncExitStack() as held:
-        await held.enter_async_context(caller.entered(cloud=decoding.policy.asks))
+        await held.enter_async_context(caller.entered())
         ticket = answering.enter(decoding)
         held.callback(ticket.give_up)
         read, grammar = await unless_gone(request, answering.read(decoding.prompt))
@@ -362,9 +362,7 @@ async def reply_with(
                 answering.local.writing(text, owner=caller.name)
             return caller.seen(event)
 
-        events = answering.events(
-            decoding, prompt, grammar, ticket, limited=caller.limited, seen=seen
-        )
+        events = answering.events(decoding, prompt, grammar, ticket, seen=seen)
         held.push_async_callback(events.aclose)
         if writer.request.stream:
             return EventStream(writer, events, held.pop_all(), ignored_header(names))
@@ -385,7 +383,7 @@ async def queued(
 
     Raises `ApiError` as `Answering.enter`, `Caller.entered` and `unless_gone` do.
     """
-    async with caller_of(request).entered(cloud=False):
+    async with caller_of(request).entered():
         ticket = answering.admission.enter()
         try:
             return await unless_gone(request, work())

@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     Discriminator,
     Field,
     model_validator,
@@ -91,17 +90,6 @@ def ignored_header(names: Iterable[str]) -> dict[str, str] | None:
 def shown(name: str) -> str:
     """A client's own name, as a header can hold it."""
     return "".join(one if one.isascii() and one.isprintable() else "?" for one in name[:60])
-
-
-def refused(why: str) -> BeforeValidator:
-    """For a known field that cannot be honoured; `why` says what to do instead."""
-
-    def check(given: object) -> object:
-        if given is not None:
-            raise PydanticCustomError("refused", "{why}", {"why": why})
-        return given
-
-    return BeforeValidator(check)
 
 
 def by_type(default: str = "", *, others: bool = False) -> Discriminator:

@@ -35,7 +35,6 @@ from edgewise.server.requests import (
     by_type,
     few_parts,
     form_of,
-    refused,
     turn,
 )
 
@@ -120,20 +119,10 @@ class ResponsesRequest(ConversationAnswerRequest):
     ]
     instructions: BoundedText | None = None
     max_output_tokens: TokenLimit | None = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=0)] = None
     text: TextOptions | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolName | None = None
     parallel_tool_calls: bool | None = None
-    truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
-    previous_response_id: Annotated[
-        None, refused("answers are not kept here; send the whole conversation as input")
-    ] = None
-    conversation: Annotated[
-        None, refused("conversations are not kept here; send the whole one as input")
-    ] = None
-    prompt: Annotated[None, refused("there are no stored prompts here; send its text")] = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
 
     @property

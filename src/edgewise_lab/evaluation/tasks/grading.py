@@ -83,10 +83,8 @@ class _Searcher:
                 self._child.abandon()
                 self._child = None
             if self._child is None:
-                here = [str(Path(__file__).parent)]
-                self._child = Child(
-                    "searching:search", seconds=_SECONDS, memory=_MEMORY, longest=1, folders=here
-                )
+                name, own = "searching:search", [str(Path(__file__).parent)]
+                self._child = Child(name, seconds=_SECONDS, memory=_MEMORY, longest=1, folders=own)
                 self._parent = os.getpid()
             try:
                 return self._child.ask(json.dumps([question.answer, text]).encode()) == b"1"
