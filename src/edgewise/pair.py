@@ -147,6 +147,17 @@ class Pair:
     def policy(self, policy: Policy) -> None:
         self.decoder.policy = policy
 
+    @property
+    def draws(self) -> bool:
+        """Whether a chat draws as `CHAT` says, since no temperature is set.
+
+        The bundled pair knows one wording of each answer. An API that takes text may know neither
+        min-p nor temperatures, and would refuse every consult.
+        """
+        own, cloud = self.settings, self.cloud
+        by_text = cloud is not None and cloud.boundaries is not None and cloud.local is None
+        return own.temperature is None and own.edge != _DEFAULTS.edge and not by_text
+
     def forget(self) -> None:
         """Begin new budgets and a new record of what was sent, as for a new conversation."""
         self._budgets.clear()

@@ -23,11 +23,16 @@ def ask(page: Page, text: str) -> None:
     done(page)
 
 
-def play(page: Page, title: str = "") -> None:
-    """Play the first screen's recording of this title, else its first, to the end."""
+def ask_example(page: Page, title: str = "A sum") -> None:
+    """Ask the first screen's question of this title, and wait for the whole answer."""
     with another_turn(page):
-        page.get_by_role("button", name=f"Play: {title}").first.click()
+        page.get_by_role("button", name=title).click()
     done(page)
+
+
+def choose(page: Page, mode: str) -> None:
+    """Who writes from now on."""
+    page.get_by_role("radio", name=mode, exact=True).check()
 
 
 @contextmanager
