@@ -94,7 +94,6 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return min(int(np.searchsorted(sums, draw * sums[kept - 1], side="right")), kept - 1)
 
 
-
 def _require(holds: bool, name: str, bound: str, value: float) -> None:
     if not holds:
         raise UsageError(f"{name} must be {bound}, not {value}.", setting=name.replace("-", "_"))

@@ -42,7 +42,7 @@ def test_an_answer_shows_who_wrote_what(page: Page) -> None:
     drawn = (cloud.locator("mark"), edge)
     colours = [one.evaluate("node => getComputedStyle(node).color") for one in drawn]
     assert colours[0] != colours[1]
-    assert page.locator(".token.pending").count() == 0
+    assert page.locator(".text .pending").count() == 0
     page.locator(".meters summary").click()
     for counter, form in (
         ("tokens", r"^\d+ tokens$"),
@@ -131,7 +131,10 @@ def test_a_sentence_says_what_the_cloud_did(page: Page) -> None:
     agreed = [token(0, "Tin"), cloud_token(1, " is", " is"), token(2, "."), END, usage()]
     many = [cloud_token(place, f"{place}", "x") for place in range(5)]
     for chunks, said in (
-        ([token(0, "Tin"), cloud_token(1, " a", " no"), token(2, "."), END], "1 of 3 tokens: no → a"),
+        (
+            [token(0, "Tin"), cloud_token(1, " a", " no"), token(2, "."), END],
+            "1 of 3 tokens: no → a",
+        ),
         ([*many, token(5, "."), END], "5 of 6 tokens: x → 0, x → 1, x → 2 and 2 more"),
         (agreed, "asked for 1 of 3 tokens and agreed"),
         ([cloud_token(0, "Tin", "tin"), cloud_token(1, "", "."), END], "wrote all 2 tokens"),
@@ -364,14 +367,14 @@ def test_what_an_answer_shows_is_of_the_model_that_was_asked(here: Page, url: st
     models = [pair, {**pair, "model": "alone", "cloud": None, "bundled": False}]
     here.route("**/health", lambda route: route.fulfill(json={"models": models}))
     here.reload()
-    expect(here.get_by_label("Model", exact=True)).to_be_visible()
+    expect(here.get_by_role("combobox", name="Model")).to_be_visible()
     hold(here)
     with another_turn(here):
         here.get_by_label("Message").fill("tin")
         here.keyboard.press("Enter")
     told = token(0, "Tin", reason="below_threshold", score=0.2, threshold=0.9)
     say(here, {"edgewise": {"prompt_token_ids": [1, 2]}}, told)
-    here.get_by_label("Model", exact=True).select_option("alone")
+    here.get_by_role("combobox", name="Model").select_option("alone")
     expect(here.get_by_role("radio", name="Cloud")).to_be_disabled()
     expect(here.get_by_role("button", name="Unplug")).to_be_enabled()
     say(here, END, usage(), over=True)

@@ -120,6 +120,10 @@ export function listen() {
     state.settingsOpen = !state.settingsOpen;
     redraw();
   });
+  document.querySelector("main").addEventListener("pointerdown", () => {
+    state.settingsOpen = false;
+    redraw();
+  });
   byId("key").addEventListener("input", (event) => (state.key = event.target.value));
   // What is no number, or none that the server takes, is marked and not kept.
   for (const name of ["system", "temperature", "limit"]) {

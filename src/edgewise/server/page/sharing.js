@@ -49,11 +49,12 @@ export async function share(turn) {
     el("meta", { "http-equiv": "Content-Security-Policy", content: "default-src 'none'; style-src 'unsafe-inline'" }),
     el("meta", { name: "viewport", content: "width=device-width, initial-scale=1" }),
     el("meta", { name: "color-scheme", content: "light dark" }),
-    el("style", {}, style),
   );
   page.body.className = "shared";
   page.body.append(el("h1", {}, "Edgewise"), legend, shown, el("p", { class: "note" }, `Edge model: ${edge ?? "not known"}. Cloud model: ${cloud ?? "none"}.`));
-  const url = URL.createObjectURL(new Blob([`<!doctype html>\n${page.documentElement.outerHTML}`], { type: "text/html" }));
+  // Written as text: this page may not make a style of its own.
+  const html = page.documentElement.outerHTML.replace("</head>", () => `<style>${style}</style></head>`);
+  const url = URL.createObjectURL(new Blob([`<!doctype html>\n${html}`], { type: "text/html" }));
   el("a", { href: url, download: `edgewise ${bare(turn.prompt).slice(0, 40).replace(/[^\p{L}\p{N}]+/gu, " ").trim()}.html` }).click();
   URL.revokeObjectURL(url);
   return "saved";
