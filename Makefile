@@ -21,7 +21,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
 .PHONY: help install native demo test test-deep test-training test-native test-mlx test-vllm test-litellm \
-	test-lmeval test-agents test-webui lint docs pocket faults bench lock sbom digests image wheel clean
+	test-lmeval test-llm test-agents test-webui lint docs pocket faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,9 +29,10 @@ help:  ## show this help
 install: .venv/installed $(if $(CMAKE_ARGS),.venv/compiled)  ## install Edgewise into .venv
 
 .venv/installed: pyproject.toml
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --editable .
-	touch $@
+	@echo "installing Edgewise and what it needs into .venv"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
 
 native: .venv/compiled  ## build llama.cpp for this processor (a GPU: CMAKE_ARGS="-DGGML_CUDA=on" make native)
 
@@ -55,7 +56,7 @@ endif
 always:
 
 demo: install  ## install, then run the bundled pair on held-out questions
-	$(BIN)/edgewise demo
+	@$(BIN)/edgewise demo
 
 .venv/tested: .venv/installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
@@ -120,7 +121,7 @@ test-mlx: .venv-mlx/installed  ## run the tests of the MLX engine (on Linux on t
 
 test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against a real vLLM (3 GB)
 	VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m $(PYTEST) tests/contracts/test_cloud.py \
-		tests/contracts/test_text_dialects.py tests/bench/test_frontier_vllm.py -k vllm
+		tests/contracts/test_text_dialects.py -k vllm
 
 .venv-litellm/installed:
 	$(PYTHON) -m venv .venv-litellm
@@ -132,16 +133,12 @@ test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM 
 	LITELLM_PYTHON=$(CURDIR)/.venv-litellm/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_clients.py \
 		-k 'documentation or proxys'
 
-# What Edgewise and its tests need lies in the other one, which names Edgewise's own folder in a file
-# that is read there alone.
 .venv-lmeval/installed: .venv/tested
 	$(PYTHON) -m venv .venv-lmeval
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)/src", sep="\n")' \
-		>"$$(.venv-lmeval/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
 	.venv-lmeval/bin/python -m pip install --quiet 'lm-eval[api]>=0.4.13,<0.5'
 	touch $@
 
-test-lmeval: .venv-lmeval/installed  ## run the tests of the LM Evaluation Harness, by URL and by class
+test-lmeval: .venv-lmeval/installed  ## run the tests of the LM Evaluation Harness against the server
 	LMEVAL_PYTHON=$(CURDIR)/.venv-lmeval/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_lm_eval.py
 
 # Programs of others, in a folder of their own; an agent's second half comes by a script that npm
@@ -200,7 +197,7 @@ bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
 	$(BIN)/python -m benchmarks.edge_speed
 
 # What the image installs beyond the base install.
-IMAGE_EXTRAS ?= gateway-redis otel serve
+IMAGE_EXTRAS ?= gateway-redis serve
 LOCKED = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-annotate --no-header
 
@@ -231,17 +228,28 @@ wheel: .venv/installed  ## build what is published: dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
-# A cache of its own, empty at first: the minute is a stranger's, download included.
-TRY = UV_CACHE_DIR=build/uv timeout 60 $(BIN)/uvx --isolated --find-links dist --from \
-	"edgewise==$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)" edgewise
+# Caches of their own, empty at first: the minute is a stranger's, downloads included.
+WHEEL = edgewise==$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
+TRY = UV_CACHE_DIR=build/try/cache timeout 60 $(BIN)/uvx --isolated --find-links dist --from "$(WHEEL)" edgewise
+# An environment that has Edgewise takes an extra by its name alone.
+EXTRA = 'edgewise[serve]'
+SERVES = build/try/$(1)/bin/python -c 'import edgewise.server.app'
 
 .PHONY: try
-try: wheel  ## install the wheel as a stranger would, with uvx, and answer within a minute
+try: wheel  ## install the wheel as a stranger would, with uvx, pip and uv, and answer within a minute
 	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
-	rm -rf build/uv
+	rm -rf build/try
 	$(TRY) demo --questions 10
 	$(TRY) doctor
+	$(PYTHON) -m venv build/try/pip
+	build/try/pip/bin/python -m pip install --quiet --no-cache-dir dist/*.whl
+	build/try/pip/bin/python -m pip install --quiet --no-cache-dir $(EXTRA)
+	$(call SERVES,pip)
+	$(BIN)/uv venv --quiet build/try/uv
+	$(BIN)/uv pip install --quiet --python build/try/uv/bin/python dist/*.whl
+	$(BIN)/uv pip install --quiet --python build/try/uv/bin/python $(EXTRA)
+	$(call SERVES,uv)
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-native .venv-compiled .venv-mlx .venv-vllm .venv-litellm .venv-lmeval .cache \
+	rm -rf .venv .venv-* .cache \
 		build dist

@@ -39,7 +39,7 @@ from edgewise.wire.protocol import (
 )
 from edgewise_lab.tables import line
 from tests.doubles.scripted_engine import reply_to
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 PROMPT, NEW = 200, 16
 MOST_IDS = 1000

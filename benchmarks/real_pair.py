@@ -9,11 +9,15 @@ the questions that all systems have answered; everything is kept in `--work`: in
 on.
 
 Thresholds come from the router's scores along the edge's own answers to the train and calibration
-questions, moved once by the share that came of it on 30 calibration questions. Consults can make
+questions, moved once by the share that came of it on `--tried` of the latter. Consults can make
 answers so much longer that a lower threshold comes to a smaller share: then the one before stays.
+
+Where answers are long, `--mismatches` draws the places of each wrong answer whose rollout is run;
+the other places at which the cloud would have written another token get the mean of those drawn.
 """
 
 import argparse
+import random
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -53,18 +57,42 @@ from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
 from edgewise_lab.tables import line
 from edgewise_lab.training.fit import Recipe
-from edgewise_lab.training.labels.base import labels_named
+from edgewise_lab.training.labels.base import Case, Labelling
+from edgewise_lab.training.labels.published import Rescue
 from edgewise_lab.training.router import Training
 
 SHARES = (0.05, 0.10)
 UNTRAINED = ("entropy", "max-prob")
 TOP = 64
-TRIED = 30
-"""Calibration questions that a first threshold is tried on."""
+TEXT_RANKS = ("text", "ranks")
 
 Ids = tuple[int, ...]
+Routers = Mapping[str, tuple[Router, str]]
+"""By name: the router, and its identity."""
+
 Systems = dict[Cell, tuple[str, System]]
 """By cell: the identity of its router, and who answers."""
+
+
+class SampledRescue(Rescue):
+    """`Rescue` with rollouts at no more than `most` places of an answer, drawn by its question."""
+
+    def __init__(self, most: int) -> None:
+        self.name, self._most = f"{Rescue.name}-{most}", most
+
+    def of(self, case: Case) -> Labelling:
+        values = [0.0] * len(case.proposed)
+        cloud, ids = case.sample.cloud, case.sample.ids
+        places = [i for i, token in enumerate(cloud) if token != ids[i]]
+        if case.sample.right or not places:
+            return values
+        drawn = random.Random(case.question.id).sample(places, min(self._most, len(places)))
+        right = yield from case.right("edge", [(i, cloud[i]) for i in drawn])
+        for i in places:
+            values[i] = sum(right) / len(right)
+        for i, value in zip(drawn, right, strict=True):
+            values[i] = float(value)
+        return values
 
 
 class _Held:
@@ -187,77 +215,93 @@ class _KnownCloudSession(WrappedSession):
 class Measurement:
     """What is measured, and what of it is done."""
 
-    def __init__(self, settings: Settings, test: tuple[Task, Task], train: Task, work: Path):
+    def __init__(
+        self,
+        settings: Settings,
+        test: tuple[Task, Task],
+        train: Task,
+        work: Path,
+        *,
+        mismatches: int | None = None,
+        tried: int = 30,
+    ) -> None:
+        """`test` is the task and what thresholds are set on, `tried` of it."""
         self._models = open_models(settings)
-        edge, cloud = self._models.both()
+        self._edge, self._cloud = self._models.both()
         self.task, self.calibration, self.train = *test, train
-        self.store = Store(work / "answers", manifest(*test, edge, cloud))
-        self.edge: Any = KnownEdge(edge)
-        self.cloud: Any = KnownCloud(cloud)
-        self._folder = work / "router"
+        self.store = Store(work / "answers", manifest(*test, self._edge, self._cloud))
+        self.edge: Any = KnownEdge(self._edge)
+        self.cloud: Any = KnownCloud(self._cloud)
+        self._folder, self._tried = work / "router", tried
+        self._label = Rescue() if mismatches is None else SampledRescue(mismatches)
 
     def trained(self, inputs: tuple[str, ...]) -> tuple[Router, str]:
         """The router, fitted now if it is not there, and its identity."""
         if not (self._folder / CONFIG).exists():
-            (label,) = labels_named("rescue")
             training = Training(
                 self.train,
                 self.calibration,
                 self._folder,
-                edge=self.edge,
-                cloud=self.cloud,
-                label=label,
+                edge=self._edge,
+                cloud=self._cloud,
+                label=self._label,
                 inputs=inputs,
                 recipe=Recipe(),
             )
             training.collect()
             training.label()
             training.fit()
-            self.forget()
-        card = read_card(self._folder)
-        return router_of(card, self._folder), identity_of(card, self._folder)
+        return checkpoint(self._folder)
 
-    def systems(self, routers: Mapping[str, tuple[Router, str]]) -> Systems:
+    def systems(self, routers: Routers, cells: Sequence[Cell]) -> Systems:
+        """`cells` are the pairs among them."""
         edge, cloud, most = self.edge, self.cloud, self.task.max_tokens
         found: Systems = {
             EDGE: ("", edge_alone(edge, most)),
             CLOUD: ("", CloudAlone(cloud, edge.tokenizer, most)),
-            COMMIT_POINT: ("", CommitPoint(edge, cloud, most)),
         }
-        for name, (router, identity) in routers.items():
-            cells = [Cell(name, share) for share in SHARES]
-            if self.store.threshold(cells[-1], identity) is None:
-                known = name == "random"
-                fresh = [1 - share for share in SHARES] if known else self._thresholds(router)
-                for cell, threshold in zip(cells, fresh, strict=True):
-                    self.store.set_threshold(cell, threshold, identity)
-            for cell in cells:
-                threshold = self.store.threshold(cell, identity)
-                assert threshold is not None
-                found[cell] = identity, self._pair(router, threshold)
+        if any(question.choices for question in self.task.questions):
+            found[COMMIT_POINT] = "", CommitPoint(edge, cloud, most)
+        known = {cell: self.store.threshold(cell, routers[cell.system][1]) for cell in cells}
+        lacking = [cell for cell, threshold in known.items() if threshold is None]
+        for cell, threshold in self._thresholds(routers, lacking).items():
+            self.store.set_threshold(cell, threshold, routers[cell.system][1])
+            known[cell] = threshold
+        for cell, threshold in known.items():
+            assert threshold is not None
+            router, identity = routers[cell.system]
+            found[cell] = identity, self._pair(router, threshold)
         return found
 
     def _pair(self, router: Router, threshold: float) -> Decoded:
         decoder = paired(self.edge, router, threshold, self.cloud, deadline=LONGEST_DEADLINE)
         return Decoded(decoder, self.task.max_tokens)
 
-    def _thresholds(self, router: Router) -> list[float]:
-        scores = np.concatenate([self._scores(router, q) for q in self._others()])
-        found: list[float] = []
-        before = first = 0.0
-        for share in SHARES:
-            last, first = first, float(np.quantile(scores, 1 - share))
-            pair = self._pair(router, first)
-            answers = [pair.answer(question) for question in self.calibration.questions[-TRIED:]]
+    def _thresholds(self, routers: Routers, cells: Sequence[Cell]) -> dict[Cell, float]:
+        """Question by question, so that what is known of one serves all routers."""
+        fresh = [cell for cell in cells if cell.system != "random"]
+        found = {cell: 1 - _share(cell) for cell in cells if cell.system == "random"}
+        scores: dict[str, list[Floats]] = {cell.system: [] for cell in fresh}
+        for question in [*self.train.questions, *self.calibration.questions] if fresh else ():
+            for name, own in scores.items():
+                own.append(self._scores(routers[name][0], question))
             self.forget()
-            realised = max(0.01, cloud_share(answers))
-            moved = float(np.quantile(scores, max(0.0, 1 - share * share / realised)))
-            found.append(moved if realised > before else last)
-            before = realised
+        every = {name: np.concatenate(own) for name, own in scores.items()}
+        first = {cell: float(np.quantile(every[cell.system], 1 - _share(cell))) for cell in fresh}
+        answers: dict[Cell, list[Outcome]] = {cell: [] for cell in fresh}
+        for question in self.calibration.questions[-self._tried :] if fresh else ():
+            for cell in fresh:
+                pair = self._pair(routers[cell.system][0], first[cell])
+                answers[cell].append(pair.answer(question))
+            self.forget()
+        for name, own in every.items():
+            before, last = 0.0, 0.0
+            for cell in sorted((c for c in fresh if c.system == name), key=_share):
+                share, realised = _share(cell), max(0.01, cloud_share(answers[cell]))
+                moved = float(np.quantile(own, max(0.0, 1 - share * share / realised)))
+                found[cell] = moved if realised > before else last
+                before, last = realised, first[cell]
         return found
-
-    def _others(self) -> list[Question]:
-        return [*self.train.questions, *self.calibration.questions]
 
     def _scores(self, router: Router, question: Question) -> Floats:
         """Along the edge's own answer."""
@@ -282,7 +326,7 @@ class Measurement:
             for cell, outcome in zip(systems, own, strict=True):
                 if outcome is not None and None not in own:
                     found[cell].append(outcome)
-        for share in SHARES:
+        for share in sorted({_share(cell) for cell in systems if cell.share is not None}):
             found[Cell("query-level", share)] = query_level(found[EDGE], found[CLOUD], share)
         return found
 
@@ -290,6 +334,17 @@ class Measurement:
         """Another question comes: what is known of this one helps nobody."""
         self.edge.forget()
         self.cloud.forget()
+
+
+def checkpoint(folder: Path) -> tuple[Router, str]:
+    """A router that is there, and its identity."""
+    card = read_card(folder)
+    return router_of(card, folder), identity_of(card, folder)
+
+
+def _share(cell: Cell) -> float:
+    assert cell.share is not None
+    return cell.share
 
 
 def table(found: Mapping[Cell, Sequence[Outcome]]) -> list[str]:
@@ -339,6 +394,10 @@ def main() -> None:
     parser.add_argument("--calibration", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--mismatches", type=int, help="places of an answer that are rolled out")
+    parser.add_argument("--tried", type=int, default=30)
+    parser.add_argument("--also", action="append", default=[], help="NAME=FOLDER of a checkpoint")
+    parser.add_argument("--pair", action="append", default=[], help="NAME@SHARE (default: all)")
     chosen = parser.parse_args()
     test = with_calibration(
         chosen.task,
@@ -358,12 +417,18 @@ def main() -> None:
         calibration=chosen.calibration,
     )
     settings = Settings(edge=chosen.edge, cloud=chosen.cloud, threads=1)
-    one = Measurement(settings, test, train, chosen.work)
+    one = Measurement(
+        settings, test, train, chosen.work, mismatches=chosen.mismatches, tried=chosen.tried
+    )
     until = time.monotonic() + 60 * chosen.minutes
-    routers = {"text-ranks": one.trained(("text", "ranks"))}
+    routers = {"text-ranks": one.trained(TEXT_RANKS)}
     for name in (*UNTRAINED, "random"):
         routers[name] = router_named(name), identity_named(name)
-    systems = one.systems(routers)
+    for name, _, folder in (given.partition("=") for given in chosen.also):
+        routers[name] = checkpoint(Path(folder))
+    every = [f"{name}@{share}" for name in routers for share in SHARES]
+    cells = [Cell(n, float(s)) for n, _, s in (p.partition("@") for p in chosen.pair or every)]
+    systems = one.systems(routers, cells)
     one.answer(systems, until)
     found = one.done(systems)
     print(f"{len(found[EDGE])} questions\n")

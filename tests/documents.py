@@ -99,10 +99,3 @@ def _lines(text: str) -> Iterator[str]:
         yield held
         held = ""
     assert not held, f"a quotation is never closed: {held}"
-
-
-def spans(page: Path) -> Iterator[str]:
-    """Code in the text of a page, outside of blocks."""
-    text = re.sub(r"^[ ]*```.*?^[ ]*```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", text):
-        yield " ".join(span.split())

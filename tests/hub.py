@@ -2,13 +2,18 @@
 
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 _API = re.compile(
@@ -224,3 +229,40 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _etag(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+_SCRIPT = """
+import json, sys
+from edgewise.addresses import resolve
+from edgewise.errors import AddressError
+found = []
+for address in json.loads(sys.argv[1]):
+    try:
+        found.append({expression})
+    except AddressError as error:
+        found.append(f"! {{error}}")
+print(json.dumps(found))
+"""
+
+
+def in_a_process(
+    home: Path,
+    endpoint: str,
+    expression: str,
+    *addresses: str,
+    module: str = "edgewise.addresses",
+    **more: str,
+) -> list[Any]:
+    """What an expression of each `address` is in a fresh process; errors start with "! "."""
+    kept = {k: v for k, v in os.environ.items() if not k.upper().startswith(("HF_", "HTTP"))}
+    script = f"from {module} import *\n" + _SCRIPT.format(expression=expression)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, json.dumps(addresses)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), **more},
+        cwd=Path(__file__).parents[1],
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

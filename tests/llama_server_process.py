@@ -1,17 +1,14 @@
 """The real llama-server (from the xllamacpp wheel) as a process of its own on 127.0.0.1."""
 
 import json
-import socket
-import subprocess
+import os
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.deep import require_deep
+from tests.server_process import free_port, server_process
 
 RECOMMENDED = {"cache_ram_mib": 0, "kv_unified": False, "slot_prompt_similarity": 0.0}
 """The flags that docs/clouds.md asks for, under the names of `xllamacpp.CommonParams`."""
@@ -28,14 +25,6 @@ for name, value in json.loads(sys.argv[3]).items():
 server = xllamacpp.Server(params)
 sys.stdin.read()
 """
-START_SECONDS = 60
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -54,26 +43,6 @@ def llama_server(
     port = port or free_port()
     set_to = json.dumps({"api_keys": [key] if key else [], **(flags or {})})
     command = [sys.executable, "-c", _SERVE, str(model), str(port), set_to]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait(url, process)
+    url = f"http://127.0.0.1:{port}"
+    with server_process(command, f"{url}/health", log=Path(os.devnull)):
         yield url
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _wait(url: str, process: "subprocess.Popen[bytes]") -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise RuntimeError(f"llama-server ended with code {process.returncode}")
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=1).close()
-            return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.05)
-    raise RuntimeError("llama-server did not start")

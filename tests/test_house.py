@@ -21,7 +21,7 @@ LAYERS = (
     ("cloud", "keys"),
     ("costs",),
     ("loop",),
-    ("advice", "testing", "traces", "gateway"),
+    ("advice", "testing", "gateway"),
     ("parts",),
     ("pair",),
     ("__init__",),
@@ -32,7 +32,7 @@ LAYERS = (
     ("lab.sequences",),
     ("lab.rollouts", "lab.tables"),
     ("lab.evaluation",),
-    ("lab.bench", "lab.lm_eval", "lab.training"),
+    ("lab.bench", "lab.training"),
     ("lab.commands",),
 )
 """Rooms from the ground up: a room knows those below it, and neither its neighbours nor more.
@@ -102,33 +102,33 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 2_680,
-    "edgewise/cli": 2_500,
-    "edgewise/cloud": 4_738,
-    "edgewise/costs": 585,
-    "edgewise/edge": 4_352,
-    "edgewise/engines": 2_763,
-    "edgewise/gateway": 1_490,
-    "edgewise/grammar": 969,
-    "edgewise/hub": 650,
-    "edgewise/keys": 895,
-    "edgewise/listening": 612,
-    "edgewise/loop": 1_655,
+    "edgewise": 2_469,
+    "edgewise/cli": 2_329,
+    "edgewise/cloud": 4_430,
+    "edgewise/costs": 539,
+    "edgewise/edge": 4_624,
+    "edgewise/engines": 2_761,
+    "edgewise/gateway": 1_342,
+    "edgewise/grammar": 968,
+    "edgewise/hub": 711,
+    "edgewise/keys": 774,
+    "edgewise/listening": 579,
+    "edgewise/loop": 1_522,
     "edgewise/prompts": 951,
-    "edgewise/routers": 880,
-    "edgewise/sandbox": 260,
+    "edgewise/routers": 968,
+    "edgewise/sandbox": 258,
     "edgewise/server": 3_665,
-    "edgewise/testing": 525,
+    "edgewise/testing": 501,
     "edgewise/wire": 265,
-    "edgewise_lab": 445,
-    "edgewise_lab/bench": 2_560,
+    "edgewise_lab": 400,
+    "edgewise_lab/bench": 2_435,
     "edgewise_lab/commands": 1_430,
-    "edgewise_lab/evaluation": 2_645,
-    "edgewise_lab/training": 1_930,
+    "edgewise_lab/evaluation": 2_640,
+    "edgewise_lab/training": 2_165,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 30_400, 180
+PRODUCT_LINES, PRODUCT_FILES = 29_656, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

@@ -4,12 +4,9 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 
-from edgewise.gateway.app import DRAIN_SECONDS
 from tests.deployment import DEPLOY, manifests, parsed
 
-FOLDER = DEPLOY / "kubernetes"
 OLDEST = "1.30"
 """The first that knows everything that is used here."""
 
@@ -30,12 +27,6 @@ def main(workload: str) -> dict[str, Any]:
 @pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
 def test_a_manifest_keeps_to_the_schema(name: str, version: str) -> None:
     kubernetes_validate.validate(manifests()[name], version, strict=True)
-
-
-def test_what_is_applied_is_what_is_there() -> None:
-    described = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
-    files = {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
-    assert set(described["resources"]) == files
 
 
 @pytest.mark.parametrize("workload", [*WORKLOADS, "StatefulSet limits"])
@@ -77,34 +68,6 @@ def test_the_gateways_command_names_every_replica() -> None:
     assert waiting["args"] == ["--wait", *(f"{replica}/health" for replica in replicas)]
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     assert f"COPY deploy/answers.py {waiting['command'][1]}" in dockerfile
-
-
-def test_a_gateway_has_longer_than_its_drain_takes() -> None:
-    pause = main("Deployment gateway")["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert (
-        pod("Deployment gateway")["terminationGracePeriodSeconds"] > pause + 2 * DRAIN_SECONDS + 5
-    )
-    probe = main("Deployment gateway")["readinessProbe"]
-    assert pause > probe["periodSeconds"]
-
-
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_names_and_labels_find_each_other(workload: str) -> None:
-    found, name = manifests()[workload], workload.split()[1]
-    labels = found["spec"]["template"]["metadata"]["labels"]
-    assert found["spec"]["selector"]["matchLabels"] == labels
-    assert manifests()[f"Service {name}"]["spec"]["selector"] == labels
-    budget = manifests()[f"PodDisruptionBudget {name}"]["spec"]
-    assert budget["selector"]["matchLabels"] == labels
-    assert budget.get("minAvailable", 0) < found["spec"]["replicas"] > 1
-    ports = {port["name"] for port in main(workload)["ports"]}
-    for port in manifests()[f"Service {name}"]["spec"]["ports"]:
-        assert port["targetPort"] in ports
-    volumes = {volume["name"] for volume in pod(workload)["volumes"]}
-    assert volumes == {mount["name"] for mount in main(workload)["volumeMounts"]}
-    policy = manifests()[f"NetworkPolicy {name}"]["spec"]
-    assert policy["podSelector"]["matchLabels"] == labels
-    assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} <= ports
 
 
 def test_only_gateways_reach_engines() -> None:

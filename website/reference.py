@@ -82,7 +82,7 @@ _ERRORS = """# Errors and reasons
 
 ## Reasons
 
-Why a token was written by whom: `reason` of a `Token`, in traces, and in replies with provenance.
+Why a token was written by whom: `reason` of a `Token`, and in replies with provenance.
 [The life of a token](../life-of-a-token.md#reasons) says what each means.
 
 | no consult failed | a consult failed |

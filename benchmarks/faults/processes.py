@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 HEALTH_SECONDS = 0.2
 """Between a gateway's looks at its engines here: nobody wants to wait for the usual ones."""

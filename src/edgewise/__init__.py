@@ -23,26 +23,18 @@ if TYPE_CHECKING:
 
 # Imported when it is first used, so that a command waits for nothing that it does not need.
 _MODULES = {
-    "LlamaServer": "cloud.engine",
-    "LocalCloud": "cloud.local",
-    "Needs": "edge.base",
-    "Step": "edge.base",
-    "LlamaModel": "edge.llamacpp",
-    "EdgewiseError": "errors",
-    "Consult": "events",
-    "Event": "events",
-    "Finished": "events",
-    "Token": "events",
-    "Answer": "loop.decoder",
-    "Decoder": "loop.decoder",
-    "Policy": "loop.policy",
-    "Pair": "pair",
-    "Message": "prompts",
-    "Prompt": "prompts",
-    "Entropy": "routers.uncertainty",
-    "Margin": "routers.uncertainty",
-    "MaxProb": "routers.uncertainty",
-    "Sampling": "sampling",
+    "cloud.engine": ("LlamaServer",),
+    "cloud.local": ("LocalCloud",),
+    "edge.base": ("Needs", "Step"),
+    "edge.llamacpp": ("LlamaModel",),
+    "errors": ("EdgewiseError",),
+    "events": ("Consult", "Event", "Finished", "Token"),
+    "loop.decoder": ("Answer", "Decoder"),
+    "loop.policy": ("Policy",),
+    "pair": ("Pair",),
+    "prompts": ("Message", "Prompt"),
+    "routers.uncertainty": ("Entropy", "Margin", "MaxProb"),
+    "sampling": ("Sampling",),
 }
 
 __all__ = [
@@ -70,10 +62,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return found
+    for module, names in _MODULES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -25,19 +25,19 @@ once. If it does not answer, the files of earlier downloads are used.
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgewise.errors import AddressError
-from edgewise.hub import HubAddress, require_plain, short
+from edgewise.hub import HubAddress, models_among, parts_of, short
 
 if TYPE_CHECKING:
     from edgewise.hub.client import Repository
 
-Part = Literal["edge", "cloud", "router"]
+Part = Literal["edge", "cloud", "router", "routers"]
 Role = Literal["edge", "cloud", "cloud_tokenizer"]
 
 CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
@@ -58,8 +58,6 @@ MAX_CONFIG = 4 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 _PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q8_0")
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-_NOT_A_MODEL = re.compile(r"(?i)mmproj|imatrix")
 _MOST_PARTS = 1000
 
 _HERE = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]):\d{1,5}(?:/.*)?")
@@ -81,7 +79,7 @@ _TYPO = 0.8
 
 def bundled(part: Part) -> Path:
     """Where a part of the bundled pair lies."""
-    name = part if part == "router" else f"{part}.gguf"
+    name = part if part.startswith("router") else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
 
@@ -183,6 +181,8 @@ def engine_at(address: str) -> str:
     A GGUF is for llama.cpp, `genai_config.json` for ONNX Runtime; `config.json` with safetensors is
     for transformers, or for MLX if they say so.
     """
+    if is_url(with_scheme(address)):
+        return "llama-server"
     if address == "bundled" or _file(address) is not None:
         return "llamacpp"
     if folder := local_folder(address):
@@ -247,21 +247,6 @@ def checkpoint(name: str) -> Path | None:
     return repository.folder(wanted)
 
 
-def models_among(names: Iterable[str]) -> list[str]:
-    """The GGUF models, by name: no projector, no importance matrix, of a split model the first."""
-    ggufs = sorted(n for n in names if n.endswith(".gguf") and not _NOT_A_MODEL.search(n))
-    return [name for name in ggufs if (part := _PART.search(name)) is None or int(part[1]) == 1]
-
-
-def parts_of(name: str) -> list[str]:
-    """The files of a split model that `name` is the first of; any other name alone."""
-    match = _PART.search(name)
-    if not match:
-        return [name]
-    count, stem = int(match[2]), name[: match.start()]
-    return [f"{stem}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
-
-
 def _chosen(address: HubAddress, repository: "Repository") -> str:
     """The first part of the file that the quantisation names, or of the preferred one."""
     models = models_among(repository.names)
@@ -323,7 +308,6 @@ def _is_mlx(config: Path) -> bool:
 
 
 def _repository(address: HubAddress, setting: str | None) -> "Repository":
-    require_plain(address, setting=setting)
     from edgewise.hub.client import Repository
 
     return Repository(address, setting=setting)
@@ -372,9 +356,6 @@ def _unknown(address: str, role: Role) -> AddressError:
     elif role == "cloud" and _HOST.fullmatch(address):
         problem = f"{named!r} does not say how it is reached"
         hint = f"give https://{named}, or http:// before it in a network of your own"
-    elif _is(address, Path.is_symlink):
-        problem = f"{named!r} is a link to a file that does not exist"
-        hint = "correct it, or name a file"
     elif close := get_close_matches(address, ["bundled"], 1, _TYPO):
         hint = f"did you mean {close[0]!r}? If not: {hint}"
     elif other := _elsewhere(address):

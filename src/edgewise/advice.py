@@ -26,11 +26,7 @@ TYPICAL_CHANGED = 0.5
 
 System = Literal["edge", "routing", "streaming"]
 
-_NAMES: dict[System, str] = {
-    "edge": "edge",
-    "routing": "pair",
-    "streaming": "cloud streamed",
-}
+_NAMES: dict[System, str] = {"edge": "edge", "routing": "pair", "streaming": "cloud streamed"}
 
 _ASKED = (Message("user", "Count in words from one to twenty, separated by spaces."),)
 _BEGUN = "one two three four"
@@ -48,7 +44,6 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     fastest: System
-    cheapest: System | None
     edge: float
     routing: float
     streaming: float | None
@@ -63,8 +58,8 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
     The edge takes `step` a token, the cloud `cloud_token` a token that it streams (None if that
     could not be measured). `consult` is the engine's time of one consult, `asked` the part of the
     tokens consulted for (p), `changed` the part of the consults whose completion differs from the
-    edge's token (d; `assumed` if it was not measured), `speculate` the most drafts. `cached` is the
-    part of a prompt sent again that the provider has cached.
+    edge's token (d), `speculate` the most drafts. `cached` is the part of a prompt sent again that
+    the provider has cached.
     """
 
     step: float
@@ -73,7 +68,6 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
     cloud_token: float | None
     asked: float
     changed: float
-    assumed: bool = True
     speculate: int = 16
     cached: float = 0.0
 
@@ -116,40 +110,31 @@ def advise(
     if (streaming := cloud_alone(at)) is not None:
         speeds["streaming"] = streaming
     fastest = min(speeds, key=lambda system: speeds[system])
+    each = " · ".join(f"{_NAMES[system]} {_ms(seconds)}" for system, seconds in speeds.items())
+    unknown = ", the cloud streamed: not measured" if streaming is None else ""
     bill = None if price is None else bill_over_streaming(at, price)
     even = break_even(at)
-    free = None
-    if price is None and local:
-        free = "the cloud model runs on this device"
-    elif price is not None and bill is None:
-        free = "its price is nothing"
     return Advice(
         fastest=fastest,
-        cheapest=None if bill is None else "edge",
         edge=speeds["edge"],
         routing=speeds["routing"],
         streaming=streaming,
         break_even=even,
         bill=bill,
         sentences=(
-            _speed(speeds, fastest, place),
-            _cost(bill, free),
-            _what_to_do(at, speeds, even),
+            f"{each} a token{unknown}, {place}: {_NAMES[fastest]} is fastest",
+            _cost(price, bill, local=local),
+            _what_to_do(at, speeds["routing"], streaming, even),
         ),
     )
 
 
-def _speed(speeds: dict[System, float], fastest: System, place: str) -> str:
-    each = " · ".join(f"{_NAMES[system]} {_ms(seconds)}" for system, seconds in speeds.items())
-    unknown = "" if "streaming" in speeds else ", the cloud streamed: not measured"
-    return f"{each} a token{unknown}, {place}: {_NAMES[fastest]} is fastest"
-
-
-def _cost(bill: float | None, free: str | None) -> str:
-    if free is not None:
-        return f"nothing is billed: {free}"
+def _cost(price: Price | None, bill: float | None, *, local: bool) -> str:
+    if price is None:
+        free = "nothing is billed: the cloud model runs on this device"
+        return free if local else "unknown without a price"
     if bill is None:
-        return "unknown without a price"
+        return "nothing is billed: its price is nothing"
     ratio = f"{bill:.1f} times" if bill >= 0.1 else "less than a tenth of"
     return (
         f"edge nothing · pair {ratio} what streaming costs, with a prompt of {PROMPT} tokens and "
@@ -157,8 +142,9 @@ def _cost(bill: float | None, free: str | None) -> str:
     )
 
 
-def _what_to_do(at: MeasuredConditions, speeds: dict[System, float], even: float | None) -> str:
-    routing, streaming = speeds["routing"], speeds.get("streaming")
+def _what_to_do(
+    at: MeasuredConditions, routing: float, streaming: float | None, even: float | None
+) -> str:
     if not at.asked:
         return "with a cloud share of 0 the edge writes alone"
     if streaming is None:

@@ -7,6 +7,7 @@
     |   +-- ContextOverflow      more tokens than the context holds
     |   +-- VocabularyMismatch   two models that do not share a vocabulary
     |   +-- RouterMismatch       a router made for another edge model
+    +-- EdgeError                the server that runs the edge model does not answer
     +-- StaleStepError           a view into the engine read after its next decode (a bug)
     +-- CloudError               the cloud model did not answer a consult
         +-- CloudUnavailable     no connection, or the engine is down
@@ -82,6 +83,10 @@ class VocabularyMismatch(UsageError):
 
 class RouterMismatch(UsageError):
     """A router checkpoint made for another edge model."""
+
+
+class EdgeError(EdgewiseError):
+    """The server that runs the edge model does not answer, or not as it should."""
 
 
 class StaleStepError(EdgewiseError):

@@ -1,6 +1,6 @@
 """The events of an answer: a closed union of small frozen values.
 
-Terminal, traces, evaluation and servers consume the same events. The `text` of all `Token`s and of
+Terminal, evaluation and servers consume the same events. The `text` of all `Token`s and of
 the closing `Finished`, concatenated, is the whole answer.
 """
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from msgspec.structs import asdict, replace
 
@@ -23,13 +23,14 @@ from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.parts import (
     cloud_address,
     context_filter,
+    edge_engine,
     make_billing,
     make_policy,
     open_cloud,
     open_edge,
     open_router,
     sampling_of,
-    sampling_with,
+    starts_of,
 )
 from edgewise.prompts import (
     Message,
@@ -41,7 +42,6 @@ from edgewise.prompts import (
     require_text,
 )
 from edgewise.routers.base import Router
-from edgewise.routers.card import RouterCard
 from edgewise.routers.named import checked_router
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, names_in, settings_of, spelled
@@ -98,34 +98,32 @@ class Pair:
         written to `sent_file` before it leaves. Raises `UsageError`, or a `CloudError` if the cloud
         model cannot be reached.
         """
-        parts = {"edge": edge, "cloud": cloud, "router": router}
-        self.settings = _chosen(parts, settings, slots)
-        self.system = system
+        self.system, parts = system, {"edge": edge, "cloud": cloud, "router": router}
+        own = self.settings = _chosen(parts, settings, slots)
         require_text("The system message", system or "")
-        sampling_of(self.settings)
-        self.billing = make_billing(self.settings)
+        sampling_of(own)
+        self.billing = make_billing(own)
         self.record = _record(sent_file)
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
                 prepare()
-                self.edge: EdgeModel = open_edge(
-                    self.settings, slots=slots, keep_prefixes=keep_prefixes
-                )
+                self.edge: EdgeModel = open_edge(own, slots=slots, keep_prefixes=keep_prefixes)
                 opened.callback(self.edge.close)
             else:
                 self.edge = _open_already(edge)
-            self.router, self.card = _router(router, self.settings, self.edge)
-            policy = make_policy(self.settings, self.card)
+            self.starts: Mapping[str, float] = {}
+            if router is None or isinstance(router, str | Path):
+                self.router, self.card = open_router(own, self.edge)
+                self.starts = starts_of(own, self.router, self.card, self.edge)
+            else:
+                self.router, self.card = checked_router(type(router).__name__, router), None
+            policy = make_policy(own, self.starts)
             if cloud is None or isinstance(cloud, str | Path):
-                self.cloud = open_cloud(
-                    self.settings, self.edge, slots=slots, keep_prefixes=keep_prefixes
-                )
+                self.cloud = open_cloud(own, self.edge, slots=slots, keep_prefixes=keep_prefixes)
                 if self.cloud is not None:
                     opened.callback(self.cloud.close)
             else:
-                self.cloud = bridged(
-                    cloud, self.edge.tokenizer, context_filter=context_filter(self.settings)
-                )
+                self.cloud = bridged(cloud, self.edge.tokenizer, context_filter=context_filter(own))
                 self.cloud.check(self.edge.tokenizer)
             self.decoder = Decoder(
                 self.edge,
@@ -152,11 +150,13 @@ class Pair:
         """Whether a chat draws as `CHAT` says, since no temperature is set.
 
         The bundled pair knows one wording of each answer. An API that takes text may know neither
-        min-p nor temperatures, and would refuse every consult.
+        min-p nor temperatures, and would refuse every consult. A server that runs the edge model
+        streams its greedy tokens, so each drawn one would be a request.
         """
         own, cloud = self.settings, self.cloud
         by_text = cloud is not None and cloud.boundaries is not None and cloud.local is None
-        return own.temperature is None and own.edge != _DEFAULTS.edge and not by_text
+        greedy = by_text or own.edge == _DEFAULTS.edge or edge_engine(own) == "llama-server"
+        return own.temperature is None and not greedy
 
     def forget(self) -> None:
         """Begin new budgets and a new record of what was sent, as for a new conversation."""
@@ -225,7 +225,7 @@ class Pair:
             return self.decoder.stream(
                 self.prompt(prompt, tools=form.tools if form else ()),
                 max_tokens=own.max_tokens,
-                sampling=sampling or sampling_with(own, drawn),
+                sampling=sampling or sampling_of(own, drawn),
                 stop=(stop,) if isinstance(stop, str) else stop,
                 budget=taken,
                 grammar=grammar,
@@ -257,22 +257,9 @@ class Pair:
         self.close()
 
 
-def open_pair(
-    settings: Settings,
-    *,
-    system: str | None = None,
-    slots: int = 1,
-    keep_prefixes: bool = False,
-    sent_file: Path | None = None,
-) -> Pair:
-    """The pair that the settings name. Raises as `Pair`."""
-    return Pair(
-        **asdict(settings),
-        system=system,
-        slots=slots,
-        keep_prefixes=keep_prefixes,
-        sent_file=sent_file,
-    )
+def open_pair(settings: Settings, **options: Any) -> Pair:
+    """The pair that the settings name, with other arguments of `Pair`. Raises as that."""
+    return Pair(**asdict(settings), **options)
 
 
 def open_models(settings: Settings) -> Pair:
@@ -333,10 +320,8 @@ def _address(part: object) -> str:
 
 def _texts(asked: Prompted) -> list[str]:
     """The texts of a prompt that are still to be tokenized."""
-    if isinstance(asked, str):
-        return [asked]
-    if isinstance(asked, Prompt):
-        return []
+    if isinstance(asked, str | Prompt):
+        return [asked] if isinstance(asked, str) else []
     contents = [
         item.content if isinstance(item, Message) else item.get("content")
         for item in asked
@@ -360,11 +345,3 @@ def _record(sent_file: str | Path | None) -> SentRecord:
         CountsFile(place) if place else None,
         PayloadsFile(from_home(sent_file)) if sent_file else None,
     )
-
-
-def _router(
-    router: str | Path | Router | None, settings: Settings, edge: EdgeModel
-) -> tuple[Router, RouterCard | None]:
-    if router is None or isinstance(router, str | Path):
-        return open_router(settings, edge)
-    return checked_router(type(router).__name__, router), None

@@ -1,14 +1,13 @@
 """From settings to the parts of a pair."""
 
 import logging
-import math
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import replace
 
 from edgewise.addresses import (
     bundled,
@@ -20,7 +19,7 @@ from edgewise.addresses import (
     with_scheme,
 )
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import bridged
+from edgewise.cloud.bridge.adapter import checked
 from edgewise.cloud.bridge.context_filter import ContextFilter, ContextFilterMaker
 from edgewise.cloud.hosts import cloud_key
 from edgewise.costs.daily import DailyTotal, spent_place
@@ -32,7 +31,7 @@ from edgewise.errors import ModelError, RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
-from edgewise.routers.card import RouterCard, read_card
+from edgewise.routers.card import CONFIG, RouterCard, read_card, start_at
 from edgewise.routers.named import (
     identity_named,
     identity_of,
@@ -40,12 +39,13 @@ from edgewise.routers.named import (
     router_named,
     router_of,
 )
+from edgewise.routers.start import own_thresholds
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, shared, spelled
 
 _log = logging.getLogger(__name__)
 
-FALLBACK_ROUTER, DEFAULT_SHARE = "entropy", 0.05
+AUTO, FALLBACK_ROUTER, DEFAULT_SHARE = "auto", "entropy", 0.05
 _GGUF = "llamacpp"
 _DEFAULTS = Settings()
 
@@ -122,13 +122,7 @@ def open_cloud(
     with _named_by("cloud"):
         options = _options(settings, slots, keep_prefixes)
         local = LocalCloud(EDGES.load(_GGUF)(str(resolve(address, "cloud")), options))
-    try:
-        cloud = bridged(local, edge.tokenizer, context_filter=shown)
-        cloud.check(edge.tokenizer)
-    except BaseException:
-        local.close()
-        raise
-    return cloud
+    return checked(local, edge.tokenizer, context_filter=shown)
 
 
 def context_filter(settings: Settings) -> ContextFilterMaker | None:
@@ -158,9 +152,10 @@ def _require_no_url_settings(settings: Settings, address: str) -> None:
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
     """The router and, for a checkpoint, its card (already checked against the edge model)."""
+    settings = replace(settings, router=chosen_router(settings, edge))
     folder = router_folder(settings)
     if folder is None:
-        return router_named(settings.router or FALLBACK_ROUTER), None
+        return router_named(str(settings.router)), None
     card = _card(settings, folder)
     card.check(edge, folder)
     if warning := card.build_warning(edge):
@@ -177,22 +172,50 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
     return router, card
 
 
-def default_router(settings: Settings) -> str:
-    """The name of the router that is used if the settings name none."""
-    return "bundled" if settings.edge == "bundled" else FALLBACK_ROUTER
+def chosen_router(settings: Settings, edge: EdgeModel) -> str:
+    """The router's name: as set; else what is known for this edge model, or needs no training."""
+    if settings.router not in (None, AUTO):
+        return settings.router
+    if settings.edge == "bundled":
+        return "bundled"
+    folder = known_router(edge)
+    return FALLBACK_ROUTER if folder is None else str(folder)
+
+
+def known_router(edge: EdgeModel) -> Path | None:
+    """The checkpoint that comes with the package for this edge model, in any build of it."""
+    for card in sorted(bundled("routers").glob(f"*/{CONFIG}")):
+        with suppress(RouterMismatch):
+            read_card(card.parent).check(edge, card.parent)
+            return card.parent
+    return None
+
+
+def starts_of(
+    settings: Settings, router: Router, card: RouterCard | None, edge: EdgeModel
+) -> Mapping[str, float]:
+    """By cloud share, where the controller's threshold starts: as calibrated, else as the edge's
+    own writing has it. None where the settings leave nothing to control."""
+    if card is not None and card.thresholds:
+        return card.thresholds
+    steered = settings.threshold is None and settings.cloud_share not in (0, 1)
+    if not steered or cloud_address(settings) == "none":
+        return {}
+    named = replace(settings, router=chosen_router(settings, edge))
+    return own_thresholds(edge, router, router_identity(named))
 
 
 def router_identity(settings: Settings) -> str:
-    """A digest that identifies the router of the settings."""
+    """A digest that identifies the router of the settings, which name one."""
     folder = router_folder(settings)
     if folder is None:
-        return identity_named(settings.router or FALLBACK_ROUTER)
+        return identity_named(str(settings.router))
     return identity_of(_card(settings, folder), folder)
 
 
 def router_folder(settings: Settings) -> Path | None:
     """The folder of the checkpoint that the settings name, downloaded if needed; else None."""
-    name = settings.router or default_router(settings)
+    name = str(settings.router)
     if name == "bundled":
         return bundled("router")
     return None if is_router(name) else checkpoint(name)
@@ -201,7 +224,7 @@ def router_folder(settings: Settings) -> Path | None:
 def _card(settings: Settings, folder: Path) -> RouterCard:
     """A checkpoint's card. Raises `UsageError` if a download names code to run."""
     card = read_card(folder)
-    own = settings.router in (None, "bundled") or local_folder(str(settings.router)) is not None
+    own = settings.router == "bundled" or local_folder(str(settings.router)) is not None
     if is_code(card.kind) and not own:
         raise UsageError(
             f"The router {settings.router!r} is of the kind {card.kind!r}: a download may not say "
@@ -212,13 +235,13 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
     return card
 
 
-def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
-    """The policy: a fixed threshold, or a share that starts at the card's threshold for it."""
+def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
+    """The policy: a fixed threshold, or a share that starts at its threshold among `starts`."""
     share = settings.cloud_share
     if settings.threshold is None and share is None:
         share = DEFAULT_SHARE
-    calibrated = card.start(share) if card and share is not None else None
-    start = settings.threshold if settings.threshold is not None else calibrated
+    fitting = None if share is None else start_at(starts, share)
+    start = settings.threshold if settings.threshold is not None else fitting
     values = shared(settings, Policy)
     values |= {"threshold": 0.5 if start is None else start, "cloud_share": share}
     return Policy(**values)
@@ -238,26 +261,20 @@ def make_billing(settings: Settings) -> Billing | None:
                     setting="price",
                 )
         return None
-    day, place = _most(settings, "max_cost_day"), spent_place()
+    day, place = settings.max_cost_day, spent_place()
     if day is not None and place is None:
         raise UsageError(
             "There is no home folder to keep the day's costs in",
             hint="set HOME or XDG_STATE_HOME",
             setting="max_cost_day",
         )
-    limits = Limits(answer=_most(settings, "max_cost"), day=day)
+    limits = Limits(
+        answer=None if settings.max_cost is None else Decimal(str(settings.max_cost)),
+        day=None if day is None else Decimal(str(day)),
+    )
     return Billing(
         price_of(settings.price), limits=limits, daily=DailyTotal(place) if place else None
     )
-
-
-def _most(settings: Settings, name: str) -> Decimal | None:
-    given: float | None = getattr(settings, name)
-    if given is None:
-        return None
-    if not 0 <= given < math.inf:
-        raise UsageError(f"{spelled(name)} must be 0 or more, not {given}.", setting=name)
-    return Decimal(str(given))
 
 
 def _options(settings: Settings, slots: int, keep_prefixes: bool) -> EdgeOptions:
@@ -270,16 +287,14 @@ def _options(settings: Settings, slots: int, keep_prefixes: bool) -> EdgeOptions
     )
 
 
-def sampling_of(settings: Settings) -> Sampling:
-    """The sampling that the settings name. Raises `UsageError`."""
-    return Sampling(
-        temperature=settings.temperature or 0.0, top_p=settings.top_p, seed=settings.seed or 0
-    )
-
-
-def sampling_with(settings: Settings, options: Mapping[str, object]) -> Sampling:
+def sampling_of(settings: Settings, options: Mapping[str, object] | None = None) -> Sampling:
     """The settings' sampling, with the options of one answer. Raises `UsageError`."""
+    named = {
+        "temperature": settings.temperature or 0.0,
+        "top_p": settings.top_p,
+        "seed": settings.seed or 0,
+    }
     try:
-        return msgspec.convert({**asdict(sampling_of(settings)), **options}, Sampling)
+        return msgspec.convert({**named, **(options or {})}, Sampling)
     except msgspec.ValidationError as error:
         raise UsageError(f"The sampling is not valid: {error}.") from error

@@ -29,6 +29,8 @@ _OF_SERVE = "api_key"
 _TYPO = 0.8
 """How like a setting's name an unknown variable's must be to be taken for it, misspelt."""
 
+_MONEY = Meta(ge=0, le=1e12)
+
 FLAGS, ENVIRONMENT = "the flags", "the environment"
 
 
@@ -44,13 +46,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     edge: Annotated[
-        str, _about("models", "A GGUF, owner/repo, smollm2, ollama:NAME, bundled.", "MODEL")
+        str, _about("models", "A GGUF, owner/repo, smollm2, ollama:NAME or a URL.", "MODEL")
     ] = "bundled"
     cloud: Annotated[
         str | None, _about("models", "An engine's URL, a model as for the edge, or none.", "MODEL")
     ] = None
     edge_engine: Annotated[
-        str, _about("models", "llamacpp, mlx, onnx, transformers or auto.", "NAME", rare=True)
+        str, _about("models", "The library that runs the edge model, or auto.", "NAME", rare=True)
     ] = "auto"
     cloud_engine: Annotated[
         str, _about("connection", "What answers at the cloud's URL, or auto.", "NAME", rare=True)
@@ -77,7 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None, _about("privacy", "Send placeholders for private words: on, or which.", "KINDS")
     ] = None
     router: Annotated[
-        str | None, _about("routing", "bundled, entropy, max-prob, margin or a folder.", "ROUTER")
+        str | None,
+        _about("routing", "auto, bundled, entropy, max-prob, margin or a folder.", "ROUTER"),
     ] = None
     cloud_share: Annotated[
         float | None, _about("policy", "Part of the tokens from the cloud; default: 5%.", "SHARE")
@@ -135,10 +138,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None, _about("costs", "IN,CACHED,OUT per million tokens, or a TOML file.", "PRICE")
     ] = None
     max_cost: Annotated[
-        float | None, _about("costs", "Most that an answer's consults may cost.", "MONEY")
+        Annotated[float, _MONEY] | None,
+        _about("costs", "Most that an answer's consults may cost.", "MONEY"),
     ] = None
     max_cost_day: Annotated[
-        float | None, _about("costs", "Most for a day (UTC), of every process.", "MONEY", rare=True)
+        Annotated[float, _MONEY] | None,
+        _about("costs", "Most for a day (UTC), of every process.", "MONEY", rare=True),
     ] = None
 
 

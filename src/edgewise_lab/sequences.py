@@ -6,10 +6,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from edgewise.edge.base import EdgeModel, Step
+from edgewise.edge.kv import BATCH
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp.cache import SequencePool
+from edgewise.edge.llamacpp.cache import sequences_in
 from edgewise.edge.sequence import MEMORY
-from edgewise.edge.slots import BATCH
 from edgewise.edge.step import LogitsStep
 
 _CELLS = 1 << 15
@@ -71,7 +71,7 @@ class LlamaSequences:
         self.width, self.room = width, min(BATCH, model.context)
         self._context = context = model.new_context(width)
         self._buffer = np.empty(model.tokenizer.size, np.float32)
-        self._pool = SequencePool(context, width, most=_FEW)
+        self._sequences = sequences_in(context, width, most=_FEW)
         self._reading: set[int] = set()
 
     def run(self, chunks: Sequence[Chunk]) -> Sequence[LogitsStep]:
@@ -87,7 +87,7 @@ class LlamaSequences:
             self._context.decode(hidden=False)
         finally:
             for chunk in chunks:
-                self._pool.all[chunk.sequence].count()
+                self._sequences[chunk.sequence].count()
         decode = self._context.decodes
         return [
             LogitsStep(
@@ -101,12 +101,12 @@ class LlamaSequences:
         ]
 
     def forget(self, sequence: int, position: int) -> int:
-        return self._pool.all[sequence].back(position)
+        return self._sequences[sequence].back(position)
 
     def _checkpoint(self, sequence: int, count: int) -> None:
         """The next prefix of a sequence likely begins with this one."""
         if count > 1 or sequence in self._reading:
-            self._pool.all[sequence].checkpoint()
+            self._sequences[sequence].checkpoint()
         (self._reading.add if count > 1 else self._reading.discard)(sequence)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from edgewise_lab.bench.link import WAYS, Conditions, LinkBench, LinkRow, http_t
 from edgewise_lab.bench.pace import Pace
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 PROMPT, TEXT, OTHER = "q0: ", "the sky is blue.", "the sea is blue."
 UNSURE = (5, 12)

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgewise.edge.base import EdgeModel, Needs, Step
-from edgewise.edge.kv import Outputs
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.slots import Slot
+from edgewise.edge.sequence import KvRow, Outputs, SequenceCache
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -59,13 +58,15 @@ def test_where_prefixes_are_kept_a_prompt_is_read_once(
     bpe_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    run = Slot.run
+    run = SequenceCache.run
 
-    def counted(slot: Slot, ids: Sequence[int], start: int, outputs: Outputs, **kept: bool):
+    def counted(
+        cache: SequenceCache, ids: Sequence[int], outputs: Outputs, *, hidden: bool = False
+    ) -> Sequence[KvRow]:
         read.append(len(ids) if outputs == "none" else 0)
-        return run(slot, ids, start, outputs, **kept)
+        return run(cache, ids, outputs, hidden=hidden)
 
-    monkeypatch.setattr(Slot, "run", counted)
+    monkeypatch.setattr(SequenceCache, "run", counted)
     with LlamaModel(bpe_path, threads=1, keep_prefixes=True) as model:
         decoder = decoder_of(model)
         assert measure(decoder, context=40, tokens=4, blocks=5).same_ids

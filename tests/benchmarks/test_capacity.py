@@ -12,13 +12,9 @@ from benchmarks.capacity.memory import (
     H100,
     QWEN_32B,
     QWEN_72B,
-    Use,
-    cloud_only,
     computed,
     held,
     offloaded,
-    routed,
-    routed_offloaded,
 )
 from benchmarks.capacity.search import ladder, largest
 from benchmarks.capacity.sessions import Load, Texts
@@ -38,16 +34,6 @@ def test_memory_by_hand() -> None:
     assert offloaded(QWEN_32B, H100, 10, 1000, 0.07) == 272
     # 395.6e12 / (2 x 32.8e9 x 3 ids a token x 10 tokens/s).
     assert computed(QWEN_32B, H100, 10, 3) == 201
-
-
-def test_the_least_limit_is_named() -> None:
-    use = Use(1000, 10, 3, 0.03)
-    assert cloud_only(QWEN_32B, H100, 16, use) == (24, "KV memory")
-    assert routed(QWEN_32B, H100, 16, use) == (24, "KV memory")
-    assert routed_offloaded(QWEN_32B, H100, 16, use) == (201, "arithmetic")
-    long = use._replace(tokens=4000, share=0.07)
-    assert routed_offloaded(QWEN_32B, H100, 16, long) == (68, "link")
-    assert routed_offloaded(QWEN_72B, H100, 16, use) == (0, "KV memory")
 
 
 @given(st.integers(0, 300), st.integers(1, 400), st.integers(1, 300))

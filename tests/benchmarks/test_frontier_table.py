@@ -3,15 +3,9 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks.frontier.__main__ import main
-from benchmarks.frontier.query_router import query_router, scores_of
-from edgewise.addresses import bundled
-from edgewise.cloud.local import LocalCloud
-from edgewise.edge.llamacpp import LlamaModel
-from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 SMALL = ("--questions", "2", "--timed", "1", "--calibration", "4", "--trip", "5")
 ROWS = ("bundled at 5%", "entropy at 5%")
@@ -51,17 +45,3 @@ def test_what_cannot_be_is_refused(wrong: tuple[str, ...], tmp_path: Path) -> No
     with pytest.raises(SystemExit):
         main([*SMALL, *wrong])
     assert not (tmp_path / "x").exists()
-
-
-def test_a_router_of_whole_questions_is_trained_once(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    questions = pocketqa().first(3).questions
-    with LlamaModel(bundled("edge"), threads=1) as edge:
-        cloud = LocalCloud(LlamaModel(bundled("cloud"), threads=1))
-        scores = [
-            scores_of(query_router(tmp_path, edge, cloud, each), edge, questions)
-            for each in (4, 99)
-        ]
-        cloud.close()
-    assert np.isfinite(scores[0]).all()
-    assert scores[0] == scores[1]

@@ -25,7 +25,7 @@ def test_systems_answer_as_they_would_alone(tmp_path: Path) -> None:
     routers = {"text-ranks": one.trained(("text", "ranks"))}
     for name in ("entropy", "random"):
         routers[name] = router_named(name), identity_named(name)
-    systems = one.systems(routers)
+    systems = one.systems(routers, [Cell(name, share) for name in routers for share in SHARES])
     one.answer(systems, until=float("inf"))
     found = one.done(systems)
     assert all(len(outcomes) == 6 for outcomes in found.values())

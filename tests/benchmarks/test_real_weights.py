@@ -12,9 +12,6 @@ from benchmarks.real_weights.learning import recalls
 from benchmarks.real_weights.questions import (
     RELATIONS,
     SPLITS,
-    TASKS,
-    table,
-    task,
     tasks,
 )
 from benchmarks.real_weights.weights import without_blocks
@@ -71,15 +68,6 @@ def test_the_smaller_model_shares_the_vocabulary_and_answers_otherwise(tmp_path:
         assert entropies[0] != entropies[1]
 
 
-def test_every_task_has_enough_questions_and_no_two_alike() -> None:
-    assert len(TASKS) >= 2
-    for name in TASKS:
-        assert len(task(name, "test").questions) >= 300
-    every = [question for split in SPLITS for question in tasks(split).questions]
-    assert len({question.id for question in every}) == len(every)
-    assert len({question.prompt for question in every}) == len(every)
-
-
 def test_no_question_gives_its_answer_away() -> None:
     given = [q.id for s in SPLITS for q in tasks(s).questions if is_right(q, q.prompt)]
     assert not given
@@ -96,13 +84,6 @@ def test_new_rows_are_in_no_other_split_and_seen_ones_in_training_only() -> None
     assert not rows["test"] & (rows["train"] | rows["calibration"])
     assert not rows["train"] & rows["calibration"]
     assert rows["seen"] <= rows["train"]
-
-
-def test_tables_have_no_row_twice_and_no_empty_cell() -> None:
-    for name in {relation.table for relation in RELATIONS}:
-        rows = table(name)
-        assert all(cell and cell == cell.strip() for row in rows for cell in row.values())
-        assert len({next(iter(row.values())) for row in rows}) == len(rows)
 
 
 def test_recall_is_of_what_lies_among_the_highest_scores() -> None:

@@ -2,10 +2,9 @@
 
 import json
 import re
-from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from importlib.metadata import EntryPoint
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,14 +13,10 @@ from msgspec.structs import replace
 
 from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
-from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.onnx import import_genai
-from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
+from edgewise.testing import ScriptedCloud, noise
 from edgewise_lab.bench.pace import EnginePace
 from tests.cli.conftest import Edgewise
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted
@@ -31,43 +26,25 @@ from tests.llama_server_process import llama_server
 from tests.onnx_models import require_onnx
 
 
-class Recorded(CloudModel):
-    """A cloud that keeps what it is asked."""
+class Recorded(ScriptedCloud):
+    """A cloud that takes any vocabulary."""
 
-    asked: ClassVar[list[list[int]]] = []
+    made: ClassVar[list["Recorded"]] = []
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
-        self.name = url
-
-    def open(self, prompt: Prompt) -> CloudSession:
-        return RecordedSession()
+        super().__init__(noise())
+        self.made.append(self)
 
     def check(self, tokenizer: Tokenizer) -> str:
         return "taken as it is"
 
-    def close(self) -> None:
-        """Nothing to let go of."""
 
-
-class RecordedSession:
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> Future[Completion]:
-        Recorded.asked.append(list(ids))
-        future: Future[Completion] = Future()
-        future.set_result(Completion(ids=(33,) * n, logprobs=(None,) * n))
-        return future
-
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        return 0
-
-    def close(self) -> None:
-        """Nothing to forget."""
+def report(edgewise: Edgewise, *arguments: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The checks by name, and the advice."""
+    done = edgewise("doctor", "--json", *arguments)
+    told = json.loads(done.out)
+    assert (done.code == 0) == all(check["status"] != "fail" for check in told["checks"])
+    return {check["name"]: check for check in told["checks"]}, told["advice"]
 
 
 def test_a_warm_consult_has_something_to_read(
@@ -79,25 +56,19 @@ def test_a_warm_consult_has_something_to_read(
         "edgewise.registry.entry_points",
         lambda **wanted: [point] if wanted.get("group") == point.group else [],
     )
-    monkeypatch.setattr(Recorded, "asked", [])
-    done = edgewise("doctor", "--cloud", "made://up", "--cloud-engine", "recorded", "--json")
-    checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
+    monkeypatch.setattr(Recorded, "made", [])
+    checks, _ = report(edgewise, "--cloud", "made://up", "--cloud-engine", "recorded")
     assert checks["consult"]["status"] == "ok"
     # Behind them the prompt's cache is measured.
-    first, *later = Recorded.asked[:4]
-    for more, ids in enumerate(later, 1):
-        assert len(ids) == len(first) + more
-        assert ids[: len(first) + more - 1] == Recorded.asked[more - 1]
-    assert f"at first, {len(first)} tokens to read" in checks["consult"]["detail"]
-    assert f"warm, one more to read (best of {len(later)})" in checks["consult"]["detail"]
+    asks = [ids for ids, _ in Recorded.made[0].asks[:4]]
+    assert [len(ids) - len(asks[0]) for ids in asks] == [0, 1, 2, 3]
+    assert all(ids[:-1] == before for before, ids in pairwise(asks))
+    assert f"{len(asks[0])} tokens to read" in checks["consult"]["detail"]
 
 
 def rewinds(edgewise: Edgewise, *arguments: str) -> dict[str, str]:
     """The check of that name."""
-    done = edgewise("doctor", "--cloud", "none", "--json", *arguments)
-    assert done.code == 0, done.out
-    (found,) = [one for one in json.loads(done.out)["checks"] if one["name"] == "rollback"]
-    return found
+    return report(edgewise, "--cloud", "none", *arguments)[0]["rollback"]
 
 
 def test_how_the_edge_goes_back(
@@ -128,12 +99,9 @@ def test_an_edge_that_cannot_go_back(
 def test_how_an_api_that_takes_text_goes_on(edgewise: Edgewise, cached: bool, status: str) -> None:
     with closing(ScriptedText("mistral", habit="echo")) as server:
         server.cached = cached
-        done = edgewise("doctor", "--cloud", server.url, "--json")
-    checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
-    assert checks["vocabulary"]["detail"] == (
-        "two, by words of text: text, as Mistral takes it: exact, behind what it "
-        "repeats, keeps blanks"
-    )
+        checks, _ = report(edgewise, "--cloud", server.url)
+    assert "two, by words of text" in checks["vocabulary"]["detail"]
+    assert "Mistral" in checks["vocabulary"]["detail"]
     assert checks["consult"]["status"] == "ok"
     assert checks["prompt cache"]["status"] == status
     told = "of 1" if cached else "does not tell what it had"
@@ -151,22 +119,12 @@ def test_what_an_engine_computes_again(edgewise: Edgewise, cached: bool) -> None
         closing(ScriptedEngine(tokenizer=edge.tokenizer)) as engine,
     ):
         engine.fault = lambda _: None if cached else anew
-        done = edgewise("doctor", "--cloud", engine.url, "--json")
-    checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
-    found = checks["prompt cache"]
+        found = report(edgewise, "--cloud", engine.url)[0]["prompt cache"]
     assert found["status"] == ("ok" if cached else "warn")
     read, computed = re.findall(r"\d+", found["detail"])[:2]
     assert int(read) > 1000
     assert int(computed) == (1 if cached else int(read))
     assert ("costs a whole prompt" in found["detail"]) is not cached
-
-
-def advised(edgewise: Edgewise, *arguments: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The last check, and what it follows from."""
-    done = edgewise("doctor", "--json", *arguments)
-    told = json.loads(done.out)
-    assert (done.code == 0) == all(check["status"] != "fail" for check in told["checks"])
-    return told["checks"][-1], told["advice"]
 
 
 @pytest.mark.deep
@@ -177,39 +135,28 @@ def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
         llama_server(bundled("cloud")) as server,
         closing(PacedEngine(server, pace)) as engine,
     ):
-        last, advice = advised(edgewise, "--cloud", engine.url, "--price", "0.28,0.028,0.42")
+        checks, advice = report(edgewise, "--cloud", engine.url, "--price", "0.28,0.028,0.42")
         shown = edgewise("doctor", "--cloud", engine.url, "--cloud-share", "0.1")
-    assert (last["name"], last["status"]) == ("advice", "ok")
+    assert checks["advice"]["status"] == "ok"
     assert advice is not None
     assert advice["fastest"] == "edge"
     assert advice["edge"] < advice["routing"] < advice["streaming"]
     assert advice["streaming"] == pytest.approx(pace.token, rel=0.5)
     # Nearly all of a prompt sent again is cached, and 15 consults bill it all the same.
     assert advice["bill"] > 1
-    assert advice["cheapest"] == "edge"
     assert len(advice["sentences"]) == 3
-    assert "4 requests of" in last["detail"]
+    assert "4 requests of" in checks["advice"]["detail"]
     lines = dict(line.split(": ", 1) for line in shown.out.splitlines()[-4:])
     assert list(lines) == ["Speed", "Cost", "Advice", "Next"]
     assert "price" in lines["Cost"]
 
 
 def test_the_bundled_pair_is_advised_without_a_bill(edgewise: Edgewise) -> None:
-    last, advice = advised(edgewise)
-    assert last["status"] == "ok"
+    checks, advice = report(edgewise)
+    assert checks["advice"]["status"] == "ok"
     assert advice is not None
     assert advice["bill"] is None
     assert advice["edge"] < advice["routing"]
-
-
-def test_a_compiled_engine_is_promised_what_was_measured(
-    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It reads prompts quicker; whether it decodes quicker depends on which one is compiled."""
-    monkeypatch.setattr(binding, "package", lambda: binding.PREBUILT)
-    report = edgewise("doctor", "--cloud", "none", "--json").out
-    (engine,) = (one for one in json.loads(report)["checks"] if one["name"] == "engine")
-    assert engine["detail"].endswith("compiles one for this machine, which may read prompts faster")
 
 
 def test_advice_that_cannot_be_had_is_no_failure(edgewise: Edgewise) -> None:
@@ -220,18 +167,15 @@ def test_advice_that_cannot_be_had_is_no_failure(edgewise: Edgewise) -> None:
     ):
         # Four consults and two for the prompt's cache came before.
         engine.fault = lambda number: "error" if number >= 6 else None
-        last, advice = advised(edgewise, "--cloud", engine.url)
-    assert (last["name"], last["status"], advice) == ("advice", "warn", None)
-    assert last["detail"].startswith("none, since a speed could not be measured: ")
+        checks, advice = report(edgewise, "--cloud", engine.url)
+    assert (checks["advice"]["status"], advice) == ("warn", None)
 
 
 def test_a_cloud_that_is_smaller_than_the_edge_is_a_warning(edgewise: Edgewise) -> None:
     arguments = ("--edge", str(bundled("cloud")), "--cloud", str(bundled("edge")))
-    told = json.loads(edgewise("doctor", "--json", *arguments).out)
-    (cloud,) = [check for check in told["checks"] if check["name"] == "cloud model"]
+    cloud = report(edgewise, *arguments)[0]["cloud model"]
     assert (cloud["status"], "smaller" in cloud["detail"]) == ("warn", True)
 
 
 def test_without_a_cloud_no_router_is_spoken_of(edgewise: Edgewise) -> None:
-    told = json.loads(edgewise("doctor", "--json", "--cloud", "none").out)
-    assert "router" not in {check["name"] for check in told["checks"]}
+    assert "router" not in report(edgewise, "--cloud", "none")[0]

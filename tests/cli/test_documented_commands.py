@@ -1,15 +1,13 @@
 """Every command in the documents does what a reader would see it do.
 
 A command of Edgewise is taken by the command line as it is written: its flags are there, its values
-valid. One that answers on models here, or on a real llama-server, is then run. Of other programs
-make, pip, python and curl are looked at; a block of anything else says why it is not run.
+valid. One that answers on models here, or on a real llama-server, is then run.
 """
 
 import re
 import shutil
 import tomllib
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from edgewise.addresses import bundled
 from edgewise.cli.app import app
 from edgewise.settings import NAMES
 from tests.cli.conftest import Edgewise
-from tests.documents import PAGES, ROOT, Block, Command, blocks, commands, name_of, spans
+from tests.documents import PAGES, ROOT, Block, Command, blocks, commands
 from tests.llama_server_process import RECOMMENDED, llama_server
 
 PYTHON = {
@@ -76,51 +74,6 @@ def test_commands_are_taken_as_they_are_written(block: Block, tmp_path: Path) ->
             taken(words[1:], tmp_path)
         except typer.TyperException as error:
             pytest.fail(f"{block}: {' '.join(words)}: {error.format_message()}")
-
-
-@pytest.mark.parametrize("block", OWN)
-def test_commands_of_others_are_there_or_marked(block: Block) -> None:
-    for words, _ in commands(block.text):
-        known = others_are_there(words, block)
-        assert known or block.mark, f"{block}: mark it <!-- not run: why -->: {' '.join(words)}"
-
-
-def others_are_there(words: list[str], block: Block) -> bool:
-    match words:
-        case ["make", *goals]:
-            checked = re.findall(r"^make ([a-z-]+)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
-            return set(goals) <= set(checked)
-        case ["pip", "install", *wanted]:
-            return all(is_extra(one) for one in wanted if one != "-e")
-        case ["python", "-m", module, *_]:
-            return find_spec(module) is not None
-        case ["curl", *_]:
-            return block.page in PYTHON
-        case _:
-            return words[0] in ("edgewise", "export", "wait", ".")
-
-
-def is_extra(wanted: str) -> bool:
-    """Whether it is the package, with extras that it has."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    found = re.fullmatch(r"(?:edgewise|\.)(?:\[([\w,-]+)\])?", wanted)
-    return found is not None and set((found[1] or "").split(",")) - {""} <= set(extras)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_in_the_text_name_what_is_there(page: Path) -> None:
-    for span in spans(page):
-        if not span.startswith("edgewise ") or "COMMAND" in span:
-            continue
-        words = span.split()[1:]
-        for either in words[1].split("|") if len(words) > 1 else [""]:
-            path, command, rest = leaf([words[0], *([either] if either else []), *words[2:]])
-            assert path or words[0].startswith("-"), span
-            flags = {flag for parameter in command.params for flag in parameter.opts}
-            named = {re.split(r"[=|,]", word)[0] for word in rest if word.startswith("--")}
-            assert named <= flags | {"--help", "--version"}, span
 
 
 @pytest.fixture(scope="module")

@@ -92,35 +92,6 @@ class TestBesideTheBundledCloud:
         assert "made on another build" in caplog.text
 
 
-@pytest.mark.parametrize("converted", ["onnx"], indirect=True)
-class TestAnotherBuild:
-    """Of the model that a router was made for."""
-
-    def test_it_is_calibrated_there_and_warns_no_more(
-        self,
-        edgewise: Edgewise,
-        converted: Converted,
-        tmp_path: Path,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        here = ("train", "pocketqa", "--out", "router", "--kind", "entropy", "--stage", "calibrate")
-        made = edgewise(*here, "--calibration", "2")
-        assert made.code == 0, made.err
-        asked = ("run", HARD, *converted.pair, "--router", "router", "--cloud-share", "0.1")
-        assert edgewise(*asked).code == 0
-        (warned,) = [message for message in caplog.messages if "router" in message]
-        assert warned.startswith("The router was made on another build of the edge model (llama")
-        assert warned.endswith("; calibrate it on this build (edgewise train, stage calibrate).")
-        again = edgewise(*here, "--calibration", "3", *converted.pair)
-        assert again.code == 0, again.err
-        caplog.clear()
-        assert edgewise(*asked).code == 0
-        assert not caplog.messages
-        card = json.loads((tmp_path / "router" / "config.json").read_text())
-        assert card["build"].startswith(converted.engine)
-        assert len(card["thresholds"]) == 7
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model in transformers' form."""

@@ -73,7 +73,6 @@ def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
     ("arguments", "problem"),
     [
         (("mmlu",), "There is no task 'mmlu'"),
-        (("pocketqa", "--metric", "log-likelihood"), "undefined"),
         (("pocketqa", "--limit", "0"), "limit must be 1 or more"),
         (("pocketqa", "--calibration", "0"), "calibration must be 1 or more"),
         (("pocketqa", "--cloud-share", "0"), "between 0 and 1"),

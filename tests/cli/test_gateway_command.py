@@ -21,7 +21,7 @@ from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.asked import HARD
 from tests.cli.conftest import Edgewise, Run
 from tests.doubles.scripted_engine import ScriptedEngine, reply_to
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 
 @contextmanager

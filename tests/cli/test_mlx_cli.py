@@ -23,7 +23,6 @@ def test_doctor_names_engine_and_build(edgewise: Edgewise, folder: Path) -> None
     checks = {check["name"]: check for check in json.loads(result.out)["checks"]}
     assert checks["edge model"]["status"] == "ok"
     assert checks["edge model"]["detail"].startswith("tiny, MLX, 8-bit on cpu, 0.1 M")
-    assert checks["token round trip"]["status"] == "ok"
 
 
 def test_it_answers_beside_a_gguf_of_its_vocabulary(

@@ -69,10 +69,6 @@ def test_both_readings_and_the_clouds_reading_are_told(capsys: pytest.CaptureFix
     assert oracle[2][1:] == ["1.0", "-", "-", "1.0", "0.0", "-"]
 
 
-def test_six_families_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert max(map(len, shown(capsys, found()))) <= 80
-
-
 def test_families_without_a_gap_are_named_by_reading(capsys: pytest.CaptureFixture[str]) -> None:
     same = outcomes("xX", families=("steps",), cloud=10)
     mixed = {cell: [*some, *same] for cell, some in found(("facts",)).items()}

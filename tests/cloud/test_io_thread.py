@@ -28,7 +28,7 @@ async def after(seconds: float, value: int = 7) -> int:
 def thread() -> Iterator[IoThread]:
     made = IoThread("http://far")
     yield made
-    made.close(nothing(), nothing())
+    made.close(nothing())
 
 
 async def fails(error: BaseException) -> None:
@@ -70,7 +70,7 @@ def test_cancelling_a_future_cancels_the_work(thread: IoThread) -> None:
     assert cancelled.wait(60)
 
 
-def test_closing_runs_both_ends_around_what_is_given_up() -> None:
+def test_closing_gives_up_what_runs_and_then_hangs_up() -> None:
     order: list[str] = []
 
     async def note(what: str) -> None:
@@ -86,9 +86,9 @@ def test_closing_runs_both_ends_around_what_is_given_up() -> None:
     thread = IoThread("far")
     flying = thread.submit(long(), 300)
     thread.submit(nothing(), 60).result(60)
-    thread.close(note("first"), note("last"))
-    thread.close(note("again"), note("again"))
-    assert order == ["first", "given up", "last"]
+    thread.close(note("last"))
+    thread.close(note("again"))
+    assert order == ["given up", "last"]
     # An answer that waits for it in another thread goes on without.
     with pytest.raises(CloudUnavailable):
         flying.result(0)
@@ -115,7 +115,7 @@ def test_whoever_submits_while_it_closes_gets_an_end(pauses: list[float], wait: 
     for asker in askers:
         asker.start()
     time.sleep(wait)
-    thread.close(nothing(), nothing())
+    thread.close(nothing())
     for asker in askers:
         asker.join(60)
     assert len(ends) == len(pauses)

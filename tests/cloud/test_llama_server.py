@@ -30,7 +30,7 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 KEY = "sk-secret-0123"
 PROMPT, TEXT = "sky: ", "blue sky"

@@ -204,7 +204,8 @@ def test_a_message_that_was_cut_off_takes_no_other_with_it(tmp_path: Path) -> No
     """A disk that is full, or a process that was killed, leaves half a line."""
     path = tmp_path / "payloads.jsonl"
     path.write_bytes(b'{"at": 1.0, "conv')
-    PayloadsFile(path).write(counted(), "consult", 0, b"{}", 0, "")
+    record = SentRecord(payloads=PayloadsFile(path))
+    record.answer(Prompt((1,)), "http://h", ByteTokenizer()).consult([1]).add(1, b"{}")
     _, last = path.read_bytes().splitlines()
     assert msgspec.json.decode(last, type=Payload).body == "{}"
 

@@ -35,8 +35,9 @@ from tests.doubles.engine_dialects import Dialect
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
 from tests.doubles.scripted_text import ScriptedText, TextMisdeed, numbers
 from tests.gateway.running import gateway
-from tests.llama_server_process import free_port, llama_server
+from tests.llama_server_process import llama_server
 from tests.pocket_models import OTHER
+from tests.server_process import free_port
 
 CLOUDS: dict[str, Callable[[str], CloudModel]] = {
     "llama-server": LlamaServer,

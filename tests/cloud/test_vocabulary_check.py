@@ -31,7 +31,8 @@ from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.cloud.dialects import Vllm, said, serving, vllm_routes
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
-from tests.llama_server_process import free_port, llama_server
+from tests.llama_server_process import llama_server
+from tests.server_process import free_port
 
 TOKENIZER = ByteTokenizer()
 

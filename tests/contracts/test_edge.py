@@ -19,7 +19,7 @@ from edgewise.errors import ContextOverflow, StaleStepError, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.uncertainty import MaxProb
-from edgewise.testing.scripted_edge import MARK, ScriptedEdge, noise
+from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from tests.hybrid_models import HYBRIDS, HybridPaths
 
 CONTEXT = 64
@@ -27,7 +27,7 @@ PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33]
 MORE = [40, 41, 42, 43, 44]
 ATOL = 0.02
 """Batched and one-by-one decodes differ in rounding; other inputs differ by more than 1."""
-WALK, NEAR = 100, 1e-2
+MARK, WALK, NEAR = 8, 100, 1e-2
 """Steps of a random walk, and how far it may lead from the logits, of the largest."""
 
 
@@ -473,6 +473,7 @@ def test_what_is_computed_again_where_an_engine_cannot_go_back() -> None:
         edge = ScriptedEdge(noise(), context=CONTEXT, abilities=LACKING[name])
         session = edge.session()
         session.open(PROMPT)
+        session.checkpoint(MARK)
         session.step()
         session.rewind(MARK + 2)
         session.step()

@@ -54,7 +54,7 @@ MEMBERS = [
 def hands_on(wrapper: Any, wrapped: Members, contract: type, name: str) -> None:
     """The very object, or call and outcome of a method that takes what the contract's does."""
     member = getattr(wrapped, name)
-    if not isinstance(member, Call):
+    if not isinstance(member, Call) or not hasattr(type(wrapper), name):
         assert getattr(wrapper, name) is member
         return
     own, theirs = (inspect.signature(getattr(one, name)) for one in (type(wrapper), contract))
@@ -80,11 +80,3 @@ def test_a_model(kind: str, name: str) -> None:
 def test_a_session(name: str) -> None:
     session: Any = Members(CloudSession)
     hands_on(WrappedSession(session), session, CloudSession, name)
-
-
-def test_the_proof_is_that_of_the_check() -> None:
-    cloud: Any = Members(CloudModel)
-    wrapper = WrappedCloud(cloud)
-    cloud.proof = object()
-    wrapper.check(cloud.own_tokenizer)
-    assert wrapper.proof is cloud.proof

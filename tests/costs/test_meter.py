@@ -108,10 +108,12 @@ def test_50_recorded_conversations_are_billed_to_the_token() -> None:
     assert totals == [every.cost.input_tokens, every.cost.cached_tokens, every.cost.output_tokens]
 
 
-def metering(prompt: int, limits: Limits = FREE) -> AnswerCosts:
-    cloud = ScriptedCloud(noise())
+def metering(
+    prompt: int, limits: Limits = FREE, *, price: str = "2,0.5,8", cloud: CloudModel | None = None
+) -> AnswerCosts:
+    cloud = cloud or ScriptedCloud(noise())
     tokens = CloudTokens([1] * prompt, ByteTokenizer(), cloud)
-    return AnswerCosts(PRICE, limits, tokens, cloud.requests, whole=True)
+    return AnswerCosts(Billing(price_of(price), limits=limits), tokens, cloud.requests, whole=True)
 
 
 def answered(completion: Completion) -> "Future[Completion]":
@@ -198,10 +200,7 @@ def test_one_that_flew_is_billed_as_it_lands() -> None:
 
 
 def test_a_cached_price_that_is_the_full_one_needs_no_meter() -> None:
-    cloud = ScriptedCloud(noise())
-    tokens = CloudTokens([1] * 9, ByteTokenizer(), cloud)
-    price = price_of("2,2,8")
-    meter = AnswerCosts(price, FREE, tokens, cloud.requests, whole=True)
+    meter = metering(9, price="2,2,8")
     meter.sent([1] * 9, 1, reached(), answered(wrote(1, prompt=9)))
     assert meter.report([1] * 9).billed == BilledTokens(input=9, output=1)
 
@@ -215,11 +214,7 @@ def test_a_word_may_take_several_requests() -> None:
         def requests(self, n: int) -> tuple[int, int]:
             return 4, 8
 
-    cloud = Words(noise())
-    tokens = CloudTokens([1] * 100, ByteTokenizer(), cloud)
-    meter = AnswerCosts(
-        PRICE, Limits(False, Decimal("0.000999")), tokens, cloud.requests, whole=True
-    )
+    meter = metering(100, Limits(False, Decimal("0.000999")), cloud=Words(noise()))
     # 4 x 100 + 8 x (1 + 2 + 3) prompt tokens and 32 written: 1,152 millionths.
     assert not meter.admits([1] * 100, 1)
     sent = reached()

@@ -25,7 +25,7 @@ class Around(WrappedCloud):
         super().__init__(cloud)
         self.how = how
 
-    def open(self, prompt: Prompt) -> "_Session":
+    def open(self, prompt: Prompt) -> Any:
         return _Session(self.cloud.open(prompt), self.how)
 
 

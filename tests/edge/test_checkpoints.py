@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgewise.edge.base import EdgeAbilities, Floats, Needs
+from edgewise.edge.base import Floats, Needs
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.cache import LlamaSequence
 from edgewise.edge.llamacpp.library import llama_cpp
@@ -78,32 +78,11 @@ def read(model: LlamaModel, ids: Sequence[int]) -> tuple[int, Floats]:
         return kept, session.step().logits
 
 
-def state_sizes(model: LlamaModel, ids: Sequence[int]) -> list[int]:
-    """Bytes of every checkpoint that a session makes."""
-    sizes: list[int] = []
-    save = llama_cpp.llama_state_seq_get_data_ext
-
-    def noted(context: Any, buffer: Any, size: int, *rest: Any) -> int:
-        sizes.append(size)
-        return save(context, buffer, size, *rest)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(llama_cpp, "llama_state_seq_get_data_ext", noted)
-        read(model, ids)
-    return sizes
-
-
 def assert_near(left: Floats, right: Floats) -> None:
     largest = float(np.abs(right).max())
     np.testing.assert_allclose(left, right, atol=NEAR * largest, rtol=0)
     # Where it is no near tie the likeliest is the same.
     assert right[int(left.argmax())] >= right.max() - 2 * NEAR * largest
-
-
-def test_what_it_says_of_itself(path: Path, kind: str) -> None:
-    with load(path, slots=2) as model:
-        hidden = kind != "lfm2"
-        assert model.abilities == EdgeAbilities(hidden=hidden, rewinds="checkpoints", slots=2)
 
 
 def test_back_to_where_a_consult_left_nothing_is_read_again(
@@ -153,8 +132,8 @@ def test_no_more_checkpoints_than_there_may_be_in_memory_that_is_used_again(
 
     monkeypatch.setattr(llama_cpp, "llama_state_seq_get_data_ext", noted)
     with load(qwen, slots=2) as model:
-        for ids in (A, A[::-1]):
-            session = model.session()
+        sessions = [model.session(), model.session()]
+        for session, ids in zip(sessions, (A, A[::-1]), strict=True):
             session.open(ids)
             for token in range(80):
                 session.extend([token])
@@ -205,59 +184,46 @@ class TestPrefixes:
             assert read(model, [*A[:30], 1])[0] == 20
 
 
-class TestFaults:
-    """What cannot be restored is read again from the start."""
+def _spoilt(restore: Any) -> Any:
+    def call(context: Any, buffer: Any, size: int, *rest: Any) -> int:
+        ctypes.memset(buffer, 0xFF, size)
+        return restore(context, buffer, size, *rest)
 
-    def check(self, path: Path, runs: list[int]) -> None:
-        with load(path) as model, load(path) as other:
-            session = model.session(Needs.LOGITS)
-            session.open(A)
-            session.step()
-            session.extend([1, 2, 3])
-            session.step()
-            session.rewind(len(A) + 1)
-            runs.clear()
-            logits = session.step().logits
-            assert sum(runs) == len(A) + 1
-            assert_near(logits, read(other, [*A, 1])[1])
-            session.extend([2])
-            assert_near(session.step().logits, read(other, [*A, 1, 2])[1])
+    return call
 
-    @pytest.mark.parametrize("code", [0, 7])
-    def test_a_checkpoint_that_is_not_read_whole(
-        self, qwen: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch, code: int
-    ) -> None:
-        monkeypatch.setattr(llama_cpp, "llama_state_seq_set_data_ext", lambda *_: code)
-        self.check(qwen, runs)
 
-    def test_a_checkpoint_that_was_overwritten(
-        self, path: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        restore = llama_cpp.llama_state_seq_set_data_ext
+def _all_or_nothing(remove: Any) -> Any:
+    return lambda memory, sequence, start, end: start <= 0 and remove(memory, sequence, start, end)
 
-        def spoilt(context: Any, buffer: Any, size: int, *rest: Any) -> int:
-            ctypes.memset(buffer, 0xFF, size)
-            return restore(context, buffer, size, *rest)
 
-        monkeypatch.setattr(llama_cpp, "llama_state_seq_set_data_ext", spoilt)
-        self.check(path, runs)
+FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "a checkpoint that is not read": ("llama_state_seq_set_data_ext", lambda _: lambda *_: 0),
+    "one that is not read whole": ("llama_state_seq_set_data_ext", lambda _: lambda *_: 7),
+    "one that was overwritten": ("llama_state_seq_set_data_ext", _spoilt),
+    "one that cannot be made": ("llama_state_seq_get_data_ext", lambda _: lambda *_: 0),
+    "a cut that is refused": ("llama_memory_seq_rm", _all_or_nothing),
+}
 
-    def test_a_cut_that_is_refused(
-        self, qwen: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        remove = llama_cpp.llama_memory_seq_rm
 
-        def all_or_nothing(memory: Any, sequence: int, start: int, end: int) -> bool:
-            return start <= 0 and remove(memory, sequence, start, end)
-
-        monkeypatch.setattr(llama_cpp, "llama_memory_seq_rm", all_or_nothing)
-        self.check(qwen, runs)
-
-    def test_checkpoints_that_cannot_be_made(
-        self, qwen: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(llama_cpp, "llama_state_seq_get_data_ext", lambda *_: 0)
-        self.check(qwen, runs)
+@pytest.mark.parametrize("which", FAULTS)
+def test_what_cannot_be_restored_is_read_again_from_the_start(
+    qwen: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    name, broken = FAULTS[which]
+    monkeypatch.setattr(llama_cpp, name, broken(getattr(llama_cpp, name)))
+    with load(qwen) as model, load(qwen) as other:
+        session = model.session(Needs.LOGITS)
+        session.open(A)
+        session.step()
+        session.extend([1, 2, 3])
+        session.step()
+        session.rewind(len(A) + 1)
+        runs.clear()
+        logits = session.step().logits
+        assert sum(runs) == len(A) + 1
+        assert_near(logits, read(other, [*A, 1])[1])
+        session.extend([2])
+        assert_near(session.step().logits, read(other, [*A, 1, 2])[1])
 
 
 class TestHiddenStates:

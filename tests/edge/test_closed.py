@@ -30,14 +30,6 @@ def test_a_closed_model_s_vocabulary_is_refused(use: Callable[[object], object])
         use(model.tokenizer)
 
 
-def test_a_piece_that_was_read_before_is_refused_as_well() -> None:
-    model = LlamaModel(bundled("edge"), threads=1)
-    assert model.tokenizer.piece(40) == model.tokenizer.piece(40) != b""
-    model.close()
-    with pytest.raises(UsageError, match="closed"):
-        model.tokenizer.piece(40)
-
-
 def test_a_closed_pair_is_a_sentence() -> None:
     pair = Pair("bundled", threads=1)
     pair.close()

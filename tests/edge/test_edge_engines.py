@@ -14,33 +14,35 @@ from edgewise.errors import AddressError, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.parts import open_edge, open_router
-from edgewise.settings import Settings, load
+from edgewise.settings import Settings
 from edgewise_lab.rollouts import Prefix, edge_rollouts
 
 ENGINE = '''
 """An edge engine as a package would bring it: what it has, and no more."""
 
 from edgewise.edge.base import EdgeAbilities, EdgeModel
-from edgewise.edge.kv import KvCache, KvSession, KvRow
-from edgewise.edge.slots import FairLock
+from edgewise.edge.kv import KvSession, Slots
+from edgewise.edge.sequence import KvRow, SequenceCache
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
 
 
-class Cells(KvCache):
-    decodes = 0
-    batch = turn = 32
+class Cells(SequenceCache):
+    rewinds = "anywhere"
 
     def __init__(self, script):
-        self.lock, self.script, self.ids = FairLock(), script, []
+        self.script = script
+        super().__init__()
 
-    def run(self, ids, start, outputs, *, hidden):
-        del self.ids[start:]
+    def _begin(self):
+        self.ids = []
+
+    def _compute(self, ids, outputs, *, hidden):
         self.ids += ids
-        self.decodes += 1
         return [] if outputs == "none" else [KvRow(self.script(self.ids))]
 
-    def forget(self, position):
-        return position
+    def _back(self, count, state):
+        del self.ids[-count:]
+        return True
 
 
 class Echo(EdgeModel):
@@ -51,10 +53,11 @@ class Echo(EdgeModel):
     def __init__(self, address, options):
         self.name, self.options = address, options
         self.context = options.context or 64
-        self.script = replying(address.partition(":")[2], prompt="say: ")
+        script = replying(address.partition(":")[2], prompt="say: ")
+        self.slots = Slots(lambda: Cells(script), name=self.name, count=4)
 
     def session(self, needs, *, top=0):
-        return KvSession(self, Cells(self.script), needs, top)
+        return KvSession(self, self.slots, needs, top)
 
     def fingerprint(self):
         return self.name
@@ -115,7 +118,15 @@ class TestAnEngineOfAPackage:
             decoder.generate(list(b"say: "))
 
     def test_it_is_named_beside_the_built_in_one(self) -> None:
-        assert EDGES.names() == ["broken", "echo", "llamacpp", "mlx", "onnx", "transformers"]
+        assert EDGES.names() == [
+            "broken",
+            "echo",
+            "llama-server",
+            "llamacpp",
+            "mlx",
+            "onnx",
+            "transformers",
+        ]
         with pytest.raises(UsageError, match="broken, echo"):
             open_edge(Settings(edge_engine="none"))
 
@@ -144,12 +155,6 @@ class TestTheBuiltInOne:
         assert (edge.context, edge.abilities.slots) == (64, 2)
         edge.close()
 
-    def test_a_router_made_for_the_bundled_model_opens(self) -> None:
-        edge = open_edge(Settings())
-        _, card = open_router(Settings(), edge)
-        assert card is not None
-        edge.close()
-
     def test_an_address_of_nothing_names_its_setting(self) -> None:
         with pytest.raises(AddressError) as caught:
             open_gguf("./none.gguf", EdgeOptions())
@@ -159,9 +164,3 @@ class TestTheBuiltInOne:
         for options in (EdgeOptions(slots=0), EdgeOptions(context=0)):
             with pytest.raises(UsageError, match="at least 1"):
                 open_gguf("bundled", options)
-
-    def test_the_setting_has_the_usual_sources(self, tmp_path: Path) -> None:
-        (tmp_path / "edgewise.toml").write_text('edge-engine = "one"\n')
-        assert load({}, environment={}, folder=tmp_path).edge_engine == "one"
-        named = {"EDGEWISE_EDGE_ENGINE": "two"}
-        assert load({}, environment=named, folder=tmp_path).edge_engine == "two"

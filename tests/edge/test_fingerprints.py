@@ -11,7 +11,6 @@ from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.routers.card import read_card
-from edgewise.testing.scripted_edge import ByteTokenizer
 from tests import models
 
 
@@ -77,19 +76,3 @@ def test_of_files(tmp_path: Path, bpe_path: Path, other_path: Path) -> None:
 
 def test_the_bundled_router_was_made_for_it() -> None:
     assert read_card(bundled("router")).tokenizer_fingerprint == by_llama_cpp(bundled("edge"))
-
-
-class Counted(ByteTokenizer):
-    """Counts how often it is read whole."""
-
-    reads = 0
-
-    def piece(self, token: int) -> bytes:
-        self.reads += token == 0
-        return super().piece(token)
-
-
-def test_a_tokenizer_is_read_once() -> None:
-    one, other = Counted(), Counted()
-    assert len({fingerprint(one), fingerprint(one), fingerprint(other)}) == 1
-    assert (one.reads, other.reads) == (1, 1)

@@ -262,10 +262,6 @@ class TestBadFiles:
         assert str(caught.value).count("\n") == 0
         assert str(caught.value).endswith(".")
 
-    def test_none(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelError, match=r"tokenizer\.json"):
-            HubTokenizer(tmp_path)
-
     @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[]", b"[" * 100_000, b'{"model": {'])
     @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "config.json"])
     def test_no_json(self, tmp_path: Path, file: str, data: bytes) -> None:

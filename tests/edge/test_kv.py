@@ -2,83 +2,52 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
-from edgewise.edge.base import EdgeAbilities, Needs
-from edgewise.edge.kv import KvCache, KvRow, KvSession, Outputs, common_prefix
+from edgewise.edge.base import EdgeAbilities, Needs, Rewinds
+from edgewise.edge.kv import KvSession, Slots, common_prefix
+from edgewise.edge.sequence import KvRow, Outputs, SequenceCache, StateCopy
 from edgewise.errors import ContextOverflow, ModelError, UsageError
-from edgewise.testing.scripted_edge import MARK, ScriptedEdge, noise
+from edgewise.testing.scripted_edge import ScriptedEdge, noise
 
 CONTEXT = 16
 SCRIPT = noise()
 ANYWHERE = EdgeAbilities()
 
-Rewinds = Literal["anywhere", "checkpoints", "no"]
 
-
-class Held:
-    """A lock that knows whether it is held."""
-
-    def __init__(self) -> None:
-        self.now = False
-
-    def __enter__(self) -> None:
-        assert not self.now, "the lock is not reentrant"
-        self.now = True
-
-    def __exit__(self, *_: object) -> None:
-        self.now = False
-
-
-class Cells(KvCache):
+class Cells(SequenceCache):
     """Holds ids and hands out one buffer of logits again and again, as an engine does."""
 
+    spacing = CONTEXT
+
     def __init__(
-        self,
-        *,
-        rewinds: Rewinds = "anywhere",
-        batch: int = CONTEXT,
-        turn: int = CONTEXT,
-        kept: Sequence[int] = (),
+        self, *, rewinds: Rewinds = "anywhere", batch: int = CONTEXT, turn: int = CONTEXT
     ) -> None:
-        self.lock = self.held = Held()
-        self.batch, self.turn = batch, turn
         self.rewinds: Rewinds = rewinds
-        self.ids: list[int] = list(kept)
-        self.runs: list[tuple[int, Outputs]] = []
-        self.adopted: list[tuple[int, ...]] = []
-        self.released: list[tuple[int, ...]] = []
+        self.ran: list[tuple[int, Outputs]] = []
         self.checkpoints: list[tuple[int, bool]] = []
         self.fault: Callable[[int], BaseException | None] = lambda run: None
-        self.hidden_rows = self.others = 0
+        self.hidden_rows = 0
         self._memory = np.zeros((CONTEXT, 258), np.float32)
-
-    @property
-    def decodes(self) -> int:
-        return len(self.runs) + self.others
+        self.slots = Slots(lambda: self, name="cells", batch=batch, turn=turn, keep_prefixes=True)
+        super().__init__()
 
     @property
     def computed(self) -> int:
-        return sum(count for count, _ in self.runs)
+        return sum(count for count, _ in self.ran)
 
-    def adopt(self, ids: Sequence[int]) -> Sequence[int]:
-        assert not self.runs
-        self.adopted.append(tuple(ids))
-        return self.ids
+    def _begin(self) -> None:
+        self.ids: list[int] = []
 
-    def run(
-        self, ids: Sequence[int], start: int, outputs: Outputs, *, hidden: bool
-    ) -> Sequence[KvRow]:
-        assert self.held.now
-        assert start == len(self.ids), "a hole, or ids that stand there already"
-        assert 0 < len(ids) <= self.batch
-        self.runs.append((len(ids), outputs))
-        if error := self.fault(len(self.runs)):
+    def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
+        assert 0 < len(ids) <= self.slots.batch
+        self.ran.append((len(ids), outputs))
+        if error := self.fault(len(self.ran)):
             self.ids += ids[: len(ids) // 2]
             raise error
         self.ids += ids
@@ -91,27 +60,23 @@ class Cells(KvCache):
             rows.append(KvRow(self._memory[row], np.full(4, end, np.float32) if hidden else None))
         return rows
 
-    def forget(self, position: int) -> int:
-        assert self.held.now
-        assert 0 <= position <= len(self.ids)
-        mark = {"anywhere": 1, "checkpoints": MARK, "no": CONTEXT + 1}[self.rewinds]
-        left = position - position % mark
-        del self.ids[left:]
-        return left
+    def _copy(self) -> StateCopy:
+        return StateCopy(None, 0)
 
-    def checkpoint(self, position: int, *, lasting: bool) -> None:
-        assert self.held.now
-        assert position == len(self.ids)
-        self.checkpoints.append((position, lasting))
+    def _back(self, count: int, state: Any | None) -> bool:
+        del self.ids[-count:]
+        return True
 
-    def release(self, held: Sequence[int]) -> None:
-        self.released.append(tuple(held))
+    def checkpoint(self, *, lasting: bool = False) -> None:
+        self.checkpoints.append((self.length, lasting))
+        super().checkpoint(lasting=lasting)
 
 
 def over(
     cells: Cells, *, needs: Needs = Needs.LOGITS, abilities: EdgeAbilities = ANYWHERE
 ) -> KvSession:
-    return KvSession(ScriptedEdge(SCRIPT, context=CONTEXT, abilities=abilities), cells, needs, 0)
+    edge = ScriptedEdge(SCRIPT, context=CONTEXT, abilities=abilities)
+    return KvSession(edge, cells.slots, needs, 0)
 
 
 few_ids = st.lists(st.integers(0, 1), max_size=7)
@@ -190,7 +155,7 @@ class TestAnyHistory:
         self, operations: list[tuple[str, Any]], rewinds: Rewinds, batched: bool, turn: int
     ) -> None:
         cells, ledger = Cells(rewinds=rewinds, turn=turn), Ledger()
-        session = over(cells, abilities=EdgeAbilities(batch_logits=batched))
+        session = over(cells, abilities=EdgeAbilities(batch_logits=batched, rewinds=rewinds))
         for name, what in operations:
             before = 0 if name == "open" else len(ledger.ids)
             if name not in ("step", "rewind") and before + len(what) > CONTEXT:
@@ -199,7 +164,6 @@ class TestAnyHistory:
             else:
                 perform(session, ledger, name, what)
             assert session.position == len(ledger.ids)
-            assert not cells.held.now
         if rewinds == "anywhere":
             assert cells.computed == ledger.runs
         else:
@@ -235,7 +199,7 @@ class TestCheckpoints:
         session.open([1] * 14)
         session.checkpoint(5)
         session.step()
-        assert cells.runs == [(5, "none"), (8, "none"), (1, "last")]
+        assert cells.ran == [(5, "none"), (8, "none"), (1, "last")]
         assert cells.checkpoints == [(5, True), (13, True)]
 
     def test_one_is_made_before_what_is_computed_behind_it(self) -> None:
@@ -270,7 +234,7 @@ class TestRuns:
         session = over(cells)
         session.open([1] * 11)
         session.step()
-        assert cells.runs == [(4, "none"), (4, "none"), (2, "none"), (1, "last")]
+        assert cells.ran == [(4, "none"), (4, "none"), (2, "none"), (1, "last")]
 
     def test_hidden_states_are_made_for_outputs_alone(self) -> None:
         cells = Cells()
@@ -293,7 +257,7 @@ class TestRuns:
         session = over(cells, needs=Needs.NOTHING, abilities=EdgeAbilities(batch_logits=False))
         session.open([1])
         steps = session.steps([1, 0, 1, 1, 0, 0])
-        assert cells.runs == [(1, "last")] * 7
+        assert cells.ran == [(1, "last")] * 7
         rows = [step.logits for step in steps]
         assert all(
             np.array_equal(row, SCRIPT([1, 1, 0, 1, 1, 0, 0][: i + 2]))
@@ -303,15 +267,6 @@ class TestRuns:
 
 class TestLife:
     def test_what_is_kept_is_gone_on_from(self) -> None:
-        cells = Cells(kept=[1, 2, 3, 4])
-        session = over(cells)
-        assert session.open([1, 2, 3, 9]) == 3
-        assert np.array_equal(session.step().logits, SCRIPT([1, 2, 3, 9]))
-        assert cells.computed == 1
-        session.open([7])
-        assert len(cells.adopted) == 1
-
-    def test_it_is_released_once_with_what_was_computed(self) -> None:
         cells = Cells()
         session = over(cells)
         session.open([1, 2, 3])
@@ -319,7 +274,10 @@ class TestLife:
         session.extend([4, 5])
         session.close()
         session.close()
-        assert cells.released == [(1, 2, 3)]
+        later = over(cells)
+        assert later.open([1, 2, 9]) == 2
+        assert np.array_equal(later.step().logits, SCRIPT([1, 2, 9]))
+        assert cells.computed == 4
 
     def test_a_closed_one_is_refused(self) -> None:
         session = over(Cells())
@@ -341,8 +299,7 @@ class TestLife:
         with pytest.raises(UsageError) as caught:
             over(cells, needs=Needs.HIDDEN, abilities=EdgeAbilities(hidden=False))
         assert caught.value.setting == "router"
-        assert str(caught.value).endswith("; choose a router that reads none, such as entropy.")
-        assert cells.released == [()]
+        assert cells.slots.sessions == 0
 
     @pytest.mark.parametrize("bad", [[-1], [258], [0, 258, 0]])
     def test_ids_of_no_vocabulary(self, bad: list[int]) -> None:

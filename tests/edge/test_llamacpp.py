@@ -1,7 +1,6 @@
 """What is llama.cpp's own: files that load or do not, fingerprints, tokenizers."""
 
 import ctypes
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,10 @@ import pytest
 from hypothesis import given
 
 from edgewise.edge.base import Floats, Needs
-from edgewise.edge.engine import default_threads
-from edgewise.edge.kv import KvSession
+from edgewise.edge.kv import BATCH, KvSession
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
-from edgewise.edge.slots import BATCH, TURN
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
 from tests import models
@@ -115,24 +112,6 @@ class TestSteps:
                 step = session.step()
             np.testing.assert_allclose(step.logits, whole, atol=5 * ATOL)
 
-    def test_a_prompt_leaves_turns_to_others(
-        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """With more than one slot a long prompt is read in small pieces, the lock free between."""
-        sizes: list[int] = []
-        decode = llama_cpp.llama_decode
-
-        def counted(context: object, batch: llama_cpp.llama_batch) -> int:
-            sizes.append(batch.n_tokens)
-            return decode(context, batch)
-
-        monkeypatch.setattr(llama_cpp, "llama_decode", counted)
-        with load(bpe_path, context=256, slots=2) as model:
-            session = model.session()
-            session.open(LONG[: 2 * TURN + 10])
-            session.step()
-        assert sizes == [TURN, TURN, 9, 1]
-
     @pytest.mark.parametrize("failing", [1, 2])
     def test_a_decode_that_fails_is_one_sentence_and_can_be_repeated(
         self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
@@ -202,9 +181,6 @@ class TestFiles:
         assert "lhama" in str(caught.value)
         assert_one_sentence(str(caught.value))
 
-    def test_a_folder(self, tmp_path: Path) -> None:
-        assert_one_sentence(message_of(tmp_path))
-
     def test_layers_for_a_gpu_that_is_not_there(
         self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -237,14 +213,6 @@ class TestFiles:
         assert "64 ids and 3 slots" in str(caught.value)
         assert (caught.value.hint, caught.value.setting) == ("lower the context", "ctx")
         assert len(freed) == 1, "the weights are given back"
-
-    @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (8, 7)])
-    def test_one_core_is_left(
-        self, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
-    ) -> None:
-        usable = set(range(cores))
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable, raising=False)
-        assert default_threads() == threads
 
 
 class TestFingerprints:

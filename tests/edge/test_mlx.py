@@ -258,7 +258,7 @@ def test_limits_of_the_process_stay() -> None:
     """mlx-lm sets those on open files when it is imported, or fails where they are lower."""
     script = (
         "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (1024, 1500)); "
-        "from edgewise.edge.mlx.load import modules; modules(); "
+        "from edgewise.edge.mlx import modules; modules(); "
         "print(r.getrlimit(r.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

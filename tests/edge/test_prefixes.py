@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgewise.edge.base import Needs
+from edgewise.edge.kv import TURN
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.slots import TURN
 
 A = [(7 * index) % 250 for index in range(40)]
 B = [(11 * index + 3) % 250 for index in range(40)]

@@ -13,7 +13,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp import sandbox as trial
+from edgewise.edge.llamacpp import load as trial
 from edgewise.errors import ModelError
 from edgewise.sandbox import Child
 from tests.mutated_gguf import mutants
@@ -78,7 +78,7 @@ def test_what_ends_llama_cpp_is_a_sentence(tmp_path: Path, key: str, value: floa
 @pytest.mark.deep
 @pytest.mark.parametrize("first", [0, 19, 46, 354])
 def test_a_mutated_file_never_ends_the_process(tmp_path: Path, first: int) -> None:
-    """Some of them, among them such as would; `python -m tests.mutated_gguf` tries any number."""
+    """Some of them, among them such as would; `benchmarks.faults` tries any number."""
     for number, (_, data) in enumerate(mutants(6, first=first)):
         path = tmp_path / f"{number}.gguf"
         path.write_bytes(data)
@@ -180,17 +180,3 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     path = Path(shutil.copy(bundled("edge"), tmp_path / "m-00001-of-00002.gguf"))
     with pytest.raises(ModelError, match="m-00002-of-00002"):
         LlamaModel(path)
-
-
-def test_a_user_without_a_home_can_load_a_model(
-    sound: Path, tried: Tried, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(Path, "home", homeless)
-    load(sound)
-    load(sound)
-    assert tried() == 2

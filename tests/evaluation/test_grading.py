@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from edgewise.errors import UsageError
 from edgewise_lab.evaluation.tasks.base import Grading, Question
 from edgewise_lab.evaluation.tasks.grading import (
+    agreeing,
     extract_choice,
     extract_number,
     first_mention,
     is_right,
     is_strictly_right,
+    overlap,
 )
 
 CHOICES = ("bank", "garments", "river bank", "tree")
@@ -239,6 +241,32 @@ def test_a_number_is_itself_however_it_is_written(number: int) -> None:
 def test_whatever_is_strictly_right_is_right(text: str) -> None:
     for question in (CHOICE, UNLETTERED, NUMBER):
         assert is_strictly_right(question, text) <= is_right(question, text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        ("It is a red rose.", "A rose is red!", 1.0),
+        ("Roses grow in 1,000 gardens.", "They grow in 1000 gardens", 0.75),
+        ("Which is it?", "It is which.", 1.0),  # nothing that the prompt does not say
+        ("Yes.", "No.", 0.0),
+    ],
+)
+def test_content_words_in_common(one: str, other: str, shared: float) -> None:
+    question = Question("q", "f", "Which flower is it?", "", "words", known=False)
+    assert overlap(question, one, other) == shared
+    judged = agreeing(question, one)
+    assert (is_right(judged, other), is_right(question, other)) == (shared >= 0.5, False)
+    assert is_strictly_right(judged, other) == (shared == 1)
+
+
+def test_the_clouds_conclusion_is_the_answer_where_none_is_known() -> None:
+    choice = msgspec.structs.replace(CHOICE, answer="", known=False)
+    assert agreeing(choice, "Therefore, the answer is garments (b).") == CHOICE
+    assert agreeing(choice, "I pass.").check == "words"
+    number = msgspec.structs.replace(NUMBER, answer="", known=False)
+    assert is_right(agreeing(number, "So it is 1250."), "Well, 1,250.")
+    assert agreeing(NUMBER, "7") == NUMBER
 
 
 @given(st.text(max_size=60))

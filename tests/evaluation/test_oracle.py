@@ -32,15 +32,6 @@ def test_only_the_token_that_decides_is_asked_for() -> None:
     assert found.output_tokens == len("Well, the answer is 7.") + 1
 
 
-def test_an_edge_that_is_right_asks_for_nothing() -> None:
-    assert consult("It is 7.", "So: 7!").cloud_tokens == 0
-
-
-def test_a_cloud_that_is_wrong_is_not_asked() -> None:
-    found = consult("It is 3.", "It is 4.")
-    assert (found.right, found.cloud_tokens) == (False, 0)
-
-
 @given(
     edge=st.text("1234567 ", min_size=1, max_size=12),
     cloud=st.text("1234567 ", min_size=1, max_size=12),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edgewise.cloud.local import LocalCloud
@@ -205,6 +206,17 @@ def test_at_the_end_of_a_context_every_system_answers(edge_room: int, cloud_room
     assert {n for cell in (*pairs, COMMIT_POINT) for n in written[cell]} == {
         min(edge_room, cloud_room) + 1
     }
+
+
+def test_without_answers_the_clouds_own_are_what_is_agreed_with(tmp_path: Path) -> None:
+    questions = (msgspec.structs.replace(q, answer="", known=False) for q in animals().questions)
+    task = Task("animals", tuple(questions), 80)
+    asked = [Contender("always", Constant(1.0), card(at_0_1=0.5), "always")]
+    known = evaluation().run(asked, [0.1], baselines=True)
+    for _ in range(2):  # the second time from the store
+        found = evaluation(tmp_path, task=task).run(asked, [0.1], baselines=True)
+        for cell, outcomes in found.items():
+            assert [o.right for o in outcomes] == [o.right for o in known[cell]]
 
 
 def test_the_oracle_needs_the_weights() -> None:

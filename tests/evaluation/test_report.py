@@ -13,7 +13,6 @@ from edgewise.errors import UsageError
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Figures, Row, as_csv, plot, rows, summary
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import Outcome
-from tests.drawn import require_legend_apart, saved_figures
 
 PAIR = Cell("pair", 0.1)
 
@@ -206,13 +205,6 @@ def table_of(*shares: float) -> list[Row]:
 def test_a_plot_is_what_its_ending_says(tmp_path: Path, name: str, magic: bytes) -> None:
     plot([row.overall for row in table_of(0.1, 0.3)], "animals", tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(magic)
-
-
-def test_the_legend_covers_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = saved_figures(monkeypatch)
-    plot([row.overall for row in table_of(0.1, 0.3)], "animals", tmp_path / "a.png")
-    (figure,) = drawn
-    require_legend_apart(figure)
 
 
 @pytest.mark.parametrize("name", ["a.docx", "no/such/folder.png"])

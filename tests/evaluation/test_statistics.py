@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,16 +123,6 @@ def test_the_gap_is_a_fraction_of_its_ends(rows: list[tuple[bool, bool, bool]]) 
     value, (low, high) = found
     assert value == pytest.approx((sum(pair) - sum(edge)) / (sum(cloud) - sum(edge)))
     assert low <= value <= high
-
-
-def test_an_interval_covers_as_often_as_it_says() -> None:
-    """Of many samples of a coin about 95 % hold its mean."""
-    rng = np.random.default_rng(0)
-    held = 0
-    for sample in rng.random((200, 60)) < 0.7:
-        low, high = mean_interval(sample.tolist())
-        held += low <= 0.7 <= high
-    assert 0.89 <= held / 200 <= 0.99
 
 
 def test_a_pooled_gap_that_is_none_is_no_number() -> None:

@@ -152,12 +152,16 @@ def test_own_questions(
     ("line", "check", "problem"),
     [
         ("{", None, "Line 1 of .* is not valid"),
-        ('{"prompt": "a"}', None, "missing required field `answer`"),
+        ('{"answer": "a"}', None, "missing required field `prompt`"),
         ('{"prompt": "a", "answer": "b", "x": 1}', None, "unknown field `x`"),
         ('{"prompt": "a", "answer": "("}', "regex", "regular expression"),
         ('{"prompt": "a", "answer": "b", "choices": ["c"]}', "choice", "of its choices"),
         ('{"prompt": "a", "answer": "b"}', "choice", "of its choices"),
         ("", None, "no questions"),
+        ('{"prompt": "a"}', "exact", "no answer"),
+        ('{"prompt": "a"}\n{"prompt": "b", "answer": "c"}', None, "others, such as 1"),
+        ('{"messages": [{"role": "system", "content": "a"}]}', None, "Line 1 .*no message"),
+        ('{"messages": [{"role": "tool", "content": "a"}]}', None, "Line 1 .*tool"),
     ],
 )
 def test_a_bad_line_is_one_sentence(
@@ -287,6 +291,28 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         open_task("gsm8k", data=Path("/dev/zero"))
     with pytest.raises(EdgewiseError, match="No such file"):
         open_task("gsm8k", data=tmp_path / "gone.jsonl")
+
+
+def test_prompts_alone_and_conversations(tmp_path: Path) -> None:
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "And 3?"},
+        {"role": "assistant", "content": "7"},
+    ]
+    path = write(tmp_path / "mine.jsonl", {"prompt": "a"}, {"messages": turns, "model": "gpt"})
+    alone, chat = open_task(str(path)).questions
+    assert (alone.known, alone.check, chat.known, chat.check) == (False, "words", False, "words")
+    assert [(turn.role, turn.content) for turn in chat.messages] == [
+        *(("system", "Be brief."), ("user", "2 + 2?"), ("assistant", "4"), ("user", "And 3?")),
+    ]
+    assert "2 + 2?" in chat.text
+    asked = {"data": None, "check": None, "limit": None, "calibration": None}
+    task, held_out = with_calibration(str(path), "train", **asked, known=False)  # type: ignore[arg-type]
+    assert (len(task.questions), len(held_out.questions)) == (1, 1)
+    with pytest.raises(EdgewiseError, match="no right answers"):
+        with_calibration(str(path), "train", **asked)  # type: ignore[arg-type]
 
 
 def test_the_name_of_a_line_is_its_number(tmp_path: Path) -> None:

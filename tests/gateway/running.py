@@ -18,7 +18,7 @@ from edgewise.gateway.sessions import Sessions
 from edgewise.keys.keys import Keys
 from edgewise.keys.limits import KeyLimits, LimitStore
 from edgewise.wire.protocol import MAX_FRAME
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 
 class Running(NamedTuple):

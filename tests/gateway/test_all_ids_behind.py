@@ -26,7 +26,8 @@ from tests import models
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.running import Running, gateway
-from tests.llama_server_process import free_port, llama_server
+from tests.llama_server_process import llama_server
+from tests.server_process import free_port
 
 BYTES = ByteTokenizer()
 ALL = "has the same ids for 5 strings; all 258 ids stand for the same"

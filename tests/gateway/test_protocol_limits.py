@@ -22,16 +22,16 @@ from edgewise.errors import CloudProtocolError, CloudRefused, CloudRejected, Clo
 from edgewise.events import Candidate
 from edgewise.gateway import connection
 from edgewise.gateway.connection import LARGE
-from edgewise.keys.keys import Key, add_key, revoke_key
+from edgewise.keys.keys import add_key, revoke_key
 from edgewise.keys.limit_stores import SqliteLimits
-from edgewise.keys.limits import Cost, Granted, LimitsDown
+from edgewise.keys.limits import LimitsDown
 from edgewise.sampling import Sampling
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.plain_client import PlainClient, check
 from tests.gateway.processes import until
 from tests.gateway.running import Running, gateway
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 ENDINGS, REFUSALS = (
     PAGE.read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ class SlowEngine(PlainEngine):
         return completion
 
 
-LIMITS = ("asks_per_second", "ids_per_second", "tokens_per_day", "sessions", "ids")
+LIMITS = ("asks_per_second", "ids_per_second", "tokens_per_day", "sessions")
 
 
 class Site:
@@ -172,7 +172,7 @@ def test_sessions_end_as_the_page_says(
 class Down(SqliteLimits):
     """Lost what it counted in, since it was opened."""
 
-    async def take(self, key: Key, cost: Cost) -> Granted:
+    async def reserve(self, name: str, day: int, tokens: int, most: int) -> bool:
         raise LimitsDown("the disk is gone")
 
 
@@ -290,8 +290,8 @@ def test_ids_that_came_are_held_whatever_the_ask_is_answered_with(site: Site) ->
     assert (site.engine.asked, site.engine.prefills) == (1, 0)
 
 
-def test_a_keys_ids_are_bounded_and_asked_for_again(site: Site) -> None:
-    site.serve(ids=10)
+def test_held_ids_are_bounded_and_asked_for_again(site: Site) -> None:
+    site.serve(most_ids=10)
     older, newer = site.opened(), site.opened()
     assert older.ask(0, 0, [72] * 8)[0] == 17
     assert newer.ask(0, 0, [72] * 8)[0] == 17

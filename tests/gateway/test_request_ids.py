@@ -1,6 +1,5 @@
-"""One name for a consult: at the device, in the gateway's log, at the engine, in a trace."""
+"""One name for a consult: at the device, in the gateway's log and at the engine."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,13 @@ from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Completion, Sent
 from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import Consult
-from edgewise.gateway.telemetry import trace_id
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.traces import Recorder
 from tests.cloud.dialects import DialectServer, Sglang, Vllm, sglang_routes, vllm_routes
-from tests.gateway.collector import Collector, attributes
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.running import gateway
 
@@ -95,39 +91,3 @@ def test_what_fails_without_a_name_has_the_consults(
     assert f"(request {sent.request_id})" in str(raised.value)
     named = {line["request_id"] for line in told if line["event"].startswith("consult")}
     assert named == {sent.request_id}
-
-
-def test_a_trace_of_an_answer_tells_it(tmp_path: Path) -> None:
-    file = tmp_path / "trace.jsonl"
-    with gateway([PlainEngine()]) as running:
-        cloud = GatewayCloud(running.url)
-        with file.open("wb") as opened:
-            recorder = Recorder(opened)
-            watched = recorder.decoder(decoding(cloud))
-            prompt = watched.edge.tokenizer.encode_prompt("say: ")
-            with watched.stream(prompt, max_tokens=3) as events:
-                asked = [e for e in recorder.events(events) if isinstance(e, Consult)]
-        cloud.close()
-    names = [event.request_id for event in asked]
-    assert names
-    ended = [one["args"]["request_id"] for one in json.loads(file.read_bytes()) if one["ph"] == "e"]
-    assert ended == names
-
-
-def test_a_collector_finds_a_consult_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = PlainEngine()
-    with Collector() as collector:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        with gateway([engine]) as running:
-            monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
-            cloud = GatewayCloud(running.url)
-            names = [str(event.request_id) for event in consults(decoding(cloud))]
-            cloud.close()
-    spans = {span.trace_id.hex(): span for span in collector.spans()}
-    assert set(spans) == {trace_id(name) for name in names}
-    for name, client in zip(names, engine.clients, strict=True):
-        span = spans[trace_id(name)]
-        shown = attributes(span)
-        assert (shown["edgewise.outcome"], shown["edgewise.request_id"]) == ("answered", name)
-        carried = client.headers["traceparent"]
-        assert carried == f"00-{span.trace_id.hex()}-{span.span_id.hex()}-01"

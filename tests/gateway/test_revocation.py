@@ -12,9 +12,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from edgewise.completion import Completion
-from edgewise.keys.keys import Key, revoke_key
+from edgewise.keys.keys import revoke_key
 from edgewise.keys.limit_stores import SqliteLimits
-from edgewise.keys.limits import Cost, Granted
 from edgewise.wire.protocol import MAX_IDS
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine, letters
@@ -167,8 +166,8 @@ def test_full_prefixes_are_taken_in_their_order(keys: Path, add: Add, rate: floa
 class Slow(SqliteLimits):
     """Takes its time."""
 
-    async def take(self, key: Key, cost: Cost) -> Granted:
-        granted = await super().take(key, cost)
+    async def reserve(self, name: str, day: int, tokens: int, most: int) -> bool:
+        granted = await super().reserve(name, day, tokens, most)
         await asyncio.sleep(0.05)
         return granted
 

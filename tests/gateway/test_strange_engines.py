@@ -27,7 +27,7 @@ from tests.gateway.doubles import PlainEngine
 from tests.gateway.plain_client import PlainClient
 from tests.gateway.processes import until
 from tests.gateway.running import gateway
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 TOKENIZER = ByteTokenizer()
 PROMPT, TEXT = "sky: ", "blue sky"

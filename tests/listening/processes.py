@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 START_SECONDS = 90
 

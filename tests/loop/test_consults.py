@@ -14,7 +14,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.record import SentRecord
 from edgewise.completion import Completion
 from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
-from edgewise.events import Consult, Pending, Token
+from edgewise.events import Consult, Token
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Budget, Policy
@@ -115,20 +115,6 @@ def test_an_answer_that_cannot_begin_gives_everything_back(stage: str) -> None:
         decoder.stream(IDS)
     assert decoder.edge.sessions == 0  # type: ignore[attr-defined]
     assert cloud.closed == cloud.opened == (stage == "prefetch")
-
-
-def test_a_rollback_cancels_the_consult_that_is_waited_for() -> None:
-    cloud = HeldCloud()
-    decoder = asking(cloud, Policy(speculate=4, deadline=30))
-    with decoder.stream(IDS, pending=True) as events:
-        assert isinstance(next(events), Pending)
-        assert not any(future.cancelled() for future in cloud.flying)
-        events.rewind(0)
-        assert all(future.cancelled() for future in cloud.flying)
-        cloud.released.set()
-        cloud.scripted.script = replying("gray", prompt=PROMPT)
-        assert collect(events).text == "gray"
-    assert cloud.scripted.closed == 1
 
 
 def test_closing_in_the_middle_cancels_closes_and_charges() -> None:

@@ -1,20 +1,18 @@
 """Consults of a cloud with another vocabulary: between words, for words."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import Bridge, bridged
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.events import Consult, Event, Pending, Token
+from edgewise.events import Consult, Pending
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.policy import Budget, Policy
 from edgewise.prompts import Message, prompt_of
@@ -113,27 +111,6 @@ def test_a_cloud_that_writes_all_writes_its_own_text(words: bool) -> None:
     answer = decoder.generate(IDS)
     assert (answer.text, answer.finish_reason) == (text, "stop")
     assert {token.source for token in answer.tokens} == {"cloud"}
-
-
-@given(seed=st.integers(0, 99), at=st.integers(0, 30), speculate=st.sampled_from([0, 6]))
-def test_a_rollback_gives_the_same_answer_again(seed: int, at: int, speculate: int) -> None:
-    edge = speaking(noise(seed))
-    model = other_vocabulary(agreeing(edge, speaking(noise(seed + 1)), 0.7))
-    policy = Policy(threshold=0.7, span=2, deadline=60, speculate=speculate)
-    decoder = Decoder(
-        ScriptedEdge(edge), router=Random(seed), policy=policy, cloud=late(model, [3, 0, 7])
-    )
-
-    def tokens(events: Iterator[Event]) -> list[tuple[object, ...]]:
-        seen = [event for event in events if isinstance(event, Token)]
-        return [(t.index, t.id, t.text, t.source, t.reason) for t in seen]
-
-    whole = tokens(decoder.stream(IDS, max_tokens=40))
-    with decoder.stream(IDS, max_tokens=40) as events:
-        while events.index < at:
-            next(events)
-        events.rewind(at)
-        assert tokens(events) == whole[at:]
 
 
 @pytest.mark.parametrize("words", [False, True])

@@ -92,21 +92,16 @@ def gone(pid: int, seconds: float = 20) -> bool:
     ("bomb", "words"),
     [
         (ENDLESS, "takes more than 1.5 s"),
-        ("{{ 9 ** (9 ** 9) }}", "takes more than 1.5 s"),
         ("{% set n = 9 * messages | length %}{{ n ** (n ** n) }}", "takes more than 1.5 s"),
         ("{{ ('a' * 1000000) | wordwrap(1) }}", "takes more than 1.5 s"),
         ("{{ 'x'.center(4000000000) }}", "more than 512 MB of memory"),
-        ("{{ 'x' * 1000000000 }}", "more than 512 MB of memory"),
         ("{{ [1] * 1000000000 }}", "more than 512 MB of memory"),
         ("{{ '%1000000000d' % 3 }}", "more than 512 MB of memory"),
-        ("{{ '{:1000000000}'.format('x') }}", "more than 512 MB of memory"),
-        ("{{ 'x' | indent(1000000000) }}", "more than 512 MB of memory"),
         ("{% for _ in range(99999) %}{{ 'x' * 99 }}{% endfor %}", "more than 4194304 characters"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth"),
         ("{% set n = namespace(a=[]) %}{% for _ in range(9999) %}{% set n.a = [n.a] %}"
          "{% endfor %}{{ n.a | tojson }}", "maximum recursion depth"),
         ("{{ " + "(" * 40000, "maximum recursion depth"),
-        ("{{ " + "-" * 40000 + "1 }}", "maximum recursion depth"),
         ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, "nested blocks"),
         ("{{ range(10 ** 9) }}", "Range too big"),
         ("{% include '/etc/hostname' %}", "no loader"),
@@ -114,7 +109,6 @@ def gone(pid: int, seconds: float = 20) -> bool:
         ("{{ raise_exception('\\ud800') }}", r"\(\?\)"),
         ("{{ raise_exception('No. ' * 100000) }}", r"\((No\. ){49}No\.\)"),
         ("{{ strftime_now('\\ud800') }}", "surrogates"),
-        ("{{ strftime_now(3) }}", "must be str"),
         ("\ud800", "valid UTF-8"),
     ],
 )  # fmt: skip
@@ -162,6 +156,8 @@ def test_a_process_is_kept_and_one_that_was_killed_is_replaced(make: Make) -> No
     before = workers()
     renderer = make(seconds=10)
     renderer.start()
+    # For a moment a new process has no command line to be known by.
+    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
     (first,) = workers() - before
     assert [renderer.render(PLAIN, said("Hi")) for _ in range(3)] == ["<user>Hi\n"] * 3
     assert workers() - before == {first}
@@ -200,12 +196,6 @@ if "stick" in sys.argv:
     threading.Thread(target=renderer.render, args=({endless!r}, {given!r}), daemon=True).start()
 if "wait" in sys.argv:
     sys.stdin.read()
-if "close" in sys.argv:
-    renderer.close()
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        print("no child")
 if "fork" in sys.argv:
     child = os.fork()
     print(renderer.render({plain!r}, {given!r}), end="", flush=True)
@@ -244,15 +234,6 @@ def test_nothing_outlives_a_parent_that_is_killed(how: list[str]) -> None:
     assert gone(worker)
 
 
-@needs_proc
-def test_nothing_outlives_a_parent_that_ends() -> None:
-    process = started("wait")
-    (worker,) = workers(process.pid)
-    assert process.communicate("", timeout=60) == ("", "")
-    assert process.returncode == 0
-    assert gone(worker)
-
-
 def ended(how: str) -> "subprocess.CompletedProcess[str]":
     """A process that was left to do it."""
     command = [sys.executable, "-c", PARENT, how]
@@ -263,32 +244,6 @@ def ended(how: str) -> "subprocess.CompletedProcess[str]":
 def test_after_a_fork_both_render() -> None:
     done = ended("fork")
     assert (done.stdout, done.stderr) == ("<user>Hi\n\n" + "<user>Hi\n" * 3, "")
-
-
-LOADED = """
-from pathlib import Path
-from edgewise.pair import Pair
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
-edge = ScriptedEdge(noise())
-edge.tokenizer.chat_template = {template!r}
-with Pair(edge, cloud="none"):
-    print(end="loaded ", flush=True)
-    input()
-"""
-
-
-@needs_proc
-@pytest.mark.parametrize("template", [None, PLAIN])
-def test_it_is_started_with_the_models_where_there_is_a_template(template: str | None) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOADED.format(template=template)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdout.read(7) == b"loaded "
-    assert len(workers(process.pid)) == (template is not None)
-    process.communicate(b"\n", timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
 from edgewise.errors import UsageError
 from edgewise.prompts import Message, prompt_from, prompt_ids, render
-from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests import models
 
 CHATML = models.TEMPLATE
@@ -179,27 +178,6 @@ def test_harmless_text_has_the_ids_it_always_had(
         assert prompt_ids(tokenizer, said) == tokenizer.encode_prompt(render(tokenizer, said))
 
 
-@pytest.mark.parametrize("name", ["bpe", "stripping", "thinking"])
-@given(content=st.lists(SHARDS, max_size=6).map("".join))
-@example(content=" \n Hi <b>you</b> \n ")
-@example(content="<think>")
-def test_beside_a_conspicuous_message_the_others_keep_their_ids(
-    tokenizers: Tokenizers, name: str, content: str
-) -> None:
-    tokenizer = tokenizers[name]
-    if any(text in content for text in tokenizer.special.values()):
-        content = "?"
-    plain = prompt_ids(tokenizer, conversation("", content, "x"))
-    beside = prompt_ids(tokenizer, conversation("<|im_start|>", content, "x"))
-    said = tokenizer.encode("<|im_start|>", special=False)
-    user = [tokenizer.special_text("eos"), "<|im_start|>"]  # the turn's ends
-    begin = tokenizer.encode(f"{user[1]}user\n", special=True)
-    merged = tokenizer.encode("user\n<|im_start|>", special=False)
-    assert plain[: len(begin)] == begin
-    assert beside == [begin[0], *merged, *plain[len(begin) :]]
-    assert len(said) > 1
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -243,13 +221,6 @@ def test_words_that_a_model_writes_are_read_as_it_wrote_them(
         assert think in prompt_ids(tokenizer, conversation("Hi", content))
 
 
-def test_raw_text_is_what_its_writer_made_of_it(tokenizers: Tokenizers) -> None:
-    """Who sends no messages writes the template's part, too."""
-    tokenizer = tokenizers["bundled"]
-    text = render(tokenizer, conversation("Hi"))
-    assert tokenizer.encode_prompt(text) == prompt_ids(tokenizer, conversation("Hi"))
-
-
 def test_a_message_of_noncharacters_alone(tokenizers: Tokenizers) -> None:
     tokenizer = tokenizers["bundled"]
     every = [*range(0xFDD0, 0xFDF0), *(p << 16 | e for p in range(17) for e in (0xFFFE, 0xFFFF))]
@@ -259,13 +230,3 @@ def test_a_message_of_noncharacters_alone(tokenizers: Tokenizers) -> None:
     )
     with pytest.raises(UsageError, match="noncharacters"):
         prompt_ids(tokenizer, conversation(text + "<|end|>"))
-
-
-@pytest.mark.deep
-def test_the_bundled_questions_have_the_ids_they_had(tokenizers: Tokenizers) -> None:
-    tokenizer = tokenizers["bundled"]
-    questions = pocketqa("test").questions
-    assert len(questions) >= 300
-    for question in questions:
-        expected = tokenizer.encode(f"<|user|>{question.prompt}<|end|><|assistant|>", special=True)
-        assert prompt_ids(tokenizer, conversation(question.prompt)) == expected

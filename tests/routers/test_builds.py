@@ -48,6 +48,7 @@ def card_of(model: LlamaModel, folder: Path, **more: object) -> Path:
         hidden_size=model.hidden_size,
         build=model.build,
         behaviour=behaviour_of(model),
+        thresholds={"0.05": 0.5},
     )
     folder.mkdir(exist_ok=True)
     (folder / CONFIG).write_bytes(msgspec.json.encode(msgspec.structs.replace(card, **more)))

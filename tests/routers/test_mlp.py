@@ -16,7 +16,7 @@ from edgewise.edge.base import Floats, Step
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
 from edgewise.parts import open_router
-from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard, read_card
+from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard, read_card, start_at
 from edgewise.routers.mlp import MAX_WEIGHTS, Mlp
 from edgewise.routers.signals import EVIDENCE, logtoku, width_of
 from edgewise.settings import Settings
@@ -268,8 +268,12 @@ def test_thresholds_lie_between_the_calibrated_ones() -> None:
     assert CARD.threshold(0.1) is None
     assert msgspec.structs.replace(CARD, thresholds={"0.1": 0.5}).threshold(0.1) == 0.5
     # A controller starts from the nearest: never from 0.5, where a low threshold is known.
-    assert [card.start(share) for share in (0.001, 0.02, 0.3)] == [0.9, 0.9, pytest.approx(0.5)]
-    assert CARD.start(0.1) is None
+    assert [start_at(card.thresholds, share) for share in (0.001, 0.02, 0.3)] == [
+        0.9,
+        0.9,
+        pytest.approx(0.5),
+    ]
+    assert start_at(CARD.thresholds, 0.1) is None
 
 
 def test_thresholds_of_shares_that_are_no_numbers(tmp_path: Path) -> None:

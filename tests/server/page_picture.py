@@ -19,7 +19,7 @@ def main() -> None:
     with serving() as url, sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        page = browser.new_page(viewport={"width": 1280, "height": 760})
+        page = browser.new_page(viewport={"width": 1280, "height": 880})
         page.goto(url)
         expect(page.locator("#models")).to_contain_text("+")
         choose(page, "Side by side")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import httpx2
 
-from tests.llama_server_process import free_port
+from tests.server_process import free_port
 
 START_SECONDS = 60
 

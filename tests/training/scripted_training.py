@@ -24,9 +24,12 @@ STAGES: tuple[Stage, ...] = ("collect", "label", "fit", "calibrate")
 INPUTS: tuple[str, ...] = ("hidden", "scalars")
 
 
-def sums(start: int, count: int, reference: str = "") -> Task:
+def sums(start: int, count: int, reference: str = "", *, known: bool = True) -> Task:
+    answer = "7" if known else ""
     questions = [
-        Question(f"{i}", "sums", PROMPT.format(i), "7", "number", reference=reference)
+        Question(
+            f"{i}", "sums", PROMPT.format(i), answer, "number", reference=reference, known=known
+        )
         for i in range(start, start + count)
     ]
     return Task("sums", tuple(questions), max_tokens=30)
@@ -43,11 +46,12 @@ def training(
     fault: Failing = lambda ask: None,
     cloud: CloudModel | None = None,
     reference: str = "",
+    known: bool = True,
     **more: Any,
 ) -> Training:
     return Training(
-        sums(0, 20, reference),
-        sums(50, 3),
+        sums(0, 20, reference, known=known),
+        sums(50, 3, known=known),
         folder,
         edge=more.pop("edge", None) or scripted(EDGE),
         cloud=cloud or ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)), fault=fault),

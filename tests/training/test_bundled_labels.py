@@ -10,7 +10,6 @@ import pytest
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.errors import UsageError
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from edgewise_lab.training.fit import Recipe
@@ -57,11 +56,6 @@ def test_labels_of_the_bundled_pair(pair: tuple[LlamaModel, LocalCloud], tmp_pat
         assert all(a >= b for a, b in zip(different, diverges, strict=True))
         assert all(a >= b for a, b in zip(diverges, value[question.id], strict=True))
     assert 0 < sum(map(sum, outcome.values())) < sum(map(sum, mismatch.values()))
-
-
-def test_the_bundled_cloud_is_no_judge(pair: tuple[LlamaModel, LocalCloud], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"\d of 12"):
-        labelled(pair, tmp_path, "r2r", TASK)
 
 
 def test_both_models_read_the_references(

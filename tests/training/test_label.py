@@ -22,9 +22,8 @@ from edgewise_lab.training.labels.base import (
     Writer,
     kept_values,
     label_all,
-    labels_named,
 )
-from edgewise_lab.training.labels.published import Citer, CoLlm, Mismatch, Rescue, Value
+from edgewise_lab.training.labels.published import Rescue, Value
 
 PROMPT = "How many?"
 QUESTION = Question("q", "sums", PROMPT, "7", "number")
@@ -59,29 +58,6 @@ def positive(found: Sequence[float]) -> dict[int, float]:
     return {at: value for at, value in enumerate(found) if value}
 
 
-@pytest.mark.parametrize("label", [Mismatch(), CoLlm()])
-def test_mismatch_is_where_the_edge_would_write_something_else(
-    label: Label, tmp_path: Path
-) -> None:
-    found = values(label, case("So it is 3.", "Oh it is 7."), tmp_path)
-    assert positive(found) == {0: 1.0, 1: 1.0, 9: 1.0}
-
-
-def test_value_is_where_the_edge_spoils_the_answer(tmp_path: Path) -> None:
-    found = values(Value(), case("So it is 3.", "Oh it is 7."), tmp_path, cloud="Oh it is 7.")
-    assert positive(found) == {9: 1.0}
-
-
-def test_value_counts_an_edge_that_stops_too_early(tmp_path: Path) -> None:
-    found = values(Value(), case("Oh", "Oh it is 7."), tmp_path, cloud="Oh it is 7.")
-    assert positive(found)[2] == 1.0
-
-
-def test_a_wrong_answer_of_the_cloud_is_worth_nothing(tmp_path: Path) -> None:
-    wrong = case("So it is 3.", "Oh it is 4.", right=False)
-    assert positive(values(Value(), wrong, tmp_path)) == {}
-
-
 @pytest.mark.parametrize(("right", "expected"), [(False, {9: 1.0}), (True, {})])
 def test_rescue_is_where_the_clouds_token_turns_a_wrong_answer_right(
     right: bool, expected: dict[int, float], tmp_path: Path
@@ -92,49 +68,6 @@ def test_rescue_is_where_the_clouds_token_turns_a_wrong_answer_right(
     assert positive(values(Rescue(), own._replace(sample=read), tmp_path, edge="x" * 10 + ".")) == (
         expected
     )
-
-
-REFERENCE = "I see 7."
-
-
-def test_citer_prefers_the_reference(tmp_path: Path) -> None:
-    found = case("I saw 3.", REFERENCE)
-    preferred = values(Citer(), found, tmp_path, cloud=REFERENCE)
-    assert positive(preferred) == {3: 1.0, 4: 1.0, 6: 1.0}
-
-
-def test_citer_rolls_out_where_both_differ_from_the_reference(tmp_path: Path) -> None:
-    """At the number the edge wants 3, the cloud 8: only who ends right afterwards is preferred."""
-
-    class Scribe(SequentialRollouts):
-        """Records what it continues, and writes a number at once."""
-
-        def __init__(self, number: str) -> None:
-            super().__init__(model(number))
-            self.asked: list[Prefix] = []
-
-        def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
-            self.asked += prefixes
-            after = [Continuation((*b" or 7", EOS), (0.0,) * 6) for _ in prefixes]
-            spoiled = [Continuation((*b" or 4", EOS), (0.0,) * 6) for _ in prefixes]
-            return [
-                good if prefix.ids[-1] == ord("8") else bad
-                for prefix, good, bad in zip(prefixes, after, spoiled, strict=True)
-            ]
-
-    edge = Scribe("")
-    cloud = SequentialRollouts(model("I see 8."))
-    rollouts: dict[Writer, SequentialRollouts] = {"edge": edge, "cloud": cloud}
-    found = label_all(Citer(), [case("I see 3.", REFERENCE)], rollouts, tmp_path)["q"]
-    assert positive(found) == {6: 1.0}
-    assert [bytes(p.ids[len(PROMPT) :]) for p in edge.asked] == [b"I see 3", b"I see 8"]
-
-
-def test_the_second_round_asks_the_pair() -> None:
-    names = [label.name for label in labels_named("citer")]
-    assert names == ["citer-edge", "citer-pair"]
-    with pytest.raises(UsageError, match="1 or 2"):
-        labels_named("citer", rounds=3)
 
 
 def test_rollouts_of_many_answers_go_together_and_are_kept(tmp_path: Path) -> None:
@@ -148,7 +81,7 @@ def test_rollouts_of_many_answers_go_together_and_are_kept(tmp_path: Path) -> No
     cases = [case("So it is 3.", "Oh it is 7.", name=f"{i}") for i in range(20)]
     cloud = Calls(model("Oh it is 7."))
     found = label_all(Value(), cases, {"cloud": cloud}, tmp_path)
-    assert sizes == [60]
+    assert sizes == [48, 12]
     assert label_all(Value(), cases, {}, tmp_path) == found
 
 

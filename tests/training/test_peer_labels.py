@@ -16,6 +16,7 @@ from edgewise_lab.training.labels.published import (
     R2R,
     Citer,
     CoLlm,
+    Final,
     Mismatch,
     Value,
     same_end,
@@ -115,6 +116,7 @@ LABELS: dict[str, Label] = {
     "value": Value(),
     "r2r": R2R(),
     "r2r-outcome": R2R("outcome"),
+    "final": Final(),
 }
 
 
@@ -156,7 +158,8 @@ class Asked(SequentialRollouts):
 @pytest.mark.parametrize("told", ANSWERS, ids=lambda told: told.text)
 def test_labels_of_answers(told: Told, name: str, tmp_path: Path) -> None:
     found = label_all(LABELS[name], [case(told)], {"cloud": Asked(told.cloud)}, tmp_path)["q"]
-    assert marked(found, told.text) == told.labels[name]
+    # Of numbers: whether the cloud's own answer changes, be it right or wrong.
+    assert marked(found, told.text) == told.labels["r2r-outcome" if name == "final" else name]
     assert set(found) <= {0.0, 1.0}
 
 
@@ -209,6 +212,14 @@ def test_the_judge_is_shown_the_sentence_and_no_more(tmp_path: Path) -> None:
     cloud = Asked(told.cloud)
     label_all(R2R(), [case(told)], {"cloud": cloud}, tmp_path)
     assert drafts(cloud.prefixes[-1].ids) == ("Add 2.", "Add 5.")
+
+
+def test_final_is_graded_by_the_words_that_only_one_reply_has(tmp_path: Path) -> None:
+    told = Told("A red rose.", ["A bed rose.", "A red rose."], ["A red rose.", "A bed rose."], {})
+    words = Question("q", "flowers", PROMPT, "", "words", known=False)
+    labelled = case(told)._replace(question=words)
+    found = label_all(Final(), [labelled], {"cloud": Asked(told.cloud)}, tmp_path)["q"]
+    assert {at: value for at, value in enumerate(found) if value} == {2: pytest.approx(2 / 3)}
 
 
 @pytest.mark.parametrize(

@@ -10,29 +10,8 @@ from edgewise.routers.card import (
 )
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import replying
-from edgewise_lab.training.fit import Recipe
 from edgewise_lab.training.labels.base import labels_named
-from tests.training.linear import Linear
 from tests.training.scripted_training import CLOUD, EDGE, PROMPT, scripted, training
-
-
-@pytest.mark.parametrize(
-    ("label", "objective", "described"),
-    [
-        ("value", "cross-entropy", "value of a consult, by the cloud"),
-        ("mismatch", "cross-entropy", "the edge's token differs"),
-        ("co-llm", "marginal-likelihood", "marginal likelihood"),
-    ],
-)
-def test_a_label_says_what_it_is_fitted_by(
-    tmp_path: Path, label: str, objective: str, described: str
-) -> None:
-    (one,) = labels_named(label)
-    assert one.objective == objective
-    recipe = Recipe(epochs=1, objective=one.objective)
-    training(tmp_path / "router", one, recipe=recipe).run()
-    assert Linear.recipes[-1].objective == objective
-    assert read_card(tmp_path / "router").label.startswith(described)
 
 
 def test_two_rounds_of_citer(tmp_path: Path) -> None:
@@ -55,7 +34,7 @@ def test_two_rounds_of_citer(tmp_path: Path) -> None:
     one.run()
     assert "by the pair" in read_card(folder).label
     data = folder / "data"
-    assert {path.name for path in data.iterdir()} == {
+    assert {path.name for path in data.iterdir() if "calibration" not in path.name} == {
         "reference-00000.safetensors",
         "labels-citer-edge.jsonl",
         "labels-citer-pair.jsonl",

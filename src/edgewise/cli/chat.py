@@ -13,20 +13,9 @@ from rich.table import Table
 
 from edgewise.addresses import from_home
 from edgewise.cli import render
-from edgewise.cli.options import (
-    COSTS,
-    MACHINE,
-    MODELS,
-    PRIVACY,
-    ROUTING,
-    SAMPLING,
-    SentFile,
-    System,
-    sentence_of,
-    takes,
-)
+from edgewise.cli.options import ANSWERING, SentFile, System, sentence_of, takes
 from edgewise.errors import ContextOverflow, UsageError
-from edgewise.events import Candidate, Finished, Token
+from edgewise.events import Candidate, Token
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import make_policy, sampling_of
 from edgewise.prompts import MAX_PROMPT, Message, require_text
@@ -48,10 +37,7 @@ _ROOM = 4
 """An answer gets a part of the context like this, unless it may only be shorter."""
 
 
-@takes(
-    *(*MODELS, *PRIVACY, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
-    reads=["cloud_key"],
-)
+@takes(*ANSWERING, reads=["cloud_key"])
 def chat(
     context: typer.Context,
     chosen: Settings,
@@ -151,21 +137,17 @@ class Conversation:
             gone = f"{first - self._first} of {len(self.turns) - self._first}"
             render.note(f"the context is full: dropped the oldest questions and answers, {gone}")
             self._first = first
-        with stream as events, render.interruptible() as interrupted:
-            repetition = render.Repetition()
-            seen = repetition.watch(render.painted(events))
-            said = list(render.until(lambda: interrupted() or repetition.seen(), seen))
-        tokens = tuple(event for event in said if isinstance(event, Token))
-        ends = [event for event in said if isinstance(event, Finished)]
-        text = "".join(event.text for event in [*tokens, *ends])
-        if text or ends:
-            self.turns.append(Turn(question, text, tokens, bool(ends), local))
-        if ends:
+        with stream as events:
+            tokens, end, repeats = render.watched(events)
+        text = "".join(event.text for event in [*tokens, *([end] if end else [])])
+        if text or end:
+            self.turns.append(Turn(question, text, tuple(tokens), end is not None, local))
+        if end is not None:
             cloud = self._pair.cloud is not None
-            render.note(render.summary(ends[0], cloud=cloud) + self._cost())
+            render.note(render.summary(end, cloud=cloud) + self._cost())
         else:
             render.out.print()
-            why = "ended, since the answer repeats itself" if repetition.seen() else "interrupted"
+            why = "ended, since the answer repeats itself" if repeats else "interrupted"
             render.note(f"{why}; what was said is kept{self._cost()}")
 
     def _sampling(self) -> Sampling | None:
@@ -202,10 +184,9 @@ class Conversation:
     def _cost(self) -> str:
         """What the conversation cost so far, where that is more than its one answer."""
         billing = self._pair.billing
-        conversation = billing.conversations()[0] if billing else None
-        if conversation is None or conversation.answers < 2:
+        if billing is None or (sums := billing.savings()).answers < 2:
             return ""
-        return f"; the conversation: {render.costed(conversation.cost)}"
+        return f"; the conversation: {render.costed(sums.cost)}"
 
     def _share(self, text: str) -> None:
         try:
@@ -214,7 +195,7 @@ class Conversation:
             raise UsageError("/share needs a share, such as /share 0.05 or /share 5%.") from None
         self._require_cloud("/share")
         wanted = replace(self._pair.settings, cloud_share=share, threshold=None)
-        self._paired = self._pair.policy = make_policy(wanted, self._pair.card)
+        self._paired = self._pair.policy = make_policy(wanted, self._pair.starts)
         self._pair.forget()
         render.note(f"the cloud may write {share:.1%} of the tokens")
 
@@ -287,6 +268,8 @@ class Conversation:
         self._first = 0
         self._local = False
         self._pair.forget()
+        if self._pair.billing is not None:
+            self._pair.billing.forget()
         render.note("a new conversation")
 
     def _text(self, token: int) -> str:

@@ -51,10 +51,6 @@ def add(
         int,
         typer.Option(help="Devices at a time, of a server answers, at each of them; 0: no limit."),
     ] = 16,
-    ids: Annotated[
-        int,
-        typer.Option(help="Token ids held by these at a time, at each of them; 0: no limit."),
-    ] = 2_000_000,
     expires: Annotated[
         str | None, typer.Option(help="Its last day (2027-01-31, UTC), or for how long (90d, 12h).")
     ] = None,
@@ -67,7 +63,6 @@ def add(
         ids_per_second=ids_per_second,
         tokens_per_day=tokens_per_day,
         sessions=sessions,
-        ids=ids,
         expires=None if expires is None else _end(expires),
     )
     _show(secret)
@@ -76,7 +71,7 @@ def add(
 @keys_app.command("list")
 def list_keys(file: File) -> None:
     """Names, limits and dates; never the keys."""
-    columns = ("name", "created", "expires", "asks/s", "ids/s", "tokens/day", "sessions", "ids")
+    columns = ("name", "created", "expires", "asks/s", "ids/s", "tokens/day", "sessions")
     table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     now = datetime.now(UTC)
     for key in read_keys(file):
@@ -85,7 +80,6 @@ def list_keys(file: File) -> None:
             key.ids_per_second,
             key.tokens_per_day,
             key.sessions,
-            key.ids,
         )
         shown = (f"{limit:,.10g}" if limit else "no limit" for limit in limits)
         table.add_row(render.printable(key.name), key.created, _expiry(key, now), *shown)

@@ -1,58 +1,61 @@
-"""Options of the commands that listen."""
+"""Options of the commands that listen, and what they open."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from edgewise.errors import UsageError
+from edgewise.listening.sockets import address_of, connections_for, listen, tls_context
 
 if TYPE_CHECKING:
-    import ssl
+    import socket
 
-CertificateFile = Annotated[
-    Path | None, typer.Option("--certificate", help="TLS certificate, PEM.")
-]
-PrivateKeyFile = Annotated[Path | None, typer.Option("--private-key", help="TLS private key, PEM.")]
-Most = Annotated[
+Certificate = Annotated[Path | None, typer.Option(help="TLS certificate, PEM.")]
+PrivateKey = Annotated[Path | None, typer.Option(help="TLS private key, PEM.")]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")]
+Connections = Annotated[
     int | None,
     typer.Option(
-        "--connections",
         min=1,
         help="Connections at most; default 10000, or as many as the limit on open files allows.",
     ),
 ]
 
 
-class ListenFlags(NamedTuple):
-    """The flags of these names."""
+class Listening(NamedTuple):
+    """An open socket at `url`, and what a `Listener` takes besides."""
 
-    certificate: Path | None
-    private_key: Path | None
-    connections: int | None
+    socket: "socket.socket"
+    url: str
+    limits: dict[str, Any]
 
-    @property
-    def tls(self) -> bool:
-        """Whether connections are encrypted."""
-        return self.certificate is not None
 
-    def require_whole(self) -> None:
-        """Raises `UsageError` for half of what TLS needs."""
-        if (self.certificate is None) != (self.private_key is None):
-            raise UsageError("TLS needs both --certificate and --private-key.")
+@contextmanager
+def listening_at(
+    host: str,
+    port: int,
+    tls: tuple[Path | None, Path | None],
+    connections: int | None,
+    *,
+    reserve: int,
+) -> Generator[Listening]:
+    """Listen before anything else is loaded, which takes longer.
 
-    def opened(self, *, reserve: int) -> tuple[int, "ssl.SSLContext | None"]:
-        """How many connections there may be, and their TLS.
-
-        `reserve` open files are kept for others. Raises `UsageError`.
-        """
-        from edgewise.listening.sockets import connections_for, tls_context
-
-        most = connections_for(self.connections, reserve=reserve)
-        if self.certificate is None or self.private_key is None:
-            return most, None
-        return most, tls_context(self.certificate, self.private_key)
+    `tls` are certificate and key; `reserve` open files are kept for others. Raises `UsageError`.
+    """
+    certificate, private_key = tls
+    if (certificate is None) != (private_key is None):
+        raise UsageError("TLS needs both --certificate and --private-key.")
+    with listen(host, port) as opened:
+        most = connections_for(connections, reserve=reserve)
+        secured = tls_context(certificate, private_key) if certificate and private_key else None
+        url = address_of(opened, host, tls=secured is not None)
+        yield Listening(opened, url, {"connections": most, "tls": secured})
 
 
 def require_extra(extra: str, *modules: str) -> None:

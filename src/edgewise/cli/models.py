@@ -1,6 +1,6 @@
 """`edgewise models`: which models are on this disk, and downloads."""
 
-from datetime import datetime
+from collections import Counter
 from typing import Annotated
 
 import msgspec
@@ -21,45 +21,35 @@ from edgewise.addresses import (
 from edgewise.cli import options, render
 from edgewise.edge.named import files_read
 from edgewise.errors import UsageError
+from edgewise.hub.disk import DiskModel, disk_models, vocabulary_of
 from edgewise.hub.known import KNOWN
 
 app = typer.Typer(no_args_is_help=True, help="List and download models.")
-
-
-class _Model(msgspec.Struct, frozen=True):
-    """A model on this disk: `size` in bytes, `used` in seconds since 1970, 0 if unknown.
-
-    `program` is the one that downloaded it.
-    """
-
-    address: str
-    size: int
-    used: float
-    path: str
-    program: str = "Edgewise"
 
 
 @app.command("list")
 def list_models(json: options.Json = False) -> None:
     """List the models on this disk, those of Ollama, LM Studio and llama.cpp too."""
     from edgewise.hub.client import cached_repositories
-    from edgewise.hub.disk import disk_models
 
     shipped = {"bundled": bundled("edge"), "bundled (cloud)": bundled("cloud")}
-    models = [_Model(name, path.stat().st_size, 0.0, str(path)) for name, path in shipped.items()]
-    models += [_Model(r.repo, r.size, r.used, str(r.path), "hub") for r in cached_repositories()]
-    models += [_Model(m.address, m.size, 0.0, str(m.path), m.program) for m in disk_models()]
+    models = [DiskModel("Edgewise", name, p.stat().st_size, p) for name, p in shipped.items()]
+    models += [*cached_repositories(), *disk_models()]
+    tokens = [vocabulary_of(one.path) for one in models]
     if json:
-        print(msgspec.json.encode(models).decode())
+        rows = zip(models, tokens, strict=True)
+        told = [{**m._asdict(), "path": str(m.path), "vocabulary": of} for m, of in rows]
+        print(msgspec.json.encode(told).decode())
         return
-    table = Table("model", "size", "last used", "where", box=SIMPLE_HEAD, pad_edge=False)
-    table.columns[1].justify = "right"
-    for one in models:
-        used = f"{datetime.fromtimestamp(one.used):%Y-%m-%d}" if one.used else ""
-        address, place = render.printable(one.address), render.printable(one.path)
-        table.add_row(address, decimal(one.size), used, place)
+    shared = [of for of, count in Counter(filter(None, tokens)).items() if count > 1]
+    marks = {of: f"{number}" for number, of in enumerate(shared, 1)}
+    table = Table("model", "size", "vocabulary", "where", box=SIMPLE_HEAD, pad_edge=False)
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for one, of in zip(models, tokens, strict=True):
+        address, place = render.printable(one.address), render.printable(str(one.path))
+        table.add_row(address, decimal(one.size), marks.get(of or "", ""), place)
     render.show(table)
-    render.note("hf cache rm REPOSITORY removes one")
+    render.note("two models with one vocabulary number share token ids; hf cache rm removes one")
 
 
 @app.command()

@@ -67,6 +67,8 @@ DRAWS = names_in("draws")
 SAMPLING = names_in("sampling", "draws")
 MACHINE = names_in("machine")
 COSTS = names_in("costs")
+ANSWERING = tuple(name for name in NAMES if name != "cloud_key")
+"""Of a command that answers: all but the key, which is no flag."""
 
 SettingsWith = Callable[[Path], Settings]
 """The command's settings with those of one more file."""

@@ -2,7 +2,7 @@
 
 import signal
 import unicodedata
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
@@ -15,15 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from edgewise.events import (
-    AnswerCost,
-    Consult,
-    Event,
-    Finished,
-    Timing,
-    Token,
-    Usage,
-)
+from edgewise.events import AnswerCost, Consult, Event, Finished, Timing, Token, Usage
 from edgewise.loop.decoder import Answer, collect
 from edgewise.loop.policy import INITIAL_CREDIT
 from edgewise.routers.card import RouterCard
@@ -38,6 +30,7 @@ _WIDEST = 10_000
 
 _LONGEST_PERIOD, _LEAST_REPEATED = 64, 32
 """Longest cycle that is looked for, and fewest ids that must repeat, tokens."""
+_LONGEST_CYCLES = 4 * _LONGEST_PERIOD
 
 CLOUD = Style(color="red", bold=True, underline=True)
 """Bold and underlined, so that it shows without colour too."""
@@ -56,42 +49,42 @@ def printable(text: str) -> str:
     )
 
 
-def until(interrupted: Callable[[], bool], events: Iterator[Event]) -> Iterator[Event]:
-    """The events before it."""
-    for event in events:
-        yield event
-        if interrupted():
-            return
+def repeats(ids: Sequence[int]) -> bool:
+    """Whether the last ids are one cycle, at least four times.
+
+    Small models that write greedily often go round in circles.
+    """
+    for period in range(1, _LONGEST_PERIOD + 1):
+        length = max(3 * period, _LEAST_REPEATED)
+        if len(ids) < length + period:
+            return False
+        if ids[-length:] == ids[-length - period : -period]:
+            return True
+    return False
 
 
-class Repetition:
-    """Whether an answer goes round in circles: small models that write greedily often do."""
+def watched(events: Iterable[Event]) -> tuple[list[Token], Finished | None, bool]:
+    """Show an answer as it comes: its tokens, its end, and whether it repeats itself.
 
-    def __init__(self) -> None:
-        self._ids: list[int] = []
-        # Per period, how many of the last ids are those that stand one period before them.
-        self._same = [0] * (_LONGEST_PERIOD + 1)
-
-    def watch(self, events: Iterable[Event]) -> Iterator[Event]:
-        """The same events; `seen` reads them on their way."""
-        for event in events:
-            if isinstance(event, Token):
-                self._read(event.id)
-            yield event
-
-    def seen(self) -> bool:
-        """Whether the last ids are one cycle, at least four times."""
-        periods = enumerate(self._same)
-        return any(same >= max(3 * period, _LEAST_REPEATED) for period, same in periods if period)
-
-    def _read(self, token: int) -> None:
-        for period in range(1, min(_LONGEST_PERIOD, len(self._ids)) + 1):
-            self._same[period] = self._same[period] + 1 if self._ids[-period] == token else 0
-        self._ids.append(token)
+    Without an end it was interrupted (Ctrl-C), or ended here since it repeats itself.
+    """
+    tokens: list[Token] = []
+    end: Finished | None = None
+    with _interruptible() as interrupted:
+        for event in painted(events):
+            if isinstance(event, Finished):
+                end = event
+            elif isinstance(event, Token):
+                tokens.append(event)
+                if repeats([token.id for token in tokens[-_LONGEST_CYCLES:]]):
+                    return tokens, None, True
+            if interrupted():
+                break
+    return tokens, end, False
 
 
 @contextmanager
-def interruptible() -> Generator[Callable[[], bool]]:
+def _interruptible() -> Generator[Callable[[], bool]]:
     """The first Ctrl-C lets a step end, as no decode can be left half done; the next one raises."""
     pressed = False
 

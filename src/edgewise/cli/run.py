@@ -7,30 +7,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import msgspec
 import typer
 
 from edgewise.cli import options, render
-from edgewise.cli.options import (
-    COSTS,
-    MACHINE,
-    MODELS,
-    PRIVACY,
-    ROUTING,
-    SAMPLING,
-    takes,
-)
+from edgewise.cli.options import ANSWERING, takes
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
-from edgewise.events import Event, Finished, Token
+from edgewise.events import Event
 from edgewise.grammar.schema import MAX_SCHEMA
 from edgewise.loop.decoder import collect
 from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, require_text
 from edgewise.settings import Settings
-from edgewise.traces import Recorder
 
 _PATIENCE = 3.0
 """Seconds after which it is said what is waited for."""
@@ -57,20 +48,9 @@ JsonSchema = Annotated[
         rich_help_panel=options.WRITING,
     ),
 ]
-Trace = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write a timeline, for ui.perfetto.dev.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
 
 
-@takes(
-    *(*MODELS, *PRIVACY, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
-    reads=["cloud_key"],
-)
+@takes(*ANSWERING, reads=["cloud_key"])
 def run(
     chosen: Settings,
     prompt: Annotated[
@@ -82,7 +62,6 @@ def run(
     no_template: NoTemplate = False,
     json_schema: JsonSchema = None,
     json: options.Json = False,
-    trace: Trace = None,
     sent_file: options.SentFile = None,
     stats: options.Stats = False,
 ) -> None:
@@ -102,41 +81,26 @@ def run(
         if not json:
             render.warn_of_toy(chosen.edge, text)
         asked = _untemplated(pair, text) if no_template else text
-        recorder = Recorder(stack.enter_context(_open(trace))) if trace else None
-        if recorder:
-            pair.decoder = recorder.decoder(pair.decoder)
-        events = stack.enter_context(
-            pair.stream(
-                asked,
-                stop=stop or (),
-                pending=recorder is not None,
-                json_schema=schema,
-            )
-        )
-        recorded = recorder.events(events) if recorder else events
+        events = stack.enter_context(pair.stream(asked, stop=stop or (), json_schema=schema))
         if json:
-            print(msgspec.json.encode(collect(recorded)).decode())
+            print(msgspec.json.encode(collect(events)).decode())
         else:
-            _show(pair, recorded, stats=stats)
+            _show(pair, events, stats=stats)
 
 
 def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
     """The answer as it comes, and what it came to, interrupted or not."""
-    repetition = render.Repetition()
-    with render.interruptible() as interrupted:
-        seen = repetition.watch(render.painted(events))
-        said = list(render.until(lambda: interrupted() or repetition.seen(), seen))
-    if said and isinstance(said[-1], Finished):
+    tokens, end, repeats = render.watched(events)
+    if end is not None:
         share = pair.policy.cloud_share
-        render.note(render.summary(said[-1], cloud=pair.cloud is not None, share=share))
+        render.note(render.summary(end, cloud=pair.cloud is not None, share=share))
         if stats:
-            render.note(render.statistics(said[-1].usage, said[-1].timing))
+            render.note(render.statistics(end.usage, end.timing))
             render.note(f"vocabulary: {pair.cloud.proof}" if pair.cloud else "no cloud")
         return
-    tokens = [event for event in said if isinstance(event, Token)]
     by_cloud = sum(token.source == "cloud" for token in tokens)
     render.out.print()
-    if repetition.seen():
+    if repeats:
         render.note(f"ended after {len(tokens)} tokens, since the answer repeats itself")
         return
     render.note(f"interrupted after {len(tokens)} tokens, {by_cloud} by the cloud")
@@ -197,10 +161,3 @@ def _schema(path: Path) -> dict[str, object]:
         return msgspec.json.decode(data, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"The schema {str(path)!r} is not a JSON object: {error}.") from error
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("wb", buffering=0)
-    except OSError as error:
-        raise UsageError(f"The trace {str(path)!r} cannot be written: {error.strerror}.") from error

@@ -1,7 +1,6 @@
 """`edgewise serve`: OpenAI's API and a page in front of the pair."""
 
 import asyncio
-import socket
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,27 +11,24 @@ import typer
 from edgewise.addresses import from_home
 from edgewise.cli import render
 from edgewise.cli.keys import Limits, require_keys
-from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PrivateKeyFile, require_extra
-from edgewise.cli.options import (
-    COSTS,
-    MACHINE,
-    MODELS,
-    PRIVACY,
-    ROUTING,
-    SAMPLING,
-    SentFile,
-    SettingsWith,
-    takes,
+from edgewise.cli.listening import (
+    Certificate,
+    Connections,
+    Host,
+    Listening,
+    Port,
+    PrivateKey,
+    listening_at,
+    require_extra,
 )
+from edgewise.cli.options import ANSWERING, SentFile, SettingsWith, takes
 from edgewise.errors import EdgewiseError, UsageError
-from edgewise.listening.sockets import LOOPBACK, address_of, is_loopback, listen
+from edgewise.listening.sockets import LOOPBACK, is_loopback
 from edgewise.pair import open_pair
 from edgewise.parts import sampling_of
 from edgewise.settings import Settings, spelled
 
 if TYPE_CHECKING:
-    import ssl
-
     from fastapi import FastAPI
 
     from edgewise.server.callers import Callers
@@ -58,10 +54,7 @@ OPEN_FILES = 64
 """Left for the connections of each model's cloud."""
 
 
-@takes(
-    *(*MODELS, *PRIVACY, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
-    reads=["cloud_key"],
-)
+@takes(*ANSWERING, reads=["cloud_key"])
 def serve(
     chosen: Settings,
     chosen_with: SettingsWith,
@@ -72,8 +65,8 @@ def serve(
     queue: Annotated[
         int, typer.Option(min=0, help="Answers of a model that may wait; more get a 429.")
     ] = 32,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK[0],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8300,
+    host: Host = LOOPBACK[0],
+    port: Port = 8300,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(metavar="ORIGIN", help="Origin of another page that may ask; repeatable."),
@@ -83,9 +76,9 @@ def serve(
     ] = None,
     limits: Limits = None,
     api_key: ApiKey = None,
-    certificate: CertificateFile = None,
-    private_key: PrivateKeyFile = None,
-    connections: Most = None,
+    certificate: Certificate = None,
+    private_key: PrivateKey = None,
+    connections: Connections = None,
     sent_file: SentFile = None,
 ) -> None:
     """Serve OpenAI's API and a chat page: model ids edgewise, edgewise@0.05, edgewise:edge|cloud.
@@ -100,13 +93,12 @@ def serve(
 
     callers = _callers(api_key, keys, limits)
     origins = [require_origin(origin) for origin in cors_origin or ()]
-    listens = ListenFlags(certificate, private_key, connections)
-    listens.require_whole()
     wanted = _served_models(model or [], chosen, chosen_with)
-    with ExitStack() as stack:
-        # Before the models are loaded, which takes longer than finding out that a port is taken.
-        listening = stack.enter_context(listen(host, port))
-        most, secured = listens.opened(reserve=OPEN_FILES * len(wanted))
+    reserve, tls = OPEN_FILES * len(wanted), (certificate, private_key)
+    with (
+        listening_at(host, port, tls, connections, reserve=reserve) as listening,
+        ExitStack() as stack,
+    ):
         models = _load(
             wanted,
             stack,
@@ -118,10 +110,8 @@ def serve(
         )
         hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
         app = make_app(models, callers=callers, origins=origins, hosts=hosts)
-        where = address_of(listening, host, tls=listens.tls)
         names = ", ".join(f"{one.name} ({one.edge.name})" for one in models.all)
-        serving = f"serving {names} at {where} (page, /v1, /docs)"
-        _run(app, (listening, most, secured), callers, serving)
+        _run(app, listening, callers, f"serving {names} at {listening.url} (page, /v1, /docs)")
 
 
 def _require_guarded(host: str, api_key: str | None, keys: Path | None) -> None:
@@ -144,23 +134,16 @@ def _callers(api_key: str | None, keys: Path | None, limits: str | None) -> "Cal
     return Callers(api_key=api_key, keys=Keys(keys), limits=limits_at(limits, keys))
 
 
-def _run(
-    app: "FastAPI",
-    at: "tuple[socket.socket, int, ssl.SSLContext | None]",
-    callers: "Callers",
-    serving: str,
-) -> None:
+def _run(app: "FastAPI", at: Listening, callers: "Callers", serving: str) -> None:
     """Until a signal ends it."""
     from edgewise.listening.logs import log_lines
     from edgewise.listening.server import Listener
-
-    listening, most, tls = at
 
     async def served() -> None:
         await callers.open()
         render.note(serving)
         try:
-            await Listener(app, listening, connections=most, tls=tls).listen()
+            await Listener(app, at.socket, **at.limits).listen()
         finally:
             await callers.close()
 
@@ -174,6 +157,19 @@ class _ServedModel(NamedTuple):
     name: str
     settings: Settings
     file: Path | None = None
+
+    @contextmanager
+    def named(self) -> Generator[None]:
+        """An error says which model it is about, and where its setting stands."""
+        try:
+            yield
+        except EdgewiseError as error:
+            if self.file is None:
+                raise
+            where = f"{spelled(error.setting)} in {self.file}" if error.setting else None
+            raise UsageError(
+                f"The model {self.name!r} cannot be served: {error.sentence(where)}"
+            ) from error
 
 
 def _served_models(
@@ -191,7 +187,7 @@ def _served_models(
         if names.count(name) > 1:
             raise UsageError(f"Two models have the name {name!r}.")
     for one in models:
-        with _said_of(one):
+        with one.named():
             sampling_of(one.settings)
     return models
 
@@ -213,16 +209,10 @@ def _load(
     # A conversation that goes on with another model is as local as it was.
     local = LocalMessages()
     answerings: list[Answering] = []
+    options = {"slots": slots, "keep_prefixes": keep_prefixes, "sent_file": sent_file}
     for one in models:
-        with _said_of(one):
-            pair = stack.enter_context(
-                open_pair(
-                    one.settings,
-                    slots=slots,
-                    keep_prefixes=keep_prefixes,
-                    sent_file=sent_file,
-                )
-            )
+        with one.named():
+            pair = stack.enter_context(open_pair(one.settings, **options))
         answering = Answering(pair, slots=slots, queue=queue, local=local, name=one.name)
         stack.callback(answering.close)
         answerings.append(answering)
@@ -241,17 +231,3 @@ def _named(given: str, chosen: Settings, chosen_with: SettingsWith) -> _ServedMo
     path = from_home(file)
     settings = chosen_with(path)
     return _ServedModel(name, settings, path)
-
-
-@contextmanager
-def _said_of(model: _ServedModel) -> Generator[None]:
-    """An error says which model it is about, and where its setting stands."""
-    try:
-        yield
-    except EdgewiseError as error:
-        if model.file is None:
-            raise
-        where = f"{spelled(error.setting)} in {model.file}" if error.setting else None
-        raise UsageError(
-            f"The model {model.name!r} cannot be served: {error.sentence(where)}"
-        ) from error

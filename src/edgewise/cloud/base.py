@@ -5,9 +5,9 @@ needs no call.
 """
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
@@ -21,9 +21,6 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 
 _log = logging.getLogger(__name__)
-
-_A = TypeVar("_A")
-_B = TypeVar("_B")
 
 
 class CloudSession(Protocol):
@@ -156,25 +153,6 @@ def failed(error: CloudError) -> "Future[Any]":
     return ended
 
 
-def then(asked: "Future[_A]", read: Callable[[_A], _B]) -> "Future[_B]":
-    """A future of `read(result)`, computed in the thread that sets it; cancelling cancels both."""
-    made: Future[_B] = Future()
-
-    def finish(done: "Future[_A]") -> None:
-        if done.cancelled():
-            made.cancel()
-        elif made.set_running_or_notify_cancel():
-            try:
-                made.set_result(read(done.result()))
-            except Exception as error:
-                # Raised in this thread it would reach nobody.
-                made.set_exception(error)
-
-    made.add_done_callback(lambda _: asked.cancel() if made.cancelled() else None)
-    asked.add_done_callback(finish)
-    return made
-
-
 def log_failure(done: "Future[None]") -> None:
     """A callback for futures that nobody waits for: it logs what went wrong."""
     error = None if done.cancelled() else done.exception()
@@ -184,59 +162,25 @@ def log_failure(done: "Future[None]") -> None:
         _log.error("a call in the background failed", exc_info=error)
 
 
-class WrappedCloud:
+class WrappedCloud(CloudModel if TYPE_CHECKING else object):
     """Implements `CloudModel` by `cloud`. A subclass writes what differs."""
 
-    # Not a subclass of `CloudModel`: its default would hide a member that is missing here.
+    # `CloudModel` is no base at run time: its defaults would hide the members of `cloud`.
 
     def __init__(self, cloud: CloudModel) -> None:
-        self.cloud = cloud
-        self.name, self.proof = cloud.name, cloud.proof
+        self.cloud, self.name = cloud, cloud.name
 
     def open(self, prompt: Prompt) -> CloudSession:
         return self.cloud.open(prompt)
 
     def check(self, tokenizer: Tokenizer) -> str:
-        checked = self.cloud.check(tokenizer)
-        self.proof = self.cloud.proof
-        return checked
+        return self.cloud.check(tokenizer)
 
     def close(self) -> None:
         self.cloud.close()
 
-    @property
-    def local(self) -> EdgeModel | None:
-        return self.cloud.local
-
-    @property
-    def here(self) -> bool:
-        return self.cloud.here
-
-    @property
-    def abilities(self) -> Abilities | None:
-        return self.cloud.abilities
-
-    @property
-    def own_tokenizer(self) -> Tokenizer | None:
-        return self.cloud.own_tokenizer
-
-    @property
-    def boundaries(self) -> WordBoundaries | None:
-        return self.cloud.boundaries
-
-    def local_only(self, prompt: Prompt) -> bool:
-        return self.cloud.local_only(prompt)
-
-    def scored(
-        self, ids: Sequence[int], *, top: int = 1, start: int = 0
-    ) -> Generator[Sequence[Scored], None, None]:
-        return self.cloud.scored(ids, top=top, start=start)
-
-    def requests(self, n: int) -> tuple[int, int]:
-        return self.cloud.requests(n)
-
-    def identity(self) -> str:
-        return self.cloud.identity()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cloud, name)
 
 
 class WrappedSession:

@@ -9,7 +9,7 @@ import logging
 from typing import Any, NamedTuple
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import bridged
+from edgewise.cloud.bridge.adapter import checked
 from edgewise.cloud.bridge.context_filter import ContextFilterMaker
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.engine import EngineCloud
@@ -84,27 +84,29 @@ def connect(
     `VocabularyMismatch` or another `UsageError`.
     """
     at = _Address(url, edge, key, model, own, context_filter)
-    if engine != AUTO:
-        check_name(engine)
-        if _is_text(ENGINES.load(engine)):
-            return at.by_text(engine)
-        try:
-            return at.by_ids(engine)
-        except VocabularyMismatch as error:
-            raise _with_text(error, engine) from error
+    check_name(engine)
     try:
-        found = asyncio.run(engine_at(url, key=key, model=model))
+        name = asyncio.run(engine_at(url, key=key, model=model)) if engine == AUTO else engine
     except UnknownEngine as error:
         return at.by_any_text(error)
-    if found in BY_TEXT:
-        return at.by_text(found)
+    if _is_text(ENGINES.load(name)):
+        return at.by_text(name)
+    text = name + _TEXT
     try:
-        return at.by_ids(found)
+        return at.by_ids(name)
     except (VocabularyMismatch, CloudRejected) as error:
-        if own is not None or error.setting == "cloud_model" or found == GATEWAY:
+        other = isinstance(error, VocabularyMismatch) and error.setting == "cloud_tokenizer"
+        if engine != AUTO and text in ENGINES and other:
+            # One that was named is not asked by text; the error says how it would be.
+            raise VocabularyMismatch(
+                error.message,
+                hint=f"{error.hint}, or name the engine {text!r}, which is asked by text",
+                setting=error.setting,
+            ) from error
+        named = engine != AUTO or own is not None or error.setting == "cloud_model"
+        if named or name == GATEWAY:
             raise
         _log.info("%s: it is asked by text", error.message.rstrip("."))
-        text = found + _TEXT
         return at.by_text(text) if text in BY_TEXT else at.by_any_text(error)
 
 
@@ -123,15 +125,9 @@ class _Address(NamedTuple):
     context_filter: ContextFilterMaker | None
 
     def by_ids(self, name: str) -> CloudModel:
-        """By an engine of that name, behind a bridge where its tokenizer is here and another."""
+        """By an engine of that name, behind an adapter where its tokenizer is here and another."""
         cloud = open_engine(self.url, key=self.key, engine=name, model=self.model)
-        try:
-            link = bridged(cloud, self.edge, self.own, self.context_filter)
-            link.check(self.edge)
-        except BaseException:
-            cloud.close()
-            raise
-        return link
+        return checked(cloud, self.edge, self.own, self.context_filter)
 
     def by_text(self, name: str) -> CloudModel:
         """In that dialect."""
@@ -154,13 +150,7 @@ class _Address(NamedTuple):
         made = make(self.url, key=self.key, **more)
         # Nothing here counts as the cloud does; the edge's tokens are of about its size.
         view = self.context_filter(self.edge) if self.context_filter else None
-        cloud = TextCloud(made, edge=self.edge, view=view)
-        try:
-            cloud.check(self.edge)
-        except BaseException:
-            cloud.close()
-            raise
-        return cloud
+        return checked(TextCloud(made, edge=self.edge, view=view), self.edge)
 
     def by_any_text(self, unknown: EdgewiseError) -> CloudModel:
         """In the first dialect that continues an answer; else raises `CloudRejected`."""
@@ -184,14 +174,3 @@ class _Address(NamedTuple):
             f"completions then, and {', '.join(BY_IDS)} by ids",
             setting="cloud_tokenizer",
         ) from unknown
-
-
-def _with_text(error: VocabularyMismatch, engine: str) -> VocabularyMismatch:
-    """An engine by ids that was named is not asked by text; the error says how it would be."""
-    if engine + _TEXT not in ENGINES or error.setting != "cloud_tokenizer":
-        return error
-    return VocabularyMismatch(
-        error.message,
-        hint=f"{error.hint}, or name the engine {engine + _TEXT!r}, which is asked by text",
-        setting=error.setting,
-    )

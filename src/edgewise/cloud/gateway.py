@@ -86,19 +86,21 @@ class GatewayCloud(RemoteCloud):
 
         One whose engines detokenise is asked for the text of all ids besides.
         """
-        before, self.tokenizer = self.tokenizer, tokenizer_fingerprint(tokenizer)
+        self.tokenizer = tokenizer_fingerprint(tokenizer)
         try:
             self.check_remotely(self._check(tokenizer), CHECK_SECONDS + COMPARE_SECONDS, tokenizer)
-        except BaseException as error:
-            self.tokenizer = before
-            if isinstance(error, OtherVocabulary):
-                raise VocabularyMismatch(
-                    error.message,
-                    hint="choose two models of one family, or name its own tokenizer",
-                    setting="cloud_tokenizer",
-                ) from error
-            raise
+        except OtherVocabulary as error:
+            raise VocabularyMismatch(
+                error.message,
+                hint="choose two models of one family, or name its own tokenizer",
+                setting="cloud_tokenizer",
+            ) from error
         return self.proof
+
+    def close(self) -> None:
+        with contextlib.suppress(CloudError):
+            self.submit(self._leave(), CHECK_SECONDS).result()
+        super().close()
 
     def take(self, ids: Sequence[int]) -> GatewayLink:
         """A link for an answer that begins with `ids`. In the I/O thread.
@@ -110,7 +112,8 @@ class GatewayCloud(RemoteCloud):
         best = max(self._idle, key=lambda link: link.shared(ids), default=None)
         if best is None or 2 * best.shared(ids) < best.held:
             if len(self._idle) < MOST_IDLE:
-                return self._new_link()
+                self.links.add(link := GatewayLink(self))
+                return link
             best = self._idle[0]
         self._idle.remove(best)
         return best
@@ -164,25 +167,20 @@ class GatewayCloud(RemoteCloud):
             raise unreachable(self.name, error) from error
 
     async def _check(self, tokenizer: Tokenizer) -> None:
-        link = self._new_link()
+        link = GatewayLink(self)
         try:
             self._text.watched, self._text.described = None, await self._text.describe()
             opened = await link.connect(Sent())
             compared = await compare_all(self._text, tokenizer)
         except BaseException:
-            self.links.discard(link)
             await link.forget()
             raise
         self._compared = time.monotonic()
         self._serves = f"{opened.engine} {opened.model}"
+        self.links.add(link)
         self.give(link)
         same = f"the gateway's {opened.engine} engine has the same ids for {len(PROBES)} strings"
         self.proof = same + compared
-
-    def _new_link(self) -> GatewayLink:
-        link = GatewayLink(self)
-        self.links.add(link)
-        return link
 
     async def _leave(self) -> None:
         for link in list(self.links):
@@ -238,8 +236,7 @@ class GatewaySession:
         return under_way
 
     def _linked(self, ids: Sequence[int]) -> GatewayLink:
-        if self._link is None:
-            self._link = self._gateway.take(ids)
+        self._link = self._link or self._gateway.take(ids)
         return self._link
 
     async def _ask(

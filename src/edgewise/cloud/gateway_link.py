@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
@@ -51,6 +51,9 @@ from edgewise.wire.protocol import (
     request_id,
 )
 
+if TYPE_CHECKING:
+    from edgewise.cloud.gateway import GatewayCloud
+
 OPEN_SECONDS = 5.0
 """How long the gateway may take to answer `Open`."""
 
@@ -77,21 +80,10 @@ class Broken(Exception):
     """The link broke in the middle; what was asked may be asked again."""
 
 
-class Opener(Protocol):
-    """What a link needs of its gateway; `tokenizer` is what `Open` says. Raises `CloudError`s."""
-
-    name: str
-    tokenizer: str
-
-    async def socket(self) -> aiohttp.ClientWebSocketResponse: ...
-
-    async def require_same(self, served: str) -> None: ...
-
-
 class GatewayLink:
     """A gateway session over connections that come and go. Lives in the I/O thread's loop."""
 
-    def __init__(self, gateway: Opener) -> None:
+    def __init__(self, gateway: "GatewayCloud") -> None:
         self._gateway, self._name = gateway, gateway.name
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -134,7 +126,8 @@ class GatewayLink:
     async def prefetch(self, ids: list[int], sent: Sent) -> None:
         """Send what the gateway does not hold; raises a `CloudError`."""
         async with self._sending:
-            await self._connected(sent)
+            if self._socket is None or self._socket.closed:
+                await self.connect(sent)
             held = len(self._ledger.ids)
             position, new_ids = self._put(ids)
             if new_ids or position < held:
@@ -190,7 +183,8 @@ class GatewayLink:
     ) -> Completion:
         for _ in range(TRIES):
             async with self._sending:
-                await self._connected(sent)
+                if self._socket is None or self._socket.closed:
+                    await self.connect(sent)
                 position, new_ids = self._put(ids)
                 self._count = (self._count + 1) % (1 << 32)
                 ask, check, drawn = self._count, self._ledger.check, packed(sampling)
@@ -232,10 +226,6 @@ class GatewayLink:
         position = self.shared(ids)
         self._ledger.put(position, ids[position:])
         return position, ids[position:]
-
-    async def _connected(self, sent: Sent) -> None:
-        if self._socket is None or self._socket.closed:
-            await self.connect(sent)
 
     async def _send(self, frame: FromDevice, sent: Sent) -> None:
         data = encode(frame)

@@ -16,20 +16,23 @@ class Host(NamedTuple):
     """A name or an address in lower case; a `port` of None stands for any."""
 
     name: str
-    port: int | None
+    port: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.port is None else f"{self.name}:{self.port}"
 
 
 def hosts_of(listed: str | None) -> tuple[Host, ...] | None:
     """Hosts separated by commas, each with a port or without; None for any host.
 
-    Raises `UsageError` for what is none, and where there are none.
+    Raises `UsageError` for what is not a host, and for an empty list.
     """
     if listed is None:
         return None
-    found = tuple(_host(one.strip()) for one in listed.split(",") if one.strip())
-    if not found:
+    hosts = tuple(_host(part.strip()) for part in listed.split(",") if part.strip())
+    if not hosts:
         raise UsageError("cloud-hosts names no host", hint="name one, or leave it out")
-    return found
+    return hosts
 
 
 def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
@@ -39,50 +42,36 @@ def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
     try:
         # As it is read here, and as what connects reads it: they must agree.
         parts, connected = urlsplit(url), yarl.URL(url)
-        port = parts.port or _PORTS.get(parts.scheme)
-        read = {(_plain(parts.hostname), port), (_plain(connected.raw_host), connected.port)}
+        host = Host(_plain(parts.hostname), parts.port or _PORTS.get(parts.scheme))
+        agree = host == (_plain(connected.raw_host), connected.port)
     except ValueError:
-        read = set[tuple[str, int | None]]()
-    allowed = len(read) == 1 and any(
-        name == host.name and host.port in (None, port) for host in hosts for name, port in read
-    )
-    if not allowed:
-        known = ", ".join(_shown(host) for host in hosts)
+        host, agree = Host(""), False
+    if not agree or (host not in hosts and Host(host.name) not in hosts):
         raise UsageError(
-            f"The cloud {url!r} is at none of the hosts that are allowed ({known}), so nothing is "
-            "sent there",
+            f"The cloud {url!r} is at none of the hosts that are allowed "
+            f"({', '.join(map(str, hosts))}), so nothing is sent there",
             hint="name another cloud, or add its host",
             setting="cloud_hosts",
         )
 
 
-def _host(one: str) -> Host:
+def _host(given: str) -> Host:
     try:
-        parts = urlsplit(f"//{one}")
-        name, port = _plain(yarl.URL(f"http://{one}").raw_host), parts.port
+        port = urlsplit(f"//{given}").port
+        name = _plain(yarl.URL(f"http://{given}").raw_host)
     except ValueError:
         name, port = "", None
-    if not name or _is_more(one):
+    if not name or any(char in "/@?#\\*%" or char.isspace() for char in given):
         raise UsageError(
-            f"cloud-hosts names {one!r}, which is no host",
+            f"cloud-hosts names {given!r}, which is not a host",
             hint="give names such as host.example or 10.0.0.2:8080, separated by commas",
         )
     return Host(name, port)
 
 
-def _is_more(one: str) -> bool:
-    """Whether there is more than a host and a port."""
-    return any(c in one for c in "/@?#\\*%") or any(c.isspace() for c in one)
-
-
 def _plain(name: str | None) -> str:
     """As hosts are compared."""
     return (name or "").lower().rstrip(".")
-
-
-def _shown(host: Host) -> str:
-    name = f"[{host.name}]" if ":" in host.name else host.name
-    return name if host.port is None else f"{name}:{host.port}"
 
 
 def cloud_key(settings: Settings) -> str | None:

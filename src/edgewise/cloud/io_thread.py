@@ -44,15 +44,14 @@ class IoThread:
         work.close()
         return failed(CloudUnavailable(f"The connection to {self._name!r} was closed."))
 
-    def close(self, first: Coroutine[Any, Any, None], last: Coroutine[Any, Any, None]) -> None:
-        """Run `first`, cancel what still runs, run `last`, stop. Later calls do nothing."""
+    def close(self, last: Coroutine[Any, Any, None]) -> None:
+        """Cancel what still runs, run `last`, stop. Later calls do nothing."""
         with self._submitting:
             closed, self._closed = self._closed, True
         if closed:
-            first.close()
             last.close()
             return
-        asyncio.run_coroutine_threadsafe(self._end(first, last), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._end(last), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -74,8 +73,7 @@ class IoThread:
             # Its owner did not give it up: something on the way did.
             raise CloudUnavailable(f"The call to {self._name!r} was broken off.") from error
 
-    async def _end(self, first: Coroutine[Any, Any, None], last: Coroutine[Any, Any, None]) -> None:
-        await first
+    async def _end(self, last: Coroutine[Any, Any, None]) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -127,13 +125,10 @@ class RemoteCloud(CloudModel):
         return completion
 
     def close(self) -> None:
-        self._io.close(self._leave(), self._hang_up())
-
-    async def _leave(self) -> None:
-        """The first that is done as it closes."""
+        self._io.close(self._hang_up())
 
     async def _hang_up(self) -> None:
-        """The last, when no work is left."""
+        """Close connections, when no work is left."""
 
 
 def _heard(task: "asyncio.Task[Any]") -> None:

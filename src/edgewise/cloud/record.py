@@ -8,6 +8,7 @@ text. They lie in the user's folder of state, and never grow past two files of `
 import base64
 import errno
 import hashlib
+import itertools
 import logging
 import os
 import secrets
@@ -18,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -44,10 +46,16 @@ MAX_COUNTS = 1 << 20
 
 _PREFETCH_SECONDS = 0.05
 
+_STATE = {
+    "win32": ("LOCALAPPDATA", "AppData/Local"),
+    "darwin": ("", "Library/Application Support"),
+}
+"""A variable that names the user's folder of state, and where it is in the home without."""
+
 _Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 _Name = Annotated[str, Meta(max_length=16)]
 
-_NO_FILE = "it is a link, a pipe or a device, not a file"
+_NO_FILE = "it is not a file of this user's, but a link, a pipe, a device or another user's"
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +85,25 @@ class AnswerSent(msgspec.Struct, frozen=True, kw_only=True):
             bytes=self.bytes + more.bytes,
             tokens=self.tokens + more.tokens,
         )
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message as it left: `body` where it is JSON, else its bytes in `base64`.
+
+    `text` is what the ids in it stand for.
+    """
+
+    at: float
+    conversation: str
+    answer: str
+    number: int
+    kind: str
+    host: str
+    bytes: int
+    tokens: int
+    text: str
+    body: str | None = None
+    base64: str | None = None
 
 
 class SentRecord:
@@ -136,18 +163,20 @@ class SentAnswer:
         )
         self._record, self._tokenizer = record, tokenizer
         self._prefetches: list[Sent] = []
-        self._number = 0
+        self._numbers = itertools.count()
         self._closed = False
 
     def consult(self, ids: Sequence[int]) -> Sent:
         """For a consult after `ids`."""
-        return self._begun("consult", ids)
+        return self._sent("consult", ids)
 
     def prefetch(self, ids: Sequence[int]) -> Sent:
         """For a prefetch of `ids`."""
-        made = self._begun("prefetch", ids)
-        flying = [one for one in self._prefetches if one.under_way and not one.under_way.done()]
-        self._prefetches = [*flying, made]
+        made = self._sent("prefetch", ids)
+        self._prefetches = [
+            one for one in self._prefetches if one.under_way and not one.under_way.done()
+        ]
+        self._prefetches.append(made)
         return made
 
     def counts(self) -> SentCounts:
@@ -164,24 +193,15 @@ class SentAnswer:
                 self._keep(self.sums)
             self._closed = True
 
-    def _begun(self, kind: Literal["consult", "prefetch"], ids: Sequence[int]) -> Sent:
-        with self._record.lock:
-            self._number += 1
-            number = self._number - 1
+    def _sent(self, kind: Literal["consult", "prefetch"], ids: Sequence[int]) -> Sent:
+        return Sent(ids, partial(self._leaves, kind, next(self._numbers)))
 
-        def leaves(sent: Sent, ids: int, message: bytes) -> None:
-            self._note(kind, number, sent, ids, message)
-
-        return Sent(ids, leaves)
-
-    def _note(self, kind: str, number: int, sent: Sent, ids: int, message: bytes) -> None:
+    def _leaves(self, kind: str, number: int, sent: Sent, ids: int, message: bytes) -> None:
         """A message leaves now, in whichever thread. Raises a `CloudError` where it may not."""
         record = self._record
         with record.lock:
             if record.payloads is not None:
-                prefix = sent.prefix[len(sent.prefix) - ids :]
-                text = bytes_of(self._tokenizer, prefix).decode("utf-8", "replace")
-                record.payloads.write(self.sums, kind, number, message, ids, text)
+                record.payloads.write(self._payload(kind, number, sent, ids, message))
             first = sent.bytes == 0
             more = replace(
                 self.sums,
@@ -193,6 +213,23 @@ class SentAnswer:
             self.sums = self.sums.plus(more)
             if self._closed:
                 self._keep(more)
+
+    def _payload(self, kind: str, number: int, sent: Sent, ids: int, message: bytes) -> Payload:
+        json = message[:1] == b"{"
+        prefix = sent.prefix[len(sent.prefix) - ids :]
+        return Payload(
+            at=time.time(),
+            conversation=self.conversation,
+            answer=self.sums.answer,
+            number=number,
+            kind=kind,
+            host=self.host,
+            bytes=len(message),
+            tokens=ids,
+            text=bytes_of(self._tokenizer, prefix).decode("utf-8", "replace"),
+            body=message.decode() if json else None,
+            base64=None if json else base64.b64encode(message).decode(),
+        )
 
     def _keep(self, sums: AnswerSent) -> None:
         if self._record.counts_file is not None:
@@ -220,25 +257,6 @@ def _beginning(prompt: Prompt) -> bytes:
     return msgspec.json.encode((prompt.owner, turns))
 
 
-class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message as it left: `body` where it is JSON, else its bytes in `base64`.
-
-    `text` is what the ids in it stand for.
-    """
-
-    at: float
-    conversation: str
-    answer: str
-    number: int
-    kind: str
-    host: str
-    bytes: int
-    tokens: int
-    text: str
-    body: str | None = None
-    base64: str | None = None
-
-
 class CountsFile:
     """A line of JSON an answer; the last ones of all processes of a user."""
 
@@ -248,13 +266,13 @@ class CountsFile:
 
     def append(self, sent: AnswerSent) -> None:
         """Keep these counts; where that fails it is logged, once, and answers go on."""
-        lines = msgspec.json.encode(sent) + b"\n"
+        line = msgspec.json.encode(sent) + b"\n"
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self._size() + len(lines) > self._most:
+            if self.path.exists() and self.path.lstat().st_size + len(line) > self._most:
                 self.path.replace(self._old)
             # In one piece, so that lines of several processes stay whole.
-            _append(self.path, lines)
+            _append(self.path, line)
         except OSError as error:
             if not self._warned:
                 _log.warning("what leaves is not kept in %r: %s", str(self.path), error.strerror)
@@ -262,24 +280,21 @@ class CountsFile:
 
     def read(self) -> tuple[list[AnswerSent], int]:
         """The answers kept, the oldest first; how many lines are broken. Raises `UsageError`."""
-        found: dict[str, AnswerSent] = {}
+        answers: dict[str, AnswerSent] = {}
         broken = 0
-        for line in (line for path in (self._old, self.path) for line in self._lines(path)):
+        for line in (*self._lines(self._old), *self._lines(self.path)):
             try:
                 more = msgspec.json.decode(line, type=AnswerSent)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 broken += 1
                 continue
-            known = found.get(more.answer)
-            found[more.answer] = known.plus(more) if known else more
-        return list(found.values()), broken
+            known = answers.get(more.answer)
+            answers[more.answer] = known.plus(more) if known else more
+        return list(answers.values()), broken
 
     @property
     def _old(self) -> Path:
         return self.path.with_name(f"{self.path.name}.1")
-
-    def _size(self) -> int:
-        return self.path.lstat().st_size if self.path.exists() else 0
 
     def _lines(self, path: Path) -> list[bytes]:
         try:
@@ -304,27 +319,8 @@ class PayloadsFile:
                 f"The file {str(path)!r} for what is sent cannot be written: {error.strerror}."
             ) from error
 
-    def write(
-        self, about: AnswerSent, kind: str, number: int, message: bytes, tokens: int, text: str
-    ) -> None:
-        """One message of an answer's consult or prefetch, whose ids stand for `text`.
-
-        Raises `CloudUnavailable`: do not send it.
-        """
-        json = message[:1] == b"{"
-        payload = Payload(
-            at=time.time(),
-            conversation=about.conversation,
-            answer=about.answer,
-            number=number,
-            kind=kind,
-            host=about.host,
-            bytes=len(message),
-            tokens=tokens,
-            text=text,
-            body=message.decode() if json else None,
-            base64=None if json else base64.b64encode(message).decode(),
-        )
+    def write(self, payload: Payload) -> None:
+        """One message that leaves. Raises `CloudUnavailable`: do not send it."""
         try:
             _append(self._path, msgspec.json.encode(payload) + b"\n")
         except OSError as error:
@@ -336,20 +332,14 @@ class PayloadsFile:
 
 def counts_place() -> Path | None:
     """Where counts are kept; None for a user without a home."""
+    variable, folder = _STATE.get(sys.platform, ("XDG_STATE_HOME", ".local/state"))
+    # By the specification a relative one is ignored.
+    given = Path(os.environ.get(variable, ""))
     try:
-        return _state() / "edgewise" / "sent.jsonl"
+        state = given if given.is_absolute() else Path.home() / folder
     except RuntimeError:
         return None
-
-
-def _state() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support"
-    # By its specification a relative one is none.
-    given = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return given if given.is_absolute() else Path.home() / ".local" / "state"
+    return state / "edgewise" / "sent.jsonl"
 
 
 def _append(path: Path, lines: bytes) -> None:
@@ -376,12 +366,12 @@ def private_file(path: Path, flags: int) -> int:
     device.
     """
     descriptor = _opened(path, flags | os.O_CREAT)
-    try:
-        if hasattr(os, "fchmod") and stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
+    if hasattr(os, "fchmod"):
+        try:
             os.fchmod(descriptor, 0o600)
-    except BaseException:
-        os.close(descriptor)
-        raise
+        except BaseException:
+            os.close(descriptor)
+            raise
     return descriptor
 
 
@@ -395,8 +385,7 @@ def _opened(path: Path, flags: int) -> int:
             raise
         raise OSError(error.errno, _NO_FILE) from error
     about = os.fstat(descriptor)
-    own = not hasattr(os, "geteuid") or about.st_uid == os.geteuid()
-    if own and stat.S_ISREG(about.st_mode):
+    if stat.S_ISREG(about.st_mode) and about.st_uid == getattr(os, "geteuid", lambda: 0)():
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, _NO_FILE if own else "it belongs to another user")
+    raise OSError(errno.EINVAL, _NO_FILE)

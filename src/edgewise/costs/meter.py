@@ -1,11 +1,11 @@
 """What answers cost, what the cloud alone would have cost, whether another consult may go.
 
 All of it follows from the provider's meter for consults that are over, and from the most that the
-others can be billed.
+others can be billed. The loop calls an answer's meter at four places: `admits` before a consult,
+`sent` behind it, `cost` for the events, `close` at the end.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from decimal import Decimal
@@ -23,9 +23,6 @@ from edgewise.events import AnswerCost
 UNLIMITED = 1 << 30
 """Requests of a consult that no limit bounds."""
 
-KEPT_CONVERSATIONS = 100
-"""The last ones, whose sums are shown."""
-
 
 class Limits(NamedTuple):
     """What consults may cost: no more than the cloud alone; `answer` an answer, `day` a day."""
@@ -41,11 +38,6 @@ class CostReport(NamedTuple):
     billed: BilledTokens = NOTHING
     alone: Decimal = Decimal(0)
     answers: int = 1
-
-    def plus(self, other: "CostReport") -> "CostReport":
-        """The sum of two."""
-        answers = self.answers + other.answers
-        return CostReport(self.billed + other.billed, self.alone + other.alone, answers)
 
     def shown(self, price: Price) -> AnswerCost:
         """As events and replies show it."""
@@ -63,9 +55,8 @@ class CostReport(NamedTuple):
 
 
 class Savings(NamedTuple):
-    """What answers cost together, those of one conversation or all."""
+    """What answers cost together."""
 
-    conversation: str | None
     answers: int
     cost: AnswerCost
 
@@ -84,53 +75,26 @@ class Billing:
         if self.limits.day is not None and daily is not None:
             daily.require_usable()
         self._lock = threading.Lock()
-        self._all = CostReport(answers=0)
-        self._conversations: OrderedDict[str, CostReport] = OrderedDict()
-
-    def answer(
-        self,
-        prompt: Sequence[int],
-        edge: Tokenizer,
-        cloud: CloudModel | None,
-        *,
-        cloud_alone: bool,
-        whole: bool,
-    ) -> "AnswerCosts":
-        """A new answer's meter; with `cloud_alone` it is not held to what that costs.
-
-        `whole`: nothing but the answer's length cuts a completion short.
-        """
-        return AnswerCosts(
-            self.price,
-            self.limits._replace(alone=self.limits.alone and not cloud_alone),
-            CloudTokens(prompt, edge, cloud),
-            cloud.requests if cloud is not None else lambda n: (1, n),
-            whole=whole,
-            daily=self.daily,
-            report=self._add,
-        )
+        self.forget()
 
     def savings(self) -> Savings:
         """Of all answers so far."""
         with self._lock:
-            return self._shown(None, self._all)
+            sums = self._sums
+        return Savings(sums.answers, sums.shown(self.price))
 
-    def conversations(self) -> list[Savings]:
-        """Of each of the last conversations, the latest first."""
+    def add(self, report: CostReport) -> None:
+        """An answer is over."""
         with self._lock:
-            kept = list(self._conversations.items())
-        return [self._shown(name, sums) for name, sums in reversed(kept)]
+            billed, alone, answers = self._sums
+            self._sums = CostReport(
+                billed + report.billed, alone + report.alone, answers + report.answers
+            )
 
-    def _add(self, conversation: str, report: CostReport) -> None:
+    def forget(self) -> None:
+        """Begin new sums; limits are not touched."""
         with self._lock:
-            self._all = self._all.plus(report)
-            before = self._conversations.pop(conversation, CostReport(answers=0))
-            self._conversations[conversation] = before.plus(report)
-            if len(self._conversations) > KEPT_CONVERSATIONS:
-                self._conversations.popitem(last=False)
-
-    def _shown(self, conversation: str | None, report: CostReport) -> Savings:
-        return Savings(conversation, report.answers, report.shown(self.price))
+            self._sums = CostReport(answers=0)
 
 
 class CloudTokens:
@@ -172,22 +136,19 @@ class CloudTokens:
         return len(self._own.encode(bytes_of(self._edge, ids).decode("utf-8", "replace")))
 
 
-class _Estimate(NamedTuple):
-    """What a consult with `tokens` prompt tokens is billed: likely; at most without requests that
-    are repeated; at most for each of those."""
+class _Call(NamedTuple):
+    """A consult behind `position` ids, of which the answer is `written` tokens.
 
+    It has `tokens` prompt tokens and is `likely` billed so much; at most `dearest`, and `again` for
+    each request that is repeated.
+    """
+
+    position: int
+    written: int
     tokens: int
     likely: BilledTokens
     dearest: BilledTokens
     again: BilledTokens
-
-
-class _Call(NamedTuple):
-    """A consult behind `position` ids, of which the answer is `written` tokens."""
-
-    position: int
-    written: int
-    estimate: _Estimate
     sent: Sent
     future: "Future[Completion]"
 
@@ -204,23 +165,23 @@ class AnswerCosts:
 
     def __init__(
         self,
-        price: Price,
-        limits: Limits,
+        billing: Billing,
         tokens: CloudTokens,
         requests: Callable[[int], tuple[int, int]],
         *,
         whole: bool,
-        daily: DailyTotal | None = None,
-        report: Callable[[str, CostReport], None] = lambda conversation, report: None,
+        cloud_alone: bool = False,
     ) -> None:
-        """`requests` is `CloudModel.requests`; `whole` if no completion is cut short.
+        """`requests` is `CloudModel.requests`; `whole`: only the answer's length cuts completions.
 
-        `daily` holds the limit of a day; `report` is called as the answer closes.
+        With `cloud_alone` the answer is not held to what that costs.
         """
-        self.limited = limits != Limits(alone=False)
-        self._price, self._limits, self._tokens, self._requests = price, limits, tokens, requests
+        self._billing, self._price, self._limits = billing, billing.price, billing.limits
+        if cloud_alone:
+            self._limits = self._limits._replace(alone=False)
+        self.limited = self._limits != Limits(alone=False)
+        self._tokens, self._requests = tokens, requests
         self._whole = whole and tokens.shared
-        self._report, self._daily = report, daily
         # An answer counts for the day on which it began.
         self._day, self._booked = today(), Decimal(0)
         self._over = NOTHING
@@ -234,54 +195,52 @@ class AnswerCosts:
         """Requests that a consult for `n` tokens behind `ids` may take; 0 refuses it."""
         self._settle()
         spent = self._price.of(self._billed())
-        expected = self._estimate(ids, n)
+        call = self._call(ids, n, Sent(), Future())
         # A token will be written here by either model; if none is cut off, all `n` of a completion.
-        alone = self._alone(self._tokens.written(ids) + (n if self._whole else 1))
+        alone = self._alone(call.written + (n if self._whole else 1))
         limits = self._limits
-        if limits.alone and spent + self._price.of(expected.likely) > alone:
+        if limits.alone and spent + self._price.of(call.likely) > alone:
             return 0
         if limits.answer is None and limits.day is None:
             return UNLIMITED
         # A broken connection repeats a request, and both are billed: if the limit has room.
-        cost, requests = self._price.of(expected.dearest), self._requests(n)[0]
+        cost, requests = self._price.of(call.dearest), self._requests(n)[0]
         fitting = (count for count in (2, 1) if self._fits(spent + count * cost))
         return requests * next(fitting, 0)
 
     def sent(self, ids: Sequence[int], n: int, sent: Sent, future: "Future[Completion]") -> None:
         """A consult is on its way; its outcome is read from `sent` and `future`."""
-        written = self._tokens.written(ids)
-        call = _Call(len(ids), written, self._estimate(ids, n), sent, future)
+        call = self._call(ids, n, sent, future)
         self._open.append(call)
         self._first = self._first or call
 
     def report(self, ids: Sequence[int]) -> CostReport:
         """Of the answer in `ids`, prompt included; what is in flight counts at the dearest."""
         self._settle()
-        billed = self._billed()
-        if not self._tokens.exact:
-            billed += BilledTokens(estimated=True)
+        billed = self._billed() + BilledTokens(estimated=not self._tokens.exact)
         return CostReport(billed, self._alone(self._tokens.written(ids)))
 
     def cost(self, ids: Sequence[int]) -> AnswerCost:
         """As `report`, as events show it."""
         return self.report(ids).shown(self._price)
 
-    def close(self, ids: Sequence[int], conversation: str) -> None:
+    def close(self, ids: Sequence[int]) -> None:
         """The answer is over: `ids` is all of it. What was booked and not spent is given back."""
         report = self.report(ids)
-        self._report(conversation, report)
+        self._billing.add(report)
         left = self._price.of(report.billed) - self._booked
-        if left and self._daily is not None:
-            self._daily.add(self._day, self._price.currency, left)
+        if left and self._billing.daily is not None:
+            self._billing.daily.add(self._day, self._price.currency, left)
 
     def _fits(self, most: Decimal) -> bool:
         """Whether the answer may cost `most`; that much is booked for the day."""
-        if self._limits.answer is not None and most > self._limits.answer:
+        limits, daily = self._limits, self._billing.daily
+        if limits.answer is not None and most > limits.answer:
             return False
-        if self._limits.day is None:
+        if limits.day is None:
             return True
         more, currency = most - self._booked, self._price.currency
-        if self._daily is None or not self._daily.add(self._day, currency, more, self._limits.day):
+        if daily is None or not daily.add(self._day, currency, more, limits.day):
             return False
         self._booked = most
         return True
@@ -291,10 +250,10 @@ class AnswerCosts:
         cached = min(self._prefix, prompt)
         return self._price.of(BilledTokens(input=prompt - cached, cached=cached, output=written))
 
-    def _estimate(self, ids: Sequence[int], n: int) -> _Estimate:
+    def _call(self, ids: Sequence[int], n: int, sent: Sent, future: "Future[Completion]") -> _Call:
         requests, asked = self._requests(n)
-        tokens = self._tokens.prompt + self._tokens.written(ids)
-        least = self._price.cached_from
+        written = self._tokens.written(ids)
+        tokens, least = self._tokens.prompt + written, self._price.cached_from
         # What was found cached is expected again; after a miss nothing else is known.
         cached = self._cached
         if least is not None and not self._missed:
@@ -302,48 +261,43 @@ class AnswerCosts:
         cached = min(tokens, cached)
         # Each further request sends again what the ones before it wrote.
         more = asked * requests * (requests - 1) // 2
-        return _Estimate(
+        return _Call(
+            len(ids),
+            written,
             tokens,
             BilledTokens(input=tokens - cached, cached=cached, output=asked),
             BilledTokens(input=requests * tokens + more, output=requests * asked, estimated=True),
             BilledTokens(input=tokens + asked * (requests - 1), output=asked, estimated=True),
+            sent,
+            future,
         )
 
     def _billed(self) -> BilledTokens:
-        billed = self._over
-        for call in self._open:
-            # A consult that was given up before it left cost nothing.
-            if not call.future.cancelled() or call.sent.requests:
-                billed += call.estimate.dearest + self._repeated(call)
-        return billed
+        # A consult that was given up before it left cost nothing.
+        open = (one for one in self._open if not one.future.cancelled() or one.sent.requests)
+        return sum((one.dearest + self._repeated(one) for one in open), self._over)
 
     def _repeated(self, call: _Call) -> BilledTokens:
         """What repeated requests are billed at most: the meter of a completion counts none."""
         # With a shared vocabulary a consult is one request.
         repeats = call.sent.requests - 1 if self._tokens.shared else call.sent.repeats
-        return sum([call.estimate.again] * repeats, NOTHING)
+        return sum([call.again] * repeats, NOTHING)
 
     def _settle(self) -> None:
         """Count what is over. What was cancelled stays open: nobody knows what it is billed."""
-        still: list[_Call] = []
-        for call in self._open:
+        calls, self._open = self._open, []
+        for call in calls:
             if call.future.cancelled() or not call.future.done():
-                still.append(call)
-            else:
-                self._over += self._outcome(call)
-        self._open = still
-
-    def _outcome(self, call: _Call) -> BilledTokens:
-        if call.future.exception() is None:
-            billed = self._metered(call.future.result(), call)
-            self._learn(billed, call)
-            return billed + self._repeated(call)
-        if call.sent.requests and not call.declined:
-            return call.estimate.dearest + self._repeated(call)
-        if call is self._first:
-            # The cloud has cached nothing of it.
-            self._first = None
-        return NOTHING
+                self._open.append(call)
+            elif call.future.exception() is None:
+                billed = self._metered(call.future.result(), call)
+                self._learn(billed, call)
+                self._over += billed + self._repeated(call)
+            elif call.sent.requests and not call.declined:
+                self._over += call.dearest + self._repeated(call)
+            elif call is self._first:
+                # The cloud has cached nothing of it.
+                self._first = None
 
     def _metered(self, completion: Completion, call: _Call) -> BilledTokens:
         """By the provider's meter; where it says nothing, as counted here and not cached."""
@@ -354,9 +308,9 @@ class AnswerCosts:
         # A count of zero is not one: something was sent.
         known = bool(prompt) and not (matters and cached is None)
         if not prompt:
-            prompt = call.estimate.tokens * self._requests_of(call, call.estimate.tokens)
+            prompt = call.tokens * self._requests_of(call, call.tokens)
         # What is counted exactly here is billed at least, whatever the meter says.
-        floor = call.estimate.tokens if self._tokens.shared else call.sent.ids
+        floor = call.tokens if self._tokens.shared else call.sent.ids
         known, prompt = known and prompt >= floor, max(prompt, floor)
         cached, output = min(cached or 0, prompt), completion.billed
         if not output and completion.ids:
@@ -373,7 +327,7 @@ class AnswerCosts:
         if call is self._first:
             # Further requests of a consult find what its first one sent.
             self._prefix = max(0, billed.cached - (requests - 1) * tokens)
-        missed = cached < call.estimate.likely.cached
+        missed = cached < call.likely.cached
         self._missed = self._missed or missed
         self._last, self._cached = tokens, 0 if missed else cached
 
@@ -381,4 +335,4 @@ class AnswerCosts:
         """Requests that it took; a model in this process took as many as `prompts` are for."""
         if self._tokens.shared:
             return 1
-        return call.sent.requests or max(1, round(prompts / max(1, call.estimate.tokens)))
+        return call.sent.requests or max(1, round(prompts / max(1, call.tokens)))

@@ -1,6 +1,7 @@
 """The contract of an edge model: a tokenizer, weights, and sessions that hold a KV cache each.
 
-A new engine inherits from `EdgeModel`; its sessions are `KvSession`s over the engine's `KvCache`.
+A new engine inherits from `EdgeModel`; its sessions are `KvSession`s over `Slots` of
+the engine's `SequenceCache`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -227,15 +228,17 @@ class EdgeModel(Protocol):
     hidden_size: int
     """d of the hidden state."""
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Its vocabulary."""
-        ...
+    tokenizer: Tokenizer
+    """Its vocabulary."""
 
-    @property
-    def abilities(self) -> EdgeAbilities:
-        """What its engine can do."""
-        ...
+    abilities: EdgeAbilities
+    """What its engine can do."""
+
+    parameters: int | None = None
+    """Number of weights, where it is known."""
+
+    build: str = ""
+    """The engine and the form of the weights, in words; empty where it does not say."""
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> EdgeSession:
         """A new session whose steps keep `needs` (and the `top` likeliest ids).
@@ -251,13 +254,3 @@ class EdgeModel(Protocol):
     def close(self) -> None:
         """Free the weights."""
         ...
-
-    @property
-    def parameters(self) -> int | None:
-        """Number of weights, where it is known."""
-        return None
-
-    @property
-    def build(self) -> str:
-        """The engine and the form of the weights, in words; empty where it does not say."""
-        return ""

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Floats, Needs, Rewinds
 from edgewise.edge.hub.folder import digest_of, reason_of, weight_files
-from edgewise.edge.kv import KvCache, KvRow, KvSession
-from edgewise.edge.sequence import SequenceCache
-from edgewise.edge.slots import BATCH, Slot, Slots
+from edgewise.edge.hub.tokenizer import HubTokenizer
+from edgewise.edge.kv import BATCH, TURN, KvSession, Slots
+from edgewise.edge.sequence import KvRow, SequenceCache
 from edgewise.errors import ModelError, UsageError
 
 DEFAULT_CONTEXT = 4096
@@ -42,11 +42,8 @@ class EngineModel(EdgeModel):
     engine: str
     """What to call the library."""
 
-    _tokenizer: Any
-    _abilities: EdgeAbilities
-    _slots: Slots[Any]
-    _parameters: int | None = None
-    _build = ""
+    tokenizer: Any
+    slots: Slots
 
     def __init__(
         self,
@@ -67,7 +64,23 @@ class EngineModel(EdgeModel):
 
     @abstractmethod
     def _load(self, options: EdgeOptions) -> None:
-        """Load the weights; set `context` and `_tokenizer`; call `_try_out` and `_open_slots`."""
+        """Load the weights; set `context` and `build`; call `_start`."""
+
+    def _start(
+        self,
+        new: Callable[[], SequenceCache],
+        size: int,
+        *,
+        trial: Callable[[], SequenceCache] | None = None,
+        turn: int = BATCH,
+    ) -> None:
+        """Try the model with `new` caches, or those of `trial`, and let sessions have some.
+
+        `size` is how many logits it has. For a model in a hub's folder.
+        """
+        self.tokenizer = HubTokenizer(self.path, size=size)
+        self._try_out(trial or new, size, may_stay=trial is not None)
+        self._open_slots(new, turn=turn)
 
     @abstractmethod
     def _free(self) -> None:
@@ -98,21 +111,21 @@ class EngineModel(EdgeModel):
         turn: int = BATCH,
     ) -> None:
         """Let sessions have sequences that `new` makes and `drop` takes back; see `Slots`."""
-        self._slots = Slots(
+        count = self._options.slots
+        self.slots = Slots(
             new,
             name=self.name,
-            engine=self.engine,
-            count=self._options.slots,
+            count=count,
             keep_prefixes=self._options.keep_prefixes,
             batch=min(BATCH, self.context),
-            turn=turn,
+            turn=min(turn, TURN if count > 1 else BATCH),
             drop=drop,
         )
 
     def _try_out(
         self, new: Callable[[], SequenceCache], size: int, *, may_stay: bool = False
     ) -> None:
-        """Run a few of `size` ids through new caches, and set `hidden_size` and `_abilities`.
+        """Run a few of `size` ids through new caches, and set `hidden_size` and `abilities`.
 
         All at once, one by one, and again after a rollback. Raises `ModelError` for a model that
         does not go on where its cache ends, or does not roll back to where it was; `may_stay` where
@@ -130,7 +143,7 @@ class EngineModel(EdgeModel):
             rewinds = "no"
         hidden = rows[-1].hidden
         self.hidden_size = 0 if hidden is None else len(hidden)
-        self._abilities = EdgeAbilities(
+        self.abilities = EdgeAbilities(
             hidden=hidden is not None,
             rewinds=rewinds,
             batch_logits=len(rows) == PROBED,
@@ -144,39 +157,19 @@ class EngineModel(EdgeModel):
         )
 
     @property
-    def tokenizer(self) -> Any:
-        return self._tokenizer
-
-    @property
-    def abilities(self) -> EdgeAbilities:
-        return self._abilities
-
-    @property
-    def parameters(self) -> int | None:
-        return self._parameters
-
-    @property
-    def build(self) -> str:
-        return self._build
-
-    @property
     def closed(self) -> bool:
         """Whether the weights are gone."""
-        return self._slots.closed
+        return self.slots.closed
 
     def fingerprint(self) -> str:
         return digest_of([self.path / "config.json", *weight_files(self.path)])
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
-        return KvSession(self, self.cache(), needs, top)
-
-    def cache(self) -> KvCache:
-        """What a session stands on. The caller releases it."""
-        return Slot(self._slots)
+        return KvSession(self, self.slots, needs, top)
 
     def close(self) -> None:
         """Free weights and caches; sessions of the model are unusable afterwards."""
-        if self._slots.close():
+        if self.slots.close():
             self._free()
 
     def __enter__(self) -> Self:

@@ -1,23 +1,32 @@
-"""Sessions over any engine's KV cache: which ids are computed, which wait, what a rollback drops.
+"""Sessions of a model: which has which sequence of the engine, which ids are computed, which wait.
 
-An engine writes two calls (`KvCache`), run ids and forget ids; the bookkeeping is here, once.
+An engine writes a `SequenceCache`; slots, prefixes, queues and rollbacks are here, once.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Literal, NamedTuple, Protocol
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from edgewise.edge.base import EdgeModel, Floats, Needs, Written
+from edgewise.edge.hub.folder import reason_of
+from edgewise.edge.sequence import FAILURES, Outputs, SequenceCache
 from edgewise.edge.step import LogitsStep
-from edgewise.errors import ContextOverflow, UsageError
+from edgewise.errors import ContextOverflow, ModelError, UsageError
+
+BATCH = 512
+"""Most ids of one run."""
+
+TURN = 64
+"""Prompt ids that are computed before another session may decode."""
 
 FEW = 8
 """Most ids of a prompt that one run computes with outputs, where an engine uses checkpoints."""
 
-Outputs = Literal["none", "last", "all"]
-"""Of which ids of a run the logits are wanted."""
+_SLACK = 16
+"""A prompt that goes on with another one loses at most one id of it for so many that it keeps."""
 
 
 def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
@@ -28,88 +37,145 @@ def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
     return min(len(left), len(right))
 
 
-class KvRow(NamedTuple):
-    """Views into the engine's memory, valid until its next decode.
+class FairLock:
+    """`with lock:`, first come, first served; not reentrant.
 
-    `logits` float32[vocabulary]; `hidden` float32[d], None if not asked for.
+    A `threading.Lock` goes to whoever asks first after its release, which is mostly the thread that
+    just released it: one session would decode on and on while the others wait.
     """
 
-    logits: Floats
-    hidden: Floats | None = None
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._line: deque[object] = deque()
+
+    def __enter__(self) -> None:
+        place = object()
+        with self._changed:
+            self._line.append(place)
+            try:
+                self._changed.wait_for(lambda: self._line[0] is place)
+            except BaseException:
+                self._line.remove(place)
+                self._changed.notify_all()
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._line.popleft()
+            self._changed.notify_all()
 
 
-class KvCache(Protocol):
-    """What an engine does for one session: the part that an engine writes itself."""
+class _Free(NamedTuple):
+    """A cache that no session has: its ids, of which the first `prompt` were a session's prompt."""
 
-    lock: AbstractContextManager[object]
-    """Held around `run` and `forget`, and until the rows of a run were read."""
+    cache: SequenceCache
+    held: list[int]
+    prompt: int
 
-    batch: int
-    """Most ids of one run."""
 
-    turn: int
-    """Most ids of a prompt in one run, so that another session's turn comes."""
+class Slots:
+    """At most `count` sessions, each with a cache of its own. One runs at a time (`lock`)."""
 
-    @property
-    def decodes(self) -> int:
-        """Grows with every decode that makes earlier rows invalid, another session's as well."""
-        ...
+    def __init__(
+        self,
+        new: Callable[[], SequenceCache],
+        *,
+        name: str,
+        count: int = 1,
+        keep_prefixes: bool = False,
+        batch: int = BATCH,
+        turn: int = BATCH,
+        drop: Callable[[SequenceCache], None] | None = None,
+    ) -> None:
+        """`new` makes an empty cache, `drop` frees one where Python's collector does not.
 
-    def run(
-        self, ids: Sequence[int], start: int, outputs: Outputs, *, hidden: bool
-    ) -> Sequence[KvRow]:
-        """Compute `ids`, the first at position `start`: a row for the last, for all, or none.
-
-        Raises `ModelError`; `forget` follows.
+        `batch` is the longest run, `turn` the longest of a prompt, ids. `name` is the model's.
         """
-        ...
+        self.lock = FairLock()
+        self.closed = False
+        self.batch, self.turn, self.name = batch, min(batch, turn), name
+        self._new, self._drop = new, drop
+        self._count, self._keep = count, keep_prefixes
+        self.sessions = self._made = 0
+        # Longest unused first.
+        self._free: list[_Free] = []
 
-    def forget(self, position: int) -> int:
-        """Drop ids from `position` on, or from earlier where the engine cannot do better.
+    def reserve(self) -> None:
+        """Count a session, whose cache is chosen once its ids are known. Raises `UsageError`."""
+        with self.lock:
+            self._check_open()
+            if self.sessions == self._count:
+                raise UsageError(
+                    f"All slots of {self.name!r} are in use",
+                    hint="load it with more slots or close a session",
+                    setting="slots",
+                )
+            self.sessions += 1
 
-        Returns how many are left.
+    def take(self, ids: Sequence[int]) -> tuple[SequenceCache, list[int]]:
+        """A cache for a session that begins with `ids`, and the ids that it holds.
+
+        That of the same conversation; else an empty one. If all hold something, one that keeps more
+        than it loses, or the least recently used. Conversations begin alike (a BOS, a template's
+        head, a system prompt), so a few common ids are no reason to drop another one's.
         """
-        ...
+        with self.lock:
+            self._check_open()
+            kept = [free.cache.keeps(common_prefix(free.held, ids)) for free in self._free]
+            gains = [n for n, free in enumerate(self._free) if 2 * kept[n] > len(free.held)]
+            # The next turn of a conversation, or another answer to its prompt.
+            same = [n for n in gains if _SLACK * (self._free[n].prompt - kept[n]) <= kept[n]]
+            if not same and self._made < self._count:
+                self._made += 1
+                return self._new(), []
+            chosen = max(same or gains, key=kept.__getitem__, default=0)
+            cache, held, _ = self._free.pop(chosen)
+            return cache, held
 
-    @property
-    def closed(self) -> bool:
-        """Whether the model is closed, and the cache with it."""
-        return False
+    def give_back(self, cache: SequenceCache | None, held: Sequence[int], prompt: int) -> None:
+        """A session is over. Its cache, if it took one, holds `held`."""
+        with self.lock:
+            self.sessions -= 1
+            if cache is None or self.closed:
+                return
+            if self._keep and held:
+                self._free.append(_Free(cache, list(held), min(prompt, len(held))))
+            else:
+                self._made -= 1
+                if self._drop is not None:
+                    self._drop(cache)
 
-    def checkpoint(self, position: int, *, lasting: bool) -> None:
-        """Keep the state at `position`, where the cache ends; `lasting` for one in the prompt.
+    def close(self) -> bool:
+        """Let nothing run any more; False where that was done before."""
+        with self.lock:
+            before, self.closed = self.closed, True
+            self._free.clear()
+            return not before
 
-        Called with `lock` held, before a run, and only if the model rolls back to checkpoints.
-        """
-
-    def adopt(self, ids: Sequence[int]) -> Sequence[int]:
-        """Called once, before the first run: begin with what is kept of a sequence like `ids`.
-
-        Returns the ids that the cache then holds.
-        """
-        return ()
-
-    def release(self, held: Sequence[int]) -> None:
-        """The session is over; the cache holds `held`."""
+    def _check_open(self) -> None:
+        if self.closed:
+            raise UsageError(f"{self.name!r} is closed", hint="load it again")
 
 
 class KvSession:
-    """Implements `EdgeSession` over a `KvCache`."""
+    """Implements `EdgeSession`: a sequence of a model, taken from its `Slots` when it is opened."""
 
-    def __init__(self, model: EdgeModel, cache: KvCache, needs: Needs, top: int) -> None:
-        """The cache is the session's from here on, and released if there is to be none."""
+    def __init__(self, model: EdgeModel, slots: Slots, needs: Needs, top: int) -> None:
+        """Raises `UsageError` where all slots are taken, or for hidden states there are none of."""
         if Needs.HIDDEN in needs and not model.abilities.hidden:
-            cache.release(())
             raise UsageError(
                 f"The engine of {model.name!r} hands out no hidden states",
                 hint="choose a router that reads none, such as entropy",
                 setting="router",
             )
-        self._cache = cache
+        slots.reserve()
+        self._slots = slots
+        # Once the session's ids are known.
+        self._cache: SequenceCache | None = None
         self._name, self._size, self._context = model.name, model.tokenizer.size, model.context
         self._batched = model.abilities.batch_logits
         self._checkpointed = model.abilities.rewinds == "checkpoints"
-        self._few = min(FEW, cache.batch) if self._checkpointed else 1
+        self._few = min(FEW, slots.batch) if self._checkpointed else 1
         self._needs, self._top = needs, top
         self._hidden = Needs.HIDDEN in needs
         self._tokenizer = model.tokenizer if Needs.TEXT in needs else None
@@ -118,7 +184,7 @@ class KvSession:
         self._wanted: set[int] = set()
         self._last: LogitsStep | None = None
         self._buffer: Floats = np.empty(self._size, np.float32)
-        self._opened = self._closed = False
+        self._closed = False
 
     @property
     def position(self) -> int:
@@ -126,10 +192,9 @@ class KvSession:
 
     def open(self, ids: Sequence[int]) -> int:
         self._check(0, ids)
-        if not self._opened:
-            self._opened = True
-            self._ids = list(self._cache.adopt(ids))
-            self._computed = len(self._ids)
+        if self._cache is None:
+            self._cache, held = self._slots.take(ids)
+            self._ids, self._computed = list(held), len(held)
         self.rewind(common_prefix(self._ids[: self._computed], ids))
         self._ids = list(ids)
         self._prompt = len(ids)
@@ -141,7 +206,7 @@ class KvSession:
         return self._computed
 
     def extend(self, ids: Sequence[int]) -> None:
-        if not self._opened:
+        if self._cache is None:
             self.open(ids)
             return
         self._check(len(self._ids), ids)
@@ -169,8 +234,8 @@ class KvSession:
             return []
         start = len(self._ids)
         self._check(start, ids)
-        if self._batched and len(ids) > self._cache.batch:
-            raise UsageError(f"At most {self._cache.batch} steps fit in one batch, not {len(ids)}.")
+        if self._batched and len(ids) > self._slots.batch:
+            raise UsageError(f"At most {self._slots.batch} steps fit in one batch, not {len(ids)}.")
         if self._computed < start:
             self.step()
         self.extend(ids)
@@ -199,21 +264,21 @@ class KvSession:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._cache.release(self._ids[: self._computed])
+            self._slots.give_back(self._cache, self._ids[: self._computed], self._prompt)
 
     def _next_end(self, wanted: int) -> int:
         """Where the next run ends: a prompt but for its last id is read without outputs."""
         stops = self._wanted and [at for at in self._wanted if self._computed < at < wanted]
         if wanted - self._computed <= self._few and not stops:
             return wanted
-        return min(wanted - 1, self._computed + self._cache.turn, *stops)
+        return min(wanted - 1, self._computed + self._slots.turn, *stops)
 
     def _at_hand(self) -> bool:
         last = self._last
         return last is not None and last.position == len(self._ids) and last.fresh
 
     def _check_open(self) -> None:
-        if self._closed or self._cache.closed:
+        if self._closed or self._slots.closed:
             raise UsageError("The session or its model is closed", hint="open a new one")
 
     def _check(self, before: int, ids: Sequence[int]) -> None:
@@ -228,23 +293,31 @@ class KvSession:
             )
 
     def _forget(self, position: int) -> None:
-        with self._cache.lock:
+        with self._slots.lock:
             self._check_open()
-            self._computed = self._cache.forget(position)
+            assert self._cache is not None
+            self._computed = self._cache.back(position)
 
     def _run(self, end: int, outputs: Outputs, needs: Needs) -> list[LogitsStep]:
-        start, cache = self._computed, self._cache
-        hidden = self._hidden and outputs != "none"
-        with cache.lock:
+        assert self._cache is not None
+        start, cache, slots = self._computed, self._cache, self._slots
+        with slots.lock:
             self._check_open()
             try:
                 if start in self._wanted:
-                    cache.checkpoint(start, lasting=start < self._prompt)
-                rows = cache.run(self._ids[start:end], start, outputs, hidden=hidden)
-            except BaseException:
+                    cache.checkpoint(lasting=start < self._prompt)
+                hidden = self._hidden and outputs != "none"
+                rows = cache.run(self._ids[start:end], outputs, hidden=hidden)
+            except BaseException as error:
                 # An interrupted run may have computed some of them.
-                self._computed = cache.forget(start)
-                raise
+                self._computed = cache.back(start)
+                if not isinstance(error, FAILURES):
+                    raise
+                raise ModelError(
+                    f"{self._name!r} could not run {end - start} tokens ({reason_of(error)})",
+                    hint="lower the context or the number of slots if memory is short",
+                    setting="ctx",
+                ) from error
             self._computed = end
             if self._wanted:
                 self._wanted = {at for at in self._wanted if at >= end}
@@ -254,7 +327,7 @@ class KvSession:
                     position,
                     row.logits,
                     row.hidden,
-                    is_fresh=lambda: cache.decodes == decode,
+                    is_fresh=lambda: cache.decodes == decode and not slots.closed,
                     buffer=self._buffer,
                     needs=needs,
                     top=self._top,

@@ -10,6 +10,7 @@ EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
     "edge engine",
     "edgewise.edge",
     {
+        "llama-server": "edgewise.edge.llamaserver:open_server",
         "llamacpp": "edgewise.edge.llamacpp:open_gguf",
         "mlx": "edgewise.edge.mlx:open_mlx",
         "onnx": "edgewise.edge.onnx:open_onnx",

@@ -8,10 +8,9 @@ between the two are computed again.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from edgewise.edge.base import Floats, Rewinds
-from edgewise.edge.kv import KvRow, Outputs
 
 MOST = 8
 """Checkpoints of a sequence."""
@@ -23,6 +22,19 @@ FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 """Exceptions of the libraries where a run fails, or a copy."""
 
 _KEPT_OF_PROMPTS = 2
+
+Outputs = Literal["none", "last", "all"]
+"""Of which ids of a run the logits are wanted."""
+
+
+class KvRow(NamedTuple):
+    """Views into the engine's memory, valid until its next decode.
+
+    `logits` float32[vocabulary]; `hidden` float32[d], None if not asked for.
+    """
+
+    logits: Floats
+    hidden: Floats | None = None
 
 
 class StateCopy(NamedTuple):

@@ -7,7 +7,7 @@ I/O thread and implements `CloudModel`; the gateway runs many in its event loop.
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
@@ -61,9 +61,8 @@ class Client(msgspec.Struct, frozen=True):
     """Whose consult it is: `session` keeps a replica's cache warm, `salt` keeps tenants apart.
 
     `tenant` is a gateway's key: keys that share an engine must not learn what others ask.
-    `sent` counts what travels. `request_id` names the consult in the engine's log, `trace` are
-    headers by which its spans join the gateway's. `end` is until when it is waited for, by the
-    monotonic clock; None: an engine that is busy is not asked again.
+    `sent` counts what travels. `request_id` names the consult in the engine's log. `end` is until
+    when it is waited for, by the monotonic clock; None: an engine that is busy is not asked again.
     """
 
     session: str = ""
@@ -71,7 +70,6 @@ class Client(msgspec.Struct, frozen=True):
     sent: Sent | None = None
     tenant: str = ""
     request_id: str = ""
-    trace: Mapping[str, str] = {}
     end: float | None = None
 
     def waits(self, seconds: float) -> bool:
@@ -85,7 +83,7 @@ class Client(msgspec.Struct, frozen=True):
         if not self.session:
             return named
         routing = {"X-Session-Id": self.session, "X-SMG-Routing-Key": self.session}
-        return {**routing, **named, **self.trace}
+        return {**routing, **named}
 
 
 NOBODY = Client()

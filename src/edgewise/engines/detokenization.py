@@ -21,7 +21,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.llamacpp.sandbox import cache_folder
+from edgewise.edge.llamacpp.load import cache_folder
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.engines.base import Client, Engine, Watched, parallel
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, VocabularyMismatch

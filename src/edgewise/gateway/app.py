@@ -18,8 +18,8 @@ from edgewise.gateway.connection import Connection
 from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.detokenizing import Detokenizing
 from edgewise.gateway.fleet import Fleet
+from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Sessions
-from edgewise.gateway.telemetry import GatewayMetrics, telemetry
 from edgewise.keys.keys import Keys
 from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import KeyLimits
@@ -49,8 +49,7 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.limits = limits or KeyLimits(SqliteLimits(None))
         self._detokenizing = Detokenizing(fleet, self.limits)
-        self._telemetry = telemetry()
-        self.consults = KeyedConsults(fleet, self.limits, self.metrics, self._telemetry)
+        self.consults = KeyedConsults(fleet, self.limits, self.metrics)
         self.draining = False
         self.connections: set[Connection] = set()
         metrics = self.metrics
@@ -96,7 +95,6 @@ class Gateway:
         sweeping.cancel()
         await self.fleet.close()
         await self.limits.close()
-        await asyncio.to_thread(self._telemetry.close)
 
     async def _sweep(self) -> None:
         """Hang up on keys that were revoked or have expired; forget sessions that are idle."""

@@ -13,7 +13,6 @@ from edgewise.errors import CloudProtocolError
 from edgewise.gateway.consults import SessionPrefix, failed
 from edgewise.gateway.sessions import Session
 from edgewise.keys.keys import Key
-from edgewise.keys.limits import Unbilled
 from edgewise.wire.protocol import (
     MAX_IDS,
     VERSION,
@@ -48,11 +47,8 @@ FRAMES_PER_SECOND = 2000
 LARGE = 1 << 14
 """Bytes. Smaller frames take less than a tenth of a millisecond; larger ones a thread."""
 
-LARGE_IDS = 4096
-"""Ids that a key may owe before its connection is not read from."""
-
 PAUSE_SECONDS = 10.0
-"""How long a connection whose key owes ids is not read from. Pings are answered meanwhile."""
+"""How long a large frame waits if its key owes ids. Pings are answered meanwhile."""
 
 END_SECONDS = 0.4
 """How long the last frame to a device whose key was revoked may take."""
@@ -90,7 +86,7 @@ class Connection:
         self._warming: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
         self._frames, self._counted = 0.0, time.monotonic()
-        self._unbilled = Unbilled()
+        self._fresh = 0
         self._in_force: asyncio.Timeout | None = None
 
     async def serve(self) -> None:
@@ -189,22 +185,30 @@ class Connection:
         return data
 
     async def _frame(self) -> Received:
-        """The next frame. A key that owes ids is not read from."""
+        """The next frame. A large one waits until its key owes no ids."""
         data = await self._receive()
         self._count_frame()
         # If more frames wait, nothing above yields to the event loop.
         await asyncio.sleep(0)
-        key, unbilled = self._key_now(), self._unbilled
-        try:
-            async with asyncio.timeout(PAUSE_SECONDS):
-                if len(data) > LARGE or unbilled.ids > LARGE_IDS:
-                    await self._gateway.limits.pay(key, unbilled)
-        except TimeoutError as error:
-            message = "Too many token ids in too short a time."
-            raise _Ended(TRY_LATER, "unavailable", message, PAUSE_SECONDS) from error
-        received = _decoded(data) if len(data) <= LARGE else await to_thread(_decoded, data)
-        unbilled.ids += len(received.ids)
+        key, limits = self._key_now(), self._gateway.limits
+        if len(data) <= LARGE:
+            received = _decoded(data)
+        else:
+            try:
+                async with asyncio.timeout(PAUSE_SECONDS):
+                    while wait := limits.charge(key, self._take_fresh()):
+                        await asyncio.sleep(wait)
+            except TimeoutError as error:
+                message = "Too many token ids in too short a time."
+                raise _Ended(TRY_LATER, "unavailable", message, PAUSE_SECONDS) from error
+            received = await to_thread(_decoded, data)
+        self._fresh += len(received.ids)
         return received
+
+    def _take_fresh(self) -> int:
+        """Ids that came and are charged now."""
+        fresh, self._fresh = self._fresh, 0
+        return fresh
 
     def _key_now(self) -> Key:
         """The key as it is now."""
@@ -249,8 +253,8 @@ class Connection:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
         key = self._key_now()
         put = self._gateway.sessions.put
-        ids = put(session, frame.position, received.ids, frame.check, most=key.ids)
-        return None if ids is None else SessionPrefix(ids, session, key, self._unbilled)
+        ids = put(session, frame.position, received.ids, frame.check)
+        return None if ids is None else SessionPrefix(ids, session, key, self._take_fresh)
 
     def _begin(self, frame: Ask, prefix: SessionPrefix | None) -> None:
         if frame.ask in self._asks:

@@ -1,6 +1,7 @@
 """Consults and pushes of devices: from the ids of a frame to the reply."""
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
@@ -10,10 +11,10 @@ from edgewise.completion import Completion
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, CloudUnavailable, EdgewiseError, UsageError
 from edgewise.gateway.fleet import BUSY_SECONDS, Busy, Fleet
+from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
-from edgewise.gateway.telemetry import GatewayMetrics, Telemetry, outcome
 from edgewise.keys.keys import ANYBODY, Key
-from edgewise.keys.limits import KeyLimits, OverLimit, Unbilled
+from edgewise.keys.limits import KeyLimits, OverLimit
 from edgewise.wire.protocol import Ask, Failed, Ledger, Reply, request_id, unpacked
 
 _SAID = {
@@ -28,12 +29,12 @@ log = structlog.get_logger("edgewise.gateway")
 
 
 class SessionPrefix(NamedTuple):
-    """The ids of a session that a frame means, and who pays: `unbilled` is charged to `key`."""
+    """The ids of a session that a frame means. `take_fresh` counts ids that are not charged yet."""
 
     ids: Ledger
     session: Session
     key: Key
-    unbilled: Unbilled
+    take_fresh: Callable[[], int]
 
     def client(self) -> Client:
         """Whose consult it is. A key is a tenant: no other one may learn what it asked."""
@@ -48,23 +49,16 @@ class KeyedConsults:
     separates caches by a salt, or if there are no keys: then all devices are one tenant.
     """
 
-    def __init__(
-        self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics, telemetry: Telemetry
-    ) -> None:
-        self._fleet, self._limits = fleet, limits
-        self._metrics, self._telemetry = metrics, telemetry
+    def __init__(self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics) -> None:
+        self._fleet, self._limits, self._metrics = fleet, limits, metrics
 
     async def answer(self, frame: Ask, prefix: SessionPrefix) -> Reply | Failed:
         """The reply to `frame`. Whatever goes wrong is a reply as well."""
         name = request_id(prefix.session.name, frame.ask)
-        key = prefix.key.name
-        about = {"edgewise.key": key, "edgewise.ids": len(prefix.ids), "edgewise.tokens": frame.n}
-        with self._telemetry.consult(name, about) as trace:
-            client = replace(prefix.client(), request_id=name, trace=trace)
-            answer = await self._within_limits(frame, prefix, client)
-            ended = answer.reason if isinstance(answer, Failed) else "answered"
-            outcome(ended)
-        log.debug("consult", request_id=name, key=key, outcome=ended)
+        client = replace(prefix.client(), request_id=name)
+        answer = await self._within_limits(frame, prefix, client)
+        ended = answer.reason if isinstance(answer, Failed) else "answered"
+        log.debug("consult", request_id=name, key=prefix.key.name, outcome=ended)
         if isinstance(answer, Failed) and answer.request_id is None:
             return replace(answer, request_id=name)
         return answer
@@ -75,7 +69,7 @@ class KeyedConsults:
         key = prefix.key
         try:
             sampling = unpacked(frame.sampling)
-            async with self._limits.spending(key, prefix.unbilled, frame.n) as spent:
+            async with self._limits.spending(key, frame.n, ids=prefix.take_fresh()) as spent:
                 async with asyncio.timeout(frame.deadline / 1000), prefix.session.turn:
                     ids, spent.asked = prefix.ids.ids, True
                     completion = await self._fleet.complete(ids, frame.n, sampling, client)
@@ -105,7 +99,7 @@ class KeyedConsults:
         """Let the engine compute pushed ids, if the key may make consults. Nobody waits for it."""
         ended = "superseded"
         try:
-            if not await self._limits.may_warm(prefix.key, prefix.unbilled):
+            if not await self._limits.may_warm(prefix.key, prefix.take_fresh()):
                 ended = "limited"
                 return
             async with prefix.session.turn:

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from edgewise.errors import CloudError, OtherVocabulary
 from edgewise.gateway.fleet import Fleet
 from edgewise.keys.keys import Key
-from edgewise.keys.limits import KeyLimits, Unbilled
+from edgewise.keys.limits import KeyLimits
 from edgewise.wire.protocol import Count
 
 MOST = 1 << 15
@@ -45,10 +45,10 @@ class Detokenizing:
             return _refused(400, f"The model has ids below {size}.")
         try:
             async with asyncio.timeout(SECONDS), self._turns[key.name]:
-                if wait := await self._limits.charge(key, Unbilled()):
+                if wait := self._limits.charge(key, 0):
                     later = {"Retry-After": str(math.ceil(wait))}
                     return _refused(429, "Too many token ids in too short a time.", later)
-                await self._limits.charge(key, Unbilled(len(asked.tokens)))
+                self._limits.charge(key, len(asked.tokens))
                 text = await self._fleet.detokenize(asked.tokens)
         except TimeoutError:
             return _refused(503, "The engine does not detokenise in time.")

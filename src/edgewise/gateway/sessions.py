@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 
 from edgewise.wire.protocol import Ledger
@@ -12,7 +12,7 @@ from edgewise.wire.protocol import Ledger
 class Session:
     """The ids of one device's conversation; consults go one after the other.
 
-    `counted` of its ids are in the sums of `Sessions`.
+    `counted` of its ids are in the sum of `Sessions`.
     """
 
     def __init__(self, key: str) -> None:
@@ -25,96 +25,79 @@ class Session:
         self.left = time.monotonic()
 
 
-class _Share:
-    """Sessions of a key, or of all, by name: those that were left, in the order in which they were;
-    those whose device is here; and those of these that hold ids, in the order of their last use.
-    """
-
-    def __init__(self) -> None:
-        self.left, self.attached = dict[str, Session](), dict[str, Session]()
-        self.holding = OrderedDict[str, Session]()
-        self.ids = 0
-
-
 class Sessions:
     """At most `most` sessions holding at most `most_ids` ids between them.
 
-    A session whose device has disconnected is kept for `idle` seconds. To make room, the sessions
-    that were left first are dropped first; then connected sessions lose their ids, the least
-    recently used first, and their devices send them again. A key above its own limit makes room
-    from its own sessions, in the same order.
+    A session whose device has disconnected is kept for `idle` seconds. To make room, such sessions
+    are dropped first: those of the key that needs it, then anybody's, the oldest first. Then
+    connected sessions lose their ids, the least recently used first; their devices send them again.
     """
 
     def __init__(self, *, most: int, most_ids: int, idle: float) -> None:
         self._most, self._most_ids, self._idle = most, most_ids, idle
-        self._all = _Share()
-        self._shares: dict[str, _Share] = {}
+        self.ids = 0
+        self._attached: dict[str, Session] = {}
+        self._attached_of = Counter[str]()
+        # In the order in which their devices left, and each key's.
+        self._left: dict[str, Session] = {}
+        self._left_of = defaultdict[str, dict[str, Session]](dict)
+        # Attached ones with ids, in the order of their last use.
+        self._holding = OrderedDict[str, Session]()
 
     def __len__(self) -> int:
-        return len(self._all.left) + len(self._all.attached)
-
-    @property
-    def ids(self) -> int:
-        """Ids held by all sessions."""
-        return self._all.ids
+        return len(self._left) + len(self._attached)
 
     def all(self) -> list[Session]:
         """Every session held."""
-        return [*self._all.left.values(), *self._all.attached.values()]
+        return [*self._left.values(), *self._attached.values()]
 
     def attached(self, key: str) -> int:
         """Sessions of a key whose device is here."""
-        return len(self._shares[key].attached) if key in self._shares else 0
-
-    def held(self, key: str) -> int:
-        """Ids held by all sessions of a key."""
-        return self._shares[key].ids if key in self._shares else 0
+        return self._attached_of[key]
 
     def open(self, name: str, key: str) -> Session | None:
         """The session `name` of this very key, or a new one; None where there is no room."""
-        session = self._all.left.get(name)
-        if session is None or session.key != key or self._is_idle(session):
-            if len(self) >= self._most and not self._drop_one(key):
-                return None
+        session = self._left.get(name)
+        if session is not None and session.key == key and not self._is_idle(session):
+            self._take_back(session)
+        elif len(self) < self._most or self._drop_one(key):
             session = Session(key)
-        for share in self._shares_of(session):
-            share.left.pop(session.name, None)
-            share.attached[session.name] = session
-            if session.counted:
-                share.holding[session.name] = session
+        else:
+            return None
+        self._attached[session.name] = session
+        self._attached_of[key] += 1
+        if session.counted:
+            self._holding[session.name] = session
         return session
 
     def put(
-        self, session: Session, position: int, ids: Sequence[int] | Ledger, check: int, *, most: int
+        self, session: Session, position: int, ids: Sequence[int] | Ledger, check: int
     ) -> Ledger | None:
         """Take the ids of a frame; all that it means, None where that is not held.
 
-        `session` is one whose device is here. All of its key's hold at most `most` ids afterwards
-        (0: no limit of its own).
+        `session` is one whose device is here.
         """
         ledger = session.ledger
         if not ledger.put(position, ids) or ledger.check != check:
             self._empty(session)
             return None
         copied = ledger.copy()
-        own, everybody = self._shares_of(session)
-        for share in (own, everybody):
-            share.ids += len(copied) - session.counted
-            share.holding[session.name] = session
-            share.holding.move_to_end(session.name)
+        self.ids += len(copied) - session.counted
         session.counted = len(copied)
-        self._make_room(own, most or self._most_ids)
-        self._make_room(everybody, self._most_ids)
+        self._holding[session.name] = session
+        self._holding.move_to_end(session.name)
+        while self.ids > self._most_ids:
+            if not self._drop_one(session.key):
+                self._empty(next(iter(self._holding.values())))
         return copied
 
     def leave(self, session: Session) -> None:
         """The device is gone, perhaps to come back."""
-        if session.name in self._all.attached:
+        if self._attached.pop(session.name, None) is not None:
+            self._attached_of[session.key] -= 1
+            self._holding.pop(session.name, None)
             session.left = time.monotonic()
-            for share in self._shares_of(session):
-                del share.attached[session.name]
-                share.holding.pop(session.name, None)
-                share.left[session.name] = session
+            self._left[session.name] = self._left_of[session.key][session.name] = session
 
     def forget(self, session: Session) -> None:
         """The device will not come back."""
@@ -123,47 +106,36 @@ class Sessions:
 
     def expire(self) -> None:
         """Drop what has been left for long."""
-        while (first := next(iter(self._all.left.values()), None)) and self._is_idle(first):
+        while (first := next(iter(self._left.values()), None)) and self._is_idle(first):
             self._drop(first)
-
-    def _shares_of(self, session: Session) -> tuple[_Share, _Share]:
-        """That of its key, and that of all."""
-        return self._shares.setdefault(session.key, _Share()), self._all
 
     def _is_idle(self, session: Session) -> bool:
         return time.monotonic() - session.left > self._idle
 
     def _drop_one(self, key: str) -> bool:
-        """Make room for one more session: a key that left one behind gives up its own."""
-        own = self._shares[key].left if key in self._shares else None
-        oldest = next(iter((own or self._all.left).values()), None)
+        """Drop the session that was left first, if possible one of the key's own."""
+        own = self._left_of.get(key)
+        oldest = next(iter((own or self._left).values()), None)
         if oldest is not None:
             self._drop(oldest)
         return oldest is not None
 
-    def _make_room(self, share: _Share, most: int) -> None:
-        while share.ids > most:
-            victim = next(iter((share.left or share.holding).values()))
-            if victim.name in share.attached:
-                self._empty(victim)
-            else:
-                self._drop(victim)
+    def _take_back(self, session: Session) -> None:
+        """Out of those that were left."""
+        own = self._left_of[session.key]
+        del self._left[session.name], own[session.name]
+        if not own:
+            del self._left_of[session.key]
 
     def _empty(self, session: Session) -> None:
         """It stays, without its ids."""
         session.ledger = Ledger()
-        for share in self._shares_of(session):
-            share.ids -= session.counted
-            share.holding.pop(session.name, None)
+        self._holding.pop(session.name, None)
+        self.ids -= session.counted
         session.counted = 0
 
     def _drop(self, session: Session) -> None:
         """A session whose device is not here."""
-        if session.name not in self._all.left:
-            return
-        self._empty(session)
-        for share in self._shares_of(session):
-            del share.left[session.name]
-        share = self._shares[session.key]
-        if not share.left and not share.attached:
-            del self._shares[session.key]
+        if session.name in self._left:
+            self._empty(session)
+            self._take_back(session)

@@ -80,7 +80,7 @@ class CallReader:
         if found:
             self._text, self._place = behind, self._name
         else:
-            known = len(self._text) - _overlap(self._text, opening)
+            known = len(self._text) - overlap(self._text, opening)
             before, self._text = self._text[:known], self._text[known:]
         if before:
             yield Said(before)
@@ -172,8 +172,7 @@ def collected(reader: CallReader, answer: str) -> tuple[str, tuple[ToolCall, ...
     return "".join(text), tuple(ToolCall(one.id, one.name, given) for one, given in calls)
 
 
-def _overlap(text: str, opening: str) -> int:
-    """Characters at the end of `text` with which `opening` may begin."""
-    return next(
-        (size for size in range(len(opening) - 1, 0, -1) if text.endswith(opening[:size])), 0
-    )
+def overlap(text: str, opening: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `opening`."""
+    longest = min(len(text), len(opening) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(opening[:size])), 0)

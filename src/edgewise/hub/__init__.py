@@ -1,9 +1,11 @@
 """Names on the model hub; `edgewise.hub.client` downloads what they name."""
 
+import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from edgewise.errors import AddressError
-
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_NOT_A_MODEL = re.compile(r"(?i)mmproj|imatrix")
 _LONGEST_NAME, _LONGEST_PART, _SHOWN = 1000, 256, 300
 
 
@@ -14,17 +16,6 @@ class HubAddress(NamedTuple):
     revision: str | None
     quant: str | None
     file: str | None
-
-
-def require_plain(address: HubAddress, *, setting: str | None) -> None:
-    """Raise `AddressError` for names that lead elsewhere on a hub, or on this disk."""
-    for what, name in zip(("repository", "revision", "quantisation", "file"), address, strict=True):
-        if name is not None and not is_plain(name):
-            raise AddressError(
-                f"A {what} of a hub cannot be called {short(name)!r}",
-                hint="check the address",
-                setting=setting,
-            )
 
 
 def is_plain(name: str) -> bool:
@@ -41,3 +32,18 @@ def is_plain(name: str) -> bool:
 def short(name: str) -> str:
     """The name, cut where it is too long for a sentence."""
     return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+
+
+def models_among(names: Iterable[str]) -> list[str]:
+    """The GGUF models, by name: no projector, no importance matrix, of a split model the first."""
+    ggufs = sorted(n for n in names if n.endswith(".gguf") and not _NOT_A_MODEL.search(n))
+    return [name for name in ggufs if (part := _PART.search(name)) is None or int(part[1]) == 1]
+
+
+def parts_of(name: str) -> list[str]:
+    """The files of a split model that `name` is the first of; any other name alone."""
+    match = _PART.search(name)
+    if not match:
+        return [name]
+    count, stem = int(match[2]), name[: match.start()]
+    return [f"{stem}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import huggingface_hub
 from httpx2 import Client, HTTPError, InvalidURL, Request, Response, SyncByteStream
@@ -25,7 +24,8 @@ from huggingface_hub.errors import (
 )
 
 from edgewise.errors import AddressError
-from edgewise.hub import HubAddress, is_plain, require_plain, short
+from edgewise.hub import HubAddress, is_plain, short
+from edgewise.hub.disk import DiskModel
 
 _LISTING_SECONDS = 10.0
 """Until the hub begins to answer which files a repository has."""
@@ -44,6 +44,7 @@ _NOT_A_HUB = (
 )
 """What the hub's client raises for replies that no hub sends."""
 
+_PARTS = ("repository", "revision", "quantisation", "file")
 _CHECK = "check HF_ENDPOINT, or name a file on this disk"
 
 
@@ -51,12 +52,23 @@ class _NoAnswer(AddressError):
     """The hub did not answer, or answered that it is busy or broken: the cache may do."""
 
 
+def _require_plain(address: HubAddress, setting: str | None) -> None:
+    """Raise `AddressError` for names that lead elsewhere on the hub, or on this disk."""
+    for what, name in zip(_PARTS, address, strict=True):
+        if name is not None and not is_plain(name):
+            raise AddressError(
+                f"A {what} of a hub cannot be called {short(name)!r}",
+                hint="check the address",
+                setting=setting,
+            )
+
+
 class Repository:
     """A repository's files: as the hub lists them, or those in the cache if it does not answer."""
 
     def __init__(self, address: HubAddress, *, setting: str | None = None) -> None:
         """Ask the hub, once a process. Raises `AddressError`; `setting` names the address."""
-        require_plain(address, setting=setting)
+        _require_plain(address, setting)
         self._address, self._setting = address, setting
         self.library, self.online = None, True
         try:
@@ -90,7 +102,7 @@ class Repository:
 def dataset_file(repo: str, name: str) -> Path:
     """A file of a hub dataset, downloaded if need be. Raises `AddressError`."""
     address = HubAddress(repo, None, None, name)
-    require_plain(address, setting="data")
+    _require_plain(address, "data")
     with explained(address):
         try:
             return _fetched(address, name, online=False, kind="dataset")
@@ -101,23 +113,14 @@ def dataset_file(repo: str, name: str) -> Path:
             return _fetched(address, name, kind="dataset")
 
 
-class CachedRepository(NamedTuple):
-    """A model repository in the cache: `size` in bytes, `used` in seconds since 1970."""
-
-    repo: str
-    size: int
-    used: float
-    path: Path
-
-
-def cached_repositories() -> list[CachedRepository]:
+def cached_repositories() -> list[DiskModel]:
     """The model repositories that were downloaded, by name."""
     try:
         kept = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
     except (CacheNotFound, ValueError):  # a file has the folder's name
         return []
     return sorted(
-        CachedRepository(one.repo_id, one.size_on_disk, one.last_accessed, one.repo_path)
+        DiskModel("hub", one.repo_id, one.size_on_disk, one.repo_path)
         for one in kept.repos
         if one.repo_type == "model" and one.revisions
     )

@@ -37,10 +37,9 @@ _Limit = msgspec.Meta(ge=0, le=MOST)
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A key and its limits (0: no limit).
 
-    `asks_per_second` consults; `ids_per_second` token ids received or computed for it;
-    `tokens_per_day` cloud tokens written, days of UTC; `sessions` open at once and `ids` held by
-    all its sessions, at each gateway. At a server consults are requests, and sessions are answers
-    that wait or are being written.
+    `asks_per_second` consults, `ids_per_second` token ids received or computed for it, and
+    `sessions` open at once, at each gateway; `tokens_per_day` cloud tokens written, days of UTC.
+    At a server consults are requests, and sessions are answers that wait or are being written.
     """
 
     name: str
@@ -50,7 +49,6 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ids_per_second: Annotated[float, _Limit] = 20_000.0
     tokens_per_day: Annotated[int, _Limit] = 0
     sessions: Annotated[int, _Limit] = 16
-    ids: Annotated[int, _Limit] = 2_000_000
     expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
     def __post_init__(self) -> None:
@@ -83,7 +81,6 @@ ANYBODY = Key(
     asks_per_second=0.0,
     ids_per_second=0.0,
     sessions=0,
-    ids=0,
 )
 """The key of everybody, where there is no file of keys."""
 

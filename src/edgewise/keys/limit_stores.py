@@ -1,24 +1,20 @@
-"""Stores of what keys have used: a SQLite file, a Redis, or the memory of this process."""
+"""Stores of the tokens that keys used: a SQLite file, a Redis, or the memory of this process."""
 
 import asyncio
 import contextlib
 import os
 import sqlite3
 import time
-from collections import defaultdict
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
-import msgspec
-
 from edgewise.errors import UsageError
-from edgewise.keys.limits import KeyLimits, LimitsDown, LimitStore, Used
+from edgewise.keys.limits import KeyLimits, LimitsDown, LimitStore
 
 MEMORY = "memory"
-SCHEMES = ("redis", "rediss", "unix")
 
 BUSY_SECONDS = 1.0
 """How long another process may hold the file."""
@@ -29,18 +25,10 @@ OPENING_SECONDS = 10.0
 ANSWER_SECONDS = 1.0
 """How long Redis may take to answer."""
 
-CONNECTIONS = 32
-CROWD_SECONDS = 5.0
-"""How long a request may wait for one of the connections to Redis."""
-
-TRIES = 30
-"""Attempts to replace a value in Redis that other gateways replace at the same time."""
-
-KEPT_SECONDS = 8 * 86_400
-"""How long Redis keeps a key that nobody uses."""
+KEPT_DAYS = 8
+"""A clock that goes back so far finds what was counted."""
 
 _T = TypeVar("_T")
-Step = Callable[[Used, float], tuple[Used, _T]]
 
 
 def limits_at(where: str | None, keys: Path | None) -> KeyLimits:
@@ -54,38 +42,35 @@ def limits_at(where: str | None, keys: Path | None) -> KeyLimits:
         return KeyLimits(SqliteLimits(None))
     if where is None:
         return KeyLimits(SqliteLimits(keys.with_name(keys.name + ".limits")))
-    scheme, separator, _ = where.partition("://")
-    if not separator:
-        return KeyLimits(SqliteLimits(Path(where)))
-    if scheme not in SCHEMES:
-        raise UsageError(
-            f"Limits cannot be kept at {scheme}://",
-            hint="name a file, a redis:// address, or memory",
-        )
-    return KeyLimits(RedisLimits(where))
+    return KeyLimits(RedisLimits(where) if "://" in where else SqliteLimits(Path(where)))
 
 
-def _decoded(value: str | bytes | None, where: str) -> Used:
-    """Raises `LimitsDown` for anything but what a store wrote: it must not become a credit."""
-    if value is None:
-        return Used()
-    try:
-        return msgspec.json.decode(value, type=Used)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LimitsDown(f"{where} holds something else ({error})") from error
+_TABLE = """
+CREATE TABLE IF NOT EXISTS tokens (
+    day INTEGER, name TEXT, used INTEGER CHECK (typeof(used) = 'integer' AND used >= 0),
+    PRIMARY KEY (day, name)
+)
+"""
+
+_RESERVE = """
+INSERT INTO tokens SELECT :day, :name, :tokens WHERE :needed <= :most
+ON CONFLICT (day, name) DO UPDATE SET used = used + :tokens WHERE used + :needed <= :most
+"""
+
+_GIVE_BACK = "UPDATE tokens SET used = max(0, used - :tokens) WHERE day = :day AND name = :name"
 
 
 class SqliteLimits(LimitStore):
     """A SQLite file: it survives a kill, and gateways on one machine share it.
 
     In write-ahead mode without waiting for the disk: a killed gateway loses nothing, a machine
-    without power the last moments. Works in a thread of its own; `clock` is seconds since 1970.
+    without power the last moments. Works in a thread of its own.
     """
 
-    def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path | None) -> None:
         """Without a path, in this process's memory."""
         self.where = str(path) if path else "memory of this process alone"
-        self._path, self._clock = path, clock
+        self._path = path
         self._db: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, "limits")
 
@@ -99,8 +84,14 @@ class SqliteLimits(LimitStore):
                 hint="name a file in a folder that may be written, or a Redis",
             ) from error
 
-    async def change(self, name: str, step: Step[_T]) -> _T:
-        return await self._call(lambda: self._change(name, step))
+    async def reserve(self, name: str, day: int, tokens: int, most: int) -> bool:
+        row: dict[str, str | int] = {"day": day, "name": name, "tokens": tokens}
+        bounds = {"needed": max(1, tokens), "most": most}
+        return await self._call(lambda: self._run(_RESERVE, {**row, **bounds})) > 0
+
+    async def give_back(self, name: str, day: int, tokens: int) -> None:
+        row: dict[str, str | int] = {"day": day, "name": name, "tokens": tokens}
+        await self._call(lambda: self._run(_GIVE_BACK, row))
 
     async def close(self) -> None:
         await self._call(self._close)
@@ -122,7 +113,8 @@ class SqliteLimits(LimitStore):
         try:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("CREATE TABLE IF NOT EXISTS used (name TEXT PRIMARY KEY, value TEXT)")
+            db.execute(_TABLE)
+            db.execute("DELETE FROM tokens WHERE day < ?", (time.time() // 86_400 - KEPT_DAYS,))
             db.execute(f"PRAGMA busy_timeout = {round(1000 * BUSY_SECONDS)}")
         except BaseException:
             db.close()
@@ -135,59 +127,50 @@ class SqliteLimits(LimitStore):
             self._db.close()
             self._db = None
 
-    def _change(self, name: str, step: Step[_T]) -> _T:
+    def _run(self, statement: str, values: dict[str, str | int]) -> int:
+        """How many rows were written."""
         try:
-            with self._connected(BUSY_SECONDS) as db:
-                db.execute("BEGIN IMMEDIATE")
-                row = db.execute("SELECT value FROM used WHERE name = ?", (name,)).fetchone()
-                used, result = step(_decoded(row and row[0], self.where), self._clock())
-                value = msgspec.json.encode(used).decode()
-                db.execute("REPLACE INTO used VALUES (?, ?)", (name, value))
-            return result
+            return self._connected(BUSY_SECONDS).execute(statement, values).rowcount
         except (OSError, sqlite3.Error) as error:
             if self._path is not None:
                 # It is opened anew the next time.
                 self._close()
-            raise LimitsDown(f"{str(self._path)!r}: {error}") from error
+            raise LimitsDown(f"{self.where}: {error}") from error
 
 
-# A whole value is replaced if it is still the one that was read: the arithmetic stays in Python.
-_SWAP = """
-if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
-return 1
+_RESERVE_IN_REDIS = """
+local used = redis.call('INCRBY', KEYS[1], ARGV[1])
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+if used - ARGV[1] + ARGV[2] <= tonumber(ARGV[3]) then return 1 end
+redis.call('DECRBY', KEYS[1], ARGV[1])
+return 0
 """
 
 
 class RedisLimits(LimitStore):
-    """A Redis, which gateways on several machines share, and its clock.
+    """A Redis, which gateways on several machines share.
 
     Needs the library `redis` (the extra `gateway-redis`).
     """
 
-    def __init__(self, url: str, *, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, url: str) -> None:
         """`redis://`, `rediss://` or `unix://`; a password in it is never shown.
 
-        `clock` (seconds since 1970) stands in for Redis's own. Raises `UsageError`.
+        Raises `UsageError`.
         """
         try:
-            from redis.asyncio import BlockingConnectionPool, Redis
+            from redis.asyncio import Redis
             from redis.asyncio.retry import Retry
             from redis.backoff import NoBackoff
         except ImportError as error:
             raise UsageError(
                 "Limits in a Redis need redis: pip install 'edgewise[gateway-redis]'."
             ) from error
-        self._clock = clock
-        # Requests of one key take turns here, so that only other gateways can be in the way.
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         try:
             parts = urlsplit(url)
             self.where = f"{parts.scheme}://{parts.hostname or ''}:{parts.port or 6379}"
-            pool = BlockingConnectionPool.from_url(
+            self._redis: Redis = Redis.from_url(
                 url,
-                max_connections=CONNECTIONS,
-                timeout=CROWD_SECONDS,
                 socket_timeout=ANSWER_SECONDS,
                 socket_connect_timeout=ANSWER_SECONDS,
                 # Once: a connection that Redis closed meanwhile is not a failure.
@@ -196,11 +179,10 @@ class RedisLimits(LimitStore):
         except (ValueError, TypeError) as error:
             # What it says may hold the password.
             raise UsageError(
-                "That is not the address of a Redis",
-                hint="redis://[:PASSWORD@]HOST[:PORT][/NUMBER]",
+                f"Limits cannot be kept at {url.partition('://')[0]}://, or not in that Redis",
+                hint="name a file, redis://[:PASSWORD@]HOST[:PORT][/NUMBER], or memory",
             ) from error
-        self._redis: Redis = Redis(connection_pool=pool)
-        self._swap = self._redis.register_script(_SWAP)
+        self._reserve = self._redis.register_script(_RESERVE_IN_REDIS)
 
     async def open(self) -> None:
         """Raises `UsageError` where Redis refuses the password, `LimitsDown` where it is away."""
@@ -208,7 +190,7 @@ class RedisLimits(LimitStore):
 
         try:
             with self._answering():
-                await self._redis.get("edgewise:used:")
+                await self._redis.get(_at("", 0))
         except LimitsDown as error:
             if isinstance(error.__cause__, AuthenticationError | AuthorizationError):
                 raise UsageError(
@@ -216,23 +198,17 @@ class RedisLimits(LimitStore):
                 ) from error
             raise
 
-    async def change(self, name: str, step: Step[_T]) -> _T:
-        at = f"edgewise:used:{name}"
-        async with self._turns[name]:
-            for _ in range(TRIES):
-                with self._answering():
-                    reading: Any = self._redis.pipeline(transaction=False)
-                    before, (seconds, micros) = await reading.get(at).time().execute()
-                now = self._clock() if self._clock else seconds + micros / 1e6
-                used, result = step(_decoded(before, self.where), now)
-                after = msgspec.json.encode(used)
-                with self._answering():
-                    if await self._swap(keys=[at], args=[before or b"", after, KEPT_SECONDS]):
-                        return result
-        raise LimitsDown(f"{self.where}: other gateways use the key all the time")
+    async def reserve(self, name: str, day: int, tokens: int, most: int) -> bool:
+        args = [tokens, max(1, tokens), most, KEPT_DAYS * 86_400]
+        with self._answering():
+            return bool(await self._reserve(keys=[_at(name, day)], args=args))
+
+    async def give_back(self, name: str, day: int, tokens: int) -> None:
+        with self._answering():
+            await self._redis.decrby(_at(name, day), tokens)
 
     async def close(self) -> None:
-        await self._redis.aclose(close_connection_pool=True)
+        await self._redis.aclose()
 
     @contextlib.contextmanager
     def _answering(self) -> Generator[None]:
@@ -243,3 +219,7 @@ class RedisLimits(LimitStore):
             yield
         except (RedisError, OSError, TimeoutError, ValueError, TypeError, LookupError) as error:
             raise LimitsDown(f"{self.where}: {type(error).__name__}") from error
+
+
+def _at(name: str, day: int) -> str:
+    return f"edgewise:tokens:{day}:{name}"

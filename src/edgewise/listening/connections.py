@@ -6,7 +6,6 @@ whole, and is closed first when another one needs its place: silent or slow peer
 
 import asyncio
 import logging
-import re
 from typing import Any, Literal
 
 import h11
@@ -19,10 +18,6 @@ it may leave unread what it was sent."""
 
 MAX_HEADER = 16 << 10
 """A request's first line and headers, bytes."""
-
-# A line that ends without CR, or goes on in the next one. A proxy in front that reads such a head
-# otherwise sees other requests than this server does.
-_AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r\n[ \t]")
 
 log = logging.getLogger("edgewise.listening")
 
@@ -80,41 +75,11 @@ class Connections:
         transport.abort()
 
 
-class StrictRequests(h11.Connection):
-    """Refuses what a proxy in front of this server may read as other requests.
-
-    That is bare LF, folded headers, a length beside chunks, chunks in HTTP/1.0, and trailers. h11
-    is lenient there.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(h11.SERVER, MAX_HEADER)
-
-    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """Raises `RemoteProtocolError`."""
-        if self.their_state is h11.IDLE:
-            head = self.trailing_data[0].partition(b"\r\n\r\n")[0]
-            if _AMBIGUOUS.search(head):
-                raise h11.RemoteProtocolError("bare LF or folded header")
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            names = {name for name, _ in event.headers}
-            old = event.http_version != b"1.1"
-            if b"transfer-encoding" in names and (old or b"content-length" in names):
-                raise h11.RemoteProtocolError("ambiguous length")
-            if old and event.http_version != b"1.0":
-                raise h11.RemoteProtocolError("unknown version")
-        elif isinstance(event, h11.EndOfMessage) and event.headers:
-            raise h11.RemoteProtocolError("trailers")
-        return event
-
-
 class HttpProtocol(H11Protocol):
     """uvicorn's HTTP/1.1, among `connections`."""
 
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
-        self.conn = StrictRequests()
         self._connections = connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -11,7 +11,12 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from edgewise.listening.connections import Connections, HttpProtocol, WebSocketProtocol
+from edgewise.listening.connections import (
+    MAX_HEADER,
+    Connections,
+    HttpProtocol,
+    WebSocketProtocol,
+)
 from edgewise.listening.sockets import ACCEPTS, BACKLOG
 
 
@@ -50,6 +55,7 @@ class Listener(uvicorn.Server):
                 backlog=ACCEPTS,
                 log_config=None,
                 access_log=False,
+                h11_max_incomplete_event_size=MAX_HEADER,
                 server_header=False,
                 timeout_graceful_shutdown=grace,
                 ssl_context_factory=context if tls else None,

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.record import SentRecord
-from edgewise.costs.meter import AnswerCosts, Billing
+from edgewise.costs.meter import AnswerCosts, Billing, CloudTokens
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
@@ -120,12 +121,12 @@ class Decoder:
     ) -> Generation:
         """Open the sessions of an answer; the `Generation` closes them."""
         ids = list(prompt.ids)
-        costs = self.billing and self.billing.answer(
-            prompt.ids,
-            rules.tokenizer,
-            cloud,
-            cloud_alone=rules.policy.cloud_share == 1,
+        costs = self.billing and AnswerCosts(
+            self.billing,
+            CloudTokens(prompt.ids, rules.tokenizer, cloud),
+            cloud.requests if cloud is not None else lambda n: (1, n),
             whole=not rules.stop and rules.prompt + rules.max_tokens <= rules.context + 1,
+            cloud_alone=rules.policy.cloud_share == 1,
         )
         with ExitStack() as stack:
             logits = Needs.NOTHING if rules.sampling.greedy else Needs.LOGITS
@@ -142,14 +143,13 @@ class Decoder:
 
             def over(left: Budget) -> None:
                 if costs is not None:
-                    sent = consults and consults.sent.conversation
-                    costs.close(ids, sent or self.record.conversation(prompt))
+                    costs.close(ids)
                 at_end(left)
 
             return Generation(
                 ids,
                 rules,
-                Speculation(ids, edge, self.router, consults, rules, self.latency),
+                Speculation(ids, edge, self.router, consults, rules),
                 consults,
                 budget=budget,
                 costs=costs,
@@ -195,25 +195,9 @@ class Decoder:
             policy = replace(policy, speculate=0)
         return policy
 
-    def generate(
-        self,
-        prompt: Prompt | Sequence[int],
-        *,
-        max_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        budget: Budget | None = None,
-        grammar: Grammar | None = None,
-    ) -> Answer:
+    def generate(self, prompt: Prompt | Sequence[int], **options: Any) -> Answer:
         """`stream`, collected."""
-        with self.stream(
-            prompt,
-            max_tokens=max_tokens,
-            sampling=sampling,
-            stop=stop,
-            budget=budget,
-            grammar=grammar,
-        ) as events:
+        with self.stream(prompt, **options) as events:
             return collect(events)
 
 

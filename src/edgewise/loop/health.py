@@ -77,17 +77,15 @@ class Latency:
     An answer's first consults are counted apart (`first`): the engine may have to read the prompt.
     All means are exponentially weighted (weight 1/8, as TCP's smoothed round-trip time, RFC 6298)
     and None before the first value. Seconds: `round_trip` and `engine` (its own time) a consult,
-    `step` a step of the edge, `reading` a prompt token that a first consult computed. `changed` is
-    the part of completions that differed from the edge's token (at first a half), `timeouts` counts
-    consults in a row that were not answered in time.
+    `reading` a prompt token that a first consult computed. `timeouts` counts consults in a row that
+    were not answered in time.
     """
 
     def __init__(self) -> None:
         self.round_trip: float | None = None
         self.engine: float | None = None
-        self.step: float | None = None
         self.reading: float | None = None
-        self.changed, self.timeouts = 0.5, 0
+        self.timeouts = 0
         self._recent = {first: deque[float](maxlen=RECENT) for first in (False, True)}
         self._lock = threading.Lock()
 
@@ -107,16 +105,6 @@ class Latency:
         if tokens >= _MANY:
             with self._lock:
                 self.reading = _smoothed(self.reading, seconds / tokens)
-
-    def stepped(self, seconds: float) -> None:
-        """The edge took `seconds` for one token."""
-        with self._lock:
-            self.step = _smoothed(self.step, seconds)
-
-    def judged(self, *, changed: bool) -> None:
-        """A completion confirmed the edge's token, or changed it."""
-        with self._lock:
-            self.changed = _smoothed(self.changed, float(changed))
 
     def timed_out(self, deadline: float, *, first: bool) -> None:
         """A consult was given up after `deadline` seconds: it would have taken at least those."""

@@ -164,20 +164,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         token = _UNKNOWN_READING if latency.reading is None else 2 * latency.reading
         return max(patience, min(prompt * token * back_off, LONGEST_READING))
 
-    def patience(self, latency: Latency, elapsed: float, *, first: bool) -> float:
-        """Seconds to wait for a consult, `elapsed` seconds old, before another draft is computed.
-
-        0 unless its completion is about to arrive. With r seconds to go, a step of s seconds gains
-        r if the draft is accepted and loses s - r if it is rejected, as a part d of them is: it
-        pays if r > d s. A completion that is overdue by as much is not waited for.
-        """
-        median = latency.quantile(0.5, first=first)
-        if median is None or latency.step is None:
-            return 0.0
-        margin = latency.changed * latency.step
-        left = median - elapsed
-        return left + margin if abs(left) < margin else 0.0
-
     def kept(self, budget: Budget, tokens: int) -> int:
         """Of so many tokens of a completion, those that the cap has room for."""
         return tokens if self.max_cloud_tokens is None else min(tokens, self._room(budget))

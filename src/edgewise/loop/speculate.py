@@ -5,43 +5,16 @@ These draft tokens are decided on by the answer's own rules. If the completion a
 and consults are used; if not, they are rolled back. So speculation changes no answer.
 """
 
-import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from edgewise.edge.base import EdgeSession, Step
+from edgewise.edge.base import EdgeSession
 from edgewise.errors import UsageError
-from edgewise.events import Candidate, Reason
-from edgewise.loop.consults import Consults, Flight
-from edgewise.loop.health import Latency
-from edgewise.loop.state import Rules, State
+from edgewise.events import Reason
+from edgewise.loop.consults import Consults
+from edgewise.loop.state import Read, Rules, State
 from edgewise.routers.base import Router
-
-CANDIDATES = 5
-"""Edge candidates reported with a token that the cloud was asked for."""
-
-
-class Read(NamedTuple):
-    """What the loop needs of a step, copied before the engine's next decode.
-
-    `token` is what the edge would write. Score, logprob and candidates are the model's own: a
-    grammar does not change them. `forced`: the grammar allows this token only.
-    """
-
-    score: float
-    token: int
-    logprob: float
-    step: Step
-    candidates: tuple[Candidate, ...] = ()
-    forced: bool = False
-
-    def detailed(self) -> "Read":
-        """With the edge's candidates; only valid before the engine's next decode."""
-        return (
-            self if self.candidates else self._replace(candidates=self.step.candidates(CANDIDATES))
-        )
 
 
 class Speculation:
@@ -54,11 +27,10 @@ class Speculation:
         router: Router,
         consults: Consults | None,
         rules: Rules,
-        latency: Latency,
     ) -> None:
         """`ids` is the answer's own list, prompt included."""
         self._ids, self._edge, self._router, self._consults = ids, edge, router, consults
-        self._rules, self._latency = rules, latency
+        self._rules = rules
         self.drafts: list[int] = []
         self._reads: dict[int, Read] = {}
         self._tip: State | None = None
@@ -70,24 +42,23 @@ class Speculation:
         """
         return self._reads.pop(len(self._ids), None) or self._read(())
 
-    def begin(self, flight: Flight, read: Read, state: State) -> None:
-        """The answer waits for `flight` now; drafts begin with the edge's own token, of `read`."""
+    def begin(self, ask: int, read: Read, state: State) -> None:
+        """The answer waits for `ask` tokens; drafts begin with the edge's own token, of `read`."""
         if not self.drafts:
             self._edge.checkpoint(len(self._ids))
-            self._draft(state.expecting(flight.ask, self._rules), read)
+            self._draft(state.expecting(ask, self._rules), read, None)
 
     def forward(self) -> int | None:
         """Draft one token more and return it; None where speculation ends."""
-        tip = self._tip
+        tip, ids = self._tip, [*self._ids, *self.drafts]
         if tip is None or not 0 < len(self.drafts) < self._rules.policy.speculate:
             return None
-        read = self._read_ahead(len(self._ids) + len(self.drafts))
-        reason = None
-        if self._rules.boundaries is not None:
-            tip = tip.reaching(read.token, [*self._ids, *self.drafts], self._rules)
+        # In detail: the answer may consult here after all, when the step is long gone.
+        read = self._reads[len(ids)] = self._read(self.drafts).detailed()
+        tip, reason = tip.reaching(read.token, ids, self._rules), None
         if not tip.owed:
-            tip, reason = self._decided(tip, read)
-        self._draft(tip, read, pending=reason is not None and tip.pending_after(reason))
+            tip, reason = self._decided(tip, read, ids)
+        self._draft(tip, read, reason)
         return read.token
 
     def follow(self, token: int) -> tuple[int, int]:
@@ -136,33 +107,21 @@ class Speculation:
         read = Read(score, token, step.logprob(token), step, forced=forced)
         return read.detailed() if self._rules.candidates else read
 
-    def _read_ahead(self, position: int) -> Read:
-        """The step behind the drafts, kept: the answer may come there."""
-        if position not in self._reads:
-            begun = time.monotonic()
-            # In detail: the answer may consult here after all, when the step is long gone.
-            self._reads[position] = self._read(self.drafts).detailed()
-            self._latency.stepped(time.monotonic() - begun)
-        return self._reads[position]
-
-    def _decided(self, tip: State, read: Read) -> tuple[State, Reason]:
+    def _decided(self, tip: State, read: Read, ids: Sequence[int]) -> tuple[State, Reason]:
         """Decide as the answer would here, and send the consult if it may be sent ahead."""
-        # Only word boundaries depend on the ids: else the list is not worth its copy.
-        ids = self._ids if self._rules.boundaries is None else [*self._ids, *self.drafts]
-        decision = tip.decide(read.score, read.token, ids, self._rules, forced=read.forced)
+        decision = tip.decide(read, ids, self._rules)
         if not decision.ask or self._consults is None:
             return tip, decision.reason
-        ids = [*self._ids, *self.drafts]
         self._edge.checkpoint(len(ids))
         refused = self._consults.ask_ahead(ids, decision.ask, tip.budget)
         if refused is not None:
             return tip, refused
         return tip.expecting(decision.ask, self._rules), decision.reason
 
-    def _draft(self, state: State, read: Read, *, pending: bool = False) -> None:
+    def _draft(self, state: State, read: Read, reason: Reason | None) -> None:
         """Go on with the edge's own token, unless the answer would end with it."""
         by = "cloud" if state.owed else "edge"
-        after, _ = state.write(read.token, by, self._rules, pending=pending)
+        after, _ = state.write(read.token, by, self._rules, reason)
         self._tip = None if after.end else after
         if self._tip is not None:
             self._edge.extend([read.token])

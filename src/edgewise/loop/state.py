@@ -1,4 +1,4 @@
-"""Where an answer stands: all that a rollback restores, in one immutable value per position.
+"""Where an answer stands, in one immutable value.
 
 The same pure functions decide for the answer and for draft tokens beyond it, so a draft that is
 accepted was decided on as the answer would have.
@@ -13,12 +13,40 @@ from msgspec.structs import replace
 
 from edgewise.cloud.bridge.word_boundary import WordBoundaries
 from edgewise.completion import Completion, metered
-from edgewise.edge.base import Tokenizer
+from edgewise.edge.base import Step, Tokenizer
 from edgewise.errors import CloudError, CloudTimeout, Fault
 from edgewise.events import Candidate, FinishReason, Reason, Source
+from edgewise.grammar.calls import overlap
 from edgewise.grammar.compiled import Constraint
 from edgewise.loop.policy import Budget, Decision, Policy
 from edgewise.sampling import Sampling
+
+CANDIDATES = 5
+"""Edge candidates reported with a token that the cloud was asked for."""
+
+# Reasons for which the share cannot be reached, whatever the threshold.
+_REFUSED = ("cost", "blocked")
+
+
+class Read(NamedTuple):
+    """What the loop needs of a step, copied before the engine's next decode.
+
+    `token` is what the edge would write. Score, logprob and candidates are the model's own: a
+    grammar does not change them. `forced`: the grammar allows this token only.
+    """
+
+    score: float
+    token: int
+    logprob: float
+    step: Step
+    candidates: tuple[Candidate, ...] = ()
+    forced: bool = False
+
+    def detailed(self) -> "Read":
+        """With the edge's candidates; only valid before the engine's next decode."""
+        if self.candidates:
+            return self
+        return self._replace(candidates=self.step.candidates(CANDIDATES))
 
 
 class Rules(NamedTuple):
@@ -108,16 +136,8 @@ class Stops(NamedTuple):
         if matches:
             at, stop = min(matches)
             return whole[:at], Stops(), stop
-        keep = max((_overlap(whole, stop) for stop in stops), default=0)
+        keep = max((overlap(whole, stop) for stop in stops), default=0)
         return whole[: len(whole) - keep], Stops(whole[len(whole) - keep :]), None
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
 
 
 class Boundary(msgspec.Struct, frozen=True):
@@ -156,30 +176,24 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     end: FinishReason | None = None
     stopped: str | None = None
 
-    def decide(
-        self, score: float, token: int, ids: Sequence[int], rules: Rules, *, forced: bool = False
-    ) -> Decision:
-        """Whether to consult behind `ids`, where the edge would write `token`, for how many tokens.
+    def decide(self, read: Read, ids: Sequence[int], rules: Rules) -> Decision:
+        """Whether to consult behind `ids`, and for how many tokens.
 
         If the cloud cannot be asked here (inside a word), ask at the next word boundary. Never ask
-        where the grammar allows one token only (`forced`).
+        where the grammar allows one token only.
         """
-        if forced:
+        if read.forced:
             return Decision(0, "forced")
-        decision = rules.policy.decide(1.0 if self.boundary.pending else score, self.budget)
+        decision = rules.policy.decide(1.0 if self.boundary.pending else read.score, self.budget)
         if not decision.ask:
             return decision
         if rules.boundaries is not None:
             refused = rules.boundaries.refused(
-                ids, rules.prompt, token, divided=self.boundary.at_boundary
+                ids, rules.prompt, read.token, divided=self.boundary.at_boundary
             )
             if refused is not None:
                 return Decision(0, refused)
         return Decision(min(decision.ask, rules.max_tokens - self.index), decision.reason)
-
-    def pending_after(self, reason: Reason | Fault) -> bool:
-        """Whether a consult stays wanted behind an edge token with this reason."""
-        return reason == "mid_word" or (reason == "forced" and self.boundary.pending)
 
     def expecting(self, ask: int, rules: Rules) -> "State":
         """While speculating: after a consult assumed to bring all `ask` tokens, or words."""
@@ -237,37 +251,29 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, budget=rules.policy.charge(self.budget, lost), counts=counts)
 
     def write(
-        self,
-        token: int,
-        by: Source,
-        rules: Rules,
-        *,
-        ends: bool = False,
-        pending: bool = False,
-        over_budget: bool = False,
+        self, token: int, by: Source, rules: Rules, reason: Reason | Fault | None
     ) -> tuple["State", str]:
         """The state after one more token, and the text that can be shown for it.
 
-        `ends`: it ends the answer. `pending`: a consult was wanted here and still is.
-        `over_budget`: one was refused for its cost or privacy.
+        `reason` says why it is this model's; None for a draft that nobody decided on.
         """
-        ended = ends or token in rules.tokenizer.eos_ids
+        ended = token in rules.tokenizer.eos_ids or (bool(self.queue) and self.queue[0].ends)
         piece = b"" if ended else rules.tokenizer.piece(token)
         if not piece and rules.shown and not ended:
             piece = rules.shown.get(token, b"")
         text, characters = self.characters.feed(piece)
         shown, stops, matched = self.stops.feed(text, rules.stop)
-        counts, index = self.counts, self.index + 1
+        counts, index, by_cloud = self.counts, self.index + 1, by == "cloud"
         end: FinishReason | None = None
         if matched or ended:
             end = "stop"
         elif index == rules.max_tokens or rules.prompt + index > rules.context:
             end = "length"
-        by_cloud = by == "cloud"
-        over_budget = (over_budget or self.over_budget) and not by_cloud
+        over_budget = (self.over_budget or reason in _REFUSED) and not by_cloud
         budget, owed, boundary = self.budget, max(0, self.owed - 1), _NO_BOUNDARY
         if rules.boundaries is not None:
             budget, owed = rules.policy.charge(budget, min(1, self.owed)), self.owed
+            pending = reason == "mid_word" or (reason == "forced" and self.boundary.pending)
             boundary = Boundary(pending, len(self.queue) == 1 and self.queue[0].last)
         after = State(
             index=index,

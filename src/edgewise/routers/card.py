@@ -1,7 +1,7 @@
 """A router checkpoint: `config.json`, and `model.safetensors` where the router has weights."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -47,7 +47,8 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     nats a token, and `baseline_loss` what the best constant score leaves. `probability` are knots
     (score, probability that a consult is worth it by that label), ascending. `build` is the engine
     and the form of the edge model's weights, and `behaviour` what it expects of fixed texts
-    (`behaviour_of`), by which other builds of the same model are known.
+    (`behaviour_of`), by which other builds of the same model are known. `measured` says in a
+    sentence what the router bought, and where.
     """
 
     format: Literal[1] = 1
@@ -68,6 +69,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     baseline_loss: float | None = None
     build: str = ""
     behaviour: tuple[float, ...] = ()
+    measured: str = ""
 
     def check(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router was made for this edge model, in any build."""
@@ -102,8 +104,8 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.edge_fingerprint != edge.fingerprint()
 
     def build_warning(self, edge: EdgeModel) -> str | None:
-        """A warning if the edge model is another build than the router was made on; else None."""
-        if not self.is_of_another_build(edge):
+        """A warning if the thresholds were set on another build of the edge model; else None."""
+        if not self.thresholds or not self.is_of_another_build(edge):
             return None
         return (
             f"The router was made on another build of the edge model ({self.build or 'unnamed'}), "
@@ -113,16 +115,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def threshold(self, share: float) -> float | None:
         """The calibrated threshold for `share`, between the two nearest calibrated shares."""
-        known = sorted((float(text), value) for text, value in self.thresholds.items())
-        for (low, at_low), (high, at_high) in pairwise(known):
-            if low <= share <= high:
-                return at_low + (at_high - at_low) * (share - low) / (high - low)
-        return next((value for exact, value in known if exact == share), None)
-
-    def start(self, share: float) -> float | None:
-        """Where a controller of `share` starts: the threshold of the nearest calibrated share."""
-        known = [float(text) for text in self.thresholds]
-        return self.threshold(min(max(share, min(known)), max(known))) if known else None
+        return threshold_at(self.thresholds, share)
 
     def probability_at(self, score: float) -> float | None:
         """What a score means, between the two nearest knots; None without any."""
@@ -149,6 +142,21 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                     f"({low:.1%} to {high:.1%}); calibrate on more questions."
                 )
         return tuple(found)
+
+
+def threshold_at(thresholds: Mapping[str, float], share: float) -> float | None:
+    """The threshold for `share`, between the two nearest shares; None outside of them."""
+    known = sorted((float(text), value) for text, value in thresholds.items())
+    for (low, at_low), (high, at_high) in pairwise(known):
+        if low <= share <= high:
+            return at_low + (at_high - at_low) * (share - low) / (high - low)
+    return next((value for exact, value in known if exact == share), None)
+
+
+def start_at(thresholds: Mapping[str, float], share: float) -> float | None:
+    """Where a controller of `share` starts: the threshold of the nearest share; None of none."""
+    known = [float(text) for text in thresholds]
+    return threshold_at(thresholds, min(max(share, min(known)), max(known))) if known else None
 
 
 def read_card(folder: Path) -> RouterCard:

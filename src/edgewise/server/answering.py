@@ -150,7 +150,7 @@ class Answering:
         wait. Pairs that share a `local` memory know the same messages as local."""
         self.name, self.pair = name, pair
         self.edge, self.cloud = pair.edge, pair.cloud
-        self.settings, self.card = pair.settings, pair.card
+        self.settings, self.starts = pair.settings, pair.starts
         self.local = local or LocalMessages()
         self.admission = Admission(slots, queue)
         self._alone = False

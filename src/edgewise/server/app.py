@@ -79,17 +79,11 @@ def sent(request: Request) -> dict[str, Any]:
 
 @keyed.get("/v1/savings")
 def savings(request: Request) -> dict[str, Any]:
-    """What answers cost since the server began, against the cloud alone, of models with a price.
-
-    First all answers of a model (`conversation` is null), then its last conversations.
-    """
+    """What answers cost since the server began, against the cloud alone, of models with a price."""
     caller_of(request).require_operator()
     billed = [(one.name, one.pair.billing) for one in models_of(request).all]
-    data = [
-        {"model": name, **one._asdict(), "cost": asdict(one.cost)}
-        for name, billing in billed
-        for one in ([billing.savings(), *billing.conversations()] if billing else [])
-    ]
+    sums = [(name, billing.savings()) for name, billing in billed if billing]
+    data = [{"model": name, "answers": n, "cost": asdict(cost)} for name, (n, cost) in sums]
     return {"object": "list", "data": data}
 
 
@@ -129,7 +123,7 @@ async def metrics(request: Request) -> Response:
 def _health_of(answering: Answering) -> dict[str, Any]:
     decoder = answering.pair.decoder
     latency = decoder.latency
-    policy = make_policy(answering.settings, answering.card)
+    policy = make_policy(answering.settings, answering.starts)
     cloud, draws = answering.cloud, answering.pair.draws
     return {
         "edge": answering.edge.name,

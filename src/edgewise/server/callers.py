@@ -18,7 +18,7 @@ from edgewise.errors import Blocked, CloudError
 from edgewise.events import Event, Finished, Token
 from edgewise.keys.keys import ANYBODY, Key, Keys
 from edgewise.keys.limit_stores import SqliteLimits
-from edgewise.keys.limits import KeyLimits, LimitsDown, OverLimit, Spent, Unbilled
+from edgewise.keys.limits import KeyLimits, LimitsDown, OverLimit, Spent
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.errors import ApiError
@@ -51,7 +51,6 @@ class Callers:
         self.keys = keys or Keys(None)
         self.limits = limits or KeyLimits(SqliteLimits(None))
         self.answers: Counter[str] = Counter()
-        self.ids: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Raises `UsageError` where it cannot be counted what keys use."""
@@ -93,7 +92,6 @@ class Caller:
         self._callers, self.key = callers, key
         self._loop = asyncio.get_running_loop()
         self._spent = Spent()
-        self._held = 0
 
     @property
     def name(self) -> str:
@@ -122,12 +120,11 @@ class Caller:
                 yield
         finally:
             answers[self.name] -= 1
-            self._callers.ids[self.name] -= self._held
 
     async def _ask(self, spending: AsyncExitStack, *, cloud: bool) -> None:
         key = self.key if cloud else replace(self.key, tokens_per_day=0)
         try:
-            asked = self._callers.limits.spending(key, Unbilled(), 0)
+            asked = self._callers.limits.spending(key, 0)
             self._spent = await spending.enter_async_context(asked)
         except OverLimit as over:
             seconds = math.ceil(over.retry_after or PLACE_SECONDS)
@@ -143,14 +140,9 @@ class Caller:
             return cloud
         return _LimitedCloud(cloud, self._callers.limits, self.key, self._loop)
 
-    async def read(self, prompt: Prompt) -> Prompt:
-        """What the key pays for, and whose it is from now on. Raises `ApiError` 429."""
-        ids, most = len(prompt.ids), self.key.ids
-        if most and self._callers.ids[self.name] + ids > most:
-            raise _over(f"The key's prompts may have {most} tokens at a time.", PLACE_SECONDS)
-        self._callers.ids[self.name] += ids
-        self._held = ids
-        await self._callers.limits.charge(self.key, Unbilled(ids))
+    def read(self, prompt: Prompt) -> Prompt:
+        """What the key pays for, and whose it is from now on."""
+        self._callers.limits.charge(self.key, len(prompt.ids))
         return replace(prompt, owner=self.name)
 
     def seen(self, event: Event) -> Event:

@@ -93,7 +93,7 @@ def cloud_alone(answering: Answering) -> str:
 
 def policy_for(answering: Answering, model: str) -> Policy:
     """The policy that one of its model ids names. Raises `ApiError` 404 for another."""
-    pair = make_policy(answering.settings, answering.card)
+    pair = make_policy(answering.settings, answering.starts)
     form = model.removeprefix(answering.name)
     if not form:
         return pair
@@ -106,11 +106,11 @@ def policy_for(answering: Answering, model: str) -> Policy:
         return pair.cloud_alone()
     if form[0] == "@" and _SHARE.fullmatch(form[1:]):
         shared = replace(answering.settings, cloud_share=float(form[1:]), threshold=None)
-        return make_policy(shared, answering.card)
+        return make_policy(shared, answering.starts)
     if form.startswith(":t") and _SHARE.fullmatch(form[2:]):
         # No budget moves it, so the same request has the same answer.
         fixed = replace(answering.settings, cloud_share=None, threshold=float(form[2:]))
-        return make_policy(fixed, answering.card)
+        return make_policy(fixed, answering.starts)
     raise _unknown(model, [answering.name])
 
 

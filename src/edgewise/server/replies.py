@@ -390,7 +390,7 @@ async def reply_with(
         ticket = answering.enter(decoding)
         held.callback(ticket.give_up)
         ready = await unless_gone(request, answering.read(decoding.prompt))
-        ready = ready._replace(prompt=await caller.read(ready.prompt))
+        ready = ready._replace(prompt=caller.read(ready.prompt))
         await unless_gone(request, writer.read(ready.prompt, ticket))
         unheld = ready.grammar.unheld if ready.grammar else ()
         names = [*writer.ignored, *(f"tools.{shown(keyword)}" for keyword in unheld)]

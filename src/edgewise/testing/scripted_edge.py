@@ -5,13 +5,13 @@ Its vocabulary is the 256 bytes and two end tokens, so any text is its own ids.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 
-from edgewise.edge.base import EdgeAbilities, EdgeModel, Floats, Needs
-from edgewise.edge.kv import KvCache, KvRow, KvSession, Outputs
-from edgewise.errors import UsageError
+from edgewise.edge.base import EdgeAbilities, EdgeModel, Floats, Needs, Tokenizer
+from edgewise.edge.kv import KvSession, Slots
+from edgewise.edge.sequence import KvRow, Outputs, SequenceCache, StateCopy
 
 EOS, EOT = 256, 257
 SIZE = 258
@@ -19,9 +19,6 @@ HIDDEN = 4
 
 ABLE = EdgeAbilities(slots=1024)
 """A scripted edge model can do everything, unless its `abilities` say otherwise."""
-
-MARK = 8
-"""Where it rewinds to checkpoints only, there is one every so many ids."""
 
 Script = Callable[[Sequence[int]], Floats]
 """From the ids so far to logits float32[258]."""
@@ -97,28 +94,23 @@ class ScriptedEdge(EdgeModel):
         self.context = context
         self.hidden_size = HIDDEN
         self.script = script
-        self.sessions = 0
-        self._tokenizer = tokenizer or ByteTokenizer()
-        self._abilities = abilities
+        self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()
+        self.abilities = abilities
+        self._slots = Slots(
+            lambda: _ScriptedCache(self),
+            name=self.name,
+            count=abilities.slots,
+            batch=context,
+            turn=context,
+        )
 
     @property
-    def tokenizer(self) -> ByteTokenizer:
-        return self._tokenizer
-
-    @property
-    def abilities(self) -> EdgeAbilities:
-        return self._abilities
+    def sessions(self) -> int:
+        """How many sessions are open."""
+        return self._slots.sessions
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> "ScriptedSession":
-        """A new session; `sessions` counts the open ones."""
-        if self.sessions == self.abilities.slots:
-            raise UsageError(
-                f"All slots of {self.name!r} are in use",
-                hint="load it with more slots or close a session",
-                setting="slots",
-            )
-        self.sessions += 1
-        return ScriptedSession(self, needs, top)
+        return ScriptedSession(self, self._slots, needs, top)
 
     def fingerprint(self) -> str:
         """A constant."""
@@ -131,51 +123,38 @@ class ScriptedEdge(EdgeModel):
 class ScriptedSession(KvSession):
     """A session that counts the ids run, to prove that none runs twice."""
 
-    def __init__(self, model: ScriptedEdge, needs: Needs, top: int) -> None:
-        self._scripted = _ScriptedCache(model)
-        super().__init__(model, self._scripted, needs, top)
-
     @property
     def computed_ids(self) -> int:
-        """How many ids were run since the session began."""
-        return self._scripted.computed
+        """How many ids were run since the session was opened."""
+        return self._cache.computed if isinstance(self._cache, _ScriptedCache) else 0
 
 
-class _ScriptedCache(KvCache):
+class _ScriptedCache(SequenceCache):
     """The ids themselves are all there is to keep."""
 
     def __init__(self, model: ScriptedEdge) -> None:
-        self.lock = nullcontext()
-        self.batch = self.turn = model.context
         self.computed = 0
         self._model = model
+        super().__init__()
+
+    def _begin(self) -> None:
+        self.rewinds = self._model.abilities.rewinds
         self._ids: list[int] = []
-        self._decodes = 0
 
-    @property
-    def decodes(self) -> int:
-        return self._decodes
-
-    def run(
-        self, ids: Sequence[int], start: int, outputs: Outputs, *, hidden: bool
-    ) -> Sequence[KvRow]:
-        assert start == len(self._ids), "ids are run where the cache ends"
+    def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
         self._ids += ids
-        self._decodes += 1
         self.computed += len(ids)
         end = len(self._ids)
-        first = {"none": end + 1, "last": end, "all": start + 1}[outputs]
+        first = {"none": end + 1, "last": end, "all": end - len(ids) + 1}[outputs]
         assert end - first < 1 or self._model.abilities.batch_logits, "rows of one id at a time"
         return [self._row(self._ids[:position]) for position in range(first, end + 1)]
 
-    def forget(self, position: int) -> int:
-        step = {"anywhere": 1, "checkpoints": MARK, "no": self._model.context + 1}
-        left = position - position % step[self._model.abilities.rewinds]
-        del self._ids[left:]
-        return left
+    def _copy(self) -> StateCopy:
+        return StateCopy(None, 0)
 
-    def release(self, held: Sequence[int]) -> None:
-        self._model.sessions -= 1
+    def _back(self, count: int, state: Any | None) -> bool:
+        del self._ids[-count:]
+        return True
 
     def _row(self, ids: Sequence[int]) -> KvRow:
         logits = self._model.script(ids)

@@ -320,7 +320,6 @@ def advice_over(row: LinkRow, cloud: CloudPace, engine: float) -> Advice:
         cloud_token=None if cloud.token is None else cloud.token + engine,
         asked=row.consults,
         changed=row.changed,
-        assumed=False,
     )
     slower = f", the cloud {1000 * engine:.3g} ms a token slower than it is" if engine else ""
     place = f"over a round trip of {1000 * row.round_trip:.3g} ms{slower}"

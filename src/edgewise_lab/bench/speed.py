@@ -17,7 +17,7 @@ import numpy as np
 
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.edge.engine import EngineModel
-from edgewise.edge.kv import KvCache, common_prefix
+from edgewise.edge.kv import Slots, common_prefix
 from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
 from edgewise.routers.base import Router
@@ -148,7 +148,7 @@ def bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]
     """
     edge = decoder.edge
     if isinstance(edge, EngineModel):
-        yield from _cached(edge.cache(), prompt, tokens)
+        yield from _cached(edge.slots, prompt, tokens)
         return
     with closing(edge.session()) as session:
         session.open(prompt)
@@ -158,26 +158,27 @@ def bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]
             session.extend([token])
 
 
-def _cached(cache: KvCache, prompt: Sequence[int], tokens: int) -> Generator[int]:
+def _cached(slots: Slots, prompt: Sequence[int], tokens: int) -> Generator[int]:
     """As a session reads a prompt: all but its last id without outputs."""
     last, kept = len(prompt) - 1, 0
+    slots.reserve()
+    cache, held = slots.take(prompt)
     try:
-        held = cache.adopt(prompt)
-        with cache.lock:
-            start = cache.forget(min(common_prefix(held, prompt), last))
-            for at in range(start, last, cache.batch):
-                cache.run(prompt[at : min(at + cache.batch, last)], at, "none", hidden=False)
+        with slots.lock:
+            start = cache.back(min(common_prefix(held, prompt), last))
+            for at in range(start, last, slots.batch):
+                cache.run(prompt[at : min(at + slots.batch, last)], "none")
         kept, token = last, prompt[last]
-        for position in range(last, last + tokens + 1):
-            with cache.lock:
-                (row,) = cache.run([token], position, "last", hidden=False)
+        for _ in range(tokens + 1):
+            with slots.lock:
+                (row,) = cache.run([token], "last")
                 token = int(row.logits.argmax())
             yield token
     finally:
-        if not cache.closed:
-            with cache.lock:
-                kept = cache.forget(kept)
-        cache.release(prompt[:kept])
+        if not slots.closed:
+            with slots.lock:
+                kept = cache.back(kept)
+        slots.give_back(cache, prompt[:kept], kept)
 
 
 def through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
@@ -17,7 +17,7 @@ from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.shared import figures_tables
+from edgewise_lab.commands.shared import figures_tables, going_on
 from edgewise_lab.evaluation.plan import (
     MOST,
     Contender,
@@ -59,8 +59,9 @@ def evaluate(
     limit: shared.Limit = None,
     max_tokens: shared.MaxTokens = None,
     calibration: Annotated[
-        int, typer.Option(help="Questions that thresholds are set on; never those evaluated.")
-    ] = 100,
+        int | None,
+        typer.Option(help="Other questions that set thresholds; default 100, or a fifth."),
+    ] = None,
     calibration_data: Annotated[
         Path | None, typer.Option(help="File that these come from, like --data or TASK.")
     ] = None,
@@ -74,9 +75,6 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option(help="Random, untrained routers, commit point, query level, oracle.")
     ] = True,
-    metric: Annotated[
-        Literal["accuracy", "log-likelihood"], typer.Option(help="What to measure.")
-    ] = "accuracy",
     out: Annotated[
         Path | None, typer.Option(help="Folder of outcomes; a run that was interrupted goes on.")
     ] = None,
@@ -91,7 +89,6 @@ def evaluate(
     ] = None,
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
-    _require_accuracy(metric)
     shares = shares_of(cloud_share, chosen)
     for path in (csv, figure):
         require_folder(path)
@@ -104,11 +101,14 @@ def evaluate(
         calibration=calibration,
         calibration_data=calibration_data,
         max_tokens=max_tokens,
+        known=False,
     )
     named = router or [chosen.router]
-    contenders, table = _compared(
-        chosen, asked, named, shares, out, baselines=baselines, workers=workers
-    )
+    kept = f"Answers are in {out}: the same command goes on from there."
+    with going_on(kept if out else "No answer was kept; with --out FOLDER the next run can go on."):
+        contenders, table = _compared(
+            chosen, asked, named, shares, out, baselines=baselines, workers=workers
+        )
     _report(asked[0], contenders, table, json=json, csv=csv, figure=figure)
 
 
@@ -129,7 +129,8 @@ def _compared(
         contenders = contenders_of(routers, chosen, edge, questions)
         bar = progress.add_task("answers", total=None)
         deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
-        work = Work(chosen, _by_name(routers, chosen), questions.max_tokens, deadline)
+        names = [contender.name for contender in contenders]
+        work = Work(chosen, dict(zip(names, routers, strict=True)), questions.max_tokens, deadline)
         with Workers(work, workers) if workers > 1 else nullcontext() as beside:
             evaluation = Evaluation(
                 questions,
@@ -156,27 +157,20 @@ def _report(
     figure: Path | None,
 ) -> None:
     title = f"{task.name}, {len(task.questions)} questions"
+    title += "" if task.known else ", agreement with the cloud's own answers"
     sentences = warnings(task, contenders, table)
     if csv:
         _write(csv, as_csv(table))
     if figure:
         plot([row.overall for row in table], title, figure)
     if json:
-        print(
-            msgspec.json.encode(summary(task.name, contenders[0].name, table, sentences)).decode()
-        )
+        told = summary(task.name, contenders[0].name, table, sentences)
+        measure = "accuracy" if task.known else "agreement"
+        print(msgspec.json.encode(replace(told, measure=measure)).decode())
     else:
         figures_tables(title, table)
         for sentence in sentences:
             render.warn(sentence)
-
-
-def _require_accuracy(metric: str) -> None:
-    if metric == "log-likelihood":
-        raise UsageError(
-            "The log-likelihood of a routed stream is undefined, since two models wrote it; "
-            "measure accuracy."
-        )
 
 
 def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
@@ -193,28 +187,20 @@ def contenders_of(
     found: dict[str, Contender] = {}
     for name in names:
         named = replace(chosen, router=name)
+        named = replace(named, router=parts.chosen_router(named, edge))
         _require_unseen(parts.router_folder(named), task)
         router, card = parts.open_router(named, edge)
-        shown = _shown(name, named)
+        shown = Path(str(named.router)).name
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
         found[shown] = Contender(shown, router, card, parts.router_identity(named))
     return list(found.values())
 
 
-def _by_name(names: Sequence[str | None], chosen: Settings) -> dict[str, str | None]:
-    """What settings call a router, by the name that figures show."""
-    return {_shown(name, chosen): name for name in names}
-
-
-def _shown(name: str | None, chosen: Settings) -> str:
-    return Path(name).name if name else parts.default_router(chosen)
-
-
 def _require_unseen(folder: Path | None, task: Task) -> None:
     """A router that was trained on the questions would be flattered by them."""
     trained = trained_digests(folder) if folder else frozenset[str]()
-    seen = [question.id for question in task.questions if digest(question.prompt) in trained]
+    seen = [question.id for question in task.questions if digest(question.text) in trained]
     if seen:
         some = ", ".join(seen[:_NAMED]) + (", ..." if len(seen) > _NAMED else "")
         raise UsageError(

@@ -17,13 +17,11 @@ from edgewise.cli.options import DRAWS, ONE_VOCABULARY, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.hosts import cloud_key
 from edgewise.edge.base import EdgeModel
-from edgewise.errors import UsageError
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
 from edgewise_lab.bench.frontier.billing import MeasuredSystem
 from edgewise_lab.bench.frontier.pair_systems import (
     PLACE_NOTE,
-    SPANS_NOTE,
     MeasuredStore,
     PairSystems,
     has_choices,
@@ -177,7 +175,7 @@ def _compared(wish: _Wish, round_trip: float | None, out: Path | None, *, hidden
         plan = _plan(wish, systems, contenders, thresholds, opened.larger)
         bar = progress.add_task("answers", total=len(plan) * len(asked.questions))
         found = {
-            name: MeasuredAnswers(answers, answers, note=_note(name, systems))
+            name: MeasuredAnswers(answers, answers, note=_note(name))
             for name, make in plan.items()
             for answers in [
                 measure(name, make, asked.questions, store, lambda: progress.advance(bar))
@@ -198,7 +196,7 @@ def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
             named = replace(without_cloud(chosen), edge=wish.larger)
             model = stack.enter_context(closing(parts.open_edge(named)))
             larger = model, _larger_pace(pace, edge, model)
-        url = stack.enter_context(_reached(wish, trip))
+        url = stack.enter_context(served(chosen))
         link = None
         if trip is not None:
             link = Link(*http_target(url), Quality(round_trip=trip / 1000))
@@ -211,24 +209,6 @@ def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
         cloud = connected_cloud(replace(chosen, cloud=far, cloud_hosts=None), edge)
         stack.callback(cloud.close)
         yield _Opened(edge, cloud, near, link, pace, larger)
-
-
-@contextmanager
-def _reached(wish: _Wish, trip: float | None) -> Generator[str]:
-    """Where the cloud is: as for a link, or a file where there is none."""
-    address = wish.address
-    if address == "none":
-        raise UsageError("A frontier needs a cloud", hint="name one", setting="cloud")
-    if address != "bundled" and not address.startswith("http"):
-        if trip is not None:
-            raise UsageError(
-                f"No link leads to {address!r}, which is loaded here",
-                hint="leave the round trip out, or name an engine's URL",
-            )
-        yield address
-        return
-    with served(wish.chosen) as url:
-        yield url
 
 
 def _larger_pace(pace: Pace, edge: EdgeModel, larger: EdgeModel) -> Pace:
@@ -314,9 +294,7 @@ def _named(router: str, share: float) -> str:
     return f"{router} at {share:.1%}".replace(".0%", "%")
 
 
-def _note(name: str, systems: PairSystems) -> str:
-    if name == CLOUD and not systems.streams:
-        return SPANS_NOTE
+def _note(name: str) -> str:
     return PLACE_NOTE if name == COMMIT_POINT else ""
 
 

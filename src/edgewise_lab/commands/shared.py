@@ -27,7 +27,10 @@ from edgewise_lab.evaluation.statistics import Interval
 from edgewise_lab.evaluation.tasks.base import Grading
 
 TaskName = Annotated[
-    str, typer.Argument(help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file.")
+    str,
+    typer.Argument(
+        help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file, also of prompts alone or chats."
+    ),
 ]
 Data = Annotated[Path | None, typer.Option(help="Local copy of the task's published file.")]
 Check = Annotated[
@@ -37,6 +40,16 @@ MaxTokens = Annotated[
     int | None, typer.Option(help="Longest answer, tokens; default: the task's own, 256 a file's.")
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N questions.")]
+
+
+@contextmanager
+def going_on(how: str) -> Generator[None]:
+    """On Ctrl-C say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        render.note(how)
+        raise
 
 
 def without_cloud(chosen: Settings) -> Settings:

@@ -37,12 +37,15 @@ from edgewise_lab.evaluation.systems import (
     Decoded,
     Outcome,
     System,
+    cloud_identity,
     edge_alone,
+    graded,
     paired,
     query_level,
     require_room,
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.grading import agreeing_task
 
 MOST = 64
 """Workers of one evaluation."""
@@ -269,13 +272,23 @@ class Evaluation:
         return (2 + routers * len(shares) + bounds) * len(self.task.questions)
 
     def alone(self) -> dict[Cell, list[Outcome]]:
-        """The edge model and the cloud model, each by itself."""
+        """The edge model and the cloud model, each by itself.
+
+        Where right answers are not known, the cloud's own take their place from here on.
+        """
         tokens = self.task.max_tokens
+        large = CloudAlone(self.cloud, self.edge.tokenizer, tokens)
+        if not self.task.known:
+            replies = self._cell(CLOUD, Job("cloud"), large)
+            self.task = agreeing_task(self.task, {one.question: one.text for one in replies})
+            cloud = [graded(*both) for both in zip(self.task.questions, replies, strict=True)]
+            return {
+                EDGE: self._cell(EDGE, Job("edge"), edge_alone(self.edge, tokens)),
+                CLOUD: cloud,
+            }
         return {
             EDGE: self._cell(EDGE, Job("edge"), edge_alone(self.edge, tokens)),
-            CLOUD: self._cell(
-                CLOUD, Job("cloud"), CloudAlone(self.cloud, self.edge.tokenizer, tokens)
-            ),
+            CLOUD: self._cell(CLOUD, Job("cloud"), large),
         }
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
@@ -370,12 +383,18 @@ def manifest(
         "task": task.name,
         "questions": digest,
         "edge": edge.fingerprint(),
-        "cloud": cloud.identity() if cloud.local is None else cloud.local.fingerprint(),
+        "cloud": cloud_identity(cloud),
     }
 
 
 FAR = 0.25
 """A realised share this far from the one asked for (relative) is another one."""
+
+
+AGREEMENT = (
+    "The questions come without answers: right means here that an answer agrees with the cloud's "
+    "own."
+)
 
 
 def warnings(task: Task, contenders: Sequence[Contender], table: Sequence[Row]) -> list[str]:
@@ -384,7 +403,8 @@ def warnings(task: Task, contenders: Sequence[Contender], table: Sequence[Row]) 
     A share is missed where all of its 95 % interval lies further off than `FAR`, so that few
     questions alone raise no alarm. Whole questions are sent within a share, not at one.
     """
-    sentences = [_made_for_others(task, contender) for contender in contenders]
+    sentences = [] if task.known else [AGREEMENT]
+    sentences += [_made_for_others(task, contender) for contender in contenders]
     figures = [row.overall for row in table]
     for system in dict.fromkeys(one.system for one in figures if one.system != QUERY_LEVEL):
         sentences.append(_missed([one for one in figures if one.system == system]))

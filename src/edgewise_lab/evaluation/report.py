@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -197,7 +197,8 @@ class Compared(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     """The pair at one share, as a whole and by family, and every system's figures.
 
-    `warnings` say in a sentence each why a figure may not be what it seems.
+    `warnings` say in a sentence each why a figure may not be what it seems. The `measure` is
+    agreement with the cloud's own answers where nobody knows the right ones.
     """
 
     task: str
@@ -213,6 +214,7 @@ class Summary(msgspec.Struct, frozen=True):
     families: dict[str, Compared]
     systems: list[Figures]
     warnings: tuple[str, ...] = ()
+    measure: Literal["accuracy", "agreement"] = "accuracy"
 
 
 def summary(task: str, router: str, table: Sequence[Row], warnings: Sequence[str] = ()) -> Summary:

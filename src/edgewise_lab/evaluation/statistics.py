@@ -1,13 +1,10 @@
 """Intervals: paired bootstrap over questions, 10,000 resamples, 95 %."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-
-from edgewise.edge.scoring import Scored
-from edgewise.errors import UsageError
 
 RESAMPLES = 10_000
 
@@ -91,20 +88,3 @@ def interval_of(values: NDArray[np.float64]) -> Interval:
     # Not interpolated: between two infinities there is nothing.
     low, high = np.quantile(values, (0.025, 0.975), method="inverted_cdf")
     return float(low), float(high)
-
-
-def likelihood(scores: Iterable[Scored]) -> tuple[float, bool]:
-    """The sum of the logprobs, and whether each id is the one that greedy decoding writes.
-
-    Raises `UsageError` where the model does not tell one: 0 would be a certainty.
-    """
-    total, greedy = 0.0, True
-    for one in scores:
-        if one.logprob is None or not one.top:
-            raise UsageError(
-                f"The model does not tell how likely the token {one.id} is",
-                hint="ask for the other model's logprobs",
-            )
-        total += one.logprob
-        greedy = greedy and one.logprob >= one.top[0].logprob
-    return total, greedy

@@ -11,7 +11,7 @@ from edgewise.edge.base import EdgeModel, Needs, Step, Tokenizer
 from edgewise.errors import ContextOverflow
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
-from edgewise.prompts import Message, Prompt, prompt_of
+from edgewise.prompts import Prompt, prompt_of
 from edgewise.routers.base import Router
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
@@ -62,6 +62,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     computed: int | None = None
     uncertainty: float = 0.0
     seconds: float = 0.0
+
+
+def graded(question: Question, outcome: Outcome) -> Outcome:
+    """The outcome with its text graded anew."""
+    text = outcome.text
+    return msgspec.structs.replace(
+        outcome, right=is_right(question, text), strict=is_strictly_right(question, text)
+    )
 
 
 class System(Protocol):
@@ -168,13 +176,18 @@ class CloudAlone:
 
 
 def question_prompt(tokenizer: Tokenizer, question: Question) -> Prompt:
-    """The question as one user message."""
-    return prompt_of(tokenizer, [Message("user", question.prompt)])
+    """The question, behind the conversation before it."""
+    return prompt_of(tokenizer, question.messages)
 
 
 def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
     """Its ids."""
     return list(question_prompt(tokenizer, question).ids)
+
+
+def cloud_identity(cloud: CloudModel) -> str:
+    """Which model it is, by content where it is in this process."""
+    return cloud.identity() if cloud.local is None else cloud.local.fingerprint()
 
 
 def require_room(task: Task, edge: EdgeModel, cloud: CloudModel) -> None:

@@ -21,7 +21,7 @@ from edgewise.routers.signals import READ, needs_of, signals_of, top_of
 from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.systems import question_ids, room, text_of
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.evaluation.tasks.grading import is_right
+from edgewise_lab.evaluation.tasks.grading import agreeing, is_right
 from edgewise_lab.rollouts import CloudRollouts, Continuation, Done, Prefix, Rollouts, ignore
 
 Text = Literal["answer", "reference", "target", "own"]
@@ -89,13 +89,17 @@ def collect_answers(
     They end where an answer of the pair would: at the task's longest, or with one of `contexts`.
     """
     path = folder / name
-    known = {sample.question: sample for sample in read(path, Sample)}
+    ids = {question.id: tuple(question_ids(tokenizer, question)) for question in task.questions}
+    kept = read(path, Sample)
+    known = {one.question: one for one in kept if ids.get(one.question) == one.prompt}
     asked = [question for question in task.questions if question.id not in known]
-    prompts = [tuple(question_ids(tokenizer, question)) for question in asked]
+    prompts = [ids[question.id] for question in asked]
 
     def keep(index: int, written: Continuation) -> None:
         question = asked[index]
-        right = is_right(question, text_of(tokenizer, written.ids))
+        text = text_of(tokenizer, written.ids)
+        # Where nobody knows the answer it is the cloud's own, which is asked for first.
+        right = is_right(agreeing(question, text), text)
         sample = Sample(question.id, prompts[index], written.ids, written.logprobs, right)
         append(path, sample)
         known[question.id] = sample

@@ -2,15 +2,15 @@
 
 from concurrent.futures import Future
 
-from edgewise.cloud.base import CloudModel, CloudSession, then
+from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.bridge.context_filter import Context, ContextFilter, ContextFilterMaker
 from edgewise.cloud.bridge.session import (
+    STEP,
     AdaptedCloud,
     BridgeSession,
     ReplyChunk,
-    Wanted,
+    RequestBudget,
     WordConsult,
-    request_budget,
 )
 from edgewise.cloud.bridge.word_boundary import WordBoundaries
 from edgewise.completion import Completion, Sent
@@ -68,8 +68,9 @@ class Bridge(AdaptedCloud):
     def here(self) -> bool:
         return self.cloud.here
 
-    def requests(self, n: int) -> tuple[int, int]:
-        return request_budget(n, local=self.cloud.local is not None).requests
+    def budget(self, words: int) -> RequestBudget:
+        budget = super().budget(words)
+        return budget if self.cloud.local is None else budget._replace(step=STEP)
 
     def open(self, prompt: Prompt) -> "IdBridgeSession":
         return IdBridgeSession(self, prompt)
@@ -107,17 +108,32 @@ def bridged(
     """
     if own is None and cloud.local is not None:
         own = cloud.local.tokenizer
-    if context_filter is not None:
-        if cloud.boundaries is not None:
-            raise UsageError(
-                "This cloud model decides itself what it shows",
-                hint="leave redact and cloud-context out, or give its bridge a view",
-            )
-        own = own or edge
-        return Bridge(cloud, own=own, edge=edge, view=context_filter(own))
-    if own is None or fingerprint(own) == fingerprint(edge):
-        return cloud
-    return Bridge(cloud, own=own, edge=edge)
+    if context_filter is None:
+        if own is None or fingerprint(own) == fingerprint(edge):
+            return cloud
+        return Bridge(cloud, own=own, edge=edge)
+    if cloud.boundaries is not None:
+        raise UsageError(
+            "This cloud model decides itself what it shows",
+            hint="leave redact and cloud-context out, or give its bridge a view",
+        )
+    return Bridge(cloud, own=own or edge, edge=edge, view=context_filter(own or edge))
+
+
+def checked(
+    cloud: CloudModel,
+    edge: Tokenizer,
+    own: Tokenizer | None = None,
+    context_filter: ContextFilterMaker | None = None,
+) -> CloudModel:
+    """As `bridged`, and `check`ed; raises as that does, and closes `cloud` then."""
+    try:
+        model = bridged(cloud, edge, own, context_filter)
+        model.check(edge)
+    except BaseException:
+        cloud.close()
+        raise
+    return model
 
 
 class IdBridgeSession(BridgeSession):
@@ -126,81 +142,57 @@ class IdBridgeSession(BridgeSession):
     def __init__(self, bridge: Bridge, prompt: Prompt) -> None:
         super().__init__(bridge, prompt)
         self._bridge, self.own = bridge, bridge.own
-        self.ids: list[int] = []
-        self.session: CloudSession | None = None
-
-    @property
-    def puts_blanks(self) -> bool:
-        """SentencePiece reads a text as if a blank stood before it."""
-        return bytes_of(self.own, self.own.encode("x")) == b" x"
+        self._session: CloudSession | None = None
+        self._ids: list[int] = []
+        # SentencePiece reads a text as if a blank stood before it.
+        self.puts_blanks = bytes_of(self.own, self.own.encode("x")) == b" x"
 
     def begin(self, before: Context) -> None:
         try:
             if before.messages is None:
-                self.ids = self.own.encode_prompt(before.text, special=False)
+                self._ids = self.own.encode_prompt(before.text, special=False)
             else:
-                self.ids = prompt_ids(self.own, before.messages)
+                self._ids = prompt_ids(self.own, before.messages)
         except UsageError as error:
             raise CloudRejected(f"For the cloud model: {error}") from error
-        self.session = self._bridge.cloud.open(Prompt(tuple(self.ids), before.messages))
+        self._session = self._bridge.cloud.open(Prompt(tuple(self._ids), before.messages))
 
-    def consult(self, wanted: Wanted) -> "_IdConsult":
-        assert self.session is not None
-        ids = [*self.ids, *self.own.encode(wanted.text)]
-        local = self._bridge.cloud.local is not None
-        return _IdConsult(self, self.session, ids, wanted, local=local)
-
-    def send_ahead(self, answer: str, sent: Sent | None) -> int:
-        assert self.session is not None
-        ids = [*self.ids, *self.own.encode(answer)]
+    def request(
+        self, consult: WordConsult, sampling: Sampling, deadline: float, sent: Sent | None
+    ) -> Future[Completion]:
+        assert self._session is not None
+        consult.ids = ids = consult.ids or self._ids_behind(consult.text)
         if sent is not None:
-            sent.prefix = ids
-        return self.session.prefetch(ids, sent)
+            sent.prefix = list(ids)
+        return self._session.ask(list(ids), consult.step, sampling, deadline, sent)
 
-    def close(self) -> None:
-        if self.session is not None:
-            self.session.close()
-
-
-class _IdConsult(WordConsult):
-    """A request has the ids of those before it, as the cloud wrote them."""
-
-    def __init__(
-        self,
-        bridge: IdBridgeSession,
-        session: CloudSession,
-        ids: list[int],
-        wanted: Wanted,
-        *,
-        local: bool,
-    ) -> None:
-        """`ids` are what the cloud is sent; a `local` cloud is asked for little at once."""
-        super().__init__(bridge, wanted, request_budget(wanted.words, local=local))
-        self._cloud, self._own = session, bridge.own
-        self._ids, self._first = ids, len(ids)
-
-    @property
-    def exhausted(self) -> bool:
-        return len(self._ids) - self._first >= self.most
-
-    def request(self, sampling: Sampling, deadline: float, sent: Sent | None) -> Future[ReplyChunk]:
-        ids = list(self._ids)
-        if sent is not None:
-            sent.prefix = ids
-        return then(self._cloud.ask(ids, self.step, sampling, deadline, sent), self._chunk)
-
-    def _chunk(self, completion: Completion) -> ReplyChunk:
+    def read(self, consult: WordConsult, reply: Completion) -> ReplyChunk:
         """Raises `CloudProtocolError` for an invalid completion."""
-        own = self._own
-        completion.check(asked=self.step, prompt=len(self._ids), size=own.size)
-        ids = [token for token in completion.ids if token not in own.eos_ids]
-        self._ids += ids
+        own = self.own
+        reply.check(asked=consult.step, prompt=len(consult.ids), size=own.size)
+        ids = [token for token in reply.ids if token not in own.eos_ids]
+        consult.ids = consult.ids + ids
         return ReplyChunk(
             data=bytes_of(own, ids),
-            ended=completion.stopped or completion.ids[-1] in own.eos_ids,
-            tokens=len(completion.ids),
-            cached=completion.cached,
-            computed=completion.computed,
-            prompt=completion.prompt,
-            engine_seconds=completion.engine_seconds,
+            ended=reply.stopped or reply.ids[-1] in own.eos_ids,
+            size=len(ids),
+            tokens=len(reply.ids),
+            cached=reply.cached,
+            computed=reply.computed,
+            prompt=reply.prompt,
+            engine_seconds=reply.engine_seconds,
         )
+
+    def send_ahead(self, answer: str, sent: Sent | None) -> int:
+        assert self._session is not None
+        ids = self._ids_behind(answer)
+        if sent is not None:
+            sent.prefix = ids
+        return self._session.prefetch(ids, sent)
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def _ids_behind(self, answer: str) -> list[int]:
+        return [*self._ids, *self.own.encode(answer)]

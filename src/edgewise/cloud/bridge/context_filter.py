@@ -133,36 +133,34 @@ class Recent(ContextFilter):
         return context
 
     def _shortened(self, before: Context) -> Context:
-        if before.messages is None:
-            few = self._most.unit == "messages" or self._count([before.text]) <= self._most.number
-            self._require(few)
-            return before
-        messages = before.messages
+        # A prompt of ids is one message.
+        messages = before.messages or (Message("user", before.text),)
         first = self._first(messages)
         while first < len(messages) and messages[first].role != "user":
             first += 1
-        self._require(first < len(messages))
-        return Context(
-            tuple(one for at, one in enumerate(messages) if at >= first or one.role == "system")
-        )
-
-    def _first(self, messages: Sequence[Message]) -> int:
-        """The place of the first message that may be shown."""
-        system = [one.content for one in messages if one.role == "system"]
-        left = self._most.number - (self._count(system) if self._most.unit == "tokens" else 0)
-        for at in reversed(range(len(messages))):
-            if messages[at].role != "system":
-                left -= self._count([messages[at].content]) if self._most.unit == "tokens" else 1
-                if left < 0:
-                    return at + 1
-        return 0
-
-    def _count(self, texts: Sequence[str]) -> int:
-        return sum(len(self._tokenizer.encode(text)) for text in texts)
-
-    def _require(self, shown: bool) -> None:
-        if not shown:
+        if first == len(messages):
             raise Blocked(
                 f"The last message of the user's is not within the last {self._most}, "
                 "which is all that may be sent."
             )
+        if before.messages is None:
+            return before
+        shown = (one for at, one in enumerate(messages) if at >= first or one.role == "system")
+        return Context(tuple(shown))
+
+    def _first(self, messages: Sequence[Message]) -> int:
+        """The place of the first message that may be shown."""
+        sizes = [self._size(one) for one in messages]
+        left = self._most.number
+        left -= sum(size for size, one in zip(sizes, messages, strict=True) if one.role == "system")
+        for at in reversed(range(len(messages))):
+            if messages[at].role != "system":
+                left -= sizes[at]
+                if left < 0:
+                    return at + 1
+        return 0
+
+    def _size(self, message: Message) -> int:
+        if self._most.unit == "tokens":
+            return len(self._tokenizer.encode(message.content))
+        return int(message.role != "system")

@@ -1,7 +1,7 @@
 """A cloud with another vocabulary: the edge's answer goes out as text, its words come in as ids.
 
-`AdaptedCloud`, `BridgeSession` and `WordConsult` are what clouds by ids (`adapter`) and by text
-(`text`) have in common.
+`AdaptedCloud` and `BridgeSession` are what clouds by ids (`adapter`) and by text (`text`) have in
+common; each says how a request is made and its reply read.
 """
 
 import logging
@@ -10,11 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import reduce
-from typing import ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from edgewise.cloud.base import CloudModel, failed, with_end
+from edgewise.cloud.base import CloudModel, CloudSession, failed, with_end
 from edgewise.cloud.bridge.context_filter import (
     Context,
     ContextFilter,
@@ -72,17 +72,6 @@ class RequestBudget(NamedTuple):
     step: int
     many: int
 
-    @property
-    def requests(self) -> tuple[int, int]:
-        """How many there may be, and tokens of each."""
-        return -(-self.many // self.step), self.step
-
-
-def request_budget(words: int, *, local: bool = False) -> RequestBudget:
-    """What a cloud is asked for, for so many words; one in this process for little at once."""
-    further = FURTHER * (words - 1)
-    return RequestBudget(STEP if local else min(WORD + further, AT_ONCE), LONGEST + further)
-
 
 class AdaptedCloud(CloudModel):
     """A cloud that sees what a `view` leaves of a conversation, and answers in the edge's ids."""
@@ -91,6 +80,15 @@ class AdaptedCloud(CloudModel):
         """`edge` is the edge's tokenizer, `view` what the cloud gets to see (default: all)."""
         self.name, self.edge = name, edge
         self.view = view or ContextFilter()
+
+    def budget(self, words: int) -> RequestBudget:
+        """What it is asked for, for so many words."""
+        further = FURTHER * (words - 1)
+        return RequestBudget(min(WORD + further, AT_ONCE), LONGEST + further)
+
+    def requests(self, n: int) -> tuple[int, int]:
+        step, many = self.budget(n)
+        return -(-many // step), step
 
     def local_only(self, prompt: Prompt) -> bool:
         return self.view.local_only(preceding(self.edge, prompt))
@@ -107,13 +105,15 @@ class AdaptedCloud(CloudModel):
 class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
     """What one request of a consult brought: `data` behind what came before it.
 
-    It may end inside of a character. `ended` where the cloud ended the answer there. `tokens` it
-    wrote in its own vocabulary; `cached` and `computed` are prompt tokens by the engine's own
-    meter, `prompt` all of them as it bills them. None is what it does not report.
+    It may end inside of a character. `ended` where the cloud ended the answer there. `size` tokens
+    count towards the most of a consult. `tokens` it wrote in its own vocabulary; `cached` and
+    `computed` are prompt tokens by the engine's own meter, `prompt` all of them as it bills them.
+    None is what it does not report.
     """
 
     data: bytes
     ended: bool
+    size: int
     tokens: int | None = None
     cached: int | None = None
     computed: int | None = None
@@ -121,16 +121,15 @@ class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
     engine_seconds: float | None = None
 
 
-class BridgeSession(ABC):
+class BridgeSession(CloudSession, ABC):
     """Implements `CloudSession`: the same conversation, as the cloud reads it.
 
-    A subclass says how the cloud reads an answer: as if a blank stood before it (`puts_blanks`),
-    without ends of lines at its end (`holds_lines`), without a finished block of reasoning
-    (`leaves_thoughts`).
+    A subclass says, once `begin` was called, how the cloud reads an answer: as if a blank stood
+    before it (`puts_blanks`), without ends of lines at its end (`holds_lines`), without a finished
+    block of reasoning (`leaves_thoughts`).
     """
 
-    holds_lines: bool = False
-    leaves_thoughts: ClassVar[bool] = False
+    puts_blanks = holds_lines = leaves_thoughts = False
 
     def __init__(self, cloud: AdaptedCloud, prompt: Prompt) -> None:
         self.cloud, self.edge, self.prompt = cloud, cloud.edge, prompt
@@ -140,17 +139,19 @@ class BridgeSession(ABC):
         self._blocked: Blocked | None = None
         self._pushed = 0
 
-    @property
-    @abstractmethod
-    def puts_blanks(self) -> bool: ...
-
     @abstractmethod
     def begin(self, before: Context) -> None:
         """Begin a conversation with the cloud. Raises a `CloudError` where it cannot read it."""
 
     @abstractmethod
-    def consult(self, wanted: "Wanted") -> "WordConsult":
-        """A consult that was not begun."""
+    def request(
+        self, consult: "WordConsult", sampling: Sampling, deadline: float, sent: Sent | None
+    ) -> Future[Any]:
+        """The next request of a consult. The future fails with a `CloudError`."""
+
+    @abstractmethod
+    def read(self, consult: "WordConsult", reply: Any) -> ReplyChunk:
+        """Check what `request` brought. Raises a `CloudError` for an invalid reply."""
 
     def send_ahead(self, answer: str, sent: Sent | None) -> int:
         """As `CloudSession.prefetch`, of an answer that is whole words."""
@@ -176,7 +177,7 @@ class BridgeSession(ABC):
             text, held = held_back(shown.text, lines=self.holds_lines)
             if not text and self.puts_blanks:
                 held = " "
-            consult = self.consult(Wanted(answer, shown, text, held, n))
+            consult = WordConsult(self, answer, shown, text, held, n)
         except Blocked:
             raise
         except EdgewiseError as error:
@@ -196,10 +197,6 @@ class BridgeSession(ABC):
             # Between characters, or at a consult that fails with it, more will be said.
             _log.debug("nothing is prefetched: %s", error)
             return 0
-
-    @abstractmethod
-    def close(self) -> None:
-        """Forget the conversation."""
 
     def _shown(self, ids: Sequence[int]) -> str:
         """The answer as the cloud reads it; raises `CloudRejected` as `_written`."""
@@ -248,41 +245,35 @@ def preceding(edge: Tokenizer, prompt: Prompt) -> Context:
     return Context(None, bytes_of(edge, prompt.ids).decode("utf-8", "replace"))
 
 
-class Wanted(NamedTuple):
-    """What a consult is for: `words` behind an `answer` in ids of the edge's.
-
-    It is `shown` to the cloud, which is sent its `text` without the blanks `held` at the end.
-    """
-
-    answer: list[int]
-    shown: FilteredAnswer
-    text: str
-    held: str
-    words: int
-
-
-class WordConsult(ABC):
+class WordConsult:
     """Asks until enough words are whole; lives in whichever thread brings the cloud's tokens.
 
-    Each request continues behind what those before it brought.
+    Each request continues behind the `data` that those before it brought. `ids` are what the cloud
+    was sent and wrote, if it takes ids.
     """
 
-    def __init__(self, session: BridgeSession, wanted: Wanted, budget: RequestBudget) -> None:
-        self.wanted = wanted
-        self.step, self.most = budget
-        self._session = session
+    def __init__(
+        self,
+        session: BridgeSession,
+        answer: list[int],
+        shown: FilteredAnswer,
+        text: str,
+        held: str,
+        words: int,
+    ) -> None:
+        """For `words` behind an `answer` in ids of the edge's, of which the cloud is `shown` some.
+
+        It is sent the `text` of that, without the blanks `held` at the end.
+        """
+        self.text = text
+        self.step, self.most = session.cloud.budget(words)
+        self.data = b""
+        self.ids: list[int] = []
         self._chunks: list[ReplyChunk] = []
+        self._session, self._words = session, words
+        self._answer, self._shown, self._held = answer, shown, held
         self._future: Future[Completion] = Future()
-        self._flying: Future[ReplyChunk] | None = None
-
-    @property
-    @abstractmethod
-    def exhausted(self) -> bool:
-        """Whether so much was written that if nothing of it is whole, nothing will be."""
-
-    @abstractmethod
-    def request(self, sampling: Sampling, deadline: float, sent: Sent | None) -> Future[ReplyChunk]:
-        """The next request. The future fails with a `CloudError`."""
+        self._flying: Future[Any] | None = None
 
     def begin(self, sampling: Sampling, end: float, sent: Sent | None) -> Future[Completion]:
         """`end` by the monotonic clock."""
@@ -293,7 +284,7 @@ class WordConsult(ABC):
 
     def _ask_more(self) -> None:
         left = max(0.001, self._end - time.monotonic())
-        self._flying = self.request(self._sampling, left, self._sent)
+        self._flying = self._session.request(self, self._sampling, left, self._sent)
         self._flying.add_done_callback(self._landed)
         self._given_up(self._future)
 
@@ -301,12 +292,13 @@ class WordConsult(ABC):
         if future.cancelled() and self._flying is not None:
             self._flying.cancel()
 
-    def _landed(self, done: Future[ReplyChunk]) -> None:
+    def _landed(self, done: Future[Any]) -> None:
         if done.cancelled():
             self._future.cancel()
         elif not self._future.cancelled():
             try:
-                self._chunks.append(done.result())
+                self._chunks.append(self._session.read(self, done.result()))
+                self.data += self._chunks[-1].data
                 completion = self._completion(self._chunks[-1].ended)
                 if completion is None:
                     self._ask_more()
@@ -320,20 +312,21 @@ class WordConsult(ABC):
 
     def _completion(self, ended: bool) -> Completion | None:
         """The completion, or None where more of it is needed; raises `CloudError`."""
-        wanted, edge, chunks = self.wanted, self._session.edge, self._chunks
-        data = b"".join(chunk.data for chunk in chunks)
+        edge, chunks, data = self._session.edge, self._chunks, self.data
         text = characters(data)
-        restored = wanted.shown.restored(text, ended=ended)
+        restored = self._shown.restored(text, ended=ended)
         # A character that is cut off is no end.
         whole = ended and len(text.encode()) == len(data) and restored.left is None
         words = kept(
-            restored.text.encode(), wanted.held, wanted.words, ended=whole, whole=restored.whole
+            restored.text.encode(), self._held, self._words, ended=whole, whole=restored.whole
         )
         if not words.complete and restored.left == "unknown":
             raise NothingUsable("The cloud wrote a placeholder that stands for nothing here.")
-        if not words.complete and not ended and not self.exhausted:
+        # If nothing of so much is whole, nothing will be.
+        exhausted = sum(chunk.size for chunk in chunks) >= self.most
+        if not words.complete and not ended and not exhausted:
             return None
-        ids = tuple(spelled(edge, wanted.answer, words.text))
+        ids = tuple(spelled(edge, self._answer, words.text))
         written = reduce(metered, [chunk.tokens for chunk in chunks])
         if not ids and not words.ends:
             many = "" if written is None else f" in {written} tokens"

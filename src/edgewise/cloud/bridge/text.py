@@ -1,6 +1,5 @@
 """A cloud behind an API that takes and returns text: what the edge wrote goes out as it reads."""
 
-import asyncio
 import secrets
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -8,16 +7,13 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from edgewise.cloud.base import then
 from edgewise.cloud.bridge.capabilities import Capabilities, capabilities, unechoed
 from edgewise.cloud.bridge.context_filter import Context, ContextFilter
 from edgewise.cloud.bridge.session import (
     AdaptedCloud,
     BridgeSession,
     ReplyChunk,
-    Wanted,
     WordConsult,
-    request_budget,
 )
 from edgewise.cloud.bridge.word_boundary import BLANKS, WordBoundaries, added, held_back
 from edgewise.cloud.io_thread import IoThread
@@ -63,9 +59,6 @@ class TextCloud(AdaptedCloud):
             self.edge, strips=self.capabilities.strips, reasons=self.engine.reasons
         )
 
-    def requests(self, n: int) -> tuple[int, int]:
-        return request_budget(n).requests
-
     def identity(self) -> str:
         model = self._served.model if self._served else None
         seen = f", {self.view.name}" if self.view.name else ""
@@ -98,7 +91,7 @@ class TextCloud(AdaptedCloud):
             raise
 
     def close(self) -> None:
-        self._io.close(asyncio.sleep(0), self.engine.close())
+        self._io.close(self.engine.close())
 
     async def _probe(self) -> None:
         served = await self.engine.describe()
@@ -114,33 +107,20 @@ class TextBridgeSession(BridgeSession):
 
     def __init__(self, cloud: TextCloud, prompt: Prompt) -> None:
         super().__init__(cloud, prompt)
-        self.engine = cloud
+        self._engine = cloud
         self._before = Context(())
         self._client = Client(session=secrets.token_hex(12))
         self._asks = 0
 
-    @property
-    def puts_blanks(self) -> bool:
-        """A reply to messages begins with none that is restored."""
-        return self._before.messages is not None
-
-    @property
-    def holds_lines(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.engine.capabilities.trims
-
     def begin(self, before: Context) -> None:
         self._before = before
-
-    def consult(self, wanted: Wanted) -> "_TextConsult":
-        return _TextConsult(self, wanted)
-
-    def close(self) -> None:
-        """The provider's cache forgets by itself."""
+        # A reply to messages begins with none that is restored.
+        self.puts_blanks = before.messages is not None
+        self.holds_lines = self._engine.capabilities.trims
 
     def request(
-        self, answer: str, n: int, sampling: Sampling, deadline: float, sent: Sent | None
+        self, consult: WordConsult, sampling: Sampling, deadline: float, sent: Sent | None
     ) -> "Future[TextContinuation]":
-        """One request behind `answer`."""
         self._asks += 1
         name = request_id(self._client.session, self._asks)
         before = self._before
@@ -148,63 +128,43 @@ class TextBridgeSession(BridgeSession):
         if sent is not None:
             sent.request_id = name
         client = replace(self._client, sent=sent, request_id=name)
+        answer, _ = self._sent(consult)
         # An API that takes text alone has the prompt in it.
         text = answer if before.messages is not None else before.text + answer
-        asked = TextRequest(messages, text, n, sampling)
-        return self.engine.submit(self.engine.complete(asked, client), deadline)
+        asked = TextRequest(messages, text, consult.step, sampling)
+        return self._engine.submit(self._engine.complete(asked, client), deadline)
 
-
-class _TextConsult(WordConsult):
-    """A request has the text of those before it."""
-
-    def __init__(self, session: TextBridgeSession, wanted: Wanted) -> None:
-        super().__init__(session, wanted, request_budget(wanted.words))
-        self._text = session
-        self._came, self._asked = "", 0
-
-    @property
-    def exhausted(self) -> bool:
-        # Without the blank behind a word its end is not known.
-        return self._asked >= self.most or (self._asked > 0 and self._capabilities.strips)
-
-    @property
-    def _capabilities(self) -> Capabilities:
-        return self._text.engine.capabilities
-
-    def request(self, sampling: Sampling, deadline: float, sent: Sent | None) -> Future[ReplyChunk]:
-        begun = self.wanted.text + self._came
-        behind, held = held_back(begun, lines=self._capabilities.trims)
-        self._asked += self.step
-        asked = self._text.request(behind, self.step, sampling, deadline, sent)
-
-        def read(reply: TextContinuation) -> ReplyChunk:
-            return self._chunk(reply, behind, held)
-
-        return then(asked, read)
-
-    def _chunk(self, reply: TextContinuation, behind: str, held: str) -> ReplyChunk:
-        """Raises a `CloudError` for an invalid reply."""
-        url, text = self._text.engine.name, reply.text
-        echoes = self._capabilities.echoes
-        text = unechoed(behind, text, url) if echoes else added(behind, text)
+    def read(self, consult: WordConsult, reply: TextContinuation) -> ReplyChunk:
+        url, text, able = self._engine.name, reply.text, self._engine.capabilities
+        behind, held = self._sent(consult)
+        text = unechoed(behind, text, url) if able.echoes else added(behind, text)
         if not text and not reply.ended:
-            raise CloudRejected(f"{url!r} wrote no text in {self.step} tokens.")
+            raise CloudRejected(f"{url!r} wrote no text in {consult.step} tokens.")
         whole = text.partition("\ufffd")[0]
-        if self.wanted.text.startswith(THINK) and THOUGHT in whole:
-            # Its end is a token of the edge's own.
-            whole, self._asked = whole.partition(THOUGHT)[0], self.most
+        # Its end is a token of the edge's own.
+        thought = consult.text.startswith(THINK) and THOUGHT in whole
+        if thought:
+            whole = whole.partition(THOUGHT)[0]
         ended = reply.ended and whole == text
-        if self._came:
+        if consult.data:
             # Blanks of the first reply are matched with those of the answer (`kept`).
             kept = whole.startswith(held)
             whole = whole.removeprefix(held) if kept else whole.lstrip(BLANKS + held)
-        self._came += whole
         return ReplyChunk(
             data=whole.encode(),
             ended=ended,
+            # Without the blank behind a word its end is not known.
+            size=consult.most if thought or able.strips else consult.step,
             # An API that does not report it has written no more than that.
-            tokens=self.step if reply.written is None else reply.written,
+            tokens=consult.step if reply.written is None else reply.written,
             cached=reply.cached,
             computed=uncached(reply.prompt, reply.cached),
             prompt=reply.prompt,
         )
+
+    def close(self) -> None:
+        """The provider's cache forgets by itself."""
+
+    def _sent(self, consult: WordConsult) -> tuple[str, str]:
+        """What the next request of a consult continues, and the blanks that are held back."""
+        return held_back(consult.text + consult.data.decode(), lines=self.holds_lines)

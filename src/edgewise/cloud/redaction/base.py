@@ -12,8 +12,7 @@ Treatment = Literal["mask", "local", "allow"]
 
 MOST = 10_000
 LONGEST = 200
-MAX_FILE = 1 << 20
-"""Of words, in characters each, and of their file in bytes."""
+"""Of the user's own words, and of the characters of each."""
 
 
 class Span(NamedTuple):
@@ -119,26 +118,18 @@ def words_of(files: Sequence[str]) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(" ".join(one.split()) for one in lines if one.strip()))
     if files and not words:
         raise UsageError(f"The file {files[0]!r} of redact has no word", hint="write one a line")
-    for word in words:
-        if not 2 <= len(word) <= LONGEST:
-            raise UsageError(
-                f"redact names the word {word[:LONGEST]!r}, and a word has 2 to {LONGEST} "
-                "characters"
-            )
-    if len(words) > MOST:
-        raise UsageError(f"redact names more than {MOST} words", hint="shorten the list")
+    if len(words) > MOST or not all(2 <= len(word) <= LONGEST for word in words):
+        raise UsageError(
+            f"The words in {files[0]!r} are too many, too short or too long",
+            hint=f"give at most {MOST} words of 2 to {LONGEST} characters",
+        )
     return words
 
 
 def _lines(name: str) -> list[str]:
-    path = from_home(name)
     try:
-        if not path.is_file():
-            raise UsageError(f"redact names {name!r}, and there is no such file")
-        if path.stat().st_size > MAX_FILE:
-            raise UsageError(f"The words in {name!r} have more than {MAX_FILE} bytes")
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"The words in {name!r} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"The words in {name!r} are no valid UTF-8.") from error
+        return from_home(name).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"The words in {name!r} cannot be read ({error})", hint="give a file in UTF-8"
+        ) from error

@@ -244,11 +244,14 @@ _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
 )
 """What secrets of services begin with, what follows, and at least how much of it."""
 
-_SERVICES = [
-    (begins, re.compile(f"{of}{{{least},}}+"))
-    for listed, of, least in _BEGINNINGS
-    for begins in listed.split()
-]
+_SERVICE = re.compile(
+    r"(?<![^\W\d])(?:"
+    + "|".join(
+        f"(?:{'|'.join(map(re.escape, listed.split()))}){of}{{{least},}}+"
+        for listed, of, least in _BEGINNINGS
+    )
+    + ")"
+)
 _KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_END = "-----END "
 _IN_URL = re.compile(r"://[^\s/@:]{1,128}+:([^\s/@]{1,256}+)@")
@@ -270,8 +273,8 @@ class Secret:
     labels = ("SECRET",)
 
     def find(self, text: str) -> Iterator[Span]:
-        for begins, more in _SERVICES:
-            yield from _of_service(text, begins, more)
+        for found in _SERVICE.finditer(text):
+            yield Span(found.start(), found.start() + len(found[0].rstrip(".-")), "SECRET")
         yield from _private_keys(text)
         for found in _IN_URL.finditer(text):
             yield Span(found.start(1), found.end(1), "SECRET")
@@ -283,20 +286,6 @@ class Secret:
             before = text[max(0, found.start() - 10) : found.start()]
             if _is_dense(found[0]) and not _DIGEST.search(before):
                 yield Span(found.start(), found.end(), "SECRET")
-
-
-def _of_service(text: str, begins: str, more: re.Pattern[str]) -> Iterator[Span]:
-    at = text.find(begins)
-    while at >= 0:
-        found = more.match(text, at + len(begins))
-        inside = at > 0 and (text[at - 1].isalpha() or text[at - 1] == "_")
-        if found is None:
-            end = at + 1
-        else:
-            end = found.end()
-            if not inside:
-                yield Span(at, at + len(text[at:end].rstrip(".-")), "SECRET")
-        at = text.find(begins, end)
 
 
 def _private_keys(text: str) -> Iterator[Span]:
@@ -378,7 +367,6 @@ _OPEN = re.compile(
 )
 
 
-def open_from(tail: str) -> int:
-    """Where at a text's end an address, a number or a service's key may be half written."""
-    found = _OPEN.search(tail)
-    return len(tail) if found is None else found.start()
+def may_go_on(text: str) -> bool:
+    """Whether an address, a number or a service's key may be half written at a text's end."""
+    return _OPEN.search(text) is not None

@@ -14,15 +14,17 @@ from edgewise.cloud.redaction.base import Span
 _DEPTH = 3
 """How often an escape may be escaped itself."""
 
+_H = "[0-9A-Fa-f]"
 _ESCAPE = re.compile(
-    r"(?:(?<!\\)\\++(?:u\{[0-9A-Fa-f]{1,6}\}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|x[0-9A-Fa-f]{2}))+"
-    r"|(?:%[0-9A-Fa-f]{2})+"
-    r"|&(?:#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"
+    rf"(?<!\\)\\++(?:u[dD][89abAB]{_H}{{2}}\\++u[dD][c-fC-F]{_H}{{2}}"
+    rf"|u\{{{_H}{{1,6}}\}}|u{_H}{{4}}|U{_H}{{8}}|x{_H}{{2}})"
+    rf"|%(?:[0-7]{_H}|[cdCD]{_H}%{_H}{{2}}|[eE]{_H}(?:%{_H}{{2}}){{2}}|[fF]{_H}(?:%{_H}{{2}}){{3}})"
+    rf"|&(?:#[0-9]{{1,7}}|#[xX]{_H}{{1,6}}|[A-Za-z][A-Za-z0-9]{{1,31}});"
 )
-_CODE = re.compile(r"[uUx]\{?([0-9A-Fa-f]{2,8})")
+"""One character: by its code or the two halves of it, by its bytes in UTF-8, or by its name."""
+_CODE = re.compile(rf"[uUx]\{{?({_H}{{1,8}})")
 # All but what is ASCII, with the letter before it, which an accent may belong to.
 _OTHER = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]+")
-
 
 # They change what stands before them, if anything, and are no signs of a text's.
 _UNSEEN = re.compile("[\u034f\u115f\u3164\ufe00-\ufe0f]")
@@ -34,8 +36,6 @@ _CUT = re.compile(
 
 _Piece = tuple[str, int, int]
 """What a part of a text reads as, and where it begins and ends."""
-
-_Reading = Callable[[str], Iterator[_Piece]]
 
 
 def letters(text: str) -> str:
@@ -50,7 +50,7 @@ class Normal:
     def __init__(self, text: str) -> None:
         self.text = text
         # From and to, in the text that was given; None where it is the same.
-        self._places: tuple[list[int], list[int]] | None = None
+        self._places: list[tuple[int, int]] | None = None
         for _ in range(_DEPTH):
             before = self.text
             self._rewrite(_ESCAPE, _unescaped)
@@ -67,73 +67,45 @@ class Normal:
         """Where characters from `start` to before `end` stand in the text that was given."""
         if self._places is None or start >= end:
             return start, end
-        return self._places[0][start], self._places[1][end - 1]
+        return self._places[start][0], self._places[end - 1][1]
 
     def span(self, one: Span) -> Span:
         """A span of `text` in the text that was given."""
         return Span(*self.written(one.start, one.end), one.label)
 
-    def _rewrite(self, pattern: re.Pattern[str], read: _Reading) -> None:
+    def _rewrite(self, pattern: re.Pattern[str], read: Callable[[str], Iterator[_Piece]]) -> None:
         text, parts, done = self.text, list[str](), 0
-        starts, ends = list[int](), list[int]()
+        places: list[tuple[int, int]] = []
 
-        def add(part: str, start: int, end: int) -> None:
-            parts.append(part)
-            if len(part) == end - start:
-                starts.extend(range(start, end))
-                ends.extend(range(start + 1, end + 1))
-            else:
-                starts.extend([start] * len(part))
-                ends.extend([end] * len(part))
+        def leave(end: int) -> None:
+            parts.append(text[done:end])
+            places.extend(self.written(at, at + 1) for at in range(done, end))
 
         for found in pattern.finditer(text):
             pieces = list(read(found[0]))
-            if all(part == found[0][start:end] for part, start, end in pieces):
+            if "".join(part for part, _, _ in pieces) == found[0]:
                 continue
-            add(text[done : found.start()], done, found.start())
+            leave(found.start())
             for part, start, end in pieces:
-                add(part, found.start() + start, found.start() + end)
+                parts.append(part)
+                place = self.written(found.start() + start, found.start() + end)
+                places += [place] * len(part)
             done = found.end()
         if parts:
-            add(text[done:], done, len(text))
-            if self._places is not None:
-                before, behind = self._places
-                starts, ends = [before[at] for at in starts], [behind[at - 1] for at in ends]
-            self.text, self._places = "".join(parts), (starts, ends)
+            leave(len(text))
+            self.text, self._places = "".join(parts), places
 
 
 def _unescaped(written: str) -> Iterator[_Piece]:
     if written[0] == "&":
-        yield html.unescape(written), 0, len(written)
+        char = html.unescape(written)
     elif written[0] == "%":
-        yield from _of_bytes(bytes.fromhex(written.replace("%", "")))
+        char = bytes.fromhex(written.replace("%", "")).decode("utf-8", "replace")
     else:
-        yield from _of_codes(written)
-
-
-def _of_bytes(data: bytes) -> Iterator[_Piece]:
-    """Each character of `data`, of which a byte was written as three."""
-    at = 0
-    for char in data.decode("utf-8", "surrogateescape"):
-        size = len(char.encode("utf-8", "surrogateescape"))
-        shown = "\ufffd" if "\udc80" <= char <= "\udcff" else char
-        yield shown, 3 * at, 3 * (at + size)
-        at += size
-
-
-def _of_codes(written: str) -> Iterator[_Piece]:
-    start, high = 0, ""
-    for found in _CODE.finditer(written):
-        end = found.end() + (found[0][1] == "{")
-        char = chr(min(int(found[1], 16), 0x10FFFF))
-        if "\ud800" <= char <= "\udbff":
-            high = char
-            continue
-        pair = (high + char).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        yield pair, start, end
-        start, high = end, ""
-    if high:
-        yield "\ufffd", start, len(written)
+        codes = [chr(min(int(code, 16), 0x10FFFF)) for code in _CODE.findall(written)]
+        halves = "".join(codes).encode("utf-16", "surrogatepass")
+        char = halves.decode("utf-16", "replace")
+    yield char, 0, len(written)
 
 
 def _composed(written: str) -> Iterator[_Piece]:

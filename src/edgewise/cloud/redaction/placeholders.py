@@ -5,7 +5,9 @@ has that could be taken for a placeholder is given one, so nothing in it can for
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from edgewise.cloud.bridge.context_filter import Restored
@@ -35,16 +37,26 @@ _BARE_CALL = re.compile(
 )
 """How models begin calls of tools, and that of a family with no sign before it."""
 
-_NUMBER = re.compile(r"(?:\\)?_\d{1,6}")
-
 
 class Like(NamedTuple):
-    """From `start` to before `end`: a placeholder, where it has a `label` and a `number`."""
+    """From `start` to before `end`: a placeholder, where it has a `name`."""
 
     start: int
     end: int
-    label: str | None = None
-    number: int = 0
+    name: str | None = None
+
+
+class Reading(NamedTuple):
+    """A word's normal form, and as `normal.letters`."""
+
+    plain: str
+    letters: str
+
+
+@lru_cache(1 << 14)
+def reading(word: str) -> Reading:
+    """What was read once is known."""
+    return Reading(Normal(word).text, letters(word))
 
 
 class Forms:
@@ -53,10 +65,10 @@ class Forms:
     def __init__(self, labels: Iterable[str]) -> None:
         self.labels = sorted({*labels, LITERAL}, key=lambda one: (-len(one), one))
         names = "|".join(map(re.escape, self.labels))
-        # It begins with its first characters alone, which are looked for fast.
-        self._whole = re.compile(
-            rf"[<\uff1c&\[](?:(?<!\[)(?:(?<!&)|lt;)\s{{0,3}}(?i:({names}){_BETWEEN}(\d{{1,6}})"
-            rf"\s{{0,3}}{_CLOSES})|(?<=[<\[])(?:{names}|REDACTED|MASKED)[>\]])"
+        self._like = re.compile(
+            rf"{_OPENS}\s{{0,3}}(?i:({names}){_BETWEEN}(\d{{1,6}}))\s{{0,3}}{_CLOSES}"
+            rf"|[<\[](?:{names}|REDACTED|MASKED)[>\]]"
+            rf"|(?<![^\W_])(?i:{names})\\?_\d{{1,6}}"
         )
         self._open = re.compile(
             rf"(?i:({_OPENS}\s{{0,3}}|\[)([A-Z_]{{0,40}}){_BETWEEN}\d{{0,6}}\s{{0,3}}(?:&[gt]{{0,2}})?\Z)"
@@ -65,19 +77,10 @@ class Forms:
 
     def like(self, text: str) -> list[Like]:
         """What is a placeholder or could be taken for one, in order."""
-        found = [Like(*one.span(), one[1], int(one[2] or 0)) for one in self._whole.finditer(text)]
-        for number in _NUMBER.finditer(text):
-            before = text[max(0, number.start() - _LONGEST) : number.start()].upper()
-            label = next((one for one in self.labels if before.endswith(one)), None)
-            rest = before.removesuffix(label or "")
-            if label and not (rest and rest[-1].isalnum()):
-                found.append(Like(number.start() - len(label), number.end()))
-        covered, apart = 0, list[Like]()
-        for one in sorted(found, key=lambda one: (one.start, -one.end)):
-            if one.start >= covered:
-                apart.append(one)
-                covered = one.end
-        return apart
+        return [
+            Like(*one.span(), one[1] and _named(one[1].upper(), int(one[2])))
+            for one in self._like.finditer(text)
+        ]
 
     def open_from(self, text: str) -> tuple[int, bool] | None:
         """Where at the end of a text one may be half written, and whether surely."""
@@ -98,18 +101,14 @@ class Placeholders:
     def __init__(self, forms: Forms) -> None:
         self._forms = forms
         self.names: dict[str, str] = {}
-        self._words: dict[tuple[str, int], str] = {}
-        self._counts: dict[str, int] = {}
-        # What each word reads as: its normal form, and its letters alone.
-        self._read: dict[str, tuple[str, str]] = {}
+        self._words: dict[str, str] = {}
+        self._counts = Counter[str]()
 
     def copy(self) -> "Placeholders":
         """The same so far, to go on with."""
         made = Placeholders(self._forms)
         made.names, made._words = dict(self.names), dict(self._words)
-        made._counts = dict(self._counts)
-        # What a word reads as is no matter of the conversation.
-        made._read = self._read
+        made._counts = self._counts.copy()
         return made
 
     def places(self, text: str, found: Iterable[Span]) -> list[Span]:
@@ -121,8 +120,8 @@ class Placeholders:
         labels = {text[one.start : one.end]: one.label for one in spans}
         read = Normal(text)
         for word in dict.fromkeys([*self.names, *labels]):
-            plain, _ = self.reading(word)
-            label = labels.get(word) or self._label(word)
+            plain = reading(word).plain
+            label = labels.get(word) or self.names[word][1:].rpartition("_")[0]
             if len(word) >= _SHORTEST:
                 spans += [Span(at, at + len(word), label) for at in _occurrences(text, word)]
             if len(plain) >= _SHORTEST and (plain != word or not read.same):
@@ -134,12 +133,9 @@ class Placeholders:
     def replaced(self, text: str, places: Sequence[Span]) -> str:
         """The text with placeholders in these places."""
         parts, at = list[str](), 0
-        for place in places:
-            parts += [
-                text[at : place.start],
-                self._name(text[place.start : place.end], place.label),
-            ]
-            at = place.end
+        for start, end, label in places:
+            parts += [text[at:start], self._name(text[start:end], label)]
+            at = end
         return "".join([*parts, text[at:]])
 
     def restored(self, reply: str, begun: str = "", *, ended: bool) -> Restored:
@@ -152,16 +148,13 @@ class Placeholders:
         text = reply if half is None or (ended and not half[1]) else reply[: half[0]]
         parts, whole, at, length = list[str](), list[tuple[int, int]](), 0, 0
         for one in self._forms.like(text):
-            word = self._words.get(((one.label or "").upper(), one.number))
+            word = self._words.get(one.name or "")
             before = text[at : one.start]
             if word is None:
                 return Restored("".join([*parts, before]), tuple(whole), "unknown")
             call = _call(begun + "".join([*parts, before]))
-            if (
-                call is not None
-                and one.label != LITERAL
-                and self.reading(word)[0] not in Normal(call).text
-            ):
+            literal = self.names[word].startswith(f"<{LITERAL}_")
+            if call is not None and not literal and reading(word).plain not in Normal(call).text:
                 word = text[one.start : one.end]
             parts += [before, word]
             length += len(before)
@@ -170,22 +163,17 @@ class Placeholders:
         left = None if len(text) == len(reply) else "unknown" if ended else "open"
         return Restored("".join([*parts, text[at:]]), tuple(whole), left)
 
-    def reading(self, word: str) -> tuple[str, str]:
-        """A word's normal form, and as `normal.letters`; what was read once is known."""
-        if word not in self._read:
-            self._read[word] = Normal(word).text, letters(word)
-        return self._read[word]
-
     def _name(self, word: str, label: str) -> str:
         name = self.names.get(word)
         if name is None:
-            number = self._counts[label] = self._counts.get(label, 0) + 1
-            self._words[label, number] = word
-            name = self.names[word] = f"<{label}_{number}>"
+            self._counts[label] += 1
+            name = self.names[word] = _named(label, self._counts[label])
+            self._words[name] = word
         return name
 
-    def _label(self, word: str) -> str:
-        return self.names[word][1:].rpartition("_")[0]
+
+def _named(label: str, number: int) -> str:
+    return f"<{label}_{number}>"
 
 
 def _call(text: str) -> str | None:

@@ -1,14 +1,153 @@
-"""Sequences of a llama.cpp context: the caches of sessions."""
+"""A llama.cpp context, its batch, and its sequences: the caches of sessions."""
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edgewise.edge.base import Floats
-from edgewise.edge.kv import KvRow, Outputs
-from edgewise.edge.llamacpp.context import Bytes, LlamaContext
-from edgewise.edge.sequence import MEMORY, MOST, SequenceCache, StateCopy
+from edgewise.edge.base import Floats, Ids
+from edgewise.edge.kv import BATCH
+from edgewise.edge.llamacpp.library import llama_cpp
+from edgewise.edge.sequence import MEMORY, MOST, KvRow, Outputs, SequenceCache, StateCopy
+from edgewise.errors import ModelError
+
+Bytes = NDArray[np.uint8]
+
+_PARTIAL = 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, what cannot be cut
+
+
+class LlamaContext:
+    """Owns a context of llama.cpp, and room for the ids of a decode.
+
+    `decodes` counts: rows are valid until the next one.
+    """
+
+    def __init__(
+        self, handle: Any, *, vocabulary: int, hidden_size: int, recurrent: bool = False
+    ) -> None:
+        """`recurrent` where layers hold one state, that after the last id."""
+        self.handle = handle
+        self.decodes = 0
+        self.recurrent = recurrent
+        self._memory = llama_cpp.llama_get_memory(handle)
+        self._logits, self._hidden = _View(vocabulary), _View(hidden_size)
+        self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
+        for index in range(BATCH):
+            self._batch.n_seq_id[index] = 1
+        as_array = np.ctypeslib.as_array
+        self._tokens: Ids = as_array(self._batch.token, (BATCH,))
+        self._positions: Ids = as_array(self._batch.pos, (BATCH,))
+        self._wanted: NDArray[np.int8] = as_array(self._batch.logits, (BATCH,))
+
+    def put(
+        self,
+        sequence: int,
+        ids: Sequence[int],
+        start: int,
+        *,
+        every: bool = False,
+        last: bool = False,
+        at: int = 0,
+    ) -> int:
+        """Ids of the next decode from position `start` on, with rows of `every` one, or the `last`.
+
+        The batch ends with them, behind `at` ids that were put before. Returns the last's index.
+        """
+        end = self._batch.n_tokens = at + len(ids)
+        for index in range(at, end):
+            self._batch.seq_id[index][0] = sequence
+        if len(ids) == 1:
+            self._tokens[at], self._positions[at] = ids[0], start
+        else:
+            self._tokens[at:end] = ids
+            self._positions[at:end] = np.arange(start, start + len(ids))
+        self._wanted[at:end] = every
+        self._wanted[end - 1] = every or last
+        return end - 1
+
+    def decode(self, *, hidden: bool) -> None:
+        """Run what was put, with hidden states if wanted. Raises `ModelError`."""
+        llama_cpp.llama_set_embeddings(self.handle, hidden)
+        self.decodes += 1
+        code = llama_cpp.llama_decode(self.handle, self._batch)
+        if code != 0:
+            raise ModelError(
+                f"llama.cpp could not decode {self._batch.n_tokens} tokens (code {code})",
+                hint="lower the context or the number of slots if memory is short",
+                setting="ctx",
+            )
+
+    def row(self, index: int, *, hidden: bool) -> KvRow:
+        """What the last decode says after the batch's id `index`."""
+        logits = self._logits.at(llama_cpp.llama_get_logits_ith(self.handle, index))
+        if not hidden:
+            return KvRow(logits)
+        state = self._hidden.at(llama_cpp.llama_get_embeddings_ith(self.handle, index))
+        return KvRow(logits, state)
+
+    def clear(self, sequence: int) -> None:
+        """Drop all ids of a sequence."""
+        llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+
+    def cut(self, sequence: int, position: int) -> bool:
+        """Drop a sequence's ids from `position` on; False where that cannot be done."""
+        if self.recurrent and self.length(sequence) > position:
+            return False
+        return bool(llama_cpp.llama_memory_seq_rm(self._memory, sequence, position, -1))
+
+    def length(self, sequence: int) -> int:
+        """How many ids a sequence holds."""
+        return llama_cpp.llama_memory_seq_pos_max(self._memory, sequence) + 1
+
+    def state_size(self, sequence: int) -> int:
+        """Bytes of what `save_state` would copy."""
+        return llama_cpp.llama_state_seq_get_size_ext(self.handle, sequence, _PARTIAL)
+
+    def save_state(self, sequence: int, buffer: Bytes, size: int) -> bool:
+        """Copy what cannot be cut of a sequence, `size` bytes; whether that was done."""
+        return size == llama_cpp.llama_state_seq_get_data_ext(
+            self.handle, _pointer(buffer), size, sequence, _PARTIAL
+        )
+
+    def load_state(self, sequence: int, buffer: Bytes, size: int, position: int) -> bool:
+        """Go back to a state that was saved at `position`; False where only `forget` is left."""
+        read = llama_cpp.llama_state_seq_set_data_ext(
+            self.handle, _pointer(buffer), size, sequence, _PARTIAL
+        )
+        # After it, never before: a cut is refused while the later state stands.
+        return (
+            read == size
+            and bool(llama_cpp.llama_memory_seq_rm(self._memory, sequence, position, -1))
+            and self.length(sequence) == position
+        )
+
+    def close(self) -> None:
+        # Views into it are stale from here on.
+        self.decodes += 1
+        llama_cpp.llama_batch_free(self._batch)
+        llama_cpp.llama_free(self.handle)
+
+
+def _pointer(buffer: Bytes) -> Any:
+    return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
+class _View:
+    """The engine's floats as an array, made anew only where they lie elsewhere than before."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._address = size, 0
+        self._array: Floats = np.empty(0, np.float32)
+
+    def at(self, pointer: Any) -> Floats:
+        address = ctypes.addressof(pointer.contents)
+        if address != self._address:
+            self._array = np.ctypeslib.as_array(pointer, (self._size,))
+            self._address = address
+        return self._array
+
 
 _CLOSE = 1e-2
 """How far logits with and without hidden states may lie apart, of the largest."""
@@ -38,7 +177,7 @@ class LlamaSequence(SequenceCache):
         return self._context.decodes
 
     def _begin(self) -> None:
-        self._context.forget(self._number, 0)
+        self._context.clear(self._number)
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
         context, every = self._context, outputs == "all"
@@ -90,25 +229,13 @@ class LlamaSequence(SequenceCache):
         return self._context.load_state(self._number, state, size, position)
 
 
-class SequencePool:
-    """The sequences of a context, handed out and taken back."""
-
-    def __init__(self, context: LlamaContext, count: int, *, most: int = MOST) -> None:
-        idle: list[Bytes] = []
-        self.all = [
-            LlamaSequence(context, number, idle=idle, room=MEMORY // count, most=most)
-            for number in range(count)
-        ]
-        self._unused = self.all[::-1]
-
-    def new(self) -> LlamaSequence:
-        """One that holds nothing."""
-        return self._unused.pop()
-
-    def drop(self, sequence: LlamaSequence) -> None:
-        """Take one back."""
-        sequence.clear()
-        self._unused.append(sequence)
+def sequences_in(context: LlamaContext, count: int, *, most: int = MOST) -> list[LlamaSequence]:
+    """All sequences of a context, which share the room for checkpoints."""
+    idle: list[Bytes] = []
+    return [
+        LlamaSequence(context, number, idle=idle, room=MEMORY // count, most=most)
+        for number in range(count)
+    ]
 
 
 def examine(context: LlamaContext) -> tuple[int, bool]:
@@ -120,12 +247,12 @@ def examine(context: LlamaContext) -> tuple[int, bool]:
     """
     rows: list[Floats] = []
     for token, hidden in ((0, False), (1, False), (0, True)):
-        context.forget(0, 0)
+        context.clear(0)
         context.put(0, [token], 0, last=True)
         context.decode(hidden=hidden)
         rows.append(context.row(0, hidden=False).logits.copy())
     state = context.state_size(0)
-    context.forget(0, 0)
+    context.clear(0)
     plain, _, beside = rows
     right = np.allclose(beside, plain, rtol=0, atol=_CLOSE * float(np.abs(plain).max()))
     return state, bool(right)

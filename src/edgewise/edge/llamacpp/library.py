@@ -5,9 +5,8 @@ Else it is that of edgewise-llama, which `deploy/llama_wheel.py` builds for this
 each kind, or the prebuilt one of xllamacpp, which has what all of them can run.
 
 The last two come without Python, so their C API is declared here as far as it is used, as in
-`include/llama.h` of the build that `BUILD` names. A struct that does not match is no error to
-ctypes but memory overwritten, so nothing is called before package and library have said which
-release and build they are.
+`include/llama.h` of the releases in `VERSIONS`. A struct that does not match is no error to ctypes
+but memory overwritten, so no other release is called.
 """
 
 import ctypes
@@ -157,9 +156,6 @@ def _require_instructions() -> None:
         )
 
 
-BUILD = {"llama_version": "0.6.0-dev", "ggml_version": "0.26.0"}
-"""What the library that the structs were written for says of itself."""
-
 llama_token = llama_pos = llama_seq_id = c_int32
 llama_log_callback = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
@@ -280,12 +276,9 @@ def load_library(path: Path, *, backends: bool = False) -> SimpleNamespace:
     """The library's calls by name, with structs, callback and constants.
 
     With `backends` what computes lies beside it, and the best that this processor can run is
-    loaded. Raises `OSError` where it cannot be loaded, `UsageError` where it is another build.
+    loaded. Raises `OSError` where it cannot be loaded, `UsageError` where it lacks a call.
     """
     library = ctypes.CDLL(str(path))
-    for name, expected in BUILD.items():
-        if (found := _build_word(library, name)) != expected:
-            raise UsageError(f"it is another build: {name} is {found!r}, not {expected!r}")
     calls: dict[str, Any] = {}
     for result, name, *arguments in map(str.split, _CALLS.strip().splitlines()):
         if not hasattr(library, name):
@@ -317,11 +310,3 @@ def _load_backends(library: ctypes.CDLL, folder: Path) -> None:
     library.ggml_backend_dev_count.restype = c_size_t
     if not library.ggml_backend_dev_count():
         raise UsageError("it has no code that this processor can run")
-
-
-def _build_word(library: ctypes.CDLL, name: str) -> str | None:
-    if not hasattr(library, name):
-        return None
-    call = getattr(library, name)
-    call.restype, call.argtypes = c_char_p, ()
-    return call().decode("utf-8", "replace")

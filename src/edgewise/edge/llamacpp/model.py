@@ -8,14 +8,14 @@ logits and the post-final-norm hidden state together; a prompt is prefilled with
 import ctypes
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from edgewise.addresses import resolve
 from edgewise.edge.base import EdgeAbilities, EdgeOptions, Needs
 from edgewise.edge.engine import EngineModel, default_threads
 from edgewise.edge.hub.folder import sampled_blocks
 from edgewise.edge.kv import KvSession
-from edgewise.edge.llamacpp.cache import SequencePool, examine
-from edgewise.edge.llamacpp.context import LlamaContext
+from edgewise.edge.llamacpp.cache import LlamaContext, examine, sequences_in
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.load import load_weights, new_context
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
@@ -28,6 +28,14 @@ def open_gguf(address: str, options: EdgeOptions) -> "LlamaModel":
     if model.path.suffix != ".gguf" and model.path.name != Path(address).name:
         model.name = address  # Ollama and the hub's cache name files after their hashes
     return model
+
+
+def fingerprint_of(path: Path) -> str:
+    """SHA-256 over the size of a GGUF and blocks of it."""
+    digest = hashlib.sha256(str(path.stat().st_size).encode())
+    for block in sampled_blocks(path):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 class LlamaModel(EngineModel):
@@ -50,22 +58,27 @@ class LlamaModel(EngineModel):
             raise ModelError(f"{str(self.path)!r} says of itself that it holds {trained} tokens.")
         self.context = self._context_for(trained)
         self.hidden_size = int(llama_cpp.llama_model_n_embd(self._model))
-        self._parameters = int(llama_cpp.llama_model_n_params(self._model))
+        self.parameters = int(llama_cpp.llama_model_n_params(self._model))
         description = ctypes.create_string_buffer(256)
         llama_cpp.llama_model_desc(self._model, description, len(description))
         # Architecture, size, and the type of the weights: "qwen2 0.5B Q4_K - Medium".
         form = description.value.decode("utf-8", "replace").split(" ", 2)[-1]
-        self._build = f"llama.cpp, {form}"
-        self._tokenizer = LlamaTokenizer(self._model)
+        self.build = f"llama.cpp, {form}"
+        self.tokenizer = LlamaTokenizer(self._model)
         self._context = context = self.new_context(options.slots)
         try:
             self.state_size, hidden = examine(context) if context.recurrent else (0, True)
-            pool = SequencePool(context, options.slots)
+            unused = sequences_in(context, options.slots)[::-1]
         except BaseException:
             context.close()
             raise
-        self._open_slots(pool.new, drop=pool.drop)
-        self._abilities = EdgeAbilities(
+
+        def drop(sequence: Any) -> None:
+            sequence.clear()
+            unused.append(sequence)
+
+        self._open_slots(unused.pop, drop=drop)
+        self.abilities = EdgeAbilities(
             hidden=hidden,
             rewinds="checkpoints" if context.recurrent else "anywhere",
             slots=options.slots,
@@ -78,14 +91,11 @@ class LlamaModel(EngineModel):
         return super().session(needs, top=top)
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(str(self.path.stat().st_size).encode())
-        for block in sampled_blocks(self.path):
-            digest.update(block)
-        return digest.hexdigest()
+        return fingerprint_of(self.path)
 
     def _free(self) -> None:
         self._context.close()
-        self._tokenizer.close()
+        self.tokenizer.close()
         llama_cpp.llama_model_free(self._model)
 
     def new_context(self, sequences: int) -> LlamaContext:

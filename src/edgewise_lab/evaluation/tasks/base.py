@@ -9,19 +9,22 @@ from typing import Literal, Protocol
 import msgspec
 
 from edgewise.errors import UsageError
+from edgewise.prompts import Message
 
 LETTERS = string.ascii_lowercase
 """What choices are called, in their order."""
 
 Split = Literal["train", "calibration", "test", "frames", "facts"]
-Grading = Literal["choice", "number", "exact", "regex"]
+Grading = Literal["choice", "number", "exact", "regex", "words"]
 
 
 class Question(msgspec.Struct, frozen=True):
-    """`prompt` is the user's message; `reference` a whole right answer, where there is one.
+    """`prompt` is the user's last message, behind those of `before`.
 
-    `answer` is a choice's text, a number, the whole text or a regular expression, as `check` says.
-    Raises `UsageError` where it is none of that.
+    `answer` is a choice's text, a number, the whole text, a regular expression or a text with the
+    same content words, as `check` says; not `known`, the cloud's own answer will take its place
+    (`agreeing`). `reference` is a whole right answer. Raises `UsageError` for an answer that
+    `check` cannot use.
     """
 
     id: str
@@ -31,9 +34,21 @@ class Question(msgspec.Struct, frozen=True):
     check: Grading
     reference: str = ""
     choices: tuple[str, ...] | None = None
+    before: tuple[Message, ...] = ()
+    known: bool = True
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The whole conversation."""
+        return (*self.before, Message("user", self.prompt))
+
+    @property
+    def text(self) -> str:
+        """Identifies what is asked: the prompt, with the conversation before it."""
+        return "\n".join([*(f"{turn.role}: {turn.content}" for turn in self.before), self.prompt])
 
     def __post_init__(self) -> None:
-        if self.check == "choice" and self.answer not in (self.choices or ()):
+        if self.known and self.check == "choice" and self.answer not in (self.choices or ()):
             raise UsageError(
                 f"Question {self.id!r} has an answer that is not one of its choices",
                 hint="add it to them",
@@ -58,6 +73,11 @@ class Task(msgspec.Struct, frozen=True):
     name: str
     questions: tuple[Question, ...]
     max_tokens: int
+
+    @property
+    def known(self) -> bool:
+        """Whether every right answer is known."""
+        return all(question.known for question in self.questions)
 
     @property
     def families(self) -> tuple[str, ...]:

@@ -5,12 +5,14 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from edgewise.errors import UsageError
 from edgewise.sandbox import Child, ChildEnded
-from edgewise_lab.evaluation.tasks.base import LETTERS, Question
+from edgewise_lab.evaluation.tasks.base import LETTERS, Question, Task
 
 _SECONDS, _MEMORY = 5.0, 1 << 30
 """How long a search for a regular expression may take, and the bytes that it may need."""
@@ -22,8 +24,11 @@ _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
 def is_right(question: Question, text: str) -> bool:
     """Graded leniently: a choice by the paper's extraction, a number by the last one named.
 
-    Raises `UsageError` where a question's pattern takes too long.
+    Without a known answer nothing is right. Raises `UsageError` where a question's pattern takes
+    too long.
     """
+    if not question.known:
+        return False
     match question.check:
         case "choice":
             assert question.choices is not None
@@ -34,14 +39,20 @@ def is_right(question: Question, text: str) -> bool:
             return text.strip() == question.answer.strip()
         case "regex":
             return _searcher.matches(question, text)
+        case "words":
+            return overlap(question, question.answer, text) >= AGREES
 
 
 def is_strictly_right(question: Question, text: str) -> bool:
     """Graded as asked for: one conclusion, in the format that the prompt wants, and right.
 
     Where the prompt lists choices behind letters, text and letter of a choice must both be named,
-    else the text alone; exact and regex have no other reading.
+    else the text alone; of `words` all must be the same; exact and regex have no other reading.
     """
+    if not question.known:
+        return False
+    if question.check == "words":
+        return overlap(question, question.answer, text) == 1
     if question.check not in ("choice", "number"):
         return is_right(question, text)
     concluded = re.findall(r"Therefore, the answer is (.+?)\s*\.?\s*$", text, re.MULTILINE)
@@ -200,3 +211,48 @@ def _letters(choices: tuple[str, ...]) -> str:
 def _plain(number: str | None) -> str | None:
     """Without thousands separators and a zero fraction."""
     return None if number is None else re.sub(r"\.0+$", "", number.replace(",", ""))
+
+
+AGREES = 0.5
+"""Two texts agree from this part of their content words in common on."""
+
+_WORDS = re.compile(r"\d[\d.,]*\d|\d|[^\W\d_]+")
+_FUNCTION_WORDS = """
+a about all also an and any are as at be because been but by can could did do does for from
+had has have he her his how i if in into is it its just me more my of on one or our out she
+should so some than that the their them then there these they this to too up us very was we
+were what when where which while who why will with would you your
+"""
+
+
+def content_words(text: str) -> frozenset[str]:
+    """Numbers, and words other than function words (English)."""
+    found = (word.replace(",", "").casefold() for word in _WORDS.findall(text))
+    return frozenset(found).difference(_FUNCTION_WORDS.split())
+
+
+def overlap(question: Question, one: str, other: str) -> float:
+    """Jaccard index of the content words of two replies, those of the conversation left out.
+
+    Two replies without a content word of their own agree.
+    """
+    asked = content_words(question.text)
+    first, second = content_words(one) - asked, content_words(other) - asked
+    return len(first & second) / len(first | second) if first | second else 1.0
+
+
+def agreeing(question: Question, reply: str) -> Question:
+    """The question with the cloud's own `reply` as its answer, unless one is known."""
+    if question.known:
+        return question
+    if question.choices and (choice := extract_choice(reply, question.choices)):
+        return replace(question, answer=choice, check="choice", known=True)
+    if question.check == "number" and (number := extract_number(reply)):
+        return replace(question, answer=number, known=True)
+    return replace(question, answer=reply, check="words", known=True)
+
+
+def agreeing_task(task: Task, replies: Mapping[str, str]) -> Task:
+    """The task with the cloud's replies, by question, in the place of unknown answers."""
+    questions = tuple(agreeing(question, replies[question.id]) for question in task.questions)
+    return replace(task, questions=questions)

@@ -13,6 +13,9 @@ from edgewise_lab.evaluation.tasks.records import jsonl
 
 Use = Literal["train", "test"]
 
+USUAL = {"train": 300, "test": 100}
+"""Questions that thresholds are set on where nobody says, at most a fifth of a file's."""
+
 TASKS: Registry[type[TaskSource]] = Registry(
     "task",
     "edgewise.tasks",
@@ -31,7 +34,8 @@ def open_task(
     """The questions of a task in `TASKS`, or of a JSON Lines file.
 
     `data` is a local copy of the published file; `check` how the answers of a JSON Lines file
-    are graded (default: exact). `use` chooses the split where a task has several.
+    are graded (default: exact). `use` chooses the split where a task has several. Answers may be
+    unknown (`Task.known`).
     """
     source = _source(name)
     if source is not None:
@@ -48,7 +52,7 @@ def open_task(
         raise UsageError(
             f"The task {name!r} is a file of its own", hint="drop the copy", setting="data"
         )
-    return _checked(name, jsonl(path, check or "exact"))
+    return _checked(name, jsonl(path, check))
 
 
 def with_calibration(
@@ -58,13 +62,15 @@ def with_calibration(
     data: Path | None,
     check: Grading | None,
     limit: int | None,
-    calibration: int,
+    calibration: int | None,
     calibration_data: Path | None = None,
     max_tokens: int | None = None,
+    known: bool = True,
 ) -> tuple[Task, Task]:
     """The first `limit` questions to use, and `calibration` others to set thresholds with.
 
-    `max_tokens` is the longest answer to all of them, in the place of the task's own.
+    With None these are as `USUAL`. Where right answers must be `known`, a task of prompts alone is
+    refused. `max_tokens` is the longest answer to all of them, in the place of the task's own.
 
     A task with a calibration split has these there. Otherwise they are the last ones of
     `calibration_data`, a file like `data`; without it, of a task to be tested that has a train
@@ -76,6 +82,10 @@ def with_calibration(
             what = setting.replace("_", "-")
             raise UsageError(f"The {what} must be 1 or more, not {value}.", setting=setting)
     both = _both(name, use, data, check, limit, calibration, calibration_data)
+    if known and not all(task.known for task in both):
+        raise UsageError(
+            f"The task {name!r} has no right answers", hint="give each question its answer"
+        )
     if max_tokens is None:
         return both
     used, held_out = (replace(task, max_tokens=max_tokens) for task in both)
@@ -88,20 +98,22 @@ def _both(
     data: Path | None,
     check: Grading | None,
     limit: int | None,
-    calibration: int,
+    calibration: int | None,
     calibration_data: Path | None,
 ) -> tuple[Task, Task]:
     task = open_task(name, data=data, check=check, use=use)
+    usual = calibration or USUAL[use]
     if calibration_data is not None:
         used = task.first(limit)
-        return used, _apart(_beside(name, calibration_data, check), used, calibration)
+        return used, _apart(_beside(name, calibration_data, check), used, usual)
     splits = _splits(name, data)
     if "calibration" in splits:
         held_out = _checked(name, TASKS.load(name)().open("calibration"))
-        return task.first(limit), held_out.first(calibration)
+        return task.first(limit), held_out.first(usual)
     if use == "test" and "train" in splits:
-        return task.first(limit), _split(open_task(name, use="train"), calibration)[1]
-    rest, held_out = _split(task, calibration)
+        return task.first(limit), _split(open_task(name, use="train"), usual)[1]
+    fifth = max(1, len(task.questions) // 5)
+    rest, held_out = _split(task, calibration or min(usual, fifth))
     return rest.first(limit), held_out
 
 
@@ -145,8 +157,8 @@ def _beside(name: str, data: Path, check: Grading | None) -> Task:
 
 def _apart(other: Task, used: Task, calibration: int) -> Task:
     """The last of `other`'s questions, none that is used."""
-    prompts = {question.prompt for question in used.questions}
-    rest = tuple(question for question in other.questions if question.prompt not in prompts)
+    texts = {question.text for question in used.questions}
+    rest = tuple(question for question in other.questions if question.text not in texts)
     if not rest:
         raise UsageError(
             "The questions to calibrate on are those that are used",
@@ -159,9 +171,9 @@ def _apart(other: Task, used: Task, calibration: int) -> Task:
 def _split(task: Task, calibration: int) -> tuple[Task, Task]:
     """The last `calibration` questions apart; no prompt stands on both sides."""
     held_out = task.questions[-calibration:]
-    apart = {question.prompt for question in held_out}
+    apart = {question.text for question in held_out}
     before = task.questions[: -len(held_out)]
-    rest = tuple(question for question in before if question.prompt not in apart)
+    rest = tuple(question for question in before if question.text not in apart)
     if not rest:
         raise UsageError(
             f"{len(task.questions)} questions leave none beside {calibration} to calibrate on",

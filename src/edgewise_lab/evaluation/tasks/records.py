@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from edgewise.errors import UsageError
 from edgewise.hub.client import dataset_file
+from edgewise.prompts import Message
 from edgewise_lab.evaluation.tasks.base import Grading, Question, Task
 
 MAX_FILE = 256 << 20
@@ -18,6 +19,12 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
     """Line number and record of each line that is not empty. Raises `UsageError`."""
+    for number, line in lines_of(path):
+        yield number, _decoded(path, number, line, kind)
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Number and bytes of each line that is not empty. Raises `UsageError`."""
     try:
         # What is no file, such as a pipe, has no size before it was read.
         with path.open("rb") as file:
@@ -29,12 +36,14 @@ def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
     for number, line in enumerate(lines, 1):
         if line.strip():
-            try:
-                yield number, msgspec.json.decode(line, type=kind)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise UsageError(
-                    f"Line {number} of {str(path)!r} is not valid: {error}."
-                ) from error
+            yield number, line
+
+
+def _decoded(path: Path, number: int, line: bytes, kind: type[Record]) -> Record:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"Line {number} of {str(path)!r} is not valid: {error}.") from error
 
 
 def read_parquet(repo: str, name: str, kind: type[Record]) -> Iterator[Record]:
@@ -67,37 +76,104 @@ MAX_TOKENS = 256
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: str
-    answer: str
+    answer: str | None = None
     choices: tuple[str, ...] | None = None
     family: str | None = None
     id: str | None = None
     reference: str = ""
 
 
-def jsonl(data: Path, check: Grading) -> Task:
-    """Lines `{"prompt": ..., "answer": ...}`, optionally with choices, family, id and
-    reference, a whole right answer.
+class _Part(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
 
-    The answer is the text wanted, a number, a regular expression to be found, or one of the
-    choices, as `check` says.
+
+class _Turn(msgspec.Struct, frozen=True):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | tuple[_Part, ...]
+
+
+class _Conversation(msgspec.Struct, frozen=True):
+    messages: tuple[_Turn, ...]
+
+
+def jsonl(data: Path, check: Grading | None) -> Task:
+    """Lines `{"prompt": ..., "answer": ...}`, optionally with choices, family, id and
+    reference, a whole right answer; without any answers; or OpenAI's `{"messages": [...]}`.
+
+    The answer is the text wanted, a number, a regular expression to be found, one of the choices,
+    or a text with the same content words, as `check` says (default: the text, `exact`). Of a
+    conversation the last user message is the question.
     """
-    lines = read_lines(data, _Line)
-    questions = tuple(_question(data, number, line, check) for number, line in lines)
+    questions = tuple(_question(data, number, line, check) for number, line in lines_of(data))
+    if len({question.known for question in questions}) > 1:
+        number = next(question.id for question in questions if not question.known)
+        raise UsageError(
+            f"Some questions of {str(data)!r} have an answer and others, such as {number}, none",
+            hint="give all or none",
+        )
     return Task(data.stem, questions, MAX_TOKENS)
 
 
-def _question(data: Path, number: int, line: _Line, check: Grading) -> Question:
+def _question(data: Path, number: int, line: bytes, check: Grading | None) -> Question:
     try:
+        if b'"messages"' in line and not _is_prompt(line):
+            return _last_question(data, number, _decoded(data, number, line, _Conversation), check)
+        held = _decoded(data, number, line, _Line)
         return Question(
-            id=line.id or str(number),
-            family=line.family or data.stem,
-            prompt=line.prompt,
-            answer=line.answer,
-            check=check,
-            reference=line.reference,
-            choices=line.choices,
+            id=held.id or str(number),
+            family=held.family or data.stem,
+            prompt=held.prompt,
+            answer=held.answer or "",
+            check=check or "exact" if held.answer is not None else _open(check, held.choices),
+            reference=held.reference,
+            choices=held.choices,
+            known=held.answer is not None,
         )
     except UsageError as error:
+        if error.message.startswith("Line "):
+            raise
         raise UsageError(
             f"Line {number} of {str(data)!r} is not valid: {error.message}", hint=error.hint
         ) from error
+
+
+def _is_prompt(line: bytes) -> bool:
+    """Whether "messages" is only a word of the prompt."""
+    try:
+        held = msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return True
+    return not isinstance(held, dict) or "messages" not in held
+
+
+def _last_question(data: Path, number: int, held: _Conversation, check: Grading | None) -> Question:
+    turns = [
+        Message(
+            "system" if turn.role == "developer" else turn.role,
+            turn.content
+            if isinstance(turn.content, str)
+            else "\n".join(part.text for part in turn.content),
+        )
+        for turn in held.messages
+    ]
+    while turns and turns[-1].role != "user":
+        turns.pop()
+    if not turns:
+        raise UsageError("it has no message of a user", hint="leave it out")
+    *before, last = turns
+    return Question(
+        id=str(number),
+        family=data.stem,
+        prompt=last.content,
+        answer="",
+        check=_open(check, None),
+        before=tuple(before),
+        known=False,
+    )
+
+
+def _open(check: Grading | None, choices: tuple[str, ...] | None) -> Grading:
+    """How replies without a known answer are compared."""
+    if check in ("exact", "regex"):
+        raise UsageError("it has no answer to check", hint="leave the check out", setting="check")
+    return check or ("choice" if choices else "words")

@@ -124,8 +124,8 @@ class Label(Protocol):
         ...
 
 
-TOGETHER = 256
-"""Texts whose rollouts are collected into one call."""
+TOGETHER = 16
+"""Texts whose rollouts are collected into one call, and then kept."""
 
 Values = dict[str, tuple[float, ...]]
 """By question, a value for every token."""
@@ -258,6 +258,7 @@ LABELS: Registry[type[Label]] = Registry(
     "edgewise.labels",
     {
         "value": "edgewise_lab.training.labels.published:Value",
+        "final": "edgewise_lab.training.labels.published:Final",
         "rescue": "edgewise_lab.training.labels.published:Rescue",
         "mismatch": "edgewise_lab.training.labels.published:Mismatch",
         "co-llm": "edgewise_lab.training.labels.published:CoLlm",

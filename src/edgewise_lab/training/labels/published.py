@@ -11,7 +11,13 @@ from edgewise.errors import UsageError
 from edgewise.prompts import Message, prompt_ids
 from edgewise_lab.evaluation.systems import text_of
 from edgewise_lab.evaluation.tasks.base import Question
-from edgewise_lab.evaluation.tasks.grading import extract_choice, extract_number, is_right
+from edgewise_lab.evaluation.tasks.grading import (
+    AGREES,
+    extract_choice,
+    extract_number,
+    is_right,
+    overlap,
+)
 from edgewise_lab.rollouts import Continuation, Prefix
 from edgewise_lab.training.collect import Text
 from edgewise_lab.training.fit import Objective
@@ -167,6 +173,34 @@ class Value(Label):
         return values
 
 
+class Final(Label):
+    """How far the cloud's answer ends elsewhere once the edge's token stands in it.
+
+    The cloud goes on from the edge's token; a choice or a number is the same or is not, of other
+    answers it is the part of the content words that only one has. Nobody need know what is right.
+    """
+
+    name = "final"
+    described = "how far the cloud's own answer changes behind the edge's token"
+    writers: frozenset[Writer] = frozenset({"cloud"})
+
+    def of(self, case: Case) -> Labelling:
+        values = [0.0] * len(case.proposed)
+        at = case.mismatches
+        written = yield from case.branches("cloud", [(i, case.proposed[i]) for i in at])
+        own = text_of(case.tokenizer, case.sample.ids)
+        for i, ids in zip(at, written, strict=True):
+            values[i] = difference(case.question, own, text_of(case.tokenizer, ids))
+        return values
+
+
+def difference(question: Question, one: str, other: str) -> float:
+    """From 0, the same conclusion, to 1."""
+    if question.check in ("choice", "number"):
+        return float(not same_end(question, one, other))
+    return 1.0 - overlap(question, one, other)
+
+
 class Rescue(Label):
     """1 where the edge's own answer ends wrong, and right once the cloud has written this token.
 
@@ -312,7 +346,7 @@ def _parted(case: Case, at: int, other: Sequence[int]) -> Drafts:
     """The sentence that parts at `at`, as the cloud wrote it and as `other` ids have it."""
     texts = (case.sample.ids[:at], case.sample.ids[: at + 1 + LONGEST], other)
     begun, first, second = (text_of(case.tokenizer, ids) for ids in texts)
-    return Drafts(case.question.prompt, *sentences(begun, first, second))
+    return Drafts(case.question.text, *sentences(begun, first, second))
 
 
 def same_end(question: Question, one: str, other: str) -> bool:
@@ -330,6 +364,8 @@ def same_end(question: Question, one: str, other: str) -> bool:
             return one.strip() == other.strip()
         case "regex":
             return is_right(question, one) == is_right(question, other)
+        case "words":
+            return overlap(question, one, other) >= AGREES
 
 
 class CoLlm(Label):

@@ -1,6 +1,7 @@
 """Edge models on ONNX Runtime, through onnxruntime-genai: the extra `edgewise[onnx]`.
 
-A model is a folder with `genai_config.json`, as its model builder writes it. Logits of every id
+A model is a folder with `genai_config.json`, as its model builder writes it. That may name
+libraries for the runtime to load, and files anywhere: such a folder is refused. Logits of every id
 come from the graph's output; a hidden state does where the model was built with
 `include_hidden_states`. Each session is a generator with a KV cache of its own, and rolls back by
 `rewind_to`. A pass holds Python's global lock, so threads take turns with it.
@@ -9,21 +10,122 @@ come from the graph's output; a hidden state does where the model was built with
 import json
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from edgewise.addresses import resolve_folder
 from edgewise.edge.base import EdgeOptions, Rewinds
 from edgewise.edge.engine import PROBED, EngineModel, default_threads
-from edgewise.edge.hub.folder import DESCRIPTIONS, digest_of, reason_of
-from edgewise.edge.hub.tokenizer import HubTokenizer
-from edgewise.edge.kv import KvRow, Outputs
-from edgewise.edge.onnx.folder import build_files, read_onnx_folder
-from edgewise.edge.sequence import FAILURES, SequenceCache, rows_of
+from edgewise.edge.hub.folder import DESCRIPTIONS, digest_of, read_json, reason_of
+from edgewise.edge.sequence import FAILURES, KvRow, Outputs, SequenceCache, rows_of
 from edgewise.errors import ModelError, UsageError
+
+CONFIG = "genai_config.json"
+
+_WEIGHTS = re.compile(r"\.onnx|\.data$|\.bin$")
+_PLAIN = re.compile(r"[\w-][\w. -]*")
+_LIBRARY = re.compile(r"(?i)\.(so|dll|dylib)\b")
+_QUALCOMM = re.compile(r"(lib)?Qnn(Htp|Gpu|Cpu)\.(dll|so)")
+"""Libraries of the runtime's own that a model for Qualcomm's chips has to name."""
+
+_OTHER_PARTS = ("encoder", "vision", "speech", "embedding", "joiner")
+
+
+class _Outputs(msgspec.Struct, frozen=True):
+    logits: str = "logits"
+    hidden_states: str = "hidden_states"
+
+
+class _Decoder(msgspec.Struct, frozen=True):
+    outputs: _Outputs = _Outputs()
+
+
+class OnnxDescription(msgspec.Struct, frozen=True):
+    """What the config says: sizes in ids, and the names of the graph's outputs."""
+
+    type: str
+    vocab_size: int
+    context_length: int
+    decoder: _Decoder
+
+
+class _Config(msgspec.Struct, frozen=True):
+    model: OnnxDescription
+
+
+def read_onnx_folder(folder: Path) -> OnnxDescription:
+    """Read and check `folder`. Raises `ModelError` for what is no language model, or not safe."""
+    path = folder / CONFIG
+    raw = read_json(path, dict[str, object])
+    if raw is None:
+        raise ModelError(
+            f"{str(folder)!r} holds no {CONFIG}",
+            hint="name a folder that onnxruntime-genai's model builder has written",
+        )
+    for key, value in _strings(raw):
+        _check_entry(path, key, value)
+    try:
+        model = msgspec.convert(raw, _Config).model
+    except msgspec.ValidationError as error:
+        raise ModelError(
+            f"{str(path)!r} is no description of a language model ({error})",
+            hint="download the model again",
+        ) from error
+    described = raw["model"]
+    assert isinstance(described, dict)
+    others = [part for part in _OTHER_PARTS if part in described]
+    if others:
+        raise ModelError(
+            f"{str(folder)!r} is a model of the kind {model.type!r} with {others[0]!r}, and no "
+            "decoder-only language model",
+            hint="choose one that is",
+        )
+    if model.vocab_size < 1 or model.context_length < 1:
+        raise ModelError(
+            f"{str(path)!r} says of itself that it knows {model.vocab_size} ids and holds "
+            f"{model.context_length}",
+            hint="download the model again",
+        )
+    return model
+
+
+def build_files(folder: Path) -> list[Path]:
+    """What makes a model this very build: the config, the graph and its weights."""
+    held = sorted(path for path in folder.iterdir() if path.is_file())
+    return [folder / CONFIG, *(path for path in held if _WEIGHTS.search(path.name))]
+
+
+def _strings(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _strings(inner, str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner, key)
+    else:
+        yield key, value
+
+
+def _check_entry(path: Path, key: str, value: object) -> None:
+    """Raise `ModelError` for what would run code, write files, or read outside the folder."""
+    named = key.casefold()
+    text = value if isinstance(value, str) else ""
+    runs = "library" in named or bool(_LIBRARY.search(text) and not _QUALCOMM.fullmatch(text))
+    writes = named == "enable_profiling" or "optimized_model" in named
+    leads = bool(text) and not _PLAIN.fullmatch(text) and re.search("file|path|dir", named)
+    if runs or writes or leads:
+        does = "loads a library" if runs else "writes files" if writes else "leads elsewhere"
+        raise ModelError(
+            f"{str(path)!r} has an entry {key!r} that {does}",
+            hint="take it out if you trust who made the model",
+        )
+
 
 READS = (".onnx", ".data", ".onnx_data", ".bin", *DESCRIPTIONS)
 """Files of a repository that are downloaded."""
@@ -95,23 +197,23 @@ class OnnxModel(EngineModel):
         """With "auto" GPU layers the model runs where its config says, with 0 on the CPU."""
         self.threads = options.threads or default_threads()
         described = read_onnx_folder(self.path)
-        self.context = self._context_for(described.context)
-        self._tokenizer = HubTokenizer(self.path, size=described.vocabulary)
+        self.context = self._context_for(described.context_length)
         self._library = import_genai()
         self._model = self._opened(options.gpu_layers)
-        self._build = f"{self.engine} on {self._model.device_type}"
-        outputs = (described.logits, described.hidden)
-        self._try_out(
-            lambda: OnnxCache(lambda: self._generator(PROBED), outputs),
-            described.vocabulary,
-            may_stay=True,
-        )
-        rewinds = self._abilities.rewinds
+        self.build = f"{self.engine} on {self._model.device_type}"
+        names, size = described.decoder.outputs, described.vocab_size
+        outputs = names.logits, names.hidden_states
 
         def new() -> OnnxCache:
+            rewinds = self.abilities.rewinds
             return OnnxCache(lambda: self._generator(self.context), outputs, rewinds=rewinds)
 
-        self._open_slots(new, turn=longest_turn(described.vocabulary))
+        self._start(
+            new,
+            size,
+            trial=lambda: OnnxCache(lambda: self._generator(PROBED), outputs),
+            turn=longest_turn(size),
+        )
 
     def fingerprint(self) -> str:
         return digest_of(build_files(self.path))

@@ -1,0 +1,235 @@
+"""Whether a router serves a pair that it was not trained on: `python -m benchmarks.transfer`.
+
+Reads what `edgewise train --label rescue --inputs text --inputs ranks` has collected and labelled
+for several pairs (NAME=FOLDER, the folder of the checkpoint). Ranks are taken among each edge's own
+writing, so that they mean the same on every edge. For each pair the tokens are scored by the
+routers that need no training, by one fitted to the other pairs, and by one fitted to the pair's
+own other texts. Prints which part of what consults could gain lies among the highest scores, and
+how much more that is than `entropy` finds; 95% intervals by bootstrap over texts, paired.
+
+`--bridged` makes the labels of a pair of two vocabularies: the cloud is asked for a word wherever
+it can be, and the edge goes on behind it.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.local import LocalCloud
+from edgewise.edge.base import EdgeModel, Floats, Ids
+from edgewise.errors import CloudError
+from edgewise.pair import open_models
+from edgewise.routers.card import read_card
+from edgewise.routers.signals import ranks_of
+from edgewise.sampling import Sampling
+from edgewise.settings import Settings
+from edgewise_lab.evaluation.store import append, read
+from edgewise_lab.evaluation.systems import CLOUD_DEADLINE, question_prompt
+from edgewise_lab.evaluation.tasks.named import with_calibration
+from edgewise_lab.tables import line
+from edgewise_lab.training.collect import Sample
+from edgewise_lab.training.fit import Data, Recipe, fit
+from edgewise_lab.training.labels.base import Labelled
+from edgewise_lab.training.labels.published import Rescue
+from edgewise_lab.training.router import Training
+
+SHARES = (0.05, 0.10)
+FOLDS = 5
+DRAWS = 2000
+MOST = 100
+"""Texts of a pair that others learn from."""
+
+Mask = NDArray[np.bool_]
+
+
+class BridgedTraining(Training):
+    """Training's stages for an edge whose cloud has another vocabulary."""
+
+    def __init__(self, *given: object, bridge: CloudModel, edge: EdgeModel, **options: object):
+        # The edge stands where the cloud's own ids would be read; nothing is asked of it.
+        super().__init__(*given, edge=edge, cloud=LocalCloud(edge), **options)  # type: ignore
+        self._bridge = bridge
+
+    def _read(self, samples: Sequence[Sample], name: str, *, allowed: bool) -> list[Sample]:
+        path = self.folder / "data" / name
+        known = {sample.question: sample for sample in read(path, Sample)}
+        for sample in samples:
+            if sample.question not in known:
+                known[sample.question] = self._asked(sample)
+                append(path, known[sample.question])
+        return [known[sample.question] for sample in samples]
+
+    def _asked(self, sample: Sample) -> Sample:
+        """With the first id of the cloud's word at each place where a word can be asked for."""
+        tokenizer, boundaries = self.edge.tokenizer, self._bridge.boundaries
+        assert boundaries is not None
+        question = next(one for one in self.task.questions if one.id == sample.question)
+        prompt = question_prompt(tokenizer, question)
+        found: list[int] = []
+        with closing(self._bridge.open(prompt)) as session:
+            for at, token in enumerate(sample.ids):
+                ids = [*prompt.ids, *sample.ids[:at]]
+                found.append(token)
+                if boundaries.refused(ids, len(prompt.ids), token) is None:
+                    try:
+                        reply = session.ask(ids, 1, Sampling(), CLOUD_DEADLINE).result()
+                        found[-1] = reply.ids[0] if reply.ids else token
+                    except CloudError:  # nothing usable: the edge's token stays
+                        continue
+        return Sample(sample.question, sample.prompt, sample.ids, (), sample.right, tuple(found))
+
+
+class Texts(NamedTuple):
+    """The tokens of a pair's texts: float32[n, 3], [n, 31], [n], int32[n]."""
+
+    uncertainties: Floats
+    inputs: Floats
+    labels: Floats
+    groups: Ids
+
+    def some(self, rows: Mask) -> "Texts":
+        own = self.uncertainties[rows], self.inputs[rows]
+        return Texts(*own, self.labels[rows], self.groups[rows])
+
+    def data(self) -> Data:
+        return Data(self.inputs, self.labels, self.groups, np.zeros(len(self.labels), np.int32))
+
+
+def texts_of(folder: Path) -> Texts:
+    """What training has collected and labelled in `folder`."""
+    data = folder / "data"
+    labels = {
+        one.question: one.values
+        for path in data.glob("labels-rescue*.jsonl")
+        for one in read(path, Labelled)
+    }
+    parts: list[tuple[Floats, Floats, Floats, int]] = []
+    for path in sorted(data.glob("own-*.safetensors")):
+        tensors = load_file(path)
+        with safe_open(path, "numpy") as file:
+            names = msgspec.json.decode(file.metadata()["questions"], type=list[str])
+        for index, name in enumerate(names):
+            rows = tensors["sample"] == index
+            if name in labels:
+                columns = tensors["input.ranks"][rows], tensors["input.text"][rows]
+                parts.append((*columns, np.array(labels[name], np.float32), len(parts)))
+    raw, text, values = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:3])
+    groups = np.concatenate([np.full(len(p[2]), p[3], np.int32) for p in parts])
+    reference = read_card(folder).reference
+    return Texts(raw, np.concatenate([text, ranks_of(raw, reference)], axis=1), values, groups)
+
+
+def scores(data: Data, inputs: Floats) -> Floats:
+    """float32[n]: by a perceptron fitted to `data`."""
+    found = fit(data, Recipe(hidden=(32,))).tensors
+    x = (inputs - found["mean"]) / found["std"]
+    hidden = np.maximum(x @ found["layers.0.weight"].T + found["layers.0.bias"], 0)
+    logits = hidden @ found["layers.1.weight"].T + found["layers.1.bias"]
+    return logits[:, 0].astype(np.float32)
+
+
+def joined(pairs: Sequence[Texts]) -> Data:
+    """As many texts of each pair, so that none decides alone."""
+    kept = [pair.some(pair.groups < MOST) for pair in pairs]
+    starts = np.cumsum([0, *(int(pair.groups.max()) + 1 for pair in kept)])
+    moved = [p._replace(groups=p.groups + start) for p, start in zip(kept, starts, strict=False)]
+    return Texts(*(np.concatenate(c).astype(c[0].dtype) for c in zip(*moved, strict=True))).data()
+
+
+def cross_fitted(own: Texts) -> Floats:
+    """Each text scored by a router that was fitted to the pair's other texts."""
+    found = np.zeros(len(own.labels), np.float32)
+    for fold in range(FOLDS):
+        apart = own.groups % FOLDS == fold
+        found[apart] = scores(own.some(~apart).data(), own.inputs[apart])
+    return found
+
+
+def hits(own: Texts, score: Floats, share: float) -> Floats:
+    """By text: what the consults at the highest scores could gain."""
+    rank = np.argsort(np.argsort(-score, kind="stable"), kind="stable")
+    asked = rank < share * len(score)
+    return np.bincount(own.groups, own.labels * asked, own.groups.max() + 1).astype(np.float32)
+
+
+def table(pairs: Mapping[str, Texts]) -> list[str]:
+    """Markdown."""
+    head = ["pair", "texts", "worth a consult", "router"]
+    for share in SHARES:
+        head += [f"found at {share:.0%}, %", "above entropy, points"]
+    lines = line(head, head=True)
+    rng = np.random.default_rng(0)
+    for name, own in pairs.items():
+        others = [pair for other, pair in pairs.items() if other != name]
+        judged = {
+            "entropy": own.uncertainties[:, 0],
+            "max-prob": own.uncertainties[:, 1],
+            "margin": own.uncertainties[:, 2],
+            "trained on the others": scores(joined(others), own.inputs),
+            "trained on this pair": cross_fitted(own),
+        }
+        count = int(own.groups.max()) + 1
+        drawn = rng.integers(0, count, (DRAWS, count))
+        worth = np.bincount(own.groups, own.labels, count)
+        total = np.maximum(worth[drawn].sum(axis=1), 1e-9)
+        for router, score in judged.items():
+            cells = [name, f"{count}", f"{own.labels.mean():.1%}", router]
+            for share in SHARES:
+                found, rival = (hits(own, s, share) for s in (score, judged["entropy"]))
+                cells.append(_ends(found.sum() / worth.sum(), found[drawn].sum(axis=1) / total))
+                more = found - rival
+                above = _ends(more.sum() / worth.sum(), more[drawn].sum(axis=1) / total)
+                cells.append("" if router == "entropy" else above)
+            lines += line(cells)
+    return lines
+
+
+def _ends(value: float, drawn: NDArray[np.floating]) -> str:
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return f"{100 * value:.0f} ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pairs", nargs="*", help="NAME=FOLDER")
+    parser.add_argument("--bridged", metavar="TASK", help="label a pair of two vocabularies")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--train", type=int, default=60)
+    parser.add_argument("--edge")
+    parser.add_argument("--cloud")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if given.bridged:
+        settings = Settings(edge=given.edge, cloud=given.cloud, threads=1)
+        tasks = with_calibration(
+            given.bridged, "train", data=given.data, check=None, limit=given.train, calibration=10
+        )
+        with closing(open_models(settings)) as models:
+            edge, bridge = models.both()
+            training = BridgedTraining(
+                *tasks,
+                given.out,
+                bridge=bridge,
+                edge=edge,
+                label=Rescue(),
+                inputs=("text", "ranks"),
+                recipe=Recipe(),
+            )
+            for stage in (training.collect, training.label, training.fit):
+                stage()
+        return
+    named = (pair.partition("=") for pair in given.pairs)
+    print("\n".join(table({name: texts_of(Path(folder)) for name, _, folder in named})))
+
+
+if __name__ == "__main__":
+    main()

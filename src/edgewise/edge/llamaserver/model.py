@@ -1,0 +1,276 @@
+"""An edge model in a llama-server that already runs on this machine, on whatever hardware it uses.
+
+Weights are not loaded again: only the tokenizer is read, from the GGUF file that the server names.
+"""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from threading import BoundedSemaphore
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+
+from edgewise.addresses import with_scheme
+from edgewise.edge.base import PROBES, EdgeAbilities, EdgeModel, EdgeOptions, Needs, Tokenizer
+from edgewise.edge.llamacpp.model import fingerprint_of
+from edgewise.edge.llamaserver.session import ServedSession
+from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.errors import AddressError, EdgeError, ModelError, UsageError
+
+_T = TypeVar("_T")
+
+_TIMEOUT = httpx2.Timeout(120.0, connect=5.0)
+"""Seconds; a long prompt is read before the first byte comes."""
+
+_MAX_REPLY = 4 << 20
+_PROGRAMS = {11434: "ollama", 1234: "lmstudio"}
+"""Programs that are not a llama-server, by the port that they listen on."""
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+
+
+class _Generation(msgspec.Struct):
+    n_ctx: _Count
+
+
+class _Props(msgspec.Struct):
+    model_path: str
+    total_slots: _Count
+    default_generation_settings: _Generation
+
+
+class _Meta(msgspec.Struct):
+    n_vocab: int | None = None
+    n_embd: int = 0
+    n_params: int | None = None
+
+
+class _Model(msgspec.Struct):
+    meta: _Meta | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Ids(msgspec.Struct):
+    tokens: list[int]
+
+
+def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
+    """The edge engine `llama-server`. Raises `UsageError`, or `EdgeError` where none answers."""
+    if options.threads is not None or options.gpu_layers != "auto":
+        raise UsageError(
+            "Threads and GPU layers are the server's own where the edge model is at a URL",
+            hint="start the server with them",
+            setting="threads" if options.threads is not None else "gpu_layers",
+        )
+    url = with_scheme(address).rstrip("/").removesuffix("/v1")
+    _require_here(url)
+    server = Server(url)
+    try:
+        return ServedEdge(server, options)
+    except BaseException:
+        server.close()
+        raise
+
+
+def _require_here(url: str) -> None:
+    """Prompts go to this machine only, and the model's file is on its disk."""
+    if not _is_here(url):
+        raise AddressError(
+            "The edge model's server must be on this machine",
+            hint="give http://127.0.0.1:PORT; a model elsewhere can be the cloud",
+            setting="edge",
+        )
+
+
+def _is_here(url: str) -> bool:
+    """Whether it is a loopback address, and nothing else is in it."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        plain = parts.netloc.rpartition("@")[1] == "" and not parts.query and not parts.fragment
+        return plain and (host == "localhost" or ip_address(host).is_loopback)
+    except ValueError:
+        return False
+
+
+class Server:
+    """A llama-server over HTTP. Whatever goes wrong is an `EdgeError`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        # A proxy of the environment would be sent what is to stay on this machine.
+        self._http = httpx2.Client(base_url=url, timeout=_TIMEOUT, trust_env=False)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str, kind: type[_T]) -> _T:
+        """A reply; raises `EdgeError`."""
+        return self._reply("GET", path, None, kind)
+
+    def post(self, path: str, body: Mapping[str, Any], kind: type[_T]) -> _T:
+        """The reply to a JSON body; raises `EdgeError`."""
+        return self._reply("POST", path, body, kind)
+
+    def _reply(self, method: str, path: str, body: Mapping[str, Any] | None, kind: type[_T]) -> _T:
+        with self.open(method, path, body) as response, self.named():
+            data = b""
+            for part in response.iter_bytes():
+                data += part
+                if len(data) > _MAX_REPLY:
+                    raise self.broken(f"a reply of more than {_MAX_REPLY} bytes")
+            return self.decoded(data, kind)
+
+    @contextmanager
+    def open(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> Generator[httpx2.Response]:
+        """A response with status 200, whose body was not read; raises `EdgeError`."""
+        content = None if body is None else msgspec.json.encode(body)
+        headers = {"Content-Type": "application/json"}
+        with self.named():
+            request = self._http.build_request(method, path, content=content, headers=headers)
+            response = self._http.send(request, stream=True)
+        try:
+            if response.status_code != 200:
+                raise self.broken(f"HTTP {response.status_code}")
+            yield response
+        finally:
+            response.close()
+
+    @contextmanager
+    def named(self) -> Generator[None]:
+        """What breaks a connection is an `EdgeError` that names the server."""
+        try:
+            yield
+        except (httpx2.HTTPError, OSError) as error:
+            raise EdgeError(
+                f"The edge model's server at {self.url} does not answer "
+                f"({str(error) or type(error).__name__})",
+                hint="start it again, or name a model's file",
+                setting="edge",
+            ) from error
+
+    def decoded(self, data: bytes, kind: type[_T]) -> _T:
+        """JSON from outside; raises `EdgeError`."""
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self.broken(str(error)) from error
+
+    def broken(self, why: str) -> EdgeError:
+        """The error for a reply that is not a llama-server's."""
+        hint = "give the address of a llama-server of this year"
+        if program := _PROGRAMS.get(urlsplit(self.url).port or 0):
+            hint = f"name the model's file by {program}:NAME"
+        return EdgeError(
+            f"The edge model's server at {self.url} does not answer as a llama-server ({why})",
+            hint=hint,
+            setting="edge",
+        )
+
+
+class ServedEdge(EdgeModel):
+    """Implements `EdgeModel`: sessions are streams, a rollback asks again from the prefix.
+
+    Steps have the likeliest ids alone, and no hidden state. The server keeps the KV cache.
+    """
+
+    build = "llama-server"
+
+    def __init__(self, server: Server, options: EdgeOptions) -> None:
+        self._server = server
+        props = server.get("/props", _Props)
+        meta = next((m.meta for m in server.get("/v1/models", _Models).data if m.meta), _Meta())
+        self.path = _file(props.model_path, server.url)
+        self.name = self.path.stem
+        self.parameters, self.hidden_size = meta.n_params, meta.n_embd
+        # One place is for the token that the server writes.
+        self.context = _context(props.default_generation_settings.n_ctx - 1, options.context)
+        if options.slots > props.total_slots:
+            raise UsageError(
+                f"The edge model's server has {props.total_slots} slots, and {options.slots} are "
+                "needed",
+                hint="start it with more",
+                setting="edge",
+            )
+        self._free = BoundedSemaphore(options.slots)
+        self.abilities = EdgeAbilities(hidden=False, batch_logits=False, slots=options.slots)
+        self.tokenizer = open_tokenizer(str(self.path))
+        self._check(self.tokenizer, meta.n_vocab)
+
+    def _check(self, tokenizer: Tokenizer, size: int | None) -> None:
+        """The file may have changed since the server read it."""
+        same = size in (None, tokenizer.size)
+        for text in PROBES if same else ():
+            body = {"content": text, "add_special": False, "parse_special": False}
+            ids = self._server.post("/tokenize", body, _Ids).tokens
+            same = same and ids == tokenizer.encode(text)
+        if not same:
+            raise ModelError(
+                f"The edge model's server at {self._server.url} has another vocabulary than "
+                f"{str(self.path)!r}, which it says it serves",
+                hint="start it again",
+                setting="edge",
+            )
+
+    def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> ServedSession:
+        if Needs.HIDDEN in needs:
+            raise UsageError(
+                f"The server of {self.name!r} hands out no hidden states",
+                hint="choose a router that reads none, such as entropy",
+                setting="router",
+            )
+        if not self._free.acquire(blocking=False):
+            raise UsageError(
+                f"All {self.abilities.slots} slots of {self.name!r} are taken",
+                hint="close a session",
+                setting="slots",
+            )
+        return ServedSession(
+            self._server,
+            self.tokenizer,
+            self.context,
+            text=Needs.TEXT in needs,
+            top=top,
+            release=self._free.release,
+        )
+
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.path)
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def _file(name: str, url: str) -> Path:
+    """The GGUF that the server names: a file here, never an address."""
+    try:
+        path = Path(name).resolve()
+        if path.is_file():
+            return path
+    except (OSError, ValueError):
+        pass  # a name that no file can have
+    raise ModelError(
+        f"The edge model's server at {url} serves {name[:200]!r}, which is not a file on this "
+        "machine, and its tokenizer is read from there",
+        hint="start the server with an absolute path",
+        setting="edge",
+    )
+
+
+def _context(held: int, wanted: int | None) -> int:
+    if wanted is not None and wanted > held:
+        raise UsageError(
+            f"The edge model's server holds {held} tokens a slot, not {wanted}",
+            hint="start it with a larger context, or lower yours",
+            setting="ctx",
+        )
+    return wanted or held

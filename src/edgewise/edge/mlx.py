@@ -1,0 +1,380 @@
+"""Edge models on MLX, through mlx-lm: the extra `edgewise[mlx]`, for Macs with Apple silicon.
+
+A model is a folder with `config.json` and safetensors, in MLX's quantised form or in full. A
+config's `model_file` is never run, and nothing is asked of the network. Arrays are lazy, so a model
+is held against its files before it takes memory. Logits of every id and the hidden state that its
+head reads come from one pass. On Linux MLX computes on the CPU, slowly.
+"""
+
+import platform
+import re
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from edgewise.addresses import resolve_folder
+from edgewise.edge.base import EdgeOptions
+from edgewise.edge.engine import EngineModel
+from edgewise.edge.hub.folder import (
+    DESCRIPTIONS,
+    MAX_BUFFERS,
+    count_weights,
+    explained,
+    lacking,
+    read_config,
+    read_json,
+    require_one_device,
+    weight_files,
+)
+from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, StateCopy, rows_of
+from edgewise.errors import ModelError, UsageError
+
+READS = (".safetensors", *DESCRIPTIONS)
+"""Files of a repository that are downloaded."""
+
+INSTALL = "pip install 'edgewise[mlx]'"
+
+_BUILDS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
+_GROWTH = 8
+"""How many times larger than their files weights may become when mlx-lm unpacks them."""
+
+_GROUPS, _BITS = (16, 32, 64, 128), (2, 3, 4, 5, 6, 8)
+"""How MLX packs weights. It ends the process where a group or a number has no size."""
+
+_KIND = re.compile(r"[\w-]+")
+_ASIDE = "hf_quant_config.json"
+"""Where others describe their quantisations; mlx-lm looks there as well."""
+
+
+def modules() -> tuple[Any, Any]:
+    """mlx.core and mlx_lm. Raises `UsageError`."""
+    try:
+        with _limits_kept():
+            return import_module("mlx.core"), import_module("mlx_lm")
+    except ImportError as error:
+        here = platform.system(), platform.machine()
+        if here not in _BUILDS:
+            raise UsageError(
+                "The edge engine mlx runs on Macs with Apple silicon and on Linux, not on "
+                f"{here[0]} {here[1]}",
+                hint="name a GGUF of the model, or choose the edge engine transformers for what is "
+                "not quantised",
+                setting="edge",
+            ) from error
+        raise UsageError(
+            f"The edge engine mlx needs {error.name or 'mlx'}", hint=INSTALL
+        ) from error
+
+
+def load_folder(mx: Any, folder: Path, device: Any) -> Any:
+    """A module of mlx-lm's. Raises `ModelError`."""
+    files = weight_files(folder)
+    count_weights(files)
+    with explained(folder, "MLX", "mlx-lm"), mx.stream(device):
+        library = import_module("mlx_lm.utils")
+        # Strict: each weight that is described is in the files, in its shape, and no other.
+        model, _ = library.load_model(
+            folder,
+            lazy=True,
+            strict=True,
+            get_model_classes=partial(_classes, library),
+            trust_remote_code=False,
+        )
+        arrays = _arrays(mx, model)
+        _check_size(folder, model, arrays, sum(path.stat().st_size for path in files))
+        # All of them: what is left lazy cannot be computed in another thread.
+        mx.eval(arrays)
+    return model
+
+
+def _checked(folder: Path) -> dict[str, Any]:
+    described = read_config(folder, "MLX")
+    if described.model_file is not None:
+        raise ModelError(
+            f"{str(folder)!r} brings code of its own ({str(described.model_file)[:100]!r}), which "
+            "is never run",
+            hint="name a model of a kind that mlx-lm knows, or a GGUF",
+        )
+    if not _KIND.fullmatch(described.model_type or ""):
+        raise ModelError(
+            f"The config.json in {str(folder)!r} does not say of which kind its model is",
+            hint="download the model again",
+        )
+    config = read_json(folder / "config.json", dict[str, Any]) or {}
+    read_json(folder / "generation_config.json", dict[str, Any])  # mlx-lm reads it, of any size
+    _check_quantization(folder, config)
+    return config
+
+
+def _check_quantization(folder: Path, config: dict[str, Any]) -> None:
+    own = config.get("quantization")
+    if own is None:
+        text = config.get("text_config")
+        others = [part.get("quantization_config") for part in (config, text) if _is_json(part)]
+        if any(others) or (folder / _ASIDE).exists():
+            raise ModelError(
+                f"{str(folder)!r} is quantised, and not in MLX form",
+                hint="name the model in MLX form, unquantised, or as a GGUF",
+            )
+        return
+    parts = [own, *own.values()] if _is_json(own) else [{"bits": own}]
+    for part in filter(_is_json, parts):
+        if part.get("group_size", 64) not in _GROUPS or part.get("bits", 4) not in _BITS:
+            raise ModelError(
+                f"The config.json in {str(folder)!r} names a quantisation that MLX has not",
+                hint="download the model again",
+            )
+
+
+def _is_json(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def _classes(library: Any, config: dict[str, Any]) -> tuple[Any, Any]:
+    """A model's classes as mlx-lm chooses them; a model is made that looks at packed weights."""
+    kind, arguments = library._get_classes(config)
+
+    def build(described: Any) -> Any:
+        model = kind(described)
+        renamed = getattr(model, "sanitize", None)
+
+        def looked_at(weights: dict[str, Any]) -> dict[str, Any]:
+            weights = weights if renamed is None else renamed(weights)
+            _check_packed(model, weights)
+            del model.sanitize
+            return weights
+
+        model.sanitize = looked_at
+        return model
+
+    return build, arguments
+
+
+def _check_packed(model: Any, weights: dict[str, Any]) -> None:
+    """Raise `ValueError` for weights that are packed otherwise than the model's widths allow."""
+    for path, module in model.named_modules():
+        scales, packed = (weights.get(f"{path}.{name}") for name in ("scales", "weight"))
+        if scales is None or packed is None or "weight" not in module:
+            continue
+        width, groups = module["weight"].shape[-1], scales.shape[-1] if scales.ndim else 0
+        group, left = divmod(width, groups) if groups else (0, 0)
+        bits, more = divmod(32 * packed.shape[-1], width) if packed.ndim and width else (0, 0)
+        if left or more or group not in _GROUPS or bits not in _BITS:
+            raise ValueError(f"{path} is not packed as its width of {width} is")
+
+
+def _trained(config: dict[str, Any]) -> int | None:
+    for described in (config, config.get("text_config")):
+        known = described.get("max_position_embeddings") if isinstance(described, dict) else None
+        if isinstance(known, int) and known > 0:
+            return known
+    return None
+
+
+def _form(model: Any, arrays: list[Any]) -> str:
+    largest = max(arrays, key=lambda array: array.nbytes)
+    for _, module in model.named_modules():
+        if "scales" in module and module["weight"] is largest:
+            return f"{module.bits}-bit"
+    return str(largest.dtype).rpartition(".")[2]
+
+
+def _arrays(mx: Any, model: Any) -> list[Any]:
+    flat = import_module("mlx.utils").tree_flatten(model)
+    return [value for _, value in flat if isinstance(value, mx.array)]
+
+
+def _check_size(folder: Path, model: Any, arrays: list[Any], held: int) -> None:
+    """That no description makes more of the files than they hold, in bytes."""
+    flat = import_module("mlx.utils").tree_flatten(model.parameters())
+    weights = sum(weight.nbytes for _, weight in flat)
+    tables = sum(array.nbytes for array in arrays) - weights
+    if weights > _GROWTH * held or tables > max(held, 4 * MAX_BUFFERS):
+        raise lacking(folder, f"{held:,} bytes of {max(weights, tables):,}")
+
+
+@contextmanager
+def _limits_kept() -> Generator[None]:
+    """When it is first imported mlx-lm sets this process's limits on open files to 2,048, 4,096.
+
+    For good, and in vain where they are lower: a server has more connections than that.
+    """
+    resource: Any = import_module("resource")
+    before = resource.setrlimit
+    resource.setrlimit = _nothing
+    try:
+        yield
+    finally:
+        resource.setrlimit = before
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+class MlxCache(SequenceCache):
+    """What one sequence holds.
+
+    Attention's keys and values are trimmed, with a check: mlx-lm raises nothing for a trim that it
+    refuses. The state of recurrent layers, and of windows that have moved on, is copied.
+    """
+
+    def __init__(self, model: "MlxModel", *, room: int) -> None:
+        self._model = model
+        super().__init__(room=room)
+
+    def _begin(self) -> None:
+        kinds = import_module("mlx_lm.models.cache")
+        self._layers = self._model.new_cache()
+        parts = list(_parts(kinds, self._layers))
+        self._cut = [part for part in parts if _is_cut(kinds, part, self._model.context)]
+        self._copied = [
+            part
+            for part in parts
+            if type(part) in (kinds.ArraysCache, kinds.RotatingKVCache) and part not in self._cut
+        ]
+        if not 0 < len(parts) == len(self._cut) + len(self._copied):
+            self.rewinds = "no"
+        else:
+            self.rewinds = "checkpoints" if self._copied else "anywhere"
+
+    @property
+    def cuttable(self) -> bool:
+        """A window can be cut until it has moved on."""
+        return self.rewinds != "no" and all(part.is_trimmable() for part in self._copied)
+
+    def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
+        rows = self._model.run(ids, self._layers, outputs)
+        if not rows:
+            return ()
+        logits, seen = rows
+        return rows_of(np.array(logits), None if seen is None or not hidden else np.array(seen))
+
+    def _copy(self) -> StateCopy:
+        state = self._states([part.state for part in self._copied])
+        return StateCopy(state, sum(part.nbytes for part in self._copied))
+
+    def _back(self, count: int, state: list[Any] | None) -> bool:
+        with self._model.mx.stream(self._model.device):
+            trimmed = self._cut if state is not None else [*self._cut, *self._copied]
+            done = [part.trim(count) == count for part in trimmed]
+        if state is not None:
+            for part, held in zip(self._copied, self._states(state), strict=True):
+                part.state = held
+        return all(done)
+
+    def _states(self, states: list[Any]) -> list[Any]:
+        """Copies of its own for each holder, since some are written in place."""
+        with self._model.mx.stream(self._model.device):
+            copied = deepcopy(states)
+            self._model.mx.eval(copied)
+        return copied
+
+
+def _parts(kinds: Any, layers: Iterable[Any]) -> Generator[Any]:
+    for layer in layers:
+        if type(layer) is kinds.CacheList:
+            yield from _parts(kinds, layer.caches)
+        else:
+            yield layer
+
+
+def _is_cut(kinds: Any, part: Any, context: int) -> bool:
+    """Whether a layer's cache holds all ids of a context, and is cut anywhere."""
+    if type(part) is kinds.RotatingKVCache:
+        return part.max_size > context
+    return type(part) in (kinds.KVCache, kinds.ConcatenateKVCache, kinds.QuantizedKVCache)
+
+
+def _watch(module: Any, see: Any) -> None:
+    """Call `see` with what a module reads where it is the head: the state after the final norm."""
+    kind: Any = type(module)
+    tied = hasattr(kind, "as_linear")
+
+    class Watched(kind):
+        def __call__(self, entered: Any) -> Any:
+            if not tied:
+                see(entered)
+            return super().__call__(entered)
+
+        def as_linear(self, entered: Any) -> Any:
+            see(entered)
+            return super().as_linear(entered)
+
+    module.__class__ = Watched
+
+
+def open_mlx(address: str, options: EdgeOptions) -> "MlxModel":
+    """The edge engine `mlx`: a folder or a hub repository, downloaded if need be."""
+    modules()
+    folder, name = resolve_folder(address, "mlx", READS)
+    return MlxModel(folder, options, name=name)
+
+
+class MlxModel(EngineModel):
+    """A model that mlx-lm runs. Implements `EdgeModel`. One run at a time."""
+
+    engine = "MLX"
+
+    def _load(self, options: EdgeOptions) -> None:
+        """A model is on one device as a whole: MLX's own choice, or with 0 GPU layers the CPU."""
+        if options.threads is not None:
+            raise UsageError(
+                "The edge engine mlx has no number of threads to set",
+                hint="leave the threads out",
+                setting="threads",
+            )
+        require_one_device("mlx", options.gpu_layers)
+        self.mx = mx = modules()[0]
+        config = _checked(self.path)
+        self.context = self._context_for(_trained(config))
+        self.device = mx.Device(mx.cpu) if options.gpu_layers == 0 else mx.default_device()
+        self._model = load_folder(mx, self.path, self.device)
+        self.parameters = int(import_module("mlx_lm.utils").get_total_parameters(self._model))
+        form = _form(self._model, _arrays(mx, self._model))
+        self.build = f"MLX, {form} on {self.device.type.name}"
+        self._seen: Any | None = None
+        with explained(self.path, "MLX", "mlx-lm"), mx.stream(self.device):
+            # Shapes are known before anything is computed.
+            size = int(self._model(mx.array([[0]]), cache=self.new_cache()).shape[-1])
+            # Input embeddings and head have a row for each id.
+            for _, module in self._model.named_modules():
+                if "weight" in module and module["weight"].shape[:1] == (size,):
+                    _watch(module, self._see)
+        self._start(lambda: MlxCache(self, room=MEMORY // options.slots), size)
+
+    def _see(self, entered: Any) -> None:
+        self._seen = entered
+
+    def new_cache(self) -> list[Any]:
+        """Caches for a new sequence, one a layer."""
+        return import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
+
+    def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> list[Any]:
+        """Compute `ids` behind what the cache holds, with rows for all of them, the last, or none.
+
+        Logits [n, vocabulary] and hidden states [n, d], float32 of MLX; the second is None where
+        the model shows none, and nothing is returned without outputs.
+        """
+        mx = self.mx
+        with mx.stream(self.device):
+            made = self._model(mx.array([list(ids)]), cache=cache)
+            seen, self._seen = self._seen, None
+            rows: list[Any] = []
+            if outputs != "none":
+                first = -len(ids) if outputs == "all" else -1
+                wanted = [None if x is None else x[0, first:] for x in (made, seen)]
+                rows = [None if x is None else x.astype(mx.float32) for x in wanted]
+            # What is left lazy cannot be computed in another thread, and holds what it is made of.
+            mx.eval(rows, [layer.state for layer in cache])
+        return rows
+
+    def _free(self) -> None:
+        del self._model
+        self.mx.clear_cache()

@@ -1,0 +1,33 @@
+"""What a gateway counts, for Prometheus."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class GatewayMetrics:
+    """In a registry of its own, so that several gateways fit in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.sessions = self._gauge("sessions", "Sessions held.")
+        self.connections = self._gauge("connections", "Devices connected.")
+        self.ids = self._gauge("ids", "Token ids held by all sessions.")
+        self.engines = self._gauge("engines_up", "Engines that are well.")
+        self.opens = self._counter("opens", "Sessions opened.", "outcome")
+        self.asks = self._counter("asks", "Consults, by how they ended.", "outcome")
+        self.pushes = self._counter("pushes", "Pushes, by how they ended.", "outcome")
+        self.tokens = self._counter("cloud_tokens", "Tokens written.", "key")
+        self.prompt = self._counter("prompt_tokens", "Prompt tokens of consults.", "cache")
+        self.seconds = Histogram(
+            "edgewise_gateway_ask_seconds",
+            "From a consult to its completion.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+
+    def _gauge(self, name: str, help: str) -> Gauge:
+        return Gauge(f"edgewise_gateway_{name}", help, registry=self.registry)
+
+    def _counter(self, name: str, help: str, label: str) -> Counter:
+        return Counter(f"edgewise_gateway_{name}", help, [label], registry=self.registry)

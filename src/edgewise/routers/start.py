@@ -1,0 +1,83 @@
+"""Where the threshold of an uncalibrated router starts: at its scores of the edge's own writing.
+
+No score means the same on two edge models: half of the greatest entropy is passed at every fifth
+token of one, and never by another that is sure of itself. So the edge model answers a few prompts,
+once for a router; a share of the tokens has scores above the threshold that it starts at.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import closing, suppress
+
+import msgspec
+import numpy as np
+
+from edgewise.edge.base import EdgeModel, Needs
+from edgewise.edge.llamacpp.load import cache_folder
+from edgewise.prompts import Message, prompt_of
+from edgewise.routers.base import Router
+
+SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
+PROMPTS = (
+    "Why is the sky blue? Answer in two sentences.",
+    "A shop sells 14 boxes of 6 pens at 3 dollars a box, and half of them again on Tuesday. How "
+    "much does it take in? Explain each step.",
+    "Write a Python function that returns the second largest number of a list.",
+    "Where would you put a plate after washing it? A. table B. cupboard C. garden D. car. Explain, "
+    "then name the letter.",
+    "Write a short letter to a neighbour whose dog barks at night.",
+)
+TOKENS = 40
+"""Of each answer."""
+
+_log = logging.getLogger(__name__)
+
+
+def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[str, float]:
+    """By cloud share, as a card has them; nothing for a router that reads nothing of the edge.
+
+    They are kept for the next start, under the model's fingerprint and the router's `identity`.
+    """
+    if router.needs is Needs.NOTHING:
+        return {}
+    held = "\n".join((edge.fingerprint(), edge.build, identity, *PROMPTS, f"{TOKENS}"))
+    folder = cache_folder("starts")
+    record = folder and folder / hashlib.sha256(held.encode()).hexdigest()
+    with suppress(OSError, msgspec.DecodeError):
+        if record:
+            return msgspec.json.decode(record.read_bytes(), type=dict[str, float])
+    _log.info("%s answers %d prompts, once, for its thresholds", edge.name, len(PROMPTS))
+    scores = own_scores(edge, router)
+    if not scores:
+        return {}
+    found = {f"{share:g}": float(np.quantile(scores, 1 - share)) for share in SHARES}
+    if record:
+        # Where that cannot be kept, the next start computes it again.
+        with suppress(OSError):
+            record.parent.mkdir(parents=True, exist_ok=True)
+            partial = record.with_name(f"{record.name}.{os.getpid()}")
+            partial.write_bytes(msgspec.json.encode(found))
+            partial.replace(record)
+    return found
+
+
+def own_scores(edge: EdgeModel, router: Router) -> list[float]:
+    """Of every token of the edge's answers; none where its context is too short for a prompt."""
+    scores: list[float] = []
+    with closing(edge.session(router.needs, top=router.top)) as session:
+        for prompt in PROMPTS:
+            ids = prompt_of(edge.tokenizer, [Message("user", prompt)]).ids
+            if len(ids) + TOKENS > edge.context:
+                continue
+            session.open(ids)
+            for _ in range(TOKENS):
+                step = session.step()
+                scores.append(min(1.0, max(0.0, router.score(step))))
+                # An id that was read before the next decode: `proposed` is not kept by every step.
+                token = step.proposed
+                if token in edge.tokenizer.eos_ids:
+                    break
+                session.extend([token])
+    return scores

@@ -1,0 +1,244 @@
+"""The edge engine llama-server: a stream is taken as long as the answer follows it."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgewise import Pair
+from edgewise.edge.base import EdgeOptions, EdgeSession, Needs
+from edgewise.edge.llamaserver import ServedEdge, open_server
+from edgewise.errors import AddressError, EdgeError, ModelError, UsageError
+from tests.doubles.llama_edge import Event, LlamaEdge, llama_edge
+
+PROMPT = [11, 12, 13]
+
+Opened = Callable[..., ServedEdge]
+
+
+@pytest.fixture
+def served() -> Iterator[LlamaEdge]:
+    with llama_edge() as served:
+        yield served
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    """Opens an edge model at a served one, and closes it behind the test."""
+    with ExitStack() as stack:
+
+        def open_at(served: LlamaEdge, **options: Any) -> ServedEdge:
+            model = open_server(served.url, EdgeOptions(**options))
+            stack.callback(model.close)
+            return model
+
+        yield open_at
+
+
+def written(session: EdgeSession, n: int) -> list[int]:
+    """The session's own greedy tokens."""
+    tokens: list[int] = []
+    for _ in range(n):
+        tokens.append(session.step().proposed)
+        session.extend(tokens[-1:])
+    return tokens
+
+
+def greedy(served: LlamaEdge, ids: list[int], n: int) -> list[int]:
+    written = list(ids)
+    for _ in range(n):
+        written.append(served.likeliest(written)[0][0])
+    return written[len(ids) :]
+
+
+def test_kept_tokens_cost_one_request(opened: Opened, served: LlamaEdge) -> None:
+    session = opened(served).session(Needs.ENTROPY)
+    session.open(PROMPT)
+    assert written(session, 20) == greedy(served, PROMPT, 20)
+    assert [len(request["prompt"]) for request in served.requests] == [len(PROMPT)]
+
+
+def test_another_token_is_asked_from_its_prefix(opened: Opened, served: LlamaEdge) -> None:
+    session = opened(served).session()
+    session.open(PROMPT)
+    first = session.step().proposed
+    session.extend([first])
+    session.step()
+    session.extend([999])
+    assert session.step().proposed == served.likeliest([*PROMPT, first, 999])[0][0]
+    assert [request["prompt"] for request in served.requests] == [PROMPT, [*PROMPT, first, 999]]
+
+
+def test_a_rollback_to_what_was_streamed_asks_nothing(opened: Opened, served: LlamaEdge) -> None:
+    session = opened(served).session()
+    session.open(PROMPT)
+    tokens = greedy(served, PROMPT, 5)
+    for token in tokens:
+        session.step()
+        session.extend([token])
+    session.step()
+    session.rewind(len(PROMPT) + 2)
+    assert session.step().proposed == tokens[2]
+    session.extend(tokens[2:])
+    assert session.step().position == len(PROMPT) + 5
+    assert len(served.requests) == 1
+
+
+def test_a_step_has_the_numbers_of_the_likeliest(opened: Opened, served: LlamaEdge) -> None:
+    session = opened(served).session(Needs.ENTROPY | Needs.TEXT)
+    session.open(PROMPT)
+    step = session.step()
+    top = served.likeliest(PROMPT)
+    assert step.top(2)[0].tolist() == [top[0][0], top[1][0]]
+    assert step.logprob(top[1][0]) == pytest.approx(top[1][1])
+    assert step.logprob(5) < top[2][1]
+    assert step.entropy == pytest.approx(-sum(p * math.log(p) for p in (0.6, 0.3, 0.1)), abs=1e-3)
+    assert np.exp(step.logits).sum() == pytest.approx(1.0, abs=1e-3)
+    assert list(step.written.ids) == PROMPT
+    with pytest.raises(UsageError) as caught:
+        opened(served).session(Needs.HIDDEN)
+    assert caught.value.setting == "router"
+
+
+def test_a_token_of_which_the_stream_says_nothing_is_asked_for(
+    opened: Opened, served: LlamaEdge
+) -> None:
+    """As inside a character of several tokens: the server counts them, and tells the last alone."""
+
+    def silent(event: dict[str, Any], number: int) -> dict[str, Any]:
+        return {"stop": False, "tokens_predicted": 4} if number == 2 else event
+
+    served.spoil = silent
+    session = opened(served).session()
+    session.open(PROMPT)
+    assert written(session, 6) == greedy(served, PROMPT, 6)
+    assert any(not request.get("stream") for request in served.requests)
+
+
+LIES: dict[str, Any] = {
+    "no JSON": b"{",
+    "an id that is none": {"id": 10**6, "top_logprobs": [{"id": 10**6, "logprob": -0.1}]},
+    "candidates out of order": {
+        "id": 300,
+        "top_logprobs": [{"id": 300, "logprob": -2.0}, {"id": 301, "logprob": -1.0}],
+    },
+    "a candidate twice": {"id": 300, "top_logprobs": [{"id": 300, "logprob": -1.0}] * 2},
+    "a probability above 1": {"id": 300, "top_logprobs": [{"id": 300, "logprob": 3.0}]},
+    "no candidates": {"id": 300, "top_logprobs": []},
+    "a line without an end": b"x" * (3 << 20),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_server_that_lies_ends_the_answer_with_its_name(
+    opened: Opened, served: LlamaEdge, lie: Any, at: int
+) -> None:
+    def lying(event: dict[str, Any], number: int) -> Any:
+        if number != at:
+            return event
+        if isinstance(lie, bytes):
+            return lie
+        return {**event, "tokens": [lie["id"]], "completion_probabilities": [lie]}
+
+    served.spoil = lying
+    session = opened(served).session()
+    session.open(PROMPT)
+    with pytest.raises(EdgeError) as caught:
+        written(session, 4)
+    assert served.url in caught.value.message
+    session.close()
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_stream_that_is_cut_is_asked_for_again(
+    opened: Opened, served: LlamaEdge, at: int
+) -> None:
+    served.spoil = lambda event, number: None if number == at else event
+    session = opened(served).session()
+    session.open(PROMPT)
+    assert written(session, 8) == greedy(served, PROMPT, 8)
+
+
+def test_a_server_that_is_gone_keeps_the_text_so_far() -> None:
+    def ending(event: Event, number: int) -> Event | None:
+        return None if number == 5 else event
+
+    with llama_edge(spoil=ending) as served:
+        pair = Pair(served.url, cloud="none")
+        events = pair.stream("Hello", max_tokens=20)
+        first = [next(iter(events)) for _ in range(3)]
+    with pytest.raises(EdgeError) as caught:
+        list(events)
+    assert len(first) == 3
+    assert caught.value.setting == "edge"
+    pair.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "reply"),
+    [
+        ("/props", b"[]"),
+        ("/props", b"<html>"),
+        ("/props", json.dumps({"model_path": "x", "total_slots": 0}).encode()),
+        ("/v1/models", b'{"data": 3}'),
+        ("/tokenize", b"{}"),
+    ],
+)
+def test_what_is_not_a_llama_server_is_refused(opened: Opened, path: str, reply: bytes) -> None:
+    def lying(asked: str) -> bytes | None:
+        return reply if asked == path else None
+
+    with llama_edge(reply=lying) as served, pytest.raises(EdgeError) as caught:
+        opened(served)
+    assert caught.value.setting == "edge"
+
+
+def test_a_file_that_changed_or_is_not_here_is_refused(opened: Opened, served: LlamaEdge) -> None:
+    served.reply = lambda path: b'{"tokens": [1]}' if path == "/tokenize" else None
+    with pytest.raises(ModelError):
+        opened(served)
+    served.path = served.path.with_name("elsewhere.gguf")
+    with pytest.raises(ModelError) as caught:
+        opened(served)
+    assert "elsewhere.gguf" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "address", ["http://192.0.2.1:8080", "https://example.org", "http://a:b@127.0.0.1:1"]
+)
+def test_prompts_go_to_this_machine_alone(address: str) -> None:
+    with pytest.raises(AddressError) as caught:
+        open_server(address, EdgeOptions())
+    assert caught.value.setting == "edge"
+
+
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [
+        ({"threads": 2}, "threads"),
+        ({"gpu_layers": 1}, "gpu_layers"),
+        ({"context": 300}, "ctx"),
+        ({"slots": 2}, "edge"),
+    ],
+)
+def test_what_the_server_decides_is_refused(
+    opened: Opened, served: LlamaEdge, options: dict[str, Any], setting: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        opened(served, **options)
+    assert caught.value.setting == setting
+
+
+def test_a_proxy_of_the_environment_sees_nothing(
+    opened: Opened, served: LlamaEdge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    session = opened(served).session()
+    session.open(PROMPT)
+    assert session.step().proposed == greedy(served, PROMPT, 1)[0]

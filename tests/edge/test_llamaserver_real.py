@@ -1,0 +1,86 @@
+"""A real llama-server as the edge keeps the contract of all, and answers as the engine in here."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from edgewise import Pair
+from edgewise.addresses import bundled
+from edgewise.edge.base import EdgeOptions
+from edgewise.edge.llamaserver import ServedEdge, open_server
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.contracts import test_edge as contract
+from tests.contracts.test_edge import Backend
+from tests.llama_server_process import llama_server
+
+pytestmark = pytest.mark.deep
+
+SLOTS = {"n_ctx": 3 * 256, "n_parallel": 3, "kv_unified": False}
+QUESTIONS = 20
+
+
+@pytest.fixture(scope="module")
+def server(bpe_path: Path) -> Iterator[str]:
+    with llama_server(bpe_path, flags=SLOTS) as url:
+        yield url
+
+
+@pytest.fixture
+def backend(server: str) -> Iterator[Backend]:
+    def make(**options: Any) -> ServedEdge:
+        return open_server(server, replace(EdgeOptions(), **options))
+
+    made = Backend(make)
+    yield made
+    for model in made.open_models:
+        model.close()
+
+
+class TestServed(contract.TestEdge):
+    """Steps own their numbers, and only the server knows what it computed."""
+
+    test_nothing_is_computed_twice: Any = None
+    test_open_keeps_the_common_prefix: Any = None
+    test_open_of_what_is_there_computes_nothing: Any = None
+    test_views_are_stale_after_the_next_decode: Any = None
+    test_a_prefix_is_kept_between_sessions: Any = None
+
+
+@pytest.fixture(scope="module")
+def at_url() -> Iterator[str]:
+    with llama_server(bundled("edge")) as url:
+        yield url
+
+
+@pytest.mark.parametrize("how", [{"cloud_share": 0.0}, {"threshold": 0.3}, {"cloud_share": 1.0}])
+@pytest.mark.parametrize("router", ["max-prob", "entropy"])
+def test_it_answers_as_the_engine_in_this_process(
+    at_url: str, router: str, how: dict[str, float]
+) -> None:
+    """Both compute in other batches, so of 20 answers one or two go another way at a near tie."""
+    cloud: dict[str, Any] = {"cloud": "bundled", "router": router, **how}
+    questions = [question.prompt for question in pocketqa("test").questions[:QUESTIONS]]
+    with (
+        closing(Pair(str(bundled("edge")), **cloud)) as here,
+        closing(Pair(at_url, **cloud)) as there,
+    ):
+        same = 0
+        for question in questions:
+            own, served = (pair.ask(question, max_tokens=80) for pair in (here, there))
+            pairs = list(zip(own.tokens, served.tokens, strict=False))
+            differ = next((i for i, (a, b) in enumerate(pairs) if a.id != b.id), len(pairs))
+            same += [t.id for t in own.tokens] == [t.id for t in served.tokens]
+            for a, b in pairs[:differ]:
+                assert a.score == pytest.approx(b.score, abs=0.02)
+    assert same >= QUESTIONS - 2
+
+
+def test_characters_of_several_tokens(at_url: str) -> None:
+    prompt = "Wörter: 🙂 日本語 🤷‍♀️ ünïcödé"
+    with Pair(str(bundled("edge")), cloud="none") as here, Pair(at_url, cloud="none") as there:
+        own = here.ask(prompt, max_tokens=30)
+        assert own.text == there.ask(prompt, max_tokens=30).text

@@ -1,0 +1,112 @@
+"""The default router, and where thresholds start that nobody calibrated."""
+
+from contextlib import closing
+from pathlib import Path
+from shutil import copytree
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from edgewise import Pair, parts
+from edgewise.addresses import bundled
+from edgewise.edge.base import EdgeModel
+from edgewise.routers import start
+from edgewise.routers.base import Router
+from edgewise.routers.card import read_card
+from edgewise.routers.named import router_named
+from edgewise.settings import Settings
+from edgewise_lab.training.publish import save_card
+
+EDGE = str(bundled("edge"))
+
+
+def computed(edge: EdgeModel, router: Router) -> list[float]:
+    return pytest.fail("computed again")
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The bundled router as one that comes with the package for the edge model of a file."""
+    folder = tmp_path / "routers" / "pocket"
+    copytree(bundled("router"), folder)
+    monkeypatch.setattr(parts, "bundled", tmp_path.joinpath)
+    return folder
+
+
+@pytest.mark.parametrize("named", [None, "auto"])
+def test_auto_is_the_bundled_router_beside_the_bundled_edge(named: str | None) -> None:
+    with Pair("bundled", router=named, cloud="none") as pair:
+        assert pair.card == read_card(bundled("router"))
+
+
+def test_auto_is_the_router_known_for_the_edge_model(known: Path) -> None:
+    with Pair(EDGE, cloud="none") as pair:
+        assert pair.card == read_card(known)
+
+
+def test_auto_needs_no_training_beside_an_unknown_edge(known: Path) -> None:
+    card = read_card(known)
+    save_card(known, replace(card, edge_fingerprint="another", behaviour=()), ())
+    settings = Settings(edge=EDGE)
+    with closing(parts.open_edge(settings)) as edge:
+        assert parts.chosen_router(settings, edge) == parts.FALLBACK_ROUTER
+        assert parts.chosen_router(replace(settings, router="random"), edge) == "random"
+
+
+@pytest.mark.parametrize("name", ["entropy", "max-prob", "margin"])
+def test_thresholds_start_at_scores_of_the_edges_own_writing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(edge=EDGE, cloud="bundled", router=name)
+    with closing(parts.open_edge(settings)) as edge:
+        router = router_named(name)
+        found = parts.starts_of(settings, router, None, edge)
+        scores = np.array(start.own_scores(edge, router))
+        for share, threshold in found.items():
+            assert (scores >= threshold).mean() == pytest.approx(float(share), abs=0.02)
+        assert parts.make_policy(settings, found).threshold == found["0.05"]
+        # Kept for the next start.
+        monkeypatch.setattr(start, "own_scores", computed)
+        assert parts.starts_of(settings, router, None, edge) == found
+
+
+def test_a_start_that_was_kept_badly_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "cache_folder", tmp_path.joinpath)
+    with closing(parts.open_edge(Settings(edge=EDGE))) as edge:
+        found = start.own_thresholds(edge, router_named("entropy"), "id")
+        (record,) = (tmp_path / "starts").iterdir()
+        record.write_bytes(b"{}}")
+        assert start.own_thresholds(edge, router_named("entropy"), "id") == found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(edge=EDGE, cloud="bundled", router="entropy", threshold=0.3),
+        Settings(edge=EDGE, cloud="bundled", router="entropy", cloud_share=0.0),
+        Settings(edge=EDGE, cloud="none", router="entropy"),
+        Settings(edge=EDGE, cloud="bundled", router="random"),
+    ],
+)
+def test_nothing_is_computed_where_nothing_is_steered_by_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "own_scores", computed)
+    with closing(parts.open_edge(settings)) as edge:
+        router = router_named(str(settings.router))
+        assert parts.starts_of(settings, router, None, edge) == {}
+
+
+def test_a_context_that_holds_no_prompt_has_no_start() -> None:
+    with closing(parts.open_edge(Settings(edge=EDGE, ctx=48))) as edge:
+        assert start.own_scores(edge, router_named("entropy")) == []
+
+
+def test_a_short_answer_spends_about_the_share() -> None:
+    with Pair("bundled", router="max-prob", cloud_share=0.1) as pair:
+        usage = [pair.ask(prompt, max_tokens=40).usage for prompt in start.PROMPTS]
+    cloud = sum(one.cloud_tokens for one in usage)
+    assert 0.05 <= cloud / (cloud + sum(one.edge_tokens for one in usage)) <= 0.15
