@@ -147,11 +147,10 @@ class Pair:
 
     @property
     def draws(self) -> bool:
-        """Whether a chat draws as `CHAT` says, since no temperature is set.
+        """Whether a chat draws, as `CHAT` says, if nobody set a temperature.
 
-        The bundled pair knows one wording of each answer. An API that takes text may know neither
-        min-p nor temperatures, and would refuse every consult. A server that runs the edge model
-        streams its greedy tokens, so each drawn one would be a request.
+        The bundled pair knows one wording of each answer, an API that takes text may know neither
+        min-p nor temperatures, and a server as the edge would need a request for each drawn token.
         """
         own, cloud = self.settings, self.cloud
         by_text = cloud is not None and cloud.boundaries is not None and cloud.local is None

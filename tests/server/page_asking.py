@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +36,7 @@ def choose(page: Page, mode: str) -> None:
 
 
 @contextmanager
-def another_turn(page: Page) -> Iterator[None]:
+def another_turn(page: Page) -> Generator[None]:
     """What is done within begins a turn; it is there at the end."""
     page.evaluate("document.querySelectorAll('.turn').forEach((turn) => turn.dataset.seen = 1)")
     yield
