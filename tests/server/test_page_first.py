@@ -67,7 +67,7 @@ def shows(page: Page, what: str) -> None:
         ask_example(page)
     if what == "local":
         page.get_by_role("button", name="Local").click()
-        ask_example(page, "A country")
+        ask_example(page, "An analogy")
     if what == "writing":
         hold(page)
         with another_turn(page):
