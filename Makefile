@@ -78,7 +78,7 @@ test-deep: .venv/tested  ## run all tests, slow ones and real servers too, on ra
 
 test-training: .venv/torch  ## run the tests that need torch
 	$(BIN)/python -m $(PYTEST) -n auto tests/training tests/pocket tests/benchmarks \
-		tests/edge/test_transformers.py tests/edge/test_answers_over_a_link.py \
+		tests/edge/test_transformers.py \
 		tests/smollm2/test_smollm2_engines.py tests/cli/test_edge_engines_cli.py \
 		tests/cli/test_train_command.py
 

@@ -15,6 +15,7 @@ from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise_lab.bench.frontier.billing import RecordedCloud
+from edgewise_lab.bench.frontier.pair_systems import CloudInSpans
 from edgewise_lab.bench.frontier.systems import (
     Streamed,
     Timed,
@@ -66,6 +67,19 @@ def test_consults_in_vain_are_requests_too() -> None:
     assert found.decodes > len(TEXT) + 1
     # A guess's consult holds what was sent before it, and not what came for it.
     assert found.requests[1].seen == len(PROMPT) + UNSURE[0]
+
+
+def test_a_cloud_that_does_not_stream_is_asked_in_spans_and_billed_as_one_request() -> None:
+    text = "the sea is as blue as it ever was."
+    cloud = ScriptedCloud(replying(text, prompt=PROMPT), delay=0.05)
+    system = CloudInSpans(RecordedCloud(cloud), ByteTokenizer(), 64)
+    found = system.answer(QUESTION)
+    assert (found.outcome.text, found.outcome.right) == (text, True)
+    assert len(cloud.asks) == found.outcome.consults == 3
+    (request,) = found.requests
+    assert (request.prompt, request.seen, request.written) == (len(PROMPT), 0, len(text) + 1)
+    assert 0.05 <= found.ttft < found.outcome.seconds
+    assert found.gap >= 0.05
 
 
 def test_a_request_that_was_declined_is_none() -> None:

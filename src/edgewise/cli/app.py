@@ -32,7 +32,6 @@ _BUILT_IN = {
     "doctor": _Command(
         "edgewise.cli.doctor:doctor", "Check the models, the cloud and their speed."
     ),
-    "sent": _Command("edgewise.cli.sent:sent", "Show what has left this device."),
     "config": _Command("edgewise.cli.config:config", "Show the settings in force."),
     "models": _Command("edgewise.cli.models:app", "List and download models."),
     "gateway": _Command(
@@ -44,6 +43,7 @@ LABORATORY = {
     "demo": "Compare edge, pair and cloud on held-out questions.",
     "eval": "Measure what a router buys on a task.",
     "train": "Train a router for a pair of models.",
+    "tune": "Set thresholds for a pair, without training.",
     "router": "Show, check and publish routers.",
     "bench": "Measure speed and compare systems.",
 }

@@ -17,11 +17,13 @@ from edgewise.cli.options import DRAWS, ONE_VOCABULARY, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.hosts import cloud_key
 from edgewise.edge.base import EdgeModel
+from edgewise.errors import UsageError
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
 from edgewise_lab.bench.frontier.billing import MeasuredSystem
 from edgewise_lab.bench.frontier.pair_systems import (
     PLACE_NOTE,
+    SPANS_NOTE,
     MeasuredStore,
     PairSystems,
     has_choices,
@@ -29,12 +31,12 @@ from edgewise_lab.bench.frontier.pair_systems import (
 )
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers
 from edgewise_lab.bench.frontier.report import frontier as compared
-from edgewise_lab.bench.frontier.shown import notes, plots, tables
+from edgewise_lab.bench.frontier.shown import notes, tables
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace
 from edgewise_lab.bench.pace import measured as measured_pace
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.eval import contenders_of, require_folder, shares_of
+from edgewise_lab.commands.eval import contenders_of, shares_of
 from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.plan import Contender, manifest
@@ -86,10 +88,6 @@ def frontier(
         Path | None, typer.Option(help="Folder of answers; a run that was interrupted goes on.")
     ] = None,
     json: options.Json = False,
-    figure: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Two figures beside FILE: quality against bill and time."),
-    ] = None,
 ) -> None:
     """A pair beside edge, larger edge, streamed cloud and whole questions: quality, time, bills.
 
@@ -97,7 +95,6 @@ def frontier(
     as a 0.5B and its cloud as a large model.
     """
     shares = shares_of(cloud_share, chosen)
-    require_folder(figure)
     tasks = with_calibration(
         task,
         "test",
@@ -109,9 +106,6 @@ def frontier(
     )
     wish = _Wish(chosen, tasks, tuple(router or [chosen.router]), tuple(shares), larger_edge, pace)
     found = _compared(wish, round_trip, out, hidden=json)
-    if figure:
-        for path in plots(found, figure):
-            render.note(f"wrote {path}")
     _tell(found, json=json)
 
 
@@ -175,7 +169,7 @@ def _compared(wish: _Wish, round_trip: float | None, out: Path | None, *, hidden
         plan = _plan(wish, systems, contenders, thresholds, opened.larger)
         bar = progress.add_task("answers", total=len(plan) * len(asked.questions))
         found = {
-            name: MeasuredAnswers(answers, answers, note=_note(name))
+            name: MeasuredAnswers(answers, answers, note=_note(name, systems))
             for name, make in plan.items()
             for answers in [
                 measure(name, make, asked.questions, store, lambda: progress.advance(bar))
@@ -196,7 +190,7 @@ def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
             named = replace(without_cloud(chosen), edge=wish.larger)
             model = stack.enter_context(closing(parts.open_edge(named)))
             larger = model, _larger_pace(pace, edge, model)
-        url = stack.enter_context(served(chosen))
+        url = stack.enter_context(_reached(wish, trip))
         link = None
         if trip is not None:
             link = Link(*http_target(url), Quality(round_trip=trip / 1000))
@@ -209,6 +203,24 @@ def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
         cloud = connected_cloud(replace(chosen, cloud=far, cloud_hosts=None), edge)
         stack.callback(cloud.close)
         yield _Opened(edge, cloud, near, link, pace, larger)
+
+
+@contextmanager
+def _reached(wish: _Wish, trip: float | None) -> Generator[str]:
+    """Where the cloud is: as for a link, or a file where there is none."""
+    address = wish.address
+    if address == "none":
+        raise UsageError("A frontier needs a cloud", hint="name one", setting="cloud")
+    if address != "bundled" and not address.startswith("http"):
+        if trip is not None:
+            raise UsageError(
+                f"No link leads to {address!r}, which is loaded here",
+                hint="leave the round trip out, or name an engine's URL",
+            )
+        yield address
+        return
+    with served(wish.chosen) as url:
+        yield url
 
 
 def _larger_pace(pace: Pace, edge: EdgeModel, larger: EdgeModel) -> Pace:
@@ -294,7 +306,9 @@ def _named(router: str, share: float) -> str:
     return f"{router} at {share:.1%}".replace(".0%", "%")
 
 
-def _note(name: str) -> str:
+def _note(name: str, systems: PairSystems) -> str:
+    if name == CLOUD and not systems.streams:
+        return SPANS_NOTE
     return PLACE_NOTE if name == COMMIT_POINT else ""
 
 

@@ -1,7 +1,7 @@
 """How an API that takes text continues an answer that was begun: a few requests find it out.
 
-What is asked is fixed. Models are of all sizes, so that one writes other words than another proves
-nothing; only one that begins anew does.
+What is asked is fixed. That a model writes other words than another proves nothing; only one that
+begins anew does.
 """
 
 from contextlib import closing, suppress
@@ -23,29 +23,17 @@ TOKENS = 6
 _ASKED = (Message("user", "Count in words from one to ten, separated by spaces."),)
 
 
-class _Begun(NamedTuple):
-    """The beginning of an answer that ends inside of a word, and the rest of that word."""
-
-    text: str
-    rest: str
-
-    @property
-    def word(self) -> str:
-        return self.text.split()[-1] + self.rest
-
-
-_BEGUN = (_Begun("one two three fo", "ur"), _Begun("one two three four five six sev", "en"))
+_BEGUN = (("one two three fo", "ur"), ("one two three four five six sev", "en"))
+"""Beginnings of an answer that end inside of a word, and the rest of that word."""
 # So begins no answer of a model's own.
 _ODD = "= # one two three fo"
 _WORDS = "one two three four"
 _ANEW = ("one", "1", "sure", "i ", "i'", "here", "certainly", "of course", "okay", "ok,", "great")
 """How answers begin."""
 
-_REPEATED = 12
-"""Characters of a reply that another one does not begin with by chance."""
-
 _SENTENCE = "The heron stands in the shallow water and waits, line {} of a text that is the same. "
 _LINES = (70, 12)
+"""Of prompts of about 1,400 and 300 tokens."""
 _LONG = ("The heron", "The heron stands in")
 
 
@@ -89,12 +77,17 @@ def reuse(cloud: CloudModel, edge: Tokenizer, deadline: float) -> Reuse | None:
     As consults do: one and the same prompt, and an answer that grew. `deadline` in seconds a
     request. Raises a `CloudError`.
     """
-    *longer, last = [prompt_of(edge, messages) for messages in _long()]
+    *longer, short = [prompt_of(edge, (Message("user", _long(lines)),)) for lines in _LINES]
     for prompt in longer:
         # It may have no room for so much.
         with suppress(CloudRejected):
             return _reused(cloud, prompt, edge, deadline)
-    return _reused(cloud, last, edge, deadline)
+    return _reused(cloud, short, edge, deadline)
+
+
+def _long(lines: int) -> str:
+    text = "".join(_SENTENCE.format(number) for number in range(lines))
+    return f"Say this again: {text.strip()}"
 
 
 def _reused(cloud: CloudModel, prompt: Prompt, edge: Tokenizer, deadline: float) -> Reuse | None:
@@ -104,12 +97,6 @@ def _reused(cloud: CloudModel, prompt: Prompt, edge: Tokenizer, deadline: float)
     if last.computed is None or last.cached is None:
         return None
     return Reuse(last.computed + last.cached, last.computed)
-
-
-def _long() -> list[tuple[Message, ...]]:
-    """Prompts of about 1,400 and 300 tokens."""
-    texts = ["".join(_SENTENCE.format(number) for number in range(lines)) for lines in _LINES]
-    return [(Message("user", f"Say this again: {text.strip()}"),) for text in texts]
 
 
 class _Probe:
@@ -127,16 +114,18 @@ class _Probe:
     async def _continues(self) -> None:
         """Raises `CloudRejected` for one that does not."""
         replies: list[str] = []
-        for begun in _BEGUN:
-            reply = await self._reply(begun.text)
-            if not self._echoes and reply.lstrip().startswith(begun.text):
+        for begun, rest in _BEGUN:
+            reply = await self._reply(begun)
+            if not self._echoes and reply.lstrip().startswith(begun):
                 reply = await self._repeated()
-            if reply.lstrip().startswith(begun.rest):
+            if reply.lstrip().startswith(rest):
+                return
+            # Like an answer's beginning, or the begun word once more.
+            word = begun.split()[-1] + rest
+            if not reply.lstrip().lower().startswith((word, *_ANEW)):
                 return
             replies.append(reply)
-        if all(_is_anew(reply, begun.word) for reply, begun in zip(replies, _BEGUN, strict=True)):
-            raise self._restarts(replies[0])
-        await self._continues_its_own(replies[0])
+        raise self._restarts(replies[0])
 
     async def _repeated(self) -> str:
         """The reply to a beginning that none of its own would have: what it repeats is an echo."""
@@ -146,32 +135,10 @@ class _Probe:
         self._echoes = True
         return reply.removeprefix(_ODD)
 
-    async def _continues_its_own(self, reply: str) -> None:
-        """A model that does not count shows by its own words whether it begins anew.
-
-        Sent about half of them, it writes the others, or those again.
-        """
-        half = max(reply.rfind(" ", 0, len(reply) // 2 + 1), len(reply) // 4)
-        again = await self._reply(_BEGUN[0].text + reply[:half].rstrip())
-        first, other = reply.lstrip()[:_REPEATED], reply[half:].strip()
-        if len(first) < _REPEATED or (other and again.lstrip().startswith(other)):
-            return
-        if again.lstrip().startswith(first):
-            raise self._restarts(reply)
-
     async def _strips(self) -> bool:
         """Whether blanks are lost before a reply."""
         reply = await self._reply(_WORDS)
-        if self._blanks:
-            return False
-        if reply.startswith("five"):
-            return True
-        # Its own words, from a blank on, begin with that blank.
-        begun, blank, left = reply.rstrip().partition(" ")
-        if not begun or not blank:
-            return False
-        again = await self._reply(_WORDS + begun)
-        return not self._blanks and again.startswith(left.split()[0])
+        return not self._blanks and reply.startswith("five")
 
     async def _trims(self) -> bool:
         """Whether blanks behind what is sent are lost, or not even taken."""
@@ -204,7 +171,7 @@ class _Probe:
     def _restarts(self, reply: str) -> CloudRejected:
         return CloudRejected(
             f"{self._engine.url!r} begins an answer anew instead of continuing it: to "
-            f"{_BEGUN[0].text!r} it added {reply[:40]!r}"
+            f"{_BEGUN[0][0]!r} it added {reply[:40]!r}"
         )
 
 
@@ -220,8 +187,3 @@ def unechoed(sent: str, reply: str, url: str) -> str:
         if again.startswith(begun):
             return again[len(begun) :]
     raise CloudProtocolError(f"{url!r} did not begin its reply with what it was sent.")
-
-
-def _is_anew(reply: str, word: str) -> bool:
-    """Whether a reply looks like an answer's beginning, or writes a begun word once more."""
-    return reply.lstrip().lower().startswith((word, *_ANEW))

@@ -13,7 +13,7 @@ export function drawSent() {
   byId("sent-sum").textContent = sent ? (sent.length ? `${number(summed(sent).bytes)} bytes` : "nothing") : "not known";
   byId("sent-why").textContent = sent
     ? "Bodies of messages to the cloud, of the server's last answers; counts, never text. A model in the server's process is sent nothing."
-    : "The server does not tell: it asks for its key, or has several, and then `edgewise sent` shows it to who runs it.";
+    : "The server does not tell: it asks for its key, or has several; GET /v1/sent shows it to who runs it.";
   byId("sent").querySelector(".scroll").hidden = !sent?.length;
   const table = byId("sent").querySelector("table");
   fill(table, sent ?? [], () => [table.tHead, [...Map.groupBy(sent ?? [], (one) => one.conversation)].map(conversation)]);

@@ -1,18 +1,24 @@
-"""Every system over one pair, ready to answer."""
+"""Every system over one pair, ready to answer; a cloud that does not stream answers in spans."""
 
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from edgewise.cloud.base import CloudModel
-from edgewise.edge.base import EdgeModel
+from edgewise.completion import metered
+from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.errors import UsageError
+from edgewise.loop.policy import CLOUD_SPAN
+from edgewise.prompts import Prompt
 from edgewise.routers.base import Router
+from edgewise.sampling import Sampling
 from edgewise.testing.link import Link
 from edgewise_lab.bench.frontier.billing import (
+    CloudRequest,
     EngineTime,
     MeasuredAnswer,
     MeasuredSystem,
@@ -22,13 +28,98 @@ from edgewise_lab.bench.frontier.systems import (
     Streamed,
     Timed,
     TimedCommitPoint,
+    Travelled,
+    Watch,
     pair_policy,
     timed_edge,
 )
 from edgewise_lab.bench.pace import UNPACED, LateCloud, Pace, PacedEdge
 from edgewise_lab.evaluation.store import append, lock_folder, read
+from edgewise_lab.evaluation.systems import CLOUD_DEADLINE, Outcome, question_prompt, text_of
 from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
 
+
+class CloudInSpans:
+    """Implements `MeasuredSystem`: the cloud writes `CLOUD_SPAN` tokens a request.
+
+    What it asks for is told as the one request that the cloud alone would be: nobody would pay for
+    the prompt again. Times are those of the spans.
+    """
+
+    def __init__(
+        self,
+        cloud: RecordedCloud,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+        *,
+        link: Link | None = None,
+    ) -> None:
+        """`link` leads to the cloud, where its bytes are to be counted."""
+        self._cloud, self._tokenizer, self._link = cloud, tokenizer, link
+        self._max_tokens = max_tokens
+
+    def answer(self, question: Question) -> MeasuredAnswer:
+        prompt = question_prompt(self._tokenizer, question)
+        self._cloud.take()
+        travelled, watch = Travelled(self._link), Watch()
+        ids = self._ids(prompt, watch)
+        seconds, ttft = watch.seconds, watch.ttft
+        text, requests = text_of(self._tokenizer, ids), self._cloud.take()
+        outcome = Outcome(
+            question=question.id,
+            family=question.family,
+            text=text,
+            right=is_right(question, text),
+            strict=is_strictly_right(question, text),
+            output_tokens=len(ids),
+            cloud_tokens=len(ids),
+            consults=len(requests),
+            seconds=seconds,
+        )
+        sent, received = travelled.bytes
+        return MeasuredAnswer(
+            outcome=outcome,
+            ttft=ttft,
+            gap=watch.gap,
+            requests=(_as_one(requests, len(ids)),),
+            sent=sent,
+            received=received,
+        )
+
+    def _ids(self, prompt: Prompt, watch: Watch) -> list[int]:
+        ids: list[int] = []
+        with closing(self._cloud.open(prompt)) as session:
+            while len(ids) < self._max_tokens and not (ids and ids[-1] in self._tokenizer.eos_ids):
+                n = min(CLOUD_SPAN, self._max_tokens - len(ids))
+                asked = session.ask([*prompt.ids, *ids], n, Sampling(), CLOUD_DEADLINE)
+                completion = asked.result()
+                ids += completion.ids
+                watch.saw(text_of(self._tokenizer, completion.ids))
+        return ids
+
+
+def _as_one(spans: Sequence[CloudRequest], written: int) -> CloudRequest:
+    """The first prompt, and all that was written; the engine's work is that of all spans."""
+    taken = [span.engine_seconds for span in spans]
+    known = [seconds for seconds in taken if seconds is not None]
+    computed: int | None = 0
+    for span in spans:
+        computed = metered(computed, span.computed)
+    return CloudRequest(
+        prompt=spans[0].prompt,
+        seen=0,
+        written=written,
+        cached=spans[0].cached,
+        computed=computed,
+        engine_seconds=sum(known) if len(known) == len(taken) else None,
+    )
+
+
+SPANS_NOTE = (
+    "asked for 16 tokens at a time, since only an engine streams, and billed as one request; name "
+    "an engine's URL to have it streamed"
+)
 PLACE_NOTE = "its place was found before, by an answer that is not counted"
 
 
@@ -68,6 +159,11 @@ class PairSystems:
         self._asked = LateCloud(cloud, seconds) if slowed and seconds else cloud
         self._streams: list[Streamed] = []
 
+    @property
+    def streams(self) -> bool:
+        """Whether the cloud alone is streamed: only an engine is asked for that."""
+        return self._cloud.abilities is not None
+
     def close(self) -> None:
         """Let go of connections."""
         for stream in self._streams:
@@ -82,7 +178,11 @@ class PairSystems:
         return timed_edge(PacedEdge(model, pace), self._max_tokens)
 
     def cloud(self) -> MeasuredSystem:
-        """The cloud alone, streamed."""
+        """The cloud alone, streamed where it can be."""
+        if not self.streams:
+            return CloudInSpans(
+                self._recorded(), self._model.tokenizer, self._max_tokens, link=self._link
+            )
         able = self._cloud.abilities
         stream = Streamed(
             self._cloud.name,

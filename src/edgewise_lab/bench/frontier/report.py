@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from edgewise_lab.bench.frontier.billing import (
     LISTS,
@@ -29,8 +28,6 @@ NEVER = float("-inf")
 
 ROUNDING = 1e-12
 """Relative: sums of the same costs in another order."""
-
-_Array = NDArray[np.float64]
 
 
 def share(answer: MeasuredAnswer) -> tuple[float, float]:
@@ -127,30 +124,8 @@ def worth(edge: Sequence[MeasuredAnswer], cloud: Sequence[MeasuredAnswer]) -> li
     ]
 
 
-def mixed(
-    cost: Cost, edge: Sequence[MeasuredAnswer], cloud: Sequence[MeasuredAnswer], most: float
-) -> float:
-    """Of all questions the part that may go to the cloud at random, in expectation, at this cost.
-
-    The most of them where sending makes it cheaper; 0 where even none is too dear.
-    """
-    low, high = (np.sum([cost(one) for one in answers], axis=0) for answers in (edge, cloud))
-    if _ratio(high) <= most:
-        return 1.0
-    if _ratio(low) >= most:
-        return 0.0
-    return float((most * low[1] - low[0]) / ((high - low)[0] - most * (high - low)[1]))
-
-
-def _ratio(parts: _Array) -> float:
-    return float(parts[0] / parts[1])
-
-
 EDGE, CLOUD = "edge", "cloud"
 SHARE = "cloud share"
-
-CURVE_POINTS = 21
-"""Thresholds of a curve at most, at equal distances in the ranks of its scores."""
 
 Clock = Literal["measured", "composed"]
 """Whether times are of a clock, or sums of such."""
@@ -228,28 +203,13 @@ class EqualCost(msgspec.Struct, frozen=True, kw_only=True):
     reached: bool
 
 
-class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole questions to the cloud at some threshold: `time` a mean, bills as in `FrontierRow`."""
-
-    system: str
-    sent: float
-    accuracy: float
-    strict_accuracy: float
-    time: float
-    bills: dict[str, float | None]
-
-
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole report: how it was measured, a row a system, whole questions by `main`.
-
-    `curves` are those of whole questions at any cost, from none sent to all.
-    """
+    """The whole report: how it was measured, a row a system, whole questions by `main`."""
 
     conditions: dict[str, object]
     main: str
     rows: tuple[FrontierRow, ...]
     whole: tuple[EqualCost, ...]
-    curves: tuple[CurvePoint, ...]
 
 
 def frontier(
@@ -270,10 +230,7 @@ def frontier(
     equal, composed = _equal(filled, main, compositions)
     every = {**filled, **composed}
     rows = tuple(_row(name, one, every[main], every[CLOUD]) for name, one in every.items())
-    curves = [point for one in compositions for point in _curve(one, every[CLOUD])]
-    return Frontier(
-        conditions=dict(conditions), main=main, rows=rows, whole=tuple(equal), curves=tuple(curves)
-    )
+    return Frontier(conditions=dict(conditions), main=main, rows=rows, whole=tuple(equal))
 
 
 class _Composition(NamedTuple):
@@ -307,26 +264,6 @@ def _compositions(
     ]
 
 
-def _curve(one: _Composition, cloud: MeasuredAnswers) -> list[CurvePoint]:
-    """From none to all that it would send."""
-    scores = [score for score in one.quality.scores if score > NEVER]
-    places = np.unique(np.quantile(scores, np.linspace(0, 1, CURVE_POINTS))) if scores else []
-    return [_at(one, float(at), cloud) for at in [*places, float("inf")]]
-
-
-def _at(one: _Composition, threshold: float, cloud: MeasuredAnswers) -> CurvePoint:
-    right, strict = _graded(one.quality.at(threshold))
-    timed = one.timed.at(threshold)
-    return CurvePoint(
-        system=one.name,
-        sent=_mean([score >= threshold for score in one.quality.scores]),
-        accuracy=_mean(right),
-        strict_accuracy=_mean(strict),
-        time=cost_of(seconds, timed),
-        bills=_bills(timed, cloud),
-    )
-
-
 def axes() -> dict[str, Cost]:
     """What may be held equal, by name."""
     bills = {f"bill, {name}": priced(prices) for name, prices in LISTS.items()}
@@ -353,26 +290,7 @@ def _equal(
             if axis == SHARE:
                 timed = one.timed.at(at)
                 rows[f"{one.name}, equal share"] = MeasuredAnswers(answers, timed, "composed")
-        lines.append(_mixed_line(axis, cost, most, found, own))
     return lines, rows
-
-
-def _mixed_line(
-    axis: str,
-    cost: Cost,
-    most: float,
-    found: Mapping[str, MeasuredAnswers],
-    own: MeasuredAnswers,
-) -> EqualCost:
-    """Questions sent at random: the expectation, question by question."""
-    edge, cloud = found[EDGE], found[CLOUD]
-    part = mixed(cost, edge.timed, cloud.timed, most)
-    expected = [
-        [(1 - part) * a + part * b for a, b in zip(low, high, strict=True)]
-        for low, high in zip(_graded(edge.quality), _graded(cloud.quality), strict=True)
-    ]
-    reached = part > 0 or cost_of(cost, edge.timed) <= most * (1 + ROUNDING)
-    return _line(axis, most, "at random", part, expected[0], expected[1], own, reached=reached)
 
 
 def _line(
