@@ -113,7 +113,7 @@ BUDGET = {
     "edgewise/hub": 711,
     "edgewise/keys": 774,
     "edgewise/listening": 579,
-    "edgewise/loop": 1_522,
+    "edgewise/loop": 1_518,
     "edgewise/prompts": 913,
     "edgewise/routers": 1_000,
     "edgewise/sandbox": 242,
