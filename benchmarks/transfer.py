@@ -5,9 +5,9 @@ for several pairs: "PAIR, TASK=FOLDER@EDGE", the folder of the checkpoint and th
 Ranks are taken among what each edge writes to `edgewise.routers.start.PROMPTS`, so that they mean
 the same on every edge. For each pair the tokens are scored by the routers that need no training, by
 one fitted to the other pairs, by one fitted to other pairs on other tasks, and by one fitted to the
-pair's own other texts. Of the answers that one token of the cloud would save, prints how many have such a
-token among the highest scores, and how many more that are than by `entropy`; 95% intervals by
-bootstrap over texts, paired.
+pair's own other texts. Of the answers that one token of the cloud would save, prints how many have
+such a token among the highest scores, and how many more that are than by `entropy`; 95% intervals
+by bootstrap over texts, paired.
 
 `--ship OUT` fits one router to all pairs, and writes it for the edge of the first of them.
 
@@ -55,6 +55,8 @@ RECIPE = Recipe(hidden=(32,))
 DRAWS = 2000
 MOST = 100
 """Texts of a pair that others learn from."""
+
+LICENCES = "CommonsenseQA's train split, MIT licence; facts of this project's own"
 
 Mask = NDArray[np.bool_]
 
@@ -162,7 +164,9 @@ def own_reference(folder: Path, edge: Path) -> Reference:
     return msgspec.json.decode(kept.read_bytes(), type=Reference)
 
 
-def ship(out: Path, named: Mapping[str, tuple[Path, Path]], texts: Sequence[Texts]) -> None:
+def ship(
+    out: Path, named: Mapping[str, tuple[Path, Path]], texts: Sequence[Texts], measured: str
+) -> None:
     """One router of all the pairs, for the edge of the first."""
     fitted = fit(joined(texts), RECIPE)
     (folder, edge), *_ = named.values()
@@ -171,7 +175,8 @@ def ship(out: Path, named: Mapping[str, tuple[Path, Path]], texts: Sequence[Text
         reference=own_reference(folder, edge),
         thresholds={},
         realised={},
-        trained_on="; ".join(named),
+        trained_on=f"{'; '.join(named)} ({len(texts)} pairs; {LICENCES})",
+        measured=measured,
         probability=isotonic(fitted.scores, fitted.labels),
         loss=fitted.loss,
         baseline_loss=fitted.baseline_loss,
@@ -259,6 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pairs", nargs="*", help="PAIR, TASK=FOLDER@EDGE")
     parser.add_argument("--ship", type=Path, metavar="OUT")
+    parser.add_argument("--measured", default="", help="of what is shipped, for its card")
     parser.add_argument("--bridged", metavar="TASK", help="label a pair of two vocabularies")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--train", type=int, default=60)
@@ -290,7 +296,7 @@ def main() -> None:
     named = {name: (Path(folder), Path(edge)) for name, (folder, _, edge) in places}
     texts = {name: texts_of(*place) for name, place in named.items()}
     if given.ship:
-        ship(given.ship, named, list(texts.values()))
+        ship(given.ship, named, list(texts.values()), given.measured)
     else:
         print("\n".join(table(texts)))
 
