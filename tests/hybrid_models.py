@@ -12,14 +12,12 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.models import Vocabulary, byte_level, finish, write_recurrent
+from tests.models import byte_level, finish, write_recurrent
 
 KERNEL = 4
 """Ids that a convolution looks at."""
 
-_Q4_0_BYTES, _Q4_0_SCALE = 18, 0.0065
-
-Weights = NDArray[np.float32] | NDArray[np.uint8]
+Weights = NDArray[np.float32]
 Tensors = Iterator[tuple[str, Weights]]
 
 
@@ -53,14 +51,8 @@ class Maker:
     shape: Shape
     rng: np.random.Generator
     std: float = 0.15
-    packed: bool = False
-    """Matrices as q4_0."""
 
     def matrix(self, out: int, width: int) -> Weights:
-        if self.packed and width % 32 == 0:
-            blocks = self.rng.integers(0, 256, (out, width // 32, _Q4_0_BYTES), np.uint8)
-            blocks[:, :, :2] = np.array([_Q4_0_SCALE], np.float16).view(np.uint8)
-            return blocks.reshape(out, -1)
         return self.normal(out, width)
 
     def normal(self, *shape: int, std: float | None = None) -> Weights:
@@ -146,16 +138,6 @@ class Maker:
         yield f"{at}shortconv.conv.weight", self.normal(width, KERNEL - 1, std=0.5)
         yield f"{at}shortconv.in_proj.weight", self.matrix(3 * width, width)
         yield f"{at}shortconv.out_proj.weight", self.matrix(width, width)
-
-
-def llama(make: Maker) -> Tensors:
-    """Full attention in every layer."""
-    make.attention_keys(make.shape.kv_heads)
-    for layer in range(make.shape.layers):
-        at = f"blk.{layer}."
-        yield from make.norms(at, "attn_norm.weight")
-        yield from make.ffn(at)
-        yield from make.attention(at)
 
 
 def gemma3(make: Maker) -> Tensors:
@@ -254,7 +236,6 @@ def _rwkv7_layer(make: Maker, at: str, rank: int) -> Tensors:
 
 
 KINDS: dict[str, Callable[[Maker], Tensors]] = {
-    "llama": llama,
     "gemma3": gemma3,
     "qwen35": qwen35,
     "falcon-h1": falcon_h1,
@@ -263,21 +244,13 @@ KINDS: dict[str, Callable[[Maker], Tensors]] = {
 }
 """By the name that a GGUF has for them (`general.architecture`)."""
 
-HYBRIDS = tuple(kind for kind in KINDS if kind not in ("llama", "gemma3"))
+HYBRIDS = tuple(kind for kind in KINDS if kind != "gemma3")
 """Those with recurrent layers."""
 
 
-def write(
-    path: Path,
-    kind: str,
-    *,
-    shape: Shape | None = None,
-    vocabulary: Vocabulary | None = None,
-    packed: bool = False,
-    seed: int = 0,
-) -> Path:
-    """A model of one of `KINDS`; `packed` has matrices of 4 bits and a tied head."""
-    shape, vocabulary = shape or Shape(), vocabulary or byte_level()
+def write(path: Path, kind: str) -> Path:
+    """A model of one of `KINDS`."""
+    shape, vocabulary = Shape(), byte_level()
     writer = gguf.GGUFWriter(path, kind)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
@@ -285,15 +258,14 @@ def write(
     writer.add_feed_forward_length(shape.ffn)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(vocabulary.tokens))
-    make = Maker(writer, shape, np.random.default_rng(seed), packed=packed)
+    make = Maker(writer, shape, np.random.default_rng(0))
     return finish(writer, vocabulary, _all(make, kind, len(vocabulary.tokens)), path)
 
 
 def _all(make: Maker, kind: str, size: int) -> Tensors:
     yield "token_embd.weight", make.matrix(size, make.shape.width)
     yield from make.norms("", "token_embd_norm.weight" if kind == "lfm2" else "output_norm.weight")
-    if not make.packed:
-        yield "output.weight", make.matrix(size, make.shape.width)
+    yield "output.weight", make.matrix(size, make.shape.width)
     yield from KINDS[kind](make)
 
 

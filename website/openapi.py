@@ -19,8 +19,8 @@ def server() -> str:
     lines = [
         "# The server's API",
         "",
-        f"{described['info']['summary']} A running server shows the same at `/docs`,",
-        "and as OpenAPI at `/openapi.json`. [Clients](../clients.md) has examples.",
+        f"{described['info']['summary']} A running server has the same as OpenAPI at",
+        "`/openapi.json`. [Clients](../clients.md) has examples.",
         "",
     ]
     for path, methods in described["paths"].items():

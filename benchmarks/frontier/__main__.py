@@ -4,8 +4,7 @@ Edge, larger edge, streamed cloud, the bundled router at several shares, untrain
 commit point, lossless speculation and whole questions, on every axis at once. Quality is that of
 `--questions` questions, as fast as they go; times, bills and bytes are those of the first
 `--timed` of them, with an edge as slow as a 0.5B, a real llama-server at the pace of a large model,
-and an emulated link between the two. Prints Markdown; `--json FILE` keeps the figures, `--plot
-FILE` draws both figures beside it.
+and an emulated link between the two. Prints Markdown; `--json FILE` keeps the figures.
 
 Answers are kept in `--out`: interrupted, it goes on. `--part 1/2` and `--part 2/2`, side by side
 into one folder, answer half of the systems each; a run without it tells the whole.
@@ -28,7 +27,7 @@ from benchmarks.frontier.query_router import query_router, scores_of
 from edgewise.errors import UsageError
 from edgewise_lab.bench.frontier.pair_systems import MeasuredStore, measure
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers, frontier
-from edgewise_lab.bench.frontier.shown import notes, plots, tables
+from edgewise_lab.bench.frontier.shown import notes, tables
 from edgewise_lab.bench.pace import HALF_BILLION
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
@@ -55,7 +54,6 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder of answers")
     parser.add_argument("--part", type=part, help="1/2: the first half of the systems, no tables")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args(arguments)
     if not 1 <= options.timed <= options.questions:
         parser.error("--timed is from 1 to --questions")
@@ -155,8 +153,6 @@ def tell(found: Frontier, options: argparse.Namespace) -> None:
     print(f"\nConditions: {', '.join(told)}.")
     if options.json:
         options.json.write_bytes(msgspec.json.encode(found))
-    if options.plot:
-        plots(found, options.plot)
 
 
 if __name__ == "__main__":

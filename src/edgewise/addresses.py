@@ -25,14 +25,14 @@ once. If it does not answer, the files of earlier downloads are used.
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgewise.errors import AddressError
-from edgewise.hub import HubAddress, short
+from edgewise.hub import HubAddress, models_among, parts_of, short
 
 if TYPE_CHECKING:
     from edgewise.hub.client import Repository
@@ -58,8 +58,6 @@ MAX_CONFIG = 4 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 _PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q8_0")
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-_NOT_A_MODEL = re.compile(r"(?i)mmproj|imatrix")
 _MOST_PARTS = 1000
 
 _HERE = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]):\d{1,5}(?:/.*)?")
@@ -247,21 +245,6 @@ def checkpoint(name: str) -> Path | None:
             f"{address.repo!r} does not hold a router", hint="name another", setting="router"
         )
     return repository.folder(wanted)
-
-
-def models_among(names: Iterable[str]) -> list[str]:
-    """The GGUF models, by name: no projector, no importance matrix, of a split model the first."""
-    ggufs = sorted(n for n in names if n.endswith(".gguf") and not _NOT_A_MODEL.search(n))
-    return [name for name in ggufs if (part := _PART.search(name)) is None or int(part[1]) == 1]
-
-
-def parts_of(name: str) -> list[str]:
-    """The files of a split model that `name` is the first of; any other name alone."""
-    match = _PART.search(name)
-    if not match:
-        return [name]
-    count, stem = int(match[2]), name[: match.start()]
-    return [f"{stem}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
 
 
 def _chosen(address: HubAddress, repository: "Repository") -> str:

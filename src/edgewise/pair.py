@@ -1,6 +1,6 @@
 """`Pair`: an edge model, a cloud model, a router and a policy, ready to answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 from edgewise.addresses import from_home
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
-from edgewise.cloud.record import CountsFile, PayloadsFile, SentRecord, counts_place
+from edgewise.cloud.record import PayloadsFile, SentRecord
 from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
@@ -102,7 +102,7 @@ class Pair:
         require_text("The system message", system or "")
         sampling_of(own)
         self.billing = make_billing(own)
-        self.record = _record(sent_file)
+        self.record = SentRecord(PayloadsFile(from_home(sent_file)) if sent_file else None)
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
                 prepare()
@@ -182,12 +182,11 @@ class Pair:
         pending: bool = False,
         candidates: bool = False,
         policy: Policy | None = None,
-        around: Callable[[CloudModel], CloudModel] | None = None,
         sampling: Sampling | None = None,
         grammar: Grammar | None = None,
         **options: Unpack[AnswerOptions],
     ) -> Generation:
-        """The answer event by event; see `Decoder.stream` for `pending`, `candidates`, `around`.
+        """The answer event by event; see `Decoder.stream` for `pending`, `candidates`.
 
         `policy`, `sampling` and `grammar` are for this answer and override the options that say the
         same. Tool calls are text in its events. Raises `UsageError`, and while iterating a
@@ -218,7 +217,6 @@ class Pair:
                 policy=policy,
                 pending=pending,
                 candidates=candidates,
-                around=around,
                 at_end=lambda left: shared.settle(taken, left),
             )
         except BaseException:
@@ -322,12 +320,4 @@ def _response_format(options: AnswerOptions) -> ResponseFormat | None:
         options.get("tools", ()),
         options.get("tool_choice", "auto"),
         options.get("parallel_tool_calls", True),
-    )
-
-
-def _record(sent_file: str | Path | None) -> SentRecord:
-    place = counts_place()
-    return SentRecord(
-        CountsFile(place) if place else None,
-        PayloadsFile(from_home(sent_file)) if sent_file else None,
     )

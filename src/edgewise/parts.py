@@ -39,7 +39,7 @@ from edgewise.routers.named import (
     router_named,
     router_of,
 )
-from edgewise.routers.start import own_thresholds
+from edgewise.routers.start import own_thresholds, tuned_thresholds
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, shared, spelled
 
@@ -101,7 +101,7 @@ def open_cloud(
     if is_url(address):
         require_allowed(address, hosts)
         from edgewise.cloud.connect import connect
-        from edgewise.edge.tokenizer import open_tokenizer
+        from edgewise.edge.named import open_tokenizer
 
         tokenizer = settings.cloud_tokenizer
         return connect(
@@ -194,15 +194,17 @@ def known_router(edge: EdgeModel) -> Path | None:
 def starts_of(
     settings: Settings, router: Router, card: RouterCard | None, edge: EdgeModel
 ) -> Mapping[str, float]:
-    """By cloud share, where the controller's threshold starts: as calibrated, else as the edge's
-    own writing has it. None where the settings leave nothing to control."""
-    if card is not None and card.thresholds:
-        return card.thresholds
+    """By cloud share, where the controller's threshold starts: as tuned for this pair, as the card
+    says, or as the edge's own writing has it. None where the settings leave nothing to control."""
     steered = settings.threshold is None and settings.cloud_share not in (0, 1)
     if not steered or cloud_address(settings) == "none":
         return {}
-    named = replace(settings, router=chosen_router(settings, edge))
-    return own_thresholds(edge, router, router_identity(named))
+    identity = router_identity(replace(settings, router=chosen_router(settings, edge)))
+    if tuned := tuned_thresholds(edge, identity, cloud_address(settings)):
+        return tuned
+    if card is not None and card.thresholds:
+        return card.thresholds
+    return own_thresholds(edge, router, identity)
 
 
 def router_identity(settings: Settings) -> str:

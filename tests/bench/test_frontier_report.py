@@ -26,10 +26,9 @@ from edgewise_lab.bench.frontier.report import (
     share,
     uncertain,
 )
-from edgewise_lab.bench.frontier.shown import plots, tables
+from edgewise_lab.bench.frontier.shown import tables
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Question
-from tests.drawn import require_legend_apart, saved_figures
 
 EDGE_SECONDS, CLOUD_SECONDS, TOKENS = 1.0, 0.5, 10
 
@@ -203,19 +202,6 @@ def test_whole_questions_stand_beside_it_at_every_equal_cost() -> None:
     assert low <= at["cloud share", "cascade"].ahead <= high
 
 
-def test_curves_go_from_the_edge_alone_to_all_that_may_be_sent() -> None:
-    told = frontier(found(), "ours", {})
-    for name in ("cascade", "query level, oracle"):
-        points = [point for point in told.curves if point.system == name]
-        sent = [point.sent for point in points]
-        assert sent == sorted(sent, reverse=True)
-        assert (points[-1].sent, points[-1].accuracy) == (0.0, 0.4)
-    assert max(point.sent for point in told.curves if point.system == "cascade") == 1.0
-    # Two of five are right by the edge, two more only by the cloud.
-    oracle = [point for point in told.curves if point.system == "query level, oracle"]
-    assert (oracle[0].sent, oracle[0].accuracy) == (0.4, 0.8)
-
-
 def test_what_no_engine_meters_is_left_open() -> None:
     blind = {
         **found(),
@@ -226,20 +212,6 @@ def test_what_no_engine_meters_is_left_open() -> None:
     told = frontier(blind, "ours", {})
     assert {row.bills["own GPU, by its seconds"] for row in told.rows if row.requests} == {None}
     assert "-" in tables(told)[1].lines[1]
-
-
-def test_two_figures_are_drawn_with_the_legend_beside_the_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    drawn = saved_figures(monkeypatch)
-    places = plots(frontier(found(), "ours", {}), tmp_path / "f.png")
-    assert [place.name for place in places] == ["f-bill.png", "f-time.png"]
-    assert all(place.stat().st_size > 5000 for place in places)
-    for figure in drawn:
-        require_legend_apart(figure)
-    with pytest.raises(UsageError, match="cannot be written"):
-        plots(frontier(found(), "ours", {}), tmp_path / "no" / "f.png")
 
 
 class Counting:

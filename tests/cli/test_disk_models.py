@@ -3,23 +3,31 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import pytest
 from huggingface_hub import constants
+from hypothesis import given
 
 from edgewise import Pair
 from edgewise.addresses import Role, bundled, resolve
 from edgewise.errors import AddressError
 from edgewise.hub import known
-from edgewise.hub.disk import blobs_named, disk_models
+from edgewise.hub.disk import blobs_named, disk_models, vocabulary_of
+from tests import models
 from tests.cli.conftest import Edgewise
 from tests.hub import Hub, Repository, serving
+from tests.outside_bytes import bytes_like
 from tests.smollm2_file import smollm2_or_skip
 
 WEIGHTS = bundled("edge").read_bytes()
+UNUSED = gguf.TokenType.UNUSED
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 
 _RESOLVE = """
@@ -177,6 +185,49 @@ def test_all_are_listed(home: Path, edgewise: Edgewise, monkeypatch: pytest.Monk
     for address in found:
         assert Path(found[address]["path"]) == resolve(address, "edge")
     assert "ollama:tiny:0.4m" in edgewise("models", "list").out
+
+
+def test_a_split_model_is_listed_once_with_all_its_bytes(home: Path, edgewise: Edgewise) -> None:
+    folder = home / ".lmstudio" / "models" / "own" / "split"
+    for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "a.imatrix.gguf"):
+        kept(folder, name)
+    (listed,) = disk_models()
+    assert listed.address == "lmstudio:own/split/a-00001-of-00002.gguf"
+    assert listed.size == 2 * len(WEIGHTS)
+    assert "00002-of" not in edgewise("models", "list").out
+
+
+def test_models_that_share_a_vocabulary_are_marked(
+    home: Path, edgewise: Edgewise, bpe_path: Path, other_path: Path
+) -> None:
+    for path in (bpe_path, other_path):
+        folder = home / ".lmstudio" / "models"
+        kept(folder, f"own/{path.name}").write_bytes(path.read_bytes())
+    kept(home / "hub" / "models--own--twin" / "snapshots" / "1", "twin.gguf")
+    listed = json.loads(edgewise("models", "list", "--json").out)
+    of = {one["address"]: one["vocabulary"] for one in listed}
+    assert of["bundled"] == of["bundled (cloud)"] == vocabulary_of(home / "hub/models--own--twin")
+    assert len(set(of.values())) == 3
+    shown = edgewise("models", "list").out.splitlines()
+    marked = [line.split()[0] for line in shown if re.search(r" 1 +/", line)]
+    assert marked == ["bundled", "bundled", "own/twin"]
+
+
+def test_padding_is_no_difference(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{generation}.gguf" for generation in ("2.5", "3")]
+    plain = models.byte_level()
+    padded = replace(plain, tokens=[*plain.tokens, "[PAD99]"], kinds=[*plain.kinds, UNUSED])
+    for path, vocabulary in zip(paths, (plain, padded), strict=True):
+        models.write_transformer(path, vocabulary)
+    assert vocabulary_of(paths[0]) == vocabulary_of(paths[1]) is not None
+
+
+@given(bytes_like(WEIGHTS[:4000]))
+def test_a_header_of_any_bytes_has_a_vocabulary_or_none(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "any.gguf"
+        path.write_bytes(data)
+        assert len(vocabulary_of(path) or "") in (0, 64)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_users_own_pair_and_questions_at_an_engine(edgewise: Edgewise, tmp_pat
             *("bench", "frontier", "own.jsonl", "--check", "regex", "--questions", "2"),
             *("--edge", str(bundled("edge")), "--cloud", url, "--larger-edge", str(MID)),
             *("--router", "entropy", "--router", "random", "--cloud-share", "0.2"),
-            *("--calibration", "2", "--max-tokens", "16", "--plot", "f.svg"),
+            *("--calibration", "2", "--max-tokens", "16"),
         )
     assert result.code == 0, result.err
     assert "entropy at 20%" in result.out
@@ -56,8 +56,6 @@ def test_a_users_own_pair_and_questions_at_an_engine(edgewise: Edgewise, tmp_pat
     # No link is emulated, and the questions have no choices; the cloud is streamed.
     assert "commit point" not in result.out
     assert "16 tokens" not in result.err
-    assert (tmp_path / "f-bill.svg").is_file()
-    assert (tmp_path / "f-time.svg").is_file()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,6 @@ def test_a_users_own_pair_and_questions_at_an_engine(edgewise: Edgewise, tmp_pat
     [
         (("--cloud", str(bundled("cloud")), "--round-trip", "5"), "No link leads to"),
         (("--larger-edge", "missing.gguf"), "missing.gguf"),
-        (("--plot", "no/where.png"), "no such folder"),
         (("--cloud", str(OTHER)), "one vocabulary"),
         (("nothing",), "no task"),
     ],

@@ -2,25 +2,28 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 import trustme
 
 from edgewise.cloud.gateway import GatewayCloud
+from edgewise.errors import CloudError
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.asked import HARD
 from tests.cli.conftest import Edgewise, Run
 from tests.doubles.scripted_engine import ScriptedEngine, reply_to
+from tests.gateway.processes import until
 from tests.server_process import free_port
 
 
@@ -34,9 +37,7 @@ def process(*arguments: str, ready: bool = True) -> Iterator[tuple[int, "subproc
         text=True,
     )
     try:
-        end = time.monotonic() + 60
-        while ready and not _ready(port) and started.poll() is None and time.monotonic() < end:
-            time.sleep(0.05)
+        until(lambda: not ready or _ready(port) or started.poll() is not None, "the gateway")
         yield port, started
     finally:
         started.kill()
@@ -51,6 +52,11 @@ def _ready(port: int) -> bool:
         return False
 
 
+def _listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.mark.deep
 def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> None:
     keys = str(tmp_path / "keys.json")
@@ -59,17 +65,8 @@ def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> 
     secret = added.stdout.strip()
     with process("--engine", "bundled", "--keys", keys) as (port, _):
         here = ("--cloud", f"http://127.0.0.1:{port}")
-        answer = cli(
-            "run",
-            HARD,
-            *here,
-            "--cloud-share",
-            "0.3",
-            "--on-cloud-error",
-            "raise",
-            "--json",
-            EDGEWISE_CLOUD_KEY=secret,
-        )
+        asks = ("--cloud-share", "0.3", "--on-cloud-error", "raise", "--json")
+        answer = cli("run", HARD, *here, *asks, EDGEWISE_CLOUD_KEY=secret)
         assert answer.returncode == 0, answer.stderr
         assert json.loads(answer.stdout)["usage"]["cloud_tokens"] > 0
         checked = cli("doctor", *here, EDGEWISE_CLOUD_KEY=secret)
@@ -98,26 +95,17 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         with process("--engine", engine.url, *files, ready=False) as (port, started):
             url = f"https://127.0.0.1:{port}"
             monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
-            end = time.monotonic() + 30
-            while True:
-                cloud = GatewayCloud(url)
-                try:
-                    cloud.check(ByteTokenizer())
-                    break
-                except Exception:
-                    cloud.close()
-                    assert started.poll() is None
-                    assert time.monotonic() < end
-                    time.sleep(0.1)
-            assert cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 30).result().ids == (
-                reply_to([1]),
-            )
-            cloud.close()
+            until(lambda: started.poll() is not None or _listens(port), "the gateway")
+            with closing(GatewayCloud(url)) as cloud:
+                cloud.check(ByteTokenizer())
+                completion = cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 30).result()
+            assert completion.ids == (reply_to([1]),)
             monkeypatch.delenv("SSL_CERT_FILE")
-            stranger = GatewayCloud(url)
-            with pytest.raises(Exception, match="not trusted"):
+            with (
+                closing(GatewayCloud(url)) as stranger,
+                pytest.raises(CloudError, match="not trusted"),
+            ):
                 stranger.check(ByteTokenizer())
-            stranger.close()
     finally:
         engine.close()
 

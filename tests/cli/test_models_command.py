@@ -84,6 +84,10 @@ def test_what_cannot_be_downloaded_is_said(edgewise: Edgewise, hub: Hub, model: 
         (("run", "Hello", "--router", "entrpy"), "'entropy'"),
         (("run", "Hello", "--cloud", "http://127.0.0.1:9", "--cloud-engine", "vlm"), "'vllm'"),
         (("model",), "'models'"),
+        (("list",), "edgewise models list"),
+        (("pull", "qwen3:0.6b"), "edgewise models pull"),
+        (("ps",), "edgewise doctor"),
+        (("help",), "edgewise --help"),
         (("run", "Hello", "--cloud-shar", "0.1"), "--cloud-share"),
     ],
 )

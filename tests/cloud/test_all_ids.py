@@ -20,7 +20,6 @@ from edgewise.engines import vocabulary_check
 from edgewise.engines.base import Client
 from edgewise.engines.detokenization import compare_all
 from edgewise.errors import (
-    CloudError,
     CloudProtocolError,
     OtherVocabulary,
     VocabularyMismatch,
@@ -29,7 +28,6 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests import models
-from tests.doubles.engine_dialects import Dialect
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.hub_files import vocabulary_of, write_tokenizer
@@ -87,7 +85,7 @@ class TestRealServers:
             assert [older.tokenizer.encode(text) for text in PROBES] == [
                 later.tokenizer.encode(text) for text in PROBES
             ]
-            with pytest.raises(VocabularyMismatch, match=r"writes '<tool_response>' .*id 269"):
+            with pytest.raises(VocabularyMismatch, match="<tool_response>"):
                 told(url, older.tokenizer)
             reached = connect(url, older.tokenizer, own=later.tokenizer)
             how = reached.proof
@@ -106,7 +104,7 @@ class TestRealServers:
             LlamaModel(family["3"], threads=1, context=32) as later,
         ):
             engine = Detokenizing(older.tokenizer, joined)
-            with pytest.raises(VocabularyMismatch, match=r"writes '' .*</?t.*id 2"):
+            with pytest.raises(VocabularyMismatch, match=r"</?t"):
                 asyncio.run(compare_all(engine, later.tokenizer))
 
 
@@ -208,19 +206,19 @@ class TestWhatIsTold:
     def test_any_two_ids_that_changed_places_are_found(
         self, vocabularies: dict[str, Tokenizer], kind: str, join: Any, draw: st.DataObject
     ) -> None:
-        """Control tokens and parts of characters too, and an id that stands for nothing."""
+        """Control tokens too, and an id that stands for nothing."""
         one = vocabularies[kind]
         engine = Detokenizing(one, join)
         ids = st.integers(0, one.size - 1)
         first, second = draw.draw(st.tuples(ids, ids))
         texts = [one.special.get(i, "").encode() or one.piece(i) for i in (first, second)]
-        shown = [tidied([b"x", text]) for text in texts]
+        shown = [tidied([b"x", text, b"x"]) for text in texts]
         engine.swapped = first, second
-        if shown[0] == shown[1] or any(text[-1:] in b"\xc0\xc1\xf5\xff" for text in texts):
+        if shown[0] == shown[1]:
             return
-        with pytest.raises(VocabularyMismatch, match=r"\(id \d+\)"):
+        with pytest.raises(VocabularyMismatch):
             asyncio.run(compare_all(engine, one))
-        assert engine.requests < 40
+        assert engine.requests < 4
 
     def test_another_end_of_an_answer(self) -> None:
         class Ends(Detokenizing):
@@ -232,38 +230,26 @@ class TestWhatIsTold:
 
 
 class TestEngines:
-    @pytest.mark.parametrize("dialect", ["llama-server", "vllm", "sglang"])
-    def test_each_dialect(self, dialect: Dialect) -> None:
-        engine = ScriptedEngine(dialect=dialect)
-        reached = connect(engine.url, BYTES)
-        how = reached.proof
-        assert ALL in how
-        assert reached.proof == how
-        other = ByteTokenizer("<other>")
-        with pytest.raises(VocabularyMismatch, match="id 256"):
-            reached.check(other)
-        reached.close()
-        engine.close()
-
     def test_one_that_does_not_says_so(self, engine: ScriptedEngine) -> None:
         engine.detokenizes = False
         how = told(engine.url)
         assert how.startswith("5 strings have the same ids")
         assert how.endswith("its other ids are not proven, since it does not detokenise")
 
-    def test_a_second_start_asks_little(
-        self, engine: ScriptedEngine, vocabularies: dict[str, Tokenizer]
-    ) -> None:
-        engine.tokenizer = known = vocabularies["bundled"]
-        whole = f"all {known.size:,} ids"
-        assert f"{whole} stand for the same" in told(engine.url, known)
-        first, engine.detokenized = engine.detokenized, 0
-        assert f"{whole} were compared before, 1,0" in told(engine.url, known)
-        assert engine.detokenized < first
-        # What it served before is no proof for what it serves now.
-        engine.model, engine.detokenized = "another", 0
-        assert f"{whole} stand for the same" in told(engine.url, known)
-        assert engine.detokenized == first
+    def test_of_a_large_vocabulary_the_last_words_and_a_sample_are_compared(self) -> None:
+        class Large(ByteTokenizer):
+            size = 20_000
+
+            def piece(self, token: int) -> bytes:
+                return super().piece(token) if token < 258 else b"w%d " % token
+
+        known = Large()
+        engine = Detokenizing(known, joined)
+        said = asyncio.run(compare_all(engine, known))
+        assert said == "; 4,098 of 20,000 ids stand for the same"
+        engine.swapped = known.size - 1, known.size - 1000
+        with pytest.raises(VocabularyMismatch):
+            asyncio.run(compare_all(engine, known))
 
     def test_another_model_under_the_same_name_is_found_out_after_a_reconnect(
         self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
@@ -332,18 +318,3 @@ class TestHostile:
         how = told(engine.url)
         assert how.startswith("5 strings have the same ids at the engine; its other ids are not ")
         assert why in how
-
-    def test_an_answer_goes_on_where_it_turns_hostile(
-        self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
-        with cloud_at(engine.url) as cloud:
-            cloud.check(BYTES)
-            session = cloud.open(Prompt((1,)))
-            for misdeed in ("reset", Edited(gigabytes), Edited(lambda data: b'{"content": "yes"}')):
-                engine.aside = lambda path, it=misdeed: it if path == "/detokenize" else None
-                cloud.submit(cloud.engine.close(), 20).result()
-                with pytest.raises(CloudError):
-                    session.ask([1], 1, Sampling(), 20).result()
-            engine.aside = lambda path: None
-            assert session.ask([1], 1, Sampling(), 20).result().ids

@@ -15,7 +15,7 @@ from edgewise.cloud.connect import open_engine
 from edgewise.cloud.local import LocalCloud
 from edgewise.completion import Completion, Sent
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.edge.named import open_tokenizer
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import (
     CloudError,

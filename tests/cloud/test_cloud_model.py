@@ -1,6 +1,5 @@
 """`--cloud-model` and the cloud's key: which of many models is meant, and what travels."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.engines.http import checked_address
 from edgewise.errors import CloudRejected, UsageError
-from edgewise.gateway.fleet import engines_at
 from edgewise.pair import Pair
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
@@ -50,8 +48,16 @@ def test_a_version_at_the_end_of_an_address_is_taken_as_meant(given: str, meant:
         cloud.close()
 
 
+LLAMA_SERVER: dict[Route, Reply] = {
+    ("GET", "/health"): said({}),
+    ("POST", "/tokenize"): lambda body: (200, {"tokens": list(body["content"].encode())}),
+    ("POST", "/completion"): said({"tokens": [97], "timings": {"cache_n": 0, "prompt_n": 1}}),
+}
+
+
 @pytest.mark.parametrize(
-    ("owner", "routes"), [("vllm", vllm_routes()), ("sglang", sglang_routes())]
+    ("owner", "routes"),
+    [("vllm", vllm_routes()), ("sglang", sglang_routes()), ("llamacpp", LLAMA_SERVER)],
 )
 def test_the_named_model_is_the_one_that_is_asked(owner: str, routes: dict[Route, Reply]) -> None:
     with serving({**routes, ("GET", "/v1/models"): listing(owner, NAMES)}) as server:
@@ -103,23 +109,6 @@ def test_a_gateway_serves_what_it_serves() -> None:
     engine.close()
 
 
-async def _served_by_gateway(url: str, **named: Any) -> list[Any]:
-    engines = await engines_at([url], key=None, **named)
-    try:
-        return [(await engine.describe()).model for engine in engines]
-    finally:
-        for engine in engines:
-            await engine.close()
-
-
-def test_a_gateways_engine_is_asked_for_the_named_model() -> None:
-    routes = {**vllm_routes(), ("GET", "/v1/models"): listing("vllm", NAMES)}
-    with serving(routes) as server:
-        assert asyncio.run(_served_by_gateway(server.url, model=NAMES[7])) == [NAMES[7]]
-    with pytest.raises(UsageError, match="bundled"):
-        asyncio.run(_served_by_gateway("bundled", model="large"))
-
-
 def test_a_pair_takes_both() -> None:
     routes = {**vllm_routes(), ("GET", "/v1/models"): listing("vllm", NAMES)}
     edge = ScriptedEdge(replying("blue", prompt="sky: "))
@@ -129,23 +118,6 @@ def test_a_pair_takes_both() -> None:
             assert isinstance(pair.cloud, EngineCloud)
             assert pair.cloud.engine.described.model == NAMES[3]
         assert {one.get("Authorization") for one in server.headers} == {"Bearer sk-provider"}
-
-
-def test_a_llama_server_of_several_models_is_told_which() -> None:
-    """Its router goes by a request's body, whatever is asked."""
-    completed = said({"tokens": [97], "timings": {"cache_n": 0, "prompt_n": 1}})
-    routes: dict[Route, Reply] = {
-        ("GET", "/health"): said({}),
-        ("GET", "/v1/models"): listing("llamacpp", NAMES),
-        ("POST", "/tokenize"): lambda body: (200, {"tokens": list(body["content"].encode())}),
-        ("POST", "/completion"): completed,
-    }
-    with serving(routes) as server:
-        cloud = open_engine(server.url, model=NAMES[5])
-        cloud.check(ByteTokenizer())
-        cloud.close()
-        bodies = [body for _, body in server.asked if body]
-        assert {body["model"] for body in bodies} == {NAMES[5]}
 
 
 def test_an_adapter_of_sglangs_is_refused() -> None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from edgewise.cloud import gateway as cloud_gateway
 from edgewise.cloud import gateway_link as gateway_link
 from edgewise.cloud.gateway import MOST_IDLE, PREFETCHED, GatewayCloud
 from edgewise.errors import (
@@ -28,7 +26,6 @@ from edgewise.errors import (
 )
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.link import Link
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.wire.protocol import (
     PATH,
@@ -345,24 +342,6 @@ def test_what_nobody_waits_for_is_logged(
     cloud.close()
     raised = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
     assert raised == ["in a prefetch", "in a close"]
-
-
-def test_a_prefetch_that_takes_too_long_is_no_alarm(
-    made: FakeGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "edgewise")
-    monkeypatch.setattr(cloud_gateway, "CHECK_SECONDS", 0.3)
-    link = Link("127.0.0.1", int(made.url.rpartition(":")[2]))
-    with closing(link), closing(GatewayCloud(link.url)) as cloud:
-        cloud.check(ByteTokenizer())
-        link.cut()
-        link.stall()
-        cloud.open(PROMPT).prefetch(IDS)
-        end = time.monotonic() + PATIENCE
-        while not [r for r in caplog.records if "did not answer" in r.message]:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
 def test_nothing_is_connected_for_a_session_that_says_nothing(made: FakeGateway) -> None:

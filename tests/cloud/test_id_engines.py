@@ -159,19 +159,6 @@ def test_an_end_that_the_engine_kept_is_the_edges(
     assert (completion.cached, completion.computed) == (None, None)
 
 
-@pytest.mark.parametrize(
-    "reply", [b"<html>", b"\xff\xfe", {"text": "sky"}, {"choices": []}, [1, 2], {"output_ids": 1}]
-)
-def test_another_reply_is_a_sentence(
-    dialect: str, server: DialectServer, cloud: EngineCloud, reply: Any
-) -> None:
-    cloud.check(ByteTokenizer())
-    server.routes["POST", PATHS[dialect]] = said(reply)
-    with pytest.raises(CloudProtocolError, match=r"reply is not|choices") as refused:
-        ask(cloud, [1])
-    assert "--" not in str(refused.value)
-
-
 @pytest.mark.parametrize("token", ["sky", "token_id:", "token_id:-1", "token_id:٣", "token_id:1.5"])
 def test_tokens_as_text_are_no_ids(token: str) -> None:
     reply = completed([98])
@@ -238,12 +225,3 @@ def test_another_vocabulary_is_named_by_its_string(
     server.routes["POST", "/tokenize"] = said({"tokens": [1, 2]})
     with pytest.raises(VocabularyMismatch, match="Hello world"):
         cloud.check(ByteTokenizer())
-
-
-def test_a_probe_forgets_what_an_engine_was_before(
-    server: DialectServer, cloud: EngineCloud
-) -> None:
-    cloud.check(ByteTokenizer())
-    server.routes["GET", "/v1/models"] = said({"data": [{"id": "larger"}]})
-    cloud.check(ByteTokenizer())
-    assert cloud.identity().endswith("larger")

@@ -34,23 +34,6 @@ async def ask(
     return found
 
 
-def test_a_session_keeps_its_slot_and_reuses_what_it_left_there() -> None:
-    async def work() -> None:
-        table = SlotTable(2)
-        first = await ask(table, "s", "a")
-        other = await ask(table, "t", "b")
-        assert first.slot != other.slot
-        # Nobody knows what a gateway before this one has left in a slot.
-        assert not first.reuse
-        assert not other.reuse
-        await ask(table, "s", "a", asyncio.CancelledError())
-        for _ in range(3):
-            assert await ask(table, "s", "a") == Place(first.slot, True)
-            assert await ask(table, "t", "b") == Place(other.slot, True)
-
-    asyncio.run(work())
-
-
 def test_where_slots_are_short_the_one_unused_for_longest_is_given_away() -> None:
     async def work() -> None:
         table = SlotTable(3)
@@ -62,26 +45,6 @@ def test_where_slots_are_short_the_one_unused_for_longest_is_given_away() -> Non
         assert (await ask(table, "v", "a")).slot == slots[1]
         assert (await ask(table, "t", "a")).slot == slots[2]
         assert (await ask(table, "s", "a")).slot == slots[0]
-
-    asyncio.run(work())
-
-
-def test_another_tenants_slot_is_reused_only_after_an_answer_that_reused_nothing() -> None:
-    async def work() -> None:
-        clock = Clock()
-        table = SlotTable(1, clock=clock)
-        await ask(table, "s", "a")
-        assert (await ask(table, "s", "a")).reuse
-        for fault in (CloudUnavailable("cut"), CloudRejected("too long"), asyncio.CancelledError()):
-            assert not (await ask(table, "t", "b", fault)).reuse
-        assert not (await ask(table, "t", "b")).reuse
-        assert (await ask(table, "t", "b")).reuse
-        # And now the other way round, where b's request was cut off and may yet come to run.
-        for _ in range(3):
-            assert not (await ask(table, "s", "a")).reuse
-        clock.now += LINGER_SECONDS + 1
-        assert not (await ask(table, "s", "a")).reuse
-        assert (await ask(table, "s", "a")).reuse
 
     asyncio.run(work())
 

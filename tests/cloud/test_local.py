@@ -1,6 +1,5 @@
 """A cloud model in this process: its one thread, and what sessions leave behind."""
 
-import logging
 import math
 import threading
 import time
@@ -17,7 +16,6 @@ from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.errors import (
     CloudError,
-    CloudRejected,
     CloudTimeout,
     CloudUnavailable,
     ModelError,
@@ -96,22 +94,6 @@ def test_a_session_that_asked_gives_its_place_back(
     while model.sessions:
         assert time.monotonic() < end
         time.sleep(0.005)
-
-
-def test_a_consult_cancelled_before_it_ran_leaves_nothing(
-    cloud: LocalCloud, model: ScriptedEdge, script: Held
-) -> None:
-    flying = busy(cloud, script)
-    session = cloud.open(PROMPT)
-    waiting = session.ask(IDS, 1, Sampling(), 30)
-    assert waiting.cancel()
-    session.close()
-    script.let.set()
-    assert flying.result().ids == tuple(b"y")
-    after = cloud.open(PROMPT).ask(IDS, 1, Sampling(), 30)
-    assert after.result().ids == tuple(b"y")
-    # The two that were answered; the cancelled one took no place.
-    assert model.sessions == 2
 
 
 def test_a_session_closed_before_its_consult_ran_takes_no_place(
@@ -210,30 +192,6 @@ def test_closing_in_mid_answer_is_a_cloud_error_like_any_other() -> None:
     for future in (flying, waiting):
         with pytest.raises(CloudUnavailable):
             future.result(0)
-
-
-def test_after_closing_consults_fail_and_sessions_close(
-    model: ScriptedEdge, script: Held, caplog: pytest.LogCaptureFixture
-) -> None:
-    script.let.set()
-    cloud = LocalCloud(model)
-    session = cloud.open(PROMPT)
-    session.ask(IDS, 1, Sampling(), 30).result()
-    cloud.close()
-    with pytest.raises(CloudUnavailable, match="was closed"):
-        session.ask(IDS, 1, Sampling(), 30).result()
-    session.close()
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_too_long_a_prompt_is_declined_and_the_session_goes_on(
-    cloud: LocalCloud, script: Held
-) -> None:
-    script.let.set()
-    session = cloud.open(PROMPT)
-    with pytest.raises(CloudRejected, match="do not fit"):
-        session.ask([1] * 65, 1, Sampling(), 30).result()
-    assert session.ask(IDS, 1, Sampling(), 30).result().ids == tuple(b"y")
 
 
 def test_a_model_that_fails_is_a_cloud_that_failed() -> None:

@@ -2,19 +2,15 @@
 
 import asyncio
 import importlib.metadata
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from contextlib import closing
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from edgewise import parts
-from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
-from edgewise.completion import Completion, Sent
-from edgewise.edge.base import Tokenizer
 from edgewise.engines.registry import ENGINES
 from edgewise.engines.text_dialects import ChatText
 from edgewise.engines.vllm import VllmEngine
@@ -22,30 +18,21 @@ from edgewise.errors import UsageError
 from edgewise.gateway.fleet import engines_at
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
-from edgewise.sampling import Sampling
 from edgewise.settings import Settings
+from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
 from tests.doubles.scripted_text import ScriptedText
 
 Add = Callable[..., None]
 
 
-class ShoutingCloud(CloudModel):
+class ShoutingCloud(ScriptedCloud):
     """A cloud of a third party: it writes exclamation marks."""
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
+        super().__init__(replying("!!!!", prompt="sky: "))
         self.name, self.key = url, key
-
-    def open(self, prompt: Prompt) -> CloudSession:
-        return ShoutingSession()
-
-    def check(self, tokenizer: Tokenizer) -> str:
-        return "it shares every vocabulary"
-
-    def close(self) -> None:
-        """Nothing to let go of."""
 
 
 class MyEngine(VllmEngine):
@@ -58,26 +45,6 @@ class MyText(ChatText):
     """An API of a third party, by text."""
 
     dialect = "my words"
-
-
-class ShoutingSession:
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> Future[Completion]:
-        future: Future[Completion] = Future()
-        future.set_result(Completion(ids=(33,) * n, logprobs=(None,) * n))
-        return future
-
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        return 0
-
-    def close(self) -> None:
-        """Nothing to forget."""
 
 
 @pytest.fixture
@@ -152,11 +119,3 @@ async def _kinds(*addresses: str, kind: str) -> list[str]:
     for engine in engines:
         await engine.close()
     return kinds
-
-
-def test_a_gateways_engines_are_of_the_kind_that_is_named(add: Add) -> None:
-    add(mine="edgewise.engines.sglang:SglangEngine")
-    urls = ("http://127.0.0.1:9", "http://127.0.0.1:10")
-    assert asyncio.run(_kinds(*urls, kind="mine")) == ["SGLang", "SGLang"]
-    with pytest.raises(UsageError, match="gateway"):
-        asyncio.run(_kinds(*urls, kind="gateway"))

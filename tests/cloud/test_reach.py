@@ -13,10 +13,9 @@ from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.edge.named import open_tokenizer
 from edgewise.engines.registry import BY_TEXT
 from edgewise.errors import (
-    CloudProtocolError,
     CloudRefused,
     CloudRejected,
     CloudUnavailable,
@@ -27,20 +26,12 @@ from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Random
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge
 from tests.doubles.completing import completing
-from tests.doubles.scripted_engine import ScriptedEngine, Wire
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.scripted_text import (
-    BUSY,
-    FILTERED,
-    HTML,
-    NO_USAGE,
-    STREAM,
-    TOOL_CALL,
     Habit,
     ScriptedText,
-    TextMisdeed,
 )
 from tests.llama_cpp_server_process import HERE, llama_cpp_server
 from tests.llama_server_process import llama_server
@@ -226,62 +217,3 @@ def test_what_real_servers_do_shows_with_a_model_that_cannot_count() -> None:
         with pytest.raises(CloudRejected, match="begins an answer anew"):
             connect(url, edge, engine="chat")
         stack.enter_context(closing(connect(url, edge, engine="completions", own=own)))
-
-
-@pytest.mark.parametrize("dialect", ["chat", "ollama", "llama-server-text"])
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        (FILTERED, "rejected"),
-        (TOOL_CALL, "rejected"),
-        (HTML, "protocol"),
-        (STREAM, "protocol"),
-        (BUSY, "unavailable"),
-        ("reset", "unavailable"),
-        ("hang", "timeout"),
-        (NO_USAGE, "critical"),
-    ],
-)
-def test_what_goes_wrong_in_flight_is_a_reason_and_the_answer_goes_on(
-    dialect: str, fault: TextMisdeed, reason: str
-) -> None:
-    if dialect == "llama-server-text" and fault in (FILTERED, TOOL_CALL):
-        pytest.skip("it has none")
-    with scripted(dialect) as server:
-        cloud = connect(server.url, EDGE, engine=dialect)
-        with closing(cloud):
-            server.fault = lambda number: fault
-            decoder = Decoder(
-                ScriptedEdge(completing(COUNTED, prompt=ASKED)),
-                router=Random(),
-                policy=Policy(threshold=0.5, deadline=0.3 if fault == "hang" else 60.0),
-                cloud=cloud,
-            )
-            answer = decoder.generate(PROMPT, max_tokens=60)
-    assert answer.text == COUNTED
-    assert reason in {one.reason for one in answer.tokens}
-    assert (answer.usage.failed_calls > 0) == (reason != "critical")
-
-
-def test_a_reply_cut_at_every_byte_is_never_half_a_word() -> None:
-    """The link ends inside of the body, which was announced whole."""
-    said: list[bytes] = []
-    with scripted("chat") as server:
-        cloud = connect(server.url, EDGE, engine="chat")
-        with closing(cloud):
-            body = b'{"choices":[{"message":{"content":" two three"},"finish_reason":"length"}]}'
-            head = (
-                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-            )
-            whole = head % len(body) + body
-            for end in range(len(whole) + 1):
-                server.fault = lambda number, end=end: Wire([whole[:end]])
-                with closing(cloud.open(PROMPT)) as session:
-                    asked = session.ask([*PROMPT.ids, *b"one"], 1, Sampling(), 30)
-                    error = asked.exception(10)
-                if error is None:
-                    said.append(bytes(asked.result().ids))
-                    assert end == len(whole)
-                else:
-                    assert isinstance(error, CloudUnavailable | CloudProtocolError)
-    assert said == [b" two"]

@@ -16,10 +16,9 @@ from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.engines.http import Redirected
-from edgewise.errors import CloudError
+from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.pair import Pair
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
@@ -124,6 +123,17 @@ def test_no_redirect_is_followed(leading: Leading, kind: Any, secure: bool, stat
     assert leading.came == []
 
 
+def test_a_certificate_of_nobody_known_is_refused(
+    leading: Leading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with closing(LlamaServer(leading.secure, key="sk-secret")) as cloud:
+        asked = cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 20)
+        with pytest.raises(CloudUnavailable, match="certificate"):
+            asked.result()
+    assert leading.asked == 0
+
+
 class Turning(Recorder):
     """Forwards to a cloud that is as it should be, until it `leads` elsewhere."""
 
@@ -171,13 +181,4 @@ def test_one_that_was_proven_leads_nowhere_later(leading: Leading, name: str) ->
             with pytest.raises(Redirected):
                 cloud.check(edge.tokenizer)
         assert b"led" in turning.messages
-    assert leading.came == []
-
-
-@pytest.mark.parametrize("engine", ["auto", "llama-server", "vllm", "sglang", "gateway", "chat"])
-def test_an_allowed_host_leads_to_no_other(leading: Leading, engine: str) -> None:
-    hosts = leading.plain.removeprefix("http://")
-    with pytest.raises(Redirected):
-        Pair(ScriptedEdge(noise()), cloud=leading.plain, cloud_engine=engine, cloud_hosts=hosts)
-    assert leading.asked >= 1
     assert leading.came == []

@@ -1,9 +1,8 @@
-"""The file of counts and the file of payloads: bounded, for their owner, and true."""
+"""The file of payloads: for its owner, and true."""
 
 import base64
 import errno
 import json
-import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -13,19 +12,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.cloud.record import (
-    AnswerSent,
-    CountsFile,
-    Payload,
-    PayloadsFile,
-    SentRecord,
-    counts_place,
-)
+from edgewise.cloud.record import AnswerSent, PayloadsFile, SentRecord
 from edgewise.costs.daily import DailyTotal
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
@@ -40,12 +31,6 @@ from tests.gateway.running import gateway
 
 SECRET = "the café at noon"
 ASKED = [Message("user", SECRET)]
-
-
-def counted(number: int = 0) -> AnswerSent:
-    return AnswerSent(
-        at=1.0, conversation="c", answer=f"a{number}", host="h", consults=1, bytes=9, tokens=number
-    )
 
 
 def decoder(cloud: LlamaServer | GatewayCloud, record: SentRecord) -> Decoder:
@@ -72,63 +57,6 @@ def reached(
         yield cloud, recorder
 
 
-def test_what_is_kept_are_the_records_counts_and_no_text(tmp_path: Path) -> None:
-    engine, place = ScriptedEngine(), tmp_path / "state" / "edgewise" / "sent.jsonl"
-    record = SentRecord(CountsFile(place))
-    cloud = LlamaServer(engine.url)
-    for seed in range(2):
-        prompt = prompt_of(ByteTokenizer(), [*ASKED, *[Message("user", "And?")] * seed])
-        decoder(cloud, record).generate(prompt, max_tokens=20)
-    cloud.close()
-    engine.close()
-    kept, unread = CountsFile(place).read()
-    assert (kept, unread) == (record.answers(), 0)
-    assert len(kept) == 2
-    assert stat.S_IMODE(place.stat().st_mode) == 0o600
-    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
-    assert "caf" not in place.read_text()
-
-
-def test_the_file_is_bounded_and_keeps_the_last(tmp_path: Path) -> None:
-    kept = CountsFile(tmp_path / "sent.jsonl", most=2000)
-    for number in range(500):
-        kept.append(counted(number))
-    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
-    assert len(sizes) == 2
-    assert max(sizes) <= 2000
-    found, _ = kept.read()
-    numbers = [message.tokens for message in found]
-    assert numbers == list(range(500 - len(numbers), 500))
-    assert len(numbers) > 10
-
-
-@pytest.mark.parametrize(
-    "line",
-    [b"\xff\xfe\n", b"{}\n", b"[" * 100_000 + b"\n", b'{"at": 1e99}\n', b"null\n", b"\n", b'{"at'],
-)
-def test_lines_that_are_no_counts_are_left_out(tmp_path: Path, line: bytes) -> None:
-    kept = CountsFile(tmp_path / "sent.jsonl")
-    kept.append(counted(1))
-    with kept.path.open("ab") as file:
-        file.write(line)
-    kept.append(counted(2))
-    found, unread = kept.read()
-    assert [message.tokens for message in found] == [1, 2]
-    assert unread == 1
-
-
-def test_a_file_that_cannot_be_written_stops_no_answer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "edgewise").write_text("a file in the folder's place")
-    kept = CountsFile(tmp_path / "edgewise" / "sent.jsonl")
-    with caplog.at_level(logging.WARNING):
-        kept.append(counted())
-        kept.append(counted())
-    assert len(caplog.records) == 1
-    assert "is not kept" in caplog.text
-
-
 def _link(path: Path) -> None:
     other = path.with_name("other")
     other.write_text("of somebody")
@@ -149,15 +77,11 @@ NOT_ONES_OWN = [
 
 @pytest.mark.parametrize("make", NOT_ONES_OWN)
 def test_only_a_file_of_ones_own_is_written_to(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
+    tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     """A pipe would be waited for, a link leads to another's file, and its owner reads another's."""
     path = tmp_path / "sent.jsonl"
     make(path)
-    CountsFile(path).append(counted())
-    assert str(path) in caplog.text
-    with pytest.raises(UsageError):
-        CountsFile(path).read()
     with pytest.raises(UsageError):
         PayloadsFile(path)
     with pytest.raises(UsageError):
@@ -166,15 +90,13 @@ def test_only_a_file_of_ones_own_is_written_to(
         assert other.read_text() == "of somebody"
 
 
-@pytest.mark.parametrize("kind", [CountsFile, PayloadsFile, DailyTotal])
+@pytest.mark.parametrize("kind", [PayloadsFile, DailyTotal])
 def test_a_file_that_others_could_read_is_for_its_owner(tmp_path: Path, kind: Any) -> None:
     path = tmp_path / "kept"
     path.touch()
     path.chmod(0o666)
     file = kind(path)
-    if kind is CountsFile:
-        file.append(counted())
-    elif kind is DailyTotal:
+    if kind is DailyTotal:
         file.add("2026-01-01", "", Decimal(1))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -192,11 +114,11 @@ def test_answers_at_once_mix_nothing(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         sums = list(threads.map(answered, range(4)))
-    lines = [msgspec.json.decode(one, type=Payload) for one in path.read_bytes().splitlines()]
-    assert {(one.body, one.bytes) for one in lines} == {(message.decode(), len(message))}
+    lines = [json.loads(one) for one in path.read_bytes().splitlines()]
+    assert {(one["body"], one["bytes"]) for one in lines} == {(message.decode(), len(message))}
     for one in sums:
-        own = [line for line in lines if line.answer == one.answer]
-        assert [line.number for line in own] == list(range(20))
+        own = [line for line in lines if line["answer"] == one.answer]
+        assert [line["number"] for line in own] == list(range(20))
         assert (one.consults, one.tokens, one.bytes) == (20, 20, 20 * len(message))
 
 
@@ -207,7 +129,7 @@ def test_a_message_that_was_cut_off_takes_no_other_with_it(tmp_path: Path) -> No
     record = SentRecord(payloads=PayloadsFile(path))
     record.answer(Prompt((1,)), "http://h", ByteTokenizer()).consult([1]).add(1, b"{}")
     _, last = path.read_bytes().splitlines()
-    assert msgspec.json.decode(last, type=Payload).body == "{}"
+    assert json.loads(last)["body"] == "{}"
 
 
 @pytest.mark.parametrize("through", ["engine", "gateway"])
@@ -232,27 +154,6 @@ def test_a_disk_that_fills_in_mid_answer_lets_nothing_more_out(
         wrote = [json.loads(one) for one in (tmp_path / "payloads.jsonl").read_text().splitlines()]
         assert len(wrote) == 3
         assert sum(one["tokens"] for one in wrote) == recorder.ids
-
-
-def test_counts_lie_in_the_users_folder_of_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert counts_place() == tmp_path / "edgewise" / "sent.jsonl"
-    monkeypatch.setenv("XDG_STATE_HOME", "relative")
-    monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    assert counts_place() == tmp_path / "me" / ".local" / "state" / "edgewise" / "sent.jsonl"
-
-
-def test_what_leaves_after_an_answer_is_counted_with_it(tmp_path: Path) -> None:
-    file = CountsFile(tmp_path / "sent.jsonl")
-    answer = SentRecord(file).answer(Prompt((1,)), "http://host.example", ByteTokenizer())
-    late, other = answer.prefetch([1]), answer.consult([1, 2])
-    other.add(2, b"12345")
-    answer.close()
-    late.add(1, b"123")
-    ((told,), broken) = file.read()
-    assert (told.consults, told.prefetches, told.bytes, told.tokens, broken) == (1, 1, 8, 3, 0)
 
 
 @pytest.mark.parametrize("through", ["engine", "gateway"])

@@ -17,7 +17,7 @@ from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.cloud.record import Payload, PayloadsFile, SentRecord, counts_of
+from edgewise.cloud.record import PayloadsFile, SentRecord
 from edgewise.edge.base import PROBES
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.events import Consult, Event, Finished, SentCounts
@@ -111,8 +111,9 @@ class Wired:
             time.sleep(0.02)
 
     def told(self) -> SentCounts:
-        found = counts_of(self.record.answers())
-        return SentCounts(bytes=found.bytes, tokens=found.tokens)
+        answers = self.record.answers()
+        size, ids = (sum(getattr(one, name) for one in answers) for name in ("bytes", "tokens"))
+        return SentCounts(bytes=size, tokens=ids)
 
 
 @pytest.fixture(params=CLOUDS)
@@ -198,45 +199,14 @@ def test_the_record_of_text_is_what_crossed_the_socket(
             )
             decoder.generate(prompt, max_tokens=60)
             end = time.monotonic() + 60
-            while counts_of(record.answers()).bytes != sum(map(len, recorder.messages)):
+            while sum(one.bytes for one in record.answers()) != sum(map(len, recorder.messages)):
                 assert time.monotonic() < end
                 time.sleep(0.02)
         lines = (tmp_path / "sent.jsonl").read_bytes().splitlines()
-        payloads = [msgspec.json.decode(line, type=Payload) for line in lines]
-        bodies = sorted(str(one.body).encode() for one in payloads)
+        payloads = [msgspec.json.decode(line) for line in lines]
+        bodies = sorted(one["body"].encode() for one in payloads)
         assert bodies == sorted(recorder.messages)
-        assert {(one.tokens, one.text) for one in payloads} == {(0, "")}
-
-
-def test_an_engine_of_another_vocabulary_is_sent_nothing_more(wired: Wired) -> None:
-    wired.answered([QUESTION])
-    wired.engine.mark = 1
-    wired.require_equal()
-    before = wired.told()
-    time.sleep(4.1)  # a proof is renewed when it is older
-    wired.answered([QUESTION], seed=1)
-    wired.require_equal()
-    # Those beside the look.
-    assert wired.told().tokens - before.tokens < 5 * len(QUESTION.content)
-
-
-def test_a_gateway_that_forgot_is_told_again_and_the_record_says_so() -> None:
-    with (
-        closing(ScriptedEngine()) as engine,
-        recording(f"http://127.0.0.1:{(port := free_port())}") as recorder,
-        closing(GatewayCloud(recorder.url)) as cloud,
-    ):
-        wired = Wired(cloud, recorder, SentRecord(), engine)
-        # Without guesses, what is told does not depend on time.
-        with gateway([engine.url], port=port):
-            wired.prove()
-            wired.answered([QUESTION], ahead=0)
-        with gateway([engine.url], port=port):
-            time.sleep(0.3)
-            wired.answered([QUESTION], ahead=0)
-            wired.require_equal()
-        _, second = wired.record.answers()
-        assert second.tokens >= len(ByteTokenizer().encode(QUESTION.content))
+        assert {(one["tokens"], one["text"]) for one in payloads} == {(0, "")}
 
 
 def test_where_nothing_is_reached_nothing_is_recorded() -> None:
@@ -289,7 +259,7 @@ def test_across_a_bridge_the_record_is_in_the_clouds_ids(tmp_path: Path) -> None
     assert sent.consults > 0
     assert sum(map(len, crossed)) == sent.bytes
     assert sum(len(ids_of(one)) for one in crossed) == sent.tokens
-    payloads = [msgspec.json.decode(line, type=Payload) for line in file.read_bytes().splitlines()]
-    told = {one.text for one in payloads if one.tokens}
+    payloads = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+    told = {one["text"] for one in payloads if one["tokens"]}
     assert told == {bytes_of(own, ids_of(one)).decode() for one in crossed if ids_of(one)}
     assert "Tell me about copper." in min(told, key=len)

@@ -25,10 +25,9 @@ from edgewise.errors import (
     VocabularyMismatch,
 )
 from edgewise.loop.decoder import Answer, Decoder
-from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
-from edgewise.routers.constant import Constant, Random
+from edgewise.routers.constant import Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge
 from tests.cloud.text_engine import TextDouble, writing
@@ -101,22 +100,6 @@ def test_a_reply_that_is_none_is_refused(text: str, error: type[Exception]) -> N
 
     with closing(TextCloud(Says(), edge=EDGE)) as cloud, pytest.raises(error):
         ask(cloud, "so it is not, as you know, what it was")
-
-
-def test_rows_that_begin_alike_pause_no_cloud() -> None:
-    """A table, whose rows all begin with the same words: each consult brings the next one."""
-    row = "| Paris is the capital of France | and more of it in row {} |\n"
-    text = "".join(row.format(number) for number in range(6))
-    engine = TextDouble(writing(text))
-    breaker = Breaker()
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        edge = ScriptedEdge(completing(text, prompt=ASKED))
-        policy = Policy(threshold=0.5, deadline=30.0)
-        decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud, breaker=breaker)
-        answer = decoder.generate(PROMPT)
-    assert not breaker.is_open
-    assert not {"protocol", "circuit_open"} & {one.reason for one in answer.tokens}
-    assert answer.text == text
 
 
 class Calling(ByteTokenizer):

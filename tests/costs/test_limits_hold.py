@@ -15,14 +15,12 @@ from concurrent.futures import Future
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel, CloudSession, WrappedSession
+from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import EngineCloud, LlamaServer
-from edgewise.completion import Completion
 from edgewise.costs.daily import DailyTotal, spent_place, today
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
@@ -30,10 +28,10 @@ from edgewise.errors import CloudUnavailable, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
-from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
 from tests.cloud.dialects import Vllm
+from tests.doubles.around import Around, Flying
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, reply_to
 
 PROMPT = "Q: sky? A:"
@@ -138,19 +136,15 @@ class Patient(Breaker):
 def test_a_meter_that_counts_nothing_is_not_believed(limit: str) -> None:
     most = Decimal(limit)
 
-    class Lying(ScriptedCloud):
-        def open(self, prompt: Prompt) -> CloudSession:
-            return LyingSession(super().open(prompt))
+    nothing = {"prompt": 0, "cached": 0, "computed": 0, "written": 0}
 
-    class LyingSession(WrappedSession):
-        def ask(self, *given: Any) -> "Future[Completion]":
-            nothing = {"prompt": 0, "cached": 0, "computed": 0, "written": 0}
-            asked = Future[Completion]()
-            asked.set_result(replace(super().ask(*given).result(), **nothing))
-            return asked
+    def lying(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        counted: Flying = Future()
+        counted.set_result(replace(send().result(), **nothing))
+        return counted
 
-    cloud = Lying(noise(1))
-    answer = decoder(cloud, Limits(False, most)).generate(IDS, max_tokens=12)
+    cloud = ScriptedCloud(noise(1))
+    answer = decoder(Around(cloud, lying), Limits(False, most)).generate(IDS, max_tokens=12)
     invoice = sum(bill(len(ids), n) for ids, n in cloud.asks)
     assert answer.usage.cost is not None
     assert 0 < invoice <= Decimal(str(answer.usage.cost.paid)) <= most

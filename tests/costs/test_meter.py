@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud
+from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.completion import Completion, Sent
 from edgewise.costs.meter import AnswerCosts, Billing, CloudTokens, Limits
@@ -29,6 +29,7 @@ from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.doubles.around import Around, Flying
 from tests.doubles.billed_cloud import BilledCloud
 
 PRICE = price_of("2,0.5,8")
@@ -36,62 +37,36 @@ FREE = Limits(alone=False)
 IDS = list(b"Q: sky? A:")
 
 
-class Raw(NamedTuple):
-    """A consult as the engine's own meter counted it, before anybody summed anything."""
-
-    cached: int | None
-    computed: int | None
-    written: int
-
-
-class Recording(WrappedCloud):
-    """A cloud whose completions are noted; everything else is the cloud's."""
-
-    def __init__(self, cloud: CloudModel) -> None:
-        super().__init__(cloud)
-        self._asked: list[Future[Completion]] = []
-
-    def open(self, prompt: Prompt) -> "CloudSession":
-        session = self.cloud.open(prompt)
-        ask = session.ask
-
-        def noted(*given: Any) -> "Future[Completion]":
-            self._asked.append(ask(*given))
-            return self._asked[-1]
-
-        session.ask = noted  # type: ignore[method-assign]
-        return session
-
-    def taken(self) -> list[Raw]:
-        """What came since the last time."""
-        found = [future.result() for future in self._asked]
-        self._asked.clear()
-        return [Raw(one.cached, one.computed, len(one.ids)) for one in found]
-
-
 def test_50_recorded_conversations_are_billed_to_the_token() -> None:
     """Of the bundled pair, with the meter of the engine that runs the cloud model."""
     billing = Billing(PRICE, limits=FREE)
     with Pair(cloud_share=0.3, threads=1, deadline=30.0) as pair:
         _, model = pair.both()
-        cloud = Recording(model)
+        asked: list[Flying] = []
+
+        def noted(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+            asked.append(send())
+            return asked[-1]
+
         decoder = Decoder(
             pair.edge,
             router=pair.router,
             policy=Policy(threshold=0.02, deadline=30.0),
-            cloud=cloud,
+            cloud=Around(model, noted),
             billing=billing,
         )
         totals = [0, 0, 0]
         for question in pocketqa().questions[:50]:
             prompt = pair.prompt(question.prompt)
+            asked.clear()
             answer = decoder.generate(prompt, max_tokens=16)
-            cost, raw, size = answer.usage.cost, cloud.taken(), len(prompt.ids)
+            raw = [future.result() for future in asked]
+            cost, size = answer.usage.cost, len(prompt.ids)
             assert cost is not None
             counts = [
                 sum(one.computed or 0 for one in raw),
                 sum(one.cached or 0 for one in raw),
-                sum(one.written for one in raw),
+                sum(len(one.ids) for one in raw),
             ]
             assert counts == [cost.input_tokens, cost.cached_tokens, cost.output_tokens]
             paid = 2 * counts[0] + 0.5 * counts[1] + 8 * counts[2]
@@ -231,28 +206,21 @@ def test_a_bridge_sums_what_each_request_is_billed() -> None:
     own = ByteTokenizer(end="<other>")
     prompt = "Q: sky? A:"
 
-    class Told(ScriptedCloud):
-        def open(self, prompt: Prompt) -> Any:
-            session = super().open(prompt)
-            ask = session.ask
+    scripted = ScriptedCloud(replying("incomprehensibly blue", prompt=prompt), tokenizer=own)
 
-            def told(ids: Sequence[int], n: int, *more: Any) -> "Future[Completion]":
-                completion = ask(ids, n, *more).result()
-                return answered(replace(completion, prompt=len(ids), cached=4))
+    def told(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        return answered(replace(send().result(), prompt=len(ids), cached=4))
 
-            session.ask = told  # type: ignore[method-assign]
-            return session
-
-    cloud = Told(replying("incomprehensibly blue", prompt=prompt), tokenizer=own)
+    cloud = Around(scripted, told)
     bridge = Bridge(cloud, own=own, edge=ByteTokenizer())
     session = bridge.open(Prompt(tuple(prompt.encode())))
     completion = session.ask(list(prompt.encode()), 1, Sampling(), 30).result()
-    assert len(cloud.asks) > 1
-    assert completion.prompt == sum(len(ids) for ids, _ in cloud.asks)
-    assert completion.cached == 4 * len(cloud.asks)
+    assert len(scripted.asks) > 1
+    assert completion.prompt == sum(len(ids) for ids, _ in scripted.asks)
+    assert completion.cached == 4 * len(scripted.asks)
     requests, asked = bridge.requests(1)
-    assert len(cloud.asks) <= requests
-    assert {n for _, n in cloud.asks} == {asked}
+    assert len(scripted.asks) <= requests
+    assert {n for _, n in scripted.asks} == {asked}
 
 
 @pytest.mark.parametrize("prompt", [-1, 1 << 40, 100 + 65, True, 1.5, "9", float("nan")])

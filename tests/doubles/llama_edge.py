@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgewise.addresses import bundled
-from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.edge.named import open_tokenizer
 
 Event = dict[str, Any]
 

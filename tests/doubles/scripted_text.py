@@ -1,11 +1,8 @@
 """A scripted API that takes text, over real HTTP, in any dialect: for tests and faults.
 
-    python -m tests.doubles.scripted_text --dialect deepseek --port 8080
-
 It behaves as the API's documents say, which nobody has held against the API itself.
 """
 
-import argparse
 import asyncio
 import re
 import threading
@@ -279,17 +276,3 @@ def _declined(status: int, reason: str) -> web.Response:
 
 def _json(described: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(described), content_type="application/json")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dialect", choices=list(FORMS), default="chat")
-    parser.add_argument("--port", type=int, default=8080)
-    options = parser.parse_args()
-    server = ScriptedText(options.dialect, port=options.port)
-    print(server.url, flush=True)
-    threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main()

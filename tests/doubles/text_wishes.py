@@ -5,8 +5,8 @@ overlook it. No paid API was ever asked.
 """
 
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Mapping, Set
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,10 +24,17 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
-Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
-Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
-Least = Annotated[float, msgspec.Meta(ge=0, le=1)]
+RANGES: Mapping[str, tuple[float, float]] = {
+    "max_tokens": (1, 100_000),
+    "n_predict": (1, 100_000),
+    "num_predict": (1, 100_000),
+    "temperature": (0, 2),
+    "top_p": (1e-9, 1),
+    "min_p": (0, 1),
+    "top_k": (-1, 1 << 30),
+    "seed": (0, 1 << 64),
+    "random_seed": (0, 1 << 64),
+}
 
 
 class Wish(NamedTuple):
@@ -51,152 +58,35 @@ class Wrong(Exception):
         self.status, self.reason = status, reason
 
 
-class _Turn(msgspec.Struct, forbid_unknown_fields=True):
-    role: Literal["system", "user", "assistant"]
-    content: str
+def _fields(asked: Any, known: Set[str], status: int = 400) -> dict[str, Any]:
+    """An object of these fields. Raises `Wrong`."""
+    if not isinstance(asked, dict) or asked.keys() - known:
+        raise Wrong(status, f"unknown fields in {asked}")
+    for name, (least, most) in RANGES.items():
+        if name in asked and not least <= asked[name] <= most:
+            raise Wrong(status, f"{name} is out of range")
+    return asked
 
 
-class _PrefixTurn(_Turn):
-    prefix: bool = False
-
-
-class _PartialTurn(_Turn):
-    partial: bool = False
-
-
-class _Chat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    model: str
-    messages: Any
-    max_tokens: Count
-    stream: Literal[False] = False
-    temperature: Temperature | None = None
-    top_p: Share = 1.0
-
-
-class _KwargsOfTemplate(msgspec.Struct, forbid_unknown_fields=True):
-    enable_thinking: bool = True
-
-
-class _Thinking(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["enabled", "disabled"]
-
-
-class _Engine(_Chat):
-    messages: Annotated[list[_Turn], msgspec.Meta(min_length=1)]
-    continue_final_message: bool = False
-    chat_template_kwargs: _KwargsOfTemplate = msgspec.field(default_factory=_KwargsOfTemplate)
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] = -1
-    min_p: Least = 0.0
-    seed: int | None = None
-
-
-class _Vllm(_Engine):
-    add_generation_prompt: bool = True
-
-
-class _DeepSeek(_Chat):
-    messages: Annotated[list[_PrefixTurn], msgspec.Meta(min_length=1)]
-    thinking: _Thinking = msgspec.field(default_factory=lambda: _Thinking("enabled"))
-
-
-class _Mistral(_Chat):
-    messages: Annotated[list[_PrefixTurn], msgspec.Meta(min_length=1)]
-    random_seed: int | None = None
-    reasoning_effort: Literal["none", "high"] | None = None
-
-
-class _Qwen(_Chat):
-    messages: Annotated[list[_PartialTurn], msgspec.Meta(min_length=1)]
-    enable_thinking: bool = True
-    top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
-    seed: int | None = None
-
-
-class _Moonshot(_Chat):
-    messages: Annotated[list[_PartialTurn], msgspec.Meta(min_length=1)]
-    thinking: _Thinking = msgspec.field(default_factory=lambda: _Thinking("enabled"))
-
-
-class _Trailing(_Chat):
-    messages: Annotated[list[_Turn], msgspec.Meta(min_length=1)]
-    reasoning_effort: Literal["none", "low", "medium", "high"] | None = None
-    seed: int | None = None
-
-
-class _LmStudio(_Trailing):
-    top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-
-class _Edgewise(_LmStudio):
-    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-
-
-class _OllamaOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    num_predict: Count
-    repeat_penalty: float = 1.1
-    temperature: Temperature | None = None
-    top_k: int = 40
-    top_p: Share = 0.9
-    min_p: Least = 0.0
-    seed: int | None = None
-
-
-class _Ollama(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    model: str
-    messages: Annotated[list[_Turn], msgspec.Meta(min_length=1)]
-    options: _OllamaOptions
-    stream: bool = True
-    think: bool = True
-    truncate: bool = True
-    shift: bool = True
-
-
-class _Prompted(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    model: str
-    prompt: str
-    max_tokens: Count
-    stream: Literal[False] = False
-    temperature: Temperature | None = None
-    top_p: Share = 1.0
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] = -1
-    min_p: Least = 0.0
-    seed: int | None = None
-
-
-class _Completed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    prompt: str
-    n_predict: Count
-    cache_prompt: bool = True
-    response_fields: list[str] = []
-    samplers: list[str] = []
-    temperature: Temperature | None = None
-    top_k: int = 40
-    top_p: Share = 0.95
-    min_p: Least = 0.05
-    seed: int | None = None
-
-
-class _Templated(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    messages: list[_Turn]
-    chat_template_kwargs: _KwargsOfTemplate = msgspec.field(default_factory=_KwargsOfTemplate)
-
-
-def _read(body: bytes, kind: Any, status: int = 400) -> Any:
+def _turns(asked: list[Any], status: int = 400) -> list[Message]:
     try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
+        return msgspec.convert(
+            [{"role": turn["role"], "content": turn["content"]} for turn in asked], list[Message]
+        )
+    except (msgspec.ValidationError, KeyError) as error:
         raise Wrong(status, str(error)) from error
 
 
 class Rule(NamedTuple):
-    """How a chat API is told to continue: by a field of its last message, or of the request.
+    """How a chat API is told to continue: by `field` of its last message, or of the request.
 
-    `field` is None where a trailing message is enough; `must`: a trailing message needs it.
-    `thinks` says whether a request leaves thinking on, `apart` whether it cannot continue then.
+    `more` are its fields beside those of all, `quiet` is what switches thinking off. `field` is
+    None where a trailing message is enough; `must`: a trailing message needs it; `apart`: it cannot
+    continue while it thinks.
     """
 
-    kind: type[Any]
-    thinks: Callable[[Any], bool]
+    quiet: Mapping[str, Any]
+    more: str = ""
     field: str | None = None
     of_request: bool = False
     must: bool = False
@@ -205,77 +95,74 @@ class Rule(NamedTuple):
 
     def __call__(self, body: bytes) -> Wish:
         """What a request asks for. Raises `Wrong`."""
-        asked = _read(body, self.kind, self.status)
-        *earlier, last = asked.messages
-        begun = last.role == "assistant"
-        holder = asked if self.of_request else last
-        goes_on = begun if self.field is None else getattr(holder, self.field)
-        marked = self.field is not None and not self.of_request
-        if marked and any(getattr(turn, self.field or "") for turn in earlier):
+        asked: Any = msgspec.json.decode(body)
+        known = {"model", "messages", "max_tokens", "stream", "temperature", "top_p"}
+        own = {self.field} if self.field and self.of_request else set[str]()
+        _fields(asked, known | own | self.quiet.keys() | set(self.more.split()), self.status)
+        marks = {"role", "content"} | ({self.field} if self.field and not own else set[str]())
+        turns = [_fields(turn, marks, self.status) for turn in asked["messages"]]
+        messages = _turns(turns, self.status)
+        if asked.get("stream") or not turns:
+            raise Wrong(self.status, "this script does not stream")
+        begun = messages[-1].role == "assistant"
+        goes_on = begun if self.field is None else (asked if own else turns[-1]).get(self.field)
+        if any(self.field in turn for turn in turns[:-1]):
             raise Wrong(400, f"{self.field} is for the last message")
         if (goes_on and not begun) or (self.must and begun and not goes_on):
-            raise Wrong(400, f"Expected another last role for serving but got {last.role}")
-        if goes_on and getattr(asked, "add_generation_prompt", False):
+            raise Wrong(400, f"Expected another last role than {messages[-1].role}")
+        if goes_on and asked.get("add_generation_prompt", "add_generation_prompt" in self.more):
             raise Wrong(400, "Cannot set both `continue_final_message` and the other to True.")
-        thinks = self.thinks(asked)
-        if goes_on and thinks and self.apart:
+        quiet = all(asked.get(name) == value for name, value in self.quiet.items())
+        if goes_on and self.apart and not quiet:
             raise Wrong(400, "partial mode is not supported when thinking is enabled")
-        messages = [Message(turn.role, turn.content) for turn in asked.messages]
         answer = messages.pop().content if goes_on else ""
-        return Wish(messages, answer, asked.max_tokens, not thinks, asked.temperature)
+        return Wish(messages, answer, asked["max_tokens"], quiet, asked.get("temperature"))
 
 
-def _by_template(asked: _Engine) -> bool:
-    return asked.chat_template_kwargs.enable_thinking
+_BY_TEMPLATE = {"chat_template_kwargs": {"enable_thinking": False}}
+_BY_TYPE = {"thinking": {"type": "disabled"}}
+_BY_EFFORT = {"reasoning_effort": "none"}
+_GOES_ON = "continue_final_message"
 
-
-def _by_type(asked: _DeepSeek | _Moonshot) -> bool:
-    return asked.thinking.type == "enabled"
-
-
-def _by_effort(asked: _Mistral | _Trailing) -> bool:
-    return asked.reasoning_effort != "none"
-
-
-def _by_switch(asked: _Qwen) -> bool:
-    return asked.enable_thinking
-
-
-vllm = Rule(_Vllm, _by_template, "continue_final_message", of_request=True)
-sglang = Rule(_Engine, _by_template, "continue_final_message", of_request=True)
-deepseek = Rule(_DeepSeek, _by_type, "prefix", must=True)
-mistral = Rule(_Mistral, _by_effort, "prefix", must=True, status=422)
-qwen = Rule(_Qwen, _by_switch, "partial", apart=True)
-moonshot = Rule(_Moonshot, _by_type, "partial", apart=True)
-lm_studio = Rule(_LmStudio, _by_effort)
-edgewise = Rule(_Edgewise, _by_effort)
-trailing = Rule(_Trailing, _by_effort)
+vllm = Rule(_BY_TEMPLATE, "top_k min_p seed add_generation_prompt", _GOES_ON, of_request=True)
+sglang = Rule(_BY_TEMPLATE, "top_k min_p seed", _GOES_ON, of_request=True)
+deepseek = Rule(_BY_TYPE, field="prefix", must=True)
+mistral = Rule(_BY_EFFORT, "random_seed", "prefix", must=True, status=422)
+qwen = Rule({"enable_thinking": False}, "top_k seed", "partial", apart=True)
+moonshot = Rule(_BY_TYPE, field="partial", apart=True)
+trailing = Rule(_BY_EFFORT, "seed")
+lm_studio = Rule(_BY_EFFORT, "seed top_k")
+edgewise = Rule(_BY_EFFORT, "seed top_k min_p")
 
 
 def ollama(body: bytes) -> Wish:
-    asked: _Ollama = _read(body, _Ollama)
-    if asked.stream:
-        raise Wrong(400, "this script does not stream")
-    messages = [Message(turn.role, turn.content) for turn in asked.messages]
-    answer = messages.pop().content if messages[-1].role == "assistant" else ""
-    options = asked.options
-    return Wish(
-        messages,
-        answer,
-        options.num_predict,
-        quiet=not asked.think,
-        temperature=options.temperature,
+    asked = _fields(
+        msgspec.json.decode(body), {"model", "messages", "options", "stream", "think"} | _CUTS
     )
+    if asked.get("stream", True) or any(asked.get(name, True) for name in _CUTS):
+        raise Wrong(400, "this script does not stream, and cuts no prompt")
+    known = {"num_predict", "repeat_penalty", *_DRAWING}
+    options = _fields(asked["options"], known)
+    messages = _turns(asked["messages"])
+    answer = messages.pop().content if messages[-1].role == "assistant" else ""
+    quiet = not asked.get("think", True)
+    return Wish(messages, answer, options["num_predict"], quiet, options.get("temperature"))
+
+
+_CUTS = {"truncate", "shift"}
+_DRAWING = {"temperature", "top_k", "top_p", "min_p", "seed"}
 
 
 def completions(body: bytes) -> Wish:
-    asked: _Prompted = _read(body, _Prompted)
-    return _of_text(asked.prompt, asked.max_tokens, asked.temperature)
+    known = {"model", "prompt", "max_tokens", "stream", *_DRAWING}
+    asked = _fields(msgspec.json.decode(body), known)
+    return _of_text(asked["prompt"], asked["max_tokens"], asked.get("temperature"))
 
 
 def llama_server(body: bytes) -> Wish:
-    asked: _Completed = _read(body, _Completed)
-    return _of_text(asked.prompt, asked.n_predict, asked.temperature)
+    known = {"prompt", "n_predict", "cache_prompt", "response_fields", "samplers", *_DRAWING}
+    asked = _fields(msgspec.json.decode(body), known)
+    return _of_text(asked["prompt"], asked["n_predict"], asked.get("temperature"))
 
 
 def _of_text(prompt: str, n: int, temperature: float | None) -> Wish:
@@ -284,10 +171,9 @@ def _of_text(prompt: str, n: int, temperature: float | None) -> Wish:
     turns = [(role, text) for role, text in zip(pieces[::2], pieces[1::2], strict=True)]
     if not turns or turns[-1][0] != "assistant" or CLOSE in turns[-1][1]:
         raise Wrong(400, "the prompt does not open the assistant's turn")
-    messages = [
-        msgspec.convert({"role": role, "content": text.removesuffix(CLOSE)}, Message)
-        for role, text in turns[:-1]
-    ]
+    messages = _turns(
+        [{"role": role, "content": text.removesuffix(CLOSE)} for role, text in turns[:-1]]
+    )
     answer = turns[-1][1].removeprefix(UNTHOUGHT)
     quiet = not answer.rstrip().endswith(THINK)
     return Wish(messages, answer, n, quiet=quiet, temperature=temperature)
@@ -295,6 +181,6 @@ def _of_text(prompt: str, n: int, temperature: float | None) -> Wish:
 
 def templated(body: bytes, opens: str) -> dict[str, str]:
     """What llama-server's `/apply-template` says; `opens` stands where an answer begins."""
-    asked: _Templated = _read(body, _Templated)
-    text = "".join(f"<|{turn.role}|>{turn.content}{CLOSE}" for turn in asked.messages)
+    asked = _fields(msgspec.json.decode(body), {"messages", "chat_template_kwargs"})
+    text = "".join(f"<|{turn.role}|>{turn.content}{CLOSE}" for turn in _turns(asked["messages"]))
     return {"prompt": f"{text}<|assistant|>{opens}"}

@@ -240,23 +240,6 @@ class TestHiddenStates:
                 assert 0 <= MaxProb().score(session.step()) <= 1
 
 
-def test_windows_are_cut_far_back_and_near(hybrid_paths: HybridPaths, runs: list[int]) -> None:
-    """Layers that look back a few ids hold all of them."""
-    path = hybrid_paths["gemma3"]
-    long = tuple((11 * index + index // 7) % 250 for index in range(1100))
-    with load(path, context=2048) as model, load(path, context=2048) as other:
-        session = model.session(Needs.LOGITS)
-        for position in (1090, 520, 7):
-            session.open(long)
-            session.step()
-            session.rewind(position)
-            session.extend([5])
-            runs.clear()
-            logits = session.step().logits
-            assert runs == [1]
-            assert_near(logits, read(other, [*long[:position], 5])[1])
-
-
 def test_the_next_turn_of_a_conversation_goes_on_from_the_last_user_message(
     hybrid_paths: HybridPaths,
 ) -> None:

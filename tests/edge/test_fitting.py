@@ -1,14 +1,12 @@
 """Text that cannot fit is refused before it is tokenised; what can fit never is."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.vocabulary import CHUNK, longest_piece, require_fitting, require_short
+from edgewise.edge.vocabulary import CHUNK, require_fitting, require_short
 from edgewise.errors import ContextOverflow
 from edgewise.pair import Pair
 from edgewise.prompts import Message
@@ -35,16 +33,6 @@ class Wide(Counting):
 
     def piece(self, token: int) -> bytes:
         return b"x" * 100 if token == 0 else super().piece(token)
-
-
-def test_the_longest_piece_is_a_words_or_a_special_tokens(bpe_path: Path) -> None:
-    with LlamaModel(bundled("edge")) as model:
-        tokenizer = model.tokenizer
-        pieces = max(len(tokenizer.piece(token)) for token in range(tokenizer.size))
-        special = max(len(text) for text in tokenizer.special.values())
-        assert longest_piece(tokenizer) == max(pieces, special)
-    with LlamaModel(bpe_path) as model:
-        assert longest_piece(model.tokenizer) == len("<|endoftext|>")
 
 
 def test_length_alone_refuses_without_tokenising() -> None:

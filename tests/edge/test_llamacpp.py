@@ -89,29 +89,6 @@ class TestSteps:
             assert step.hidden.shape == (models.WIDTH,)
             np.testing.assert_allclose(head(bpe_path) @ step.hidden, step.logits, atol=ATOL)
 
-    def test_a_long_prompt_is_computed_in_batches(
-        self, long_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        sizes: list[int] = []
-        decode = llama_cpp.llama_decode
-
-        def counted(context: object, batch: llama_cpp.llama_batch) -> int:
-            sizes.append(batch.n_tokens)
-            return decode(context, batch)
-
-        monkeypatch.setattr(llama_cpp, "llama_decode", counted)
-        with load(long_path, context=2048) as model:
-            session = model.session(Needs.LOGITS)
-            session.open(LONG)
-            whole = session.step().logits
-            assert sum(sizes) == len(LONG)
-            assert max(sizes) == BATCH
-            session.open(LONG[:1])
-            for at in range(1, len(LONG), 50):
-                session.extend(LONG[at : at + 50])
-                step = session.step()
-            np.testing.assert_allclose(step.logits, whole, atol=5 * ATOL)
-
     @pytest.mark.parametrize("failing", [1, 2])
     def test_a_decode_that_fails_is_one_sentence_and_can_be_repeated(
         self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
@@ -192,12 +169,6 @@ class TestFiles:
             LlamaModel(bpe_path, threads=1, gpu_layers=5)
         assert caught.value.setting == "gpu_layers"
 
-    def test_a_name_with_any_letters(self, tmp_path: Path, bpe_path: Path) -> None:
-        path = tmp_path / "modèle 模型.gguf"
-        path.write_bytes(bpe_path.read_bytes())
-        with load(path) as model:
-            assert model.name == "modèle 模型"
-
     def test_a_context_that_memory_does_not_hold(
         self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -258,17 +229,6 @@ class TestTokenizers:
     def test_letters_without_a_piece_fall_back_to_bytes(self, spm: LlamaModel) -> None:
         pieces = [spm.tokenizer.piece(token) for token in spm.tokenizer.encode("🙂")]
         assert pieces[-4:] == [b"\xf0", b"\x9f", b"\x99", b"\x82"]
-
-    def test_special_tokens_are_read_only_on_request(self, bpe: LlamaModel) -> None:
-        tokenizer = bpe.tokenizer
-        (end,) = tokenizer.encode(models.TURN, special=True)
-        assert end in tokenizer.eos_ids
-        assert not tokenizer.eos_ids & set(tokenizer.encode(models.TURN))
-
-    def test_every_end_token_is_known(self, bpe: LlamaModel, spm: LlamaModel) -> None:
-        ends = {bpe.tokenizer.encode(text, special=True)[0] for text in (models.END, models.TURN)}
-        assert bpe.tokenizer.eos_ids == ends
-        assert spm.tokenizer.eos_ids == {2}
 
     def test_one_bos_where_the_model_wants_one(self, bpe: LlamaModel, spm: LlamaModel) -> None:
         assert bpe.tokenizer.bos_id is None

@@ -10,7 +10,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.edge.named import open_tokenizer
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import AddressError, ModelError
 from tests.hub import Hub, Repository, serving
@@ -18,7 +18,7 @@ from tests.hub_files import vocabulary_of, write_tokenizer
 
 _SCRIPT = """
 import json, sys
-from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.edge.named import open_tokenizer
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import EdgewiseError
 for address in json.loads(sys.argv[1]):

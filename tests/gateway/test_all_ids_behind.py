@@ -70,14 +70,14 @@ def test_a_real_engine_behind_it(model_folder: Path) -> None:
         with LlamaModel(paths[1], threads=1, context=32) as model:
             assert "all 277 ids" in told(running.url, model.tokenizer)
         with LlamaModel(paths[0], threads=1, context=32) as model:
-            with pytest.raises(VocabularyMismatch, match=r"(tool_response|think)>.*id 2(69|7)"):
+            with pytest.raises(VocabularyMismatch, match=r"(tool_response|think)>"):
                 told(running.url, model.tokenizer)
             # Whoever has the cloud's tokenizer speaks its ids.
             with LlamaModel(paths[1], threads=1, context=32) as own:
                 reached = connect(running.url, model.tokenizer, own=own.tokenizer)
                 how = reached.proof
                 assert reached.boundaries is not None
-                assert "compared before" in how
+                assert "all 277 ids" in how
                 reached.close()
 
 
@@ -89,17 +89,15 @@ def test_the_bundled_engine() -> None:
 
 
 def test_the_second_device_costs_the_engine_nothing(
-    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nor do looks at it.
     monkeypatch.setattr(fleets, "HEALTH_SECONDS", 3600.0)
     with gateway([engine.url]) as running:
         assert ALL in told(running.url)
         asked = engine.detokenized
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert ALL in told(running.url)
         assert engine.detokenized == asked
-        assert "compared before" in told(running.url)
 
 
 def test_an_engine_that_does_not_detokenise_leaves_the_strings(engine: ScriptedEngine) -> None:

@@ -37,7 +37,9 @@ def test_who_has_just_left_does_not_end_the_drain() -> None:
         gone = Gone()
         socket = WebSocket({"type": "websocket", "headers": []}, gone.receive, gone.send)
         await socket.accept()
-        gateway.connections.add(Connection(gateway, socket, ANYBODY))
+        gateway.connections.add(
+            Connection(gateway.consults, gateway.sessions, gateway.keys, socket, ANYBODY)
+        )
         await gateway.drain()
         assert gateway.draining
 

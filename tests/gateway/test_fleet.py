@@ -59,32 +59,6 @@ async def ask(fleet: Fleet, session: str = "s") -> Completion:
     return await fleet.complete([1, 2], 1, Sampling(), Client(session))
 
 
-async def test_one_that_comes_back_with_another_vocabulary_is_not_used() -> None:
-    """And does not keep the gateway from looking at the others."""
-
-    engines = [PlainEngine("one"), PlainEngine("two")]
-    with capture_logs() as told:
-        async with started(engines) as fleet:
-            engines[0].down = GONE
-            await until(lambda: fleet.up == 1)
-            engines[0].mark, engines[0].down = 1, None
-            looks = engines[0].looks
-            await until(lambda: engines[0].looks > looks + 3)
-            assert fleet.up == 1
-            engines[1].down = GONE
-            await until(lambda: fleet.up == 0)
-            engines[1].down = None
-            await until(lambda: fleet.up == 1)
-            engines[0].mark = 0
-            await until(lambda: fleet.up == 2)
-    why = [line["why"] for line in told if line["event"] == "engine not used"]
-    assert sum("another vocabulary" in one for one in why) == 1
-    assert [line["engine"] for line in told if line["event"] == "engine used again"] == [
-        "two",
-        "one",
-    ]
-
-
 class Silent(PlainEngine):
     """Does not tell its vocabulary."""
 

@@ -128,14 +128,6 @@ def test_the_longest_prefix(token: int) -> None:
     assert Ledger(ids).check == plain(ids)
 
 
-def test_a_copy_stays_as_it_was() -> None:
-    ledger = Ledger([1, 2, 3])
-    copied = ledger.copy()
-    ledger.put(1, [9])
-    assert (copied.ids, copied.check) == ([1, 2, 3], plain([1, 2, 3]))
-    assert (ledger.ids, ledger.check) == ([1, 9], plain([1, 9]))
-
-
 @pytest.mark.parametrize("ids", [[-1], [2**32], [1.5], ["a"], [None]])
 def test_what_are_no_ids_is_a_sentence(ids: list[int]) -> None:
     with pytest.raises(CloudProtocolError, match="32-bit"):

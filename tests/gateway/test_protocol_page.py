@@ -17,7 +17,6 @@ from edgewise.wire import protocol
 from edgewise.wire.protocol import FromDevice, FromGateway
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.plain_client import PlainClient, check, fingerprint, page_probes
-from tests.gateway.processes import until
 from tests.gateway.running import Running, gateway
 
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -127,16 +126,6 @@ def test_the_bundled_tokenizers_vector() -> None:
     assert f"`{fingerprint(tokenised)}`" in TEXT
 
 
-def test_the_example_of_a_consults_name() -> None:
-    found = re.search(r"ask (\d+) of the session\s`(\S+)`\sis\s`(\S+)`", TEXT)
-    assert found
-    assert protocol.request_id(found[2], int(found[1])) == found[3]
-
-
-def test_the_example_of_the_check() -> None:
-    assert f"of [72] it is {check([72])}, of [72, 105] it is {check([72, 105])}." in TEXT
-
-
 @pytest.fixture(scope="module")
 def page_engine() -> Iterator[ScriptedEngine]:
     with text_engine() as made:
@@ -167,63 +156,3 @@ def test_a_client_of_the_page_alone_is_served(page_gateway: Running) -> None:
         assert bytes(written) == b"Hi, and welcome!"
         client.send([5])
         assert client.code() is None
-
-
-def conversations() -> list[list[Frame]]:
-    """A connection each."""
-    found: list[list[Frame]] = []
-    for frame in FRAMES:
-        if frame.kind == "open":
-            found.append([])
-        found[-1].append(frame)
-    return found
-
-
-def test_its_frames_are_the_pages_bytes(page_engine: ScriptedEngine, page_gateway: Running) -> None:
-    """The page's exchange once more: the same frames, made from its rules, the same answers."""
-    names = {"": ""}
-    for frames in conversations():
-        with PlainClient(page_gateway.url) as client:
-            for frame in frames:
-                if frame.side == "device":
-                    told(frame, client, names, page_engine)
-                else:
-                    heard(frame, client, names)
-        until(lambda: not page_gateway.gateway.connections)
-
-
-NUMBERS = {"open": 1, "push": 2, "ask": 3, "cancel": 4, "close": 5}
-
-
-def told(frame: Frame, client: PlainClient, names: dict[str, str], engine: ScriptedEngine) -> None:
-    """Send what the page says; the consult that is cancelled is held up until it is."""
-    values = frame.values
-    assert msgspec.msgpack.encode([NUMBERS[frame.kind], *values.values()]) == frame.data
-    if "session" in values:
-        values["session"] = names[values["session"]]
-    if values.get("position", 99) <= len(client.held):
-        client.held[values["position"] :] = values["ids"]
-        assert values["check"] == check(client.held)
-    held_up = values.get("deadline") == 60_000
-    if held_up:
-        engine.fault = lambda number: "hang"
-    client.send([NUMBERS[frame.kind], *values.values()])
-    if held_up:
-        until(lambda: engine.running == 1)
-    if frame.kind == "cancel":
-        until(lambda: engine.running == 0)
-        engine.fault = lambda number: None
-
-
-def heard(frame: Frame, client: PlainClient, names: dict[str, str]) -> None:
-    data = client.socket.recv(10)
-    assert isinstance(data, bytes)
-    if frame.kind == "opened":
-        shown, drawn = frame.values["session"], msgspec.msgpack.decode(data)[2]
-        assert names.setdefault(shown, drawn) == drawn
-        client.held[frame.values["known"] :] = []
-    for shown, drawn in names.items():
-        # A consult is named after the beginning of its session's name.
-        data = data.replace(drawn.encode(), shown.encode())
-        data = data.replace(drawn[:8].encode(), shown[:8].encode())
-    assert data == frame.data

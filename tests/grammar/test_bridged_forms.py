@@ -21,17 +21,21 @@ EDGE, OWN = ByteTokenizer(), ByteTokenizer("<other>")
 SCHEMA = {"type": "string", "pattern": "^[a-m ]{1,12}$"}
 
 
-@pytest.mark.parametrize("speculate", [0, 8])
-def test_a_word_is_cut_where_it_breaks_the_form(speculate: int) -> None:
-    cloud = ScriptedCloud(replying('"abcxyz ma"', prompt=PROMPT), tokenizer=OWN)
-    decoder = Decoder(
-        ScriptedEdge(replying('"abcdef he"', prompt=PROMPT), tokenizer=EDGE),
+def decoder(edge: str, cloud: str, speculate: int) -> Decoder:
+    asked = ScriptedCloud(replying(cloud, prompt=PROMPT), tokenizer=OWN)
+    return Decoder(
+        ScriptedEdge(replying(edge, prompt=PROMPT), tokenizer=EDGE),
         router=Constant(1.0),
         policy=Policy(speculate=speculate),
-        cloud=Bridge(cloud, own=OWN, edge=EDGE, words=True),
+        cloud=Bridge(asked, own=OWN, edge=EDGE, words=True),
     )
+
+
+@pytest.mark.parametrize("speculate", [0, 8])
+def test_a_word_is_cut_where_it_breaks_the_form(speculate: int) -> None:
     grammar = grammar_of(EDGE, ResponseFormat(schema=SCHEMA))
-    with decoder.stream(IDS, grammar=grammar, max_tokens=40) as stream:
+    made = decoder('"abcdef he"', '"abcxyz ma"', speculate)
+    with made.stream(IDS, grammar=grammar, max_tokens=40) as stream:
         events = list(stream)
     tokens = [event for event in events if isinstance(event, Token)]
     text = "".join(token.text for token in tokens)
@@ -47,15 +51,9 @@ def test_a_word_is_cut_where_it_breaks_the_form(speculate: int) -> None:
 
 @pytest.mark.parametrize("speculate", [0, 8])
 def test_a_word_that_does_not_begin_well_is_refused(speculate: int) -> None:
-    cloud = ScriptedCloud(replying('"xyz"', prompt=PROMPT), tokenizer=OWN)
-    decoder = Decoder(
-        ScriptedEdge(replying('"abc"', prompt=PROMPT), tokenizer=EDGE),
-        router=Constant(1.0),
-        policy=Policy(speculate=speculate),
-        cloud=Bridge(cloud, own=OWN, edge=EDGE, words=True),
-    )
     grammar = grammar_of(EDGE, ResponseFormat(schema=SCHEMA))
-    answer = decoder.generate(IDS, grammar=grammar, max_tokens=40)
+    made = decoder('"abc"', '"xyz"', speculate)
+    answer = made.generate(IDS, grammar=grammar, max_tokens=40)
     assert answer.text == '"abc"'
     assert answer.tokens[1].reason == "grammar"
     assert answer.usage.wasted_tokens == len("xyz")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from edgewise.errors import UsageError
-from edgewise.grammar.combined import MAX_KEY_PATTERNS, MAX_MULTIPLE
 from edgewise.grammar.response_format import ResponseFormat, grammar_of
+from edgewise.grammar.schema import MAX_KEY_PATTERNS, MAX_MULTIPLE
 from edgewise.prompts import Tool
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.tool_models import ToolTokenizer

@@ -12,9 +12,8 @@ from hypothesis import given
 from edgewise.edge.base import Floats
 from edgewise.grammar.response_format import ResponseFormat, grammar_of
 from edgewise.loop.decoder import Answer, Decoder
-from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
-from edgewise.routers.constant import Constant, Random
+from edgewise.routers.constant import Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import (
@@ -85,20 +84,6 @@ def restless(seed: int) -> Script:
     return written
 
 
-def decoder(
-    edge: Script, cloud: Script | None, *, delay: float = 0.0, **policy: Any
-) -> tuple[Decoder, ScriptedCloud | None]:
-    found = ScriptedCloud(cloud, delay=delay) if cloud else None
-    made = Decoder(
-        ScriptedEdge(edge, tokenizer=TOKENIZER),
-        router=Random(0) if policy.pop("random", False) else Constant(1.0),
-        policy=Policy(**policy),
-        cloud=found,
-        breaker=Breaker(),
-    )
-    return made, found
-
-
 def told(answer: Answer) -> list[object]:
     """What must not depend on speculation."""
     tokens = [(t.id, t.text, t.source, t.reason, t.logprob) for t in answer.tokens]
@@ -134,15 +119,9 @@ def test_an_answer_is_json_of_its_schema(
     grammar = grammar_of(TOKENIZER, ResponseFormat(schema=schema))
     answers: list[Answer] = []
     for ahead in (0, speculate):
-        made, _ = decoder(
-            own,
-            cloud,
-            random=True,
-            threshold=0.4,
-            cloud_share=share,
-            span=span,
-            speculate=ahead,
-        )
+        policy = Policy(threshold=0.4, cloud_share=share, span=span, speculate=ahead)
+        edge = ScriptedEdge(own, tokenizer=TOKENIZER)
+        made = Decoder(edge, router=Random(0), policy=policy, cloud=ScriptedCloud(cloud))
         options = {"sampling": Sampling(temperature=temperature, seed=seed), "max_tokens": 300}
         answers.append(made.generate(IDS, grammar=grammar, **options))
     waiting, ahead_answer = answers

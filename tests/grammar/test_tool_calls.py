@@ -219,6 +219,10 @@ def test_a_conversation_with_tools_is_what_the_template_makes_of_it(name: str) -
 CALLED = Message("assistant", "", tool_calls=(replace(NOW, id="a"),))
 
 
+def calling(arguments: str) -> list[Message]:
+    return [Message("assistant", "", tool_calls=(ToolCall("a", "f", arguments),))]
+
+
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
@@ -226,22 +230,10 @@ CALLED = Message("assistant", "", tool_calls=(replace(NOW, id="a"),))
         ([*ASKED, CALLED, Message("tool", "x")], "has a tool_call_id"),
         ([Message("user", "x", tool_calls=CALLED.tool_calls)], "Only an assistant's message"),
         ([Message("user", "x", tool_call_id="a"), CALLED], "has a tool_call_id"),
-        ([Message("assistant", "", tool_calls=(ToolCall("a", "f", "[1]"),))], "JSON object"),
-        ([Message("assistant", "", tool_calls=(ToolCall("a", "f", "{"),))], "JSON object"),
-        (
-            [Message("assistant", "", tool_calls=(ToolCall("a", "f", '{"a":' * 900 + "1"),))],
-            "JSON object",
-        ),
-        (
-            [
-                Message(
-                    "assistant",
-                    "",
-                    tool_calls=(ToolCall("a", "f", '{"a":' * 90 + "1" + "}" * 90),),
-                )
-            ],
-            "levels are nested in the arguments",
-        ),
+        (calling("[1]"), "JSON object"),
+        (calling("{"), "JSON object"),
+        (calling('{"a":' * 900 + "1"), "JSON object"),
+        (calling('{"a":' * 90 + "1" + "}" * 90), "levels are nested in the arguments"),
     ],
 )
 def test_calls_that_are_none_are_refused(messages: list[Message], said: str) -> None:

@@ -1,7 +1,5 @@
 """The circuit breaker, with a clock of its own."""
 
-import threading
-
 from edgewise.loop.health import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
 
 
@@ -54,25 +52,3 @@ def test_pauses_double_up_to_a_bound() -> None:
         breaker.failed()
         pause = min(2 * pause, LONGEST_PAUSE)
     assert pause == LONGEST_PAUSE
-
-
-def test_one_probe_goes_however_many_answers_ask() -> None:
-    now = [0.0]
-    breaker = broken(now)
-    now[0] = 10.0
-    for _ in range(50):
-        start = threading.Barrier(16)
-        allowed: list[bool] = []
-
-        def ask(start: threading.Barrier = start, allowed: list[bool] = allowed) -> None:
-            start.wait()
-            allowed.append(breaker.allow())
-
-        threads = [threading.Thread(target=ask) for _ in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sum(allowed) == 1
-        breaker.failed()
-        now[0] += 100.0

@@ -216,20 +216,6 @@ def test_a_meter_that_is_missing_once_leaves_no_sum(
     assert (usage.cloud_prompt_cached, usage.cloud_prompt_computed) == (total, total)
 
 
-@pytest.mark.parametrize(("span", "stop"), [(1, ()), (16, ("a",)), (16, ("\x00", "b"))])
-def test_where_the_cloud_writes_everything_drafts_ask_for_nothing(
-    span: int, stop: tuple[str, ...]
-) -> None:
-    """What a stop string cuts off is reported as wasted; the share is at most 1."""
-    policy = Policy(cloud_share=1.0, span=span, speculate=16)
-    cloud, edge = ScriptedCloud(noise(1), delay=0.002), ScriptedEdge(noise(2))
-    decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
-    usage = decoder.generate(IDS, max_tokens=40, stop=stop).usage
-    assert usage.cloud_share <= 1.0
-    assert usage.edge_tokens == 0
-    assert span > 1 or usage.wasted_tokens == 0
-
-
 @pytest.mark.parametrize(
     "value",
     [float("nan"), float("inf"), -0.001, 1.001, np.float32(2), "0.4", None, [0.5], np.zeros(1)],

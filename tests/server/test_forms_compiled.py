@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -45,7 +45,7 @@ def slow() -> Slow:
 
 @pytest.fixture
 def client(slow: Slow) -> Iterator[TestClient]:
-    """One slot and five places behind it, so three forms at a time."""
+    """One slot and five places behind it."""
     answering = answering_of(ScriptedEdge(saying('{"n": 3}'), tokenizer=slow), queue=5)
     slow.go_on.clear()
     with TestClient(make_app(Models([answering])), raise_server_exceptions=False) as found:
@@ -62,20 +62,13 @@ def test_a_form_that_takes_long_keeps_no_other_prompt_waiting(
 
     with ThreadPoolExecutor(8) as threads:
         try:
-            slowly = [ask(response_format=FORM) for _ in range(4)]
+            slowly = [ask(response_format=FORM) for _ in range(3)]
             assert slow.asked.wait(PATIENCE)
-            # Half of the places are for answers without a form, and their prompts are read.
-            (over,), waiting = wait(slowly, PATIENCE, FIRST_COMPLETED)
-            refused = over.result()
-            assert refused.status_code == 429
-            assert int(refused.headers["retry-after"]) > 0
-            assert refused.json()["error"]["message"].startswith("3 ")
             assert ask(max_tokens=1).result(PATIENCE).status_code == 200
             counted = ask("messages/count_tokens", tools=[TOOL]).result(PATIENCE)
             assert counted.json()["input_tokens"] > 0
-            assert not any(one.done() for one in waiting)
+            assert not any(one.done() for one in slowly)
         finally:
             slow.go_on.set()
-        for one in waiting:
+        for one in slowly:
             assert one.result(PATIENCE).json()["choices"][0]["message"]["content"] == '{"n": 3}'
-        assert ask(response_format=FORM).result(PATIENCE).status_code == 200

@@ -200,7 +200,7 @@ def test_who_leaves_while_a_prompt_is_read_gives_the_place_back() -> None:
                 event.clear()
             held.go_on.set()
             # Who left before a thread was free asks nothing of it.
-            assert len((await answering.read(asked.prompt)).prompt.ids) == 1
+            assert len((await answering.read(asked.prompt))[0].ids) == 1
             assert held.begun.acquire(blocking=False)
             assert not held.begun.acquire(blocking=False)
             held.go_on.clear()

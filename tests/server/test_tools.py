@@ -247,20 +247,6 @@ def test_a_stop_string_cuts_a_call_and_behind_one_is_not_why_it_ended(client: Te
     assert delta == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
-@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
-def test_provenance_adds_nothing_to_an_answer_of_calls(path: str) -> None:
-    """What is told of tokens between calls stands beside what is there, and makes no text."""
-    told = {"edgewise": {"provenance": True}}
-    with served(f"{WEATHER}\n{TIME}") as client:
-        whole = post(client, path, **told)
-        events = streamed(client, path, **told)
-    said = [event["edgewise"] for event in events if "edgewise" in event]
-    tokens = [one["token"]["id"] for one in said if "token" in one]
-    assert tokens == [one["id"] for one in whole["edgewise"]["tokens"]]
-    assert [list(one) for one in (said[0], said[-1])] == [["prompt_token_ids"], ["timing"]]
-    assert read(path, whole) == put_together(path, events) == CALLS
-
-
 @pytest.mark.parametrize("path", APIS)
 def test_answers_are_json_of_a_schema(path: str) -> None:
     def form(schema: Any, **more: Any) -> dict[str, Any]:

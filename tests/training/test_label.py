@@ -81,7 +81,7 @@ def test_rollouts_of_many_answers_go_together_and_are_kept(tmp_path: Path) -> No
     cases = [case("So it is 3.", "Oh it is 7.", name=f"{i}") for i in range(20)]
     cloud = Calls(model("Oh it is 7."))
     found = label_all(Value(), cases, {"cloud": cloud}, tmp_path)
-    assert sizes == [60]
+    assert sizes == [48, 12]
     assert label_all(Value(), cases, {}, tmp_path) == found
 
 

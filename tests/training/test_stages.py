@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgewise.cloud.local import LocalCloud
+from edgewise.costs.price import BilledTokens, price_of
 from edgewise.errors import (
     CloudUnavailable,
     RouterMismatch,
@@ -97,6 +98,17 @@ def test_without_answers_the_clouds_own_are_learnt_from(
             only(training(tmp_path / f"{known}", label, known=known), stage)
     assert made(tmp_path / "True") == made(tmp_path / "False")
     assert trained_digests(tmp_path / "False") == trained_digests(whole)
+
+
+def test_what_it_will_take_is_about_what_it_takes(tmp_path: Path) -> None:
+    one = training(tmp_path / "router", "final", known=False)
+    told = one.estimate()
+    assert told is not None
+    one.run()
+    assert told.tokens.output == pytest.approx(one.meter.tokens.output, rel=0.3)
+    assert one.meter.tokens.output > 20 * len(CLOUD)
+    assert "0.01" in told._replace(tokens=BilledTokens(output=2500)).described(price_of("1,1,4"))
+    assert training(tmp_path / "router", "final", known=False).estimate() is None
 
 
 def test_stage_by_stage_is_as_all_at_once(tmp_path: Path, whole: Path) -> None:

@@ -32,7 +32,6 @@ _BUILT_IN = {
     "doctor": _Command(
         "edgewise.cli.doctor:doctor", "Check the models, the cloud and their speed."
     ),
-    "sent": _Command("edgewise.cli.sent:sent", "Show what has left this device."),
     "config": _Command("edgewise.cli.config:config", "Show the settings in force."),
     "models": _Command("edgewise.cli.models:app", "List and download models."),
     "gateway": _Command(
@@ -44,10 +43,19 @@ LABORATORY = {
     "demo": "Compare edge, pair and cloud on held-out questions.",
     "eval": "Measure what a router buys on a task.",
     "train": "Train a router for a pair of models.",
+    "tune": "Set thresholds for a pair, without training.",
     "router": "Show, check and publish routers.",
     "bench": "Measure speed and compare systems.",
 }
 """The line of the help of commands that the laboratory adds, which need not be installed."""
+
+_ELSEWHERE = {
+    "help": "--help, or edgewise COMMAND --help",
+    "list": "models list",
+    "ps": "doctor, which says what a command would load; nothing stays loaded behind one",
+    "pull": "models pull MODEL",
+}
+"""Commands of other programs, and what does that here."""
 
 _LAB_LINE = "pip install 'edgewise[lab]'"
 _ADDED: Registry[Any] = Registry("command", "edgewise.commands", {})
@@ -69,6 +77,10 @@ class _Commands(Mapping[str, Any]):
             return attribute(_BUILT_IN[name].target)
         if name in _ADDED:
             return _ADDED.load(name)
+        if name in _ELSEWHERE:
+            raise UsageError(
+                f"There is no command {name!r}", hint=f"it is edgewise {_ELSEWHERE[name]}"
+            )
         if name in LABORATORY:
             raise UsageError(
                 f"{name!r} is a command of Edgewise's laboratory, which is not installed",

@@ -1,5 +1,6 @@
 """`edgewise models`: which models are on this disk, and downloads."""
 
+from collections import Counter
 from typing import Annotated
 
 import msgspec
@@ -20,7 +21,7 @@ from edgewise.addresses import (
 from edgewise.cli import options, render
 from edgewise.edge.named import files_read
 from edgewise.errors import UsageError
-from edgewise.hub.disk import DiskModel, disk_models
+from edgewise.hub.disk import DiskModel, disk_models, vocabulary_of
 from edgewise.hub.known import KNOWN
 
 app = typer.Typer(no_args_is_help=True, help="List and download models.")
@@ -34,16 +35,21 @@ def list_models(json: options.Json = False) -> None:
     shipped = {"bundled": bundled("edge"), "bundled (cloud)": bundled("cloud")}
     models = [DiskModel("Edgewise", name, p.stat().st_size, p) for name, p in shipped.items()]
     models += [*cached_repositories(), *disk_models()]
+    tokens = [vocabulary_of(one.path) for one in models]
     if json:
-        print(msgspec.json.encode([{**m._asdict(), "path": str(m.path)} for m in models]).decode())
+        rows = zip(models, tokens, strict=True)
+        told = [{**m._asdict(), "path": str(m.path), "vocabulary": of} for m, of in rows]
+        print(msgspec.json.encode(told).decode())
         return
-    table = Table("model", "size", "where", box=SIMPLE_HEAD, pad_edge=False)
-    table.columns[1].justify = "right"
-    for one in models:
+    shared = [of for of, count in Counter(filter(None, tokens)).items() if count > 1]
+    marks = {of: f"{number}" for number, of in enumerate(shared, 1)}
+    table = Table("model", "size", "vocabulary", "where", box=SIMPLE_HEAD, pad_edge=False)
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for one, of in zip(models, tokens, strict=True):
         address, place = render.printable(one.address), render.printable(str(one.path))
-        table.add_row(address, decimal(one.size), place)
+        table.add_row(address, decimal(one.size), marks.get(of or "", ""), place)
     render.show(table)
-    render.note("hf cache rm REPOSITORY removes one")
+    render.note("two models with one vocabulary number share token ids; hf cache rm removes one")
 
 
 @app.command()

@@ -10,7 +10,7 @@ import typer
 
 from edgewise.addresses import from_home
 from edgewise.cli import render
-from edgewise.cli.keys import Limits, require_keys
+from edgewise.cli.keys import require_keys
 from edgewise.cli.listening import (
     Certificate,
     Connections,
@@ -31,7 +31,6 @@ from edgewise.settings import Settings, spelled
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from edgewise.server.callers import Callers
     from edgewise.server.models import Models
 
 ModelFiles = Annotated[
@@ -74,7 +73,6 @@ def serve(
     keys: Annotated[
         Path | None, typer.Option(help="File of clients' keys, instead of one; see keys add.")
     ] = None,
-    limits: Limits = None,
     api_key: ApiKey = None,
     certificate: Certificate = None,
     private_key: PrivateKey = None,
@@ -87,11 +85,13 @@ def serve(
     leaves out is as the flags say. With --model the names are yours.
     """
     _require_guarded(host, api_key, keys)
-    require_extra("serve", "fastapi", "sse_starlette", "structlog", "swagger_ui_bundle", "uvicorn")
+    require_extra("serve", "fastapi", "sse_starlette", "structlog", "uvicorn")
+    from edgewise.keys.keys import Keys
     from edgewise.listening.origins import require_origin
     from edgewise.server.app import make_app
+    from edgewise.server.callers import Callers
 
-    callers = _callers(api_key, keys, limits)
+    callers = Callers(api_key=api_key, keys=Keys(keys))
     origins = [require_origin(origin) for origin in cors_origin or ()]
     wanted = _served_models(model or [], chosen, chosen_with)
     reserve, tls = OPEN_FILES * len(wanted), (certificate, private_key)
@@ -111,7 +111,7 @@ def serve(
         hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
         app = make_app(models, callers=callers, origins=origins, hosts=hosts)
         names = ", ".join(f"{one.name} ({one.edge.name})" for one in models.all)
-        _run(app, listening, callers, f"serving {names} at {listening.url} (page, /v1, /docs)")
+        _run(app, listening, f"serving {names} at {listening.url} (page, /v1)")
 
 
 def _require_guarded(host: str, api_key: str | None, keys: Path | None) -> None:
@@ -126,29 +126,14 @@ def _require_guarded(host: str, api_key: str | None, keys: Path | None) -> None:
         require_keys(keys)
 
 
-def _callers(api_key: str | None, keys: Path | None, limits: str | None) -> "Callers":
-    from edgewise.keys.keys import Keys
-    from edgewise.keys.limit_stores import limits_at
-    from edgewise.server.callers import Callers
-
-    return Callers(api_key=api_key, keys=Keys(keys), limits=limits_at(limits, keys))
-
-
-def _run(app: "FastAPI", at: Listening, callers: "Callers", serving: str) -> None:
+def _run(app: "FastAPI", at: Listening, serving: str) -> None:
     """Until a signal ends it."""
     from edgewise.listening.logs import log_lines
     from edgewise.listening.server import Listener
 
-    async def served() -> None:
-        await callers.open()
-        render.note(serving)
-        try:
-            await Listener(app, at.socket, **at.limits).listen()
-        finally:
-            await callers.close()
-
     with log_lines("plain", "warning"):
-        asyncio.run(served())
+        render.note(serving)
+        asyncio.run(Listener(app, at.socket, **at.limits).listen())
 
 
 class _ServedModel(NamedTuple):

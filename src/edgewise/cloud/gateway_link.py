@@ -7,13 +7,13 @@ gateway says how much of the session it still holds, and the rest is sent again.
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import aiohttp
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from edgewise.completion import Completion, Sent
 from edgewise.edge.kv import common_prefix
@@ -59,6 +59,9 @@ OPEN_SECONDS = 5.0
 
 CANCEL_SECONDS = 0.1
 """How long a consult that was given up may take to say so."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds at most before a broken link is made anew; doubled each time."""
 
 MAX_MESSAGE = 500
 """Longest message of a gateway's that is shown, characters."""
@@ -112,22 +115,33 @@ class GatewayLink:
                 f"A gateway writes at most {MAX_SPAN} tokens at a time, not {n}",
                 hint="ask for fewer",
             )
-        end = time.monotonic() + deadline
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(Broken),
-            wait=wait_random_exponential(multiplier=0.05, max=1.0),
-            reraise=True,
-        )
-        async for attempt in retrying:
-            with attempt:
-                return await self._ask_once(ids, n, sampling, end, sent)
-        raise AssertionError("tenacity gives up by raising")
+        end, forgotten, pause = time.monotonic() + deadline, 0, FIRST_PAUSE
+        while forgotten < TRIES:
+            try:
+                reply = await self._reply(ids, n, sampling, end, sent)
+            except Broken:
+                # Until the deadline, at which this is cancelled.
+                await asyncio.sleep(random.uniform(0.0, pause))
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            if isinstance(reply, Reply):
+                return Completion(
+                    ids=reply.ids,
+                    logprobs=reply.logprobs,
+                    top=tuple(tuple(Candidate(*pair) for pair in top) for top in reply.top),
+                    stopped=reply.stopped,
+                    cached=reply.cached,
+                    computed=reply.computed,
+                    engine_seconds=reply.engine_seconds,
+                )
+            self._ledger.put(0, [])
+            forgotten += 1
+        raise CloudProtocolError(f"{self._name!r} does not keep what it is sent.")
 
     async def prefetch(self, ids: list[int], sent: Sent) -> None:
         """Send what the gateway does not hold; raises a `CloudError`."""
         async with self._sending:
-            if self._socket is None or self._socket.closed:
-                await self.connect(sent)
+            await self._connected(sent)
             held = len(self._ledger.ids)
             position, new_ids = self._put(ids)
             if new_ids or position < held:
@@ -178,37 +192,27 @@ class GatewayLink:
         await self._gateway.require_same(frame.model)
         return frame
 
-    async def _ask_once(
-        self, ids: list[int], n: int, sampling: Sampling, end: float, sent: Sent
-    ) -> Completion:
-        for _ in range(TRIES):
-            async with self._sending:
-                if self._socket is None or self._socket.closed:
-                    await self.connect(sent)
-                position, new_ids = self._put(ids)
-                self._count = (self._count + 1) % (1 << 32)
-                ask, check, drawn = self._count, self._ledger.check, packed(sampling)
-                milliseconds = max(1, int(1000 * (end - time.monotonic())))
-                sent.request_id = request_id(self._session, ask)
-                waiting = self._waiting
-                reply = waiting[ask] = asyncio.Future()
-                reply.add_done_callback(_heard)
-                try:
-                    await self._send(
-                        Ask(ask, position, new_ids, check, n, milliseconds, TOP, drawn), sent
-                    )
-                except BaseException:
-                    waiting.pop(ask).cancel()
-                    raise
-            answered = await self._reply(ask, reply, waiting, sent)
-            if isinstance(answered, Reply):
-                return _completion(answered)
-            self._ledger.put(0, [])
-        raise CloudProtocolError(f"{self._name!r} does not keep what it is sent.")
-
     async def _reply(
-        self, ask: int, reply: "asyncio.Future[Reply | NeedFull]", waiting: _Waiting, sent: Sent
+        self, ids: list[int], n: int, sampling: Sampling, end: float, sent: Sent
     ) -> Reply | NeedFull:
+        async with self._sending:
+            await self._connected(sent)
+            position, new_ids = self._put(ids)
+            self._count = (self._count + 1) % (1 << 32)
+            ask, check, drawn = self._count, self._ledger.check, packed(sampling)
+            milliseconds = max(1, int(1000 * (end - time.monotonic())))
+            sent.request_id = request_id(self._session, ask)
+            waiting = self._waiting
+            reply = waiting[ask] = asyncio.Future()
+            # A consult that was given up asks no more how its reply failed.
+            reply.add_done_callback(lambda done: done.cancelled() or done.exception())
+            try:
+                await self._send(
+                    Ask(ask, position, new_ids, check, n, milliseconds, TOP, drawn), sent
+                )
+            except BaseException:
+                waiting.pop(ask).cancel()
+                raise
         try:
             return await reply
         except asyncio.CancelledError:
@@ -220,6 +224,10 @@ class GatewayLink:
             raise
         finally:
             waiting.pop(ask, None)
+
+    async def _connected(self, sent: Sent) -> None:
+        if self._socket is None or self._socket.closed:
+            await self.connect(sent)
 
     def _put(self, ids: list[int]) -> tuple[int, list[int]]:
         """From where on `ids` are new to the gateway, and those; the ledger has them from now."""
@@ -306,21 +314,3 @@ def shared(held: list[int], ids: Sequence[int]) -> int:
     """How many ids both begin with."""
     # Comparing lists is much faster than going through them.
     return len(held) if held == list(ids[: len(held)]) else common_prefix(held, ids)
-
-
-def _heard(reply: "asyncio.Future[Reply | NeedFull]") -> None:
-    """A consult that was given up asks no more how its reply failed."""
-    if not reply.cancelled():
-        reply.exception()
-
-
-def _completion(reply: Reply) -> Completion:
-    return Completion(
-        ids=reply.ids,
-        logprobs=reply.logprobs,
-        top=tuple(tuple(Candidate(*pair) for pair in top) for top in reply.top),
-        stopped=reply.stopped,
-        cached=reply.cached,
-        computed=reply.computed,
-        engine_seconds=reply.engine_seconds,
-    )

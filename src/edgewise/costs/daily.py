@@ -3,15 +3,20 @@
 import logging
 import os
 import sqlite3
+import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from edgewise.cloud.record import counts_place, private_file
+from edgewise.cloud.record import private_file
 from edgewise.errors import UsageError
 
-_BUSY_SECONDS = 5.0
+_STATE = {
+    "win32": ("LOCALAPPDATA", "AppData/Local"),
+    "darwin": ("", "Library/Application Support"),
+}
+"""A variable that names the user's folder of state, and where it is in the home without."""
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS spent "
     "(day TEXT, currency TEXT, amount TEXT, PRIMARY KEY (day, currency))"
@@ -24,8 +29,12 @@ _log = logging.getLogger(__name__)
 
 def spent_place() -> Path | None:
     """Where the sums are kept; None for a user without a home."""
-    counts = counts_place()
-    return counts.with_name("spent.db") if counts else None
+    variable, folder = _STATE.get(sys.platform, ("XDG_STATE_HOME", ".local/state"))
+    # By the specification a relative one is ignored.
+    given = Path(os.environ.get(variable, ""))
+    with suppress(RuntimeError):
+        return (given if given.is_absolute() else Path.home() / folder) / "edgewise" / "spent.db"
+    return None
 
 
 def today() -> str:
@@ -66,7 +75,10 @@ class DailyTotal:
             return False
 
     def _add(self, day: str, currency: str, cost: Decimal, most: Decimal | None) -> bool:
-        with closing(self._opened()) as file:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(private_file(self.path, os.O_RDWR))
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as file:
+            file.execute(_TABLE)
             # Nobody else reads a sum that is about to change.
             file.execute("BEGIN IMMEDIATE")
             row = file.execute(_GET, (day, currency)).fetchone()
@@ -79,15 +91,3 @@ class DailyTotal:
             file.execute(_SET, (day, currency, str(max(found + cost, Decimal(0)))))
             file.execute("COMMIT")
             return True
-
-    def _opened(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # For its owner only, before there is anything in it.
-        os.close(private_file(self.path, os.O_RDWR))
-        file = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
-        try:
-            file.execute(_TABLE)
-        except BaseException:
-            file.close()
-            raise
-        return file

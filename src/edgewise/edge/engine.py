@@ -2,18 +2,18 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from msgspec.structs import replace
 
-from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Floats, Needs, Rewinds
+from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Floats, Needs
 from edgewise.edge.hub.folder import digest_of, reason_of, weight_files
 from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.kv import BATCH, TURN, KvSession, Slots
-from edgewise.edge.sequence import KvRow, SequenceCache
+from edgewise.edge.sequence import FAILURES, SequenceCache
 from edgewise.errors import ModelError, UsageError
 
 DEFAULT_CONTEXT = 4096
@@ -120,6 +120,7 @@ class EngineModel(EdgeModel):
             batch=min(BATCH, self.context),
             turn=min(turn, TURN if count > 1 else BATCH),
             drop=drop,
+            failures=FAILURES,
         )
 
     def _try_out(
@@ -131,21 +132,27 @@ class EngineModel(EdgeModel):
         does not go on where its cache ends, or does not roll back to where it was; `may_stay` where
         the caller has caches that never roll back.
         """
+        ids = [7 * index % size for index in range(1, PROBED + 1)]
         try:
-            rows, last, again, rewinds = _trial(new, size)
+            rows = new().run(ids, "all", hidden=True)
+            cache = new()
+            for token in ids[:-1]:
+                cache.run([token], "none")
+            cache.checkpoint()
+            (last,) = cache.run(ids[-1:], "last")
+            rewinds, kept = cache.rewinds, cache.back(PROBED - 1)
+            (again,) = cache.run(ids[kept:], "last")
         except Exception as error:
             raise self._refused(reason_of(error)) from error
-        if len(rows[-1].logits) != size or not _same(rows[-1].logits, last):
+        logits, hidden = rows[-1].logits, rows[-1].hidden
+        if len(logits) != size or not _same(logits, last.logits):
             raise self._refused("what it keeps of a text is not what it goes on with")
-        if not _same(rows[-1].logits, again):
-            if not may_stay:
-                raise self._refused("it does not go back to where it was")
-            rewinds = "no"
-        hidden = rows[-1].hidden
+        if not _same(logits, again.logits) and not may_stay:
+            raise self._refused("it does not go back to where it was")
         self.hidden_size = 0 if hidden is None else len(hidden)
         self.abilities = EdgeAbilities(
             hidden=hidden is not None,
-            rewinds=rewinds,
+            rewinds=rewinds if kept and _same(logits, again.logits) else "no",
             batch_logits=len(rows) == PROBED,
             slots=self._options.slots,
         )
@@ -177,23 +184,6 @@ class EngineModel(EdgeModel):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _trial(
-    new: Callable[[], SequenceCache], size: int
-) -> tuple[Sequence[KvRow], Floats, Floats, Rewinds]:
-    """Rows of all ids at once; logits after the last one by one, and again after a rollback."""
-    ids = [7 * index % size for index in range(1, PROBED + 1)]
-    rows = new().run(ids, "all", hidden=True)
-    cache = new()
-    for token in ids[:-1]:
-        cache.run([token], "none")
-    cache.checkpoint()
-    (last,) = cache.run(ids[-1:], "last")
-    rewinds = cache.rewinds
-    kept = cache.back(PROBED - 1)
-    (again,) = cache.run(ids[kept:], "last")
-    return rows, last.logits, again.logits, rewinds if kept else "no"
 
 
 def _same(left: Floats, right: Floats) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgewise.edge.base import EdgeModel, Floats, Needs, Written
 from edgewise.edge.hub.folder import reason_of
-from edgewise.edge.sequence import FAILURES, Outputs, SequenceCache
+from edgewise.edge.sequence import Outputs, SequenceCache
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import ContextOverflow, ModelError, UsageError
 
@@ -86,11 +86,14 @@ class Slots:
         batch: int = BATCH,
         turn: int = BATCH,
         drop: Callable[[SequenceCache], None] | None = None,
+        failures: tuple[type[Exception], ...] = (),
     ) -> None:
         """`new` makes an empty cache, `drop` frees one where Python's collector does not.
 
         `batch` is the longest run, `turn` the longest of a prompt, ids. `name` is the model's.
+        `failures` are what the engine's library raises where a run fails; the rest are bugs.
         """
+        self.failures = failures
         self.lock = FairLock()
         self.closed = False
         self.batch, self.turn, self.name = batch, min(batch, turn), name
@@ -311,7 +314,7 @@ class KvSession:
             except BaseException as error:
                 # An interrupted run may have computed some of them.
                 self._computed = cache.back(start)
-                if not isinstance(error, FAILURES):
+                if not isinstance(error, slots.failures):
                     raise
                 raise ModelError(
                     f"{self._name!r} could not run {end - start} tokens ({reason_of(error)})",
@@ -321,7 +324,7 @@ class KvSession:
             self._computed = end
             if self._wanted:
                 self._wanted = {at for at in self._wanted if at >= end}
-            decode = cache.decodes
+            decode, text = cache.decodes, self._tokenizer
             return [
                 LogitsStep(
                     position,
@@ -331,12 +334,7 @@ class KvSession:
                     buffer=self._buffer,
                     needs=needs,
                     top=self._top,
-                    written=self._written(position),
+                    written=text and Written(self._ids[:position], self._prompt, text),
                 )
                 for position, row in enumerate(rows, end - len(rows) + 1)
             ]
-
-    def _written(self, position: int) -> Written | None:
-        if self._tokenizer is None:
-            return None
-        return Written(self._ids[:position], self._prompt, self._tokenizer)

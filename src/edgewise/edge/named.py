@@ -1,9 +1,11 @@
-"""Edge engines by name: how an address becomes a model."""
+"""How an address becomes an edge model, or a tokenizer by itself."""
 
 import sys
+import weakref
 from collections.abc import Callable
 
-from edgewise.edge.base import EdgeModel, EdgeOptions
+from edgewise.addresses import resolve_tokenizer
+from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.registry import Registry
 
 EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
@@ -23,3 +25,25 @@ EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
 def files_read(engine: str) -> tuple[str, ...]:
     """Ends of the names of a folder's files that an engine reads; its module says so as `READS`."""
     return getattr(sys.modules[EDGES.load(engine).__module__], "READS", ())
+
+
+def open_tokenizer(address: str) -> Tokenizer:
+    """The tokenizer in a GGUF, or of a folder or repository with `tokenizer.json`.
+
+    Raises `AddressError`, `ModelError` for a file that holds none, or `UsageError` without the
+    library that reads it.
+    """
+    path = resolve_tokenizer(address)
+    if path.is_dir():
+        from edgewise.edge.hub.tokenizer import HubTokenizer
+
+        return HubTokenizer(path)
+    from edgewise.edge.llamacpp.library import llama_cpp
+    from edgewise.edge.llamacpp.load import load_weights
+    from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
+
+    model = load_weights(path, vocabulary_only=True)
+    tokenizer = LlamaTokenizer(model)
+    # Nobody else holds the model.
+    weakref.finalize(tokenizer, llama_cpp.llama_model_free, model).atexit = False
+    return tokenizer

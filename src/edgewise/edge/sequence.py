@@ -164,7 +164,9 @@ class SequenceCache(ABC):
         if self.length in self._copies:
             return
         while self._copies and self._is_full(self._size()):
-            self._reuse(self._copies.pop(self._least_missed()).state)
+            oldest = sorted(self._copies)
+            spare = [at for at in oldest if at not in self._lasting] or oldest
+            self._reuse(self._copies.pop(spare[0]).state)
         try:
             self._copies[self.length] = self._copy()
         except FAILURES:
@@ -173,19 +175,6 @@ class SequenceCache(ABC):
     def _is_full(self, more: int) -> bool:
         size = sum(copy.size for copy in self._copies.values())
         return len(self._copies) >= self._most or size + more > self._room
-
-    def _least_missed(self) -> int:
-        """The checkpoint whose gap is smallest for how far back it lies.
-
-        So they lie the closer the nearer they are to the sequence's end.
-        """
-        places = [0, *sorted(self._copies), self.length]
-        gaps = {
-            here: (after - before) / (1 + self.length - here)
-            for before, here, after in zip(places, places[1:], places[2:], strict=False)
-        }
-        spare = [place for place in gaps if place not in self._lasting]
-        return min(spare or gaps, key=lambda place: gaps[place])
 
     def _drop_copies(self, position: int) -> None:
         for at in [at for at in self._copies if at > position]:

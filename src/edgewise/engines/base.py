@@ -143,10 +143,6 @@ class Engine(ABC):
         """How the token is written with which it ends an answer; None where it does not say."""
         return None
 
-    def remembered_by(self) -> str:
-        """Names it in the record of full comparisons, after a probe."""
-        return f"{self.dialect} {self.described.model} {self.described.size} {self._joint_ids}"
-
     @abstractmethod
     async def describe(self) -> Described:
         """What it serves; raises a `CloudError` where the engine is not of this dialect."""
@@ -162,18 +158,6 @@ class Engine(ABC):
     async def has_salt(self, ids: Sequence[int]) -> bool:
         """Whether prefix caches can be kept apart."""
         return False
-
-    async def advice(self) -> str | None:
-        """What is to be changed where several tenants share the engine; None where nothing is.
-
-        One sentence, after a probe; raises a `CloudError`.
-        """
-        if self.abilities.salt:
-            return None
-        return (
-            f"The engine at {self.url!r} has no salt that keeps the caches of several keys apart, "
-            "so response times can reveal what others asked; choose a version that has one."
-        )
 
     async def probe(self) -> Abilities:
         """Find out what the engine can do; raises `CloudRejected` for one that takes no ids.

@@ -89,7 +89,7 @@ class Gateway:
         await self.fleet.start()
         log.info("started", engines=len(self.fleet.replicas), model=self.fleet.model)
         if self.keys.required:
-            await self.fleet.warn_of_shared_caches()
+            self.fleet.warn_of_shared_caches()
         sweeping = asyncio.create_task(self._sweep())
         yield
         sweeping.cancel()
@@ -117,7 +117,7 @@ class Gateway:
             refused = self._refused(socket, 503 if self.draining else 401)
             await socket.send_denial_response(refused)
             return
-        connection = Connection(self, socket, key)
+        connection = Connection(self.consults, self.sessions, self.keys, socket, key)
         self.connections.add(connection)
         try:
             await connection.serve()

@@ -4,15 +4,15 @@ import asyncio
 import contextlib
 import time
 from asyncio import to_thread
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from edgewise.errors import CloudProtocolError
-from edgewise.gateway.consults import SessionPrefix, failed
-from edgewise.gateway.sessions import Session
-from edgewise.keys.keys import Key
+from edgewise.gateway.consults import KeyedConsults, SessionPrefix, failed
+from edgewise.gateway.sessions import Session, Sessions
+from edgewise.keys.keys import Key, Keys
 from edgewise.wire.protocol import (
     MAX_IDS,
     VERSION,
@@ -31,9 +31,6 @@ from edgewise.wire.protocol import (
     encode,
     from_device,
 )
-
-if TYPE_CHECKING:
-    from edgewise.gateway.app import Gateway
 
 WAITING_ASKS = 8
 """Consults of one session that may wait for their turn."""
@@ -79,8 +76,11 @@ class DeviceLeft(Exception):
 class Connection:
     """One device, and its session."""
 
-    def __init__(self, gateway: "Gateway", socket: WebSocket, key: Key) -> None:
-        self._gateway, self._socket, self._key = gateway, socket, key
+    def __init__(
+        self, consults: KeyedConsults, sessions: Sessions, keys: Keys, socket: WebSocket, key: Key
+    ) -> None:
+        self._consults, self._sessions, self._keys = consults, sessions, keys
+        self._socket, self._key = socket, key
         self._session: Session | None = None
         self._asks: dict[int, asyncio.Task[None]] = {}
         self._warming: asyncio.Task[None] | None = None
@@ -103,11 +103,13 @@ class Connection:
         except _Ended as end:
             await self._end(end)
         finally:
-            self._leave()
+            self._stop()
+            if self._session is not None:
+                self._sessions.leave(self._session)
 
     def check_key(self) -> None:
         """If the key was revoked or has expired, cancel what is in flight and hang up."""
-        if self._in_force is not None and self._gateway.keys.find_named(self._key) is None:
+        if self._in_force is not None and self._keys.find_named(self._key) is None:
             self._stop()
             self._in_force.reschedule(0.0)
             self._in_force = None
@@ -133,16 +135,16 @@ class Connection:
         session = self._session_for(frame)
         try:
             how = "resumed" if session.name == frame.session else "new"
-            self._gateway.metrics.opens.labels(how).inc()
+            self._consults.metrics.opens.labels(how).inc()
             about = {"session": session.name[:8], "how": how, "peer": _peer(self._socket)}
             log.info("open", key=self._key.name, **about)
-            ledger, fleet = session.ledger, self._gateway.fleet
+            ledger, fleet = session.ledger, self._consults.fleet
             opened = Opened(
                 VERSION, session.name, len(ledger), ledger.check, fleet.engine, fleet.model[:200]
             )
             await self._send(opened)
         except BaseException:
-            self._gateway.sessions.leave(session)
+            self._sessions.leave(session)
             raise
         return session
 
@@ -159,13 +161,13 @@ class Connection:
         if frame.version != VERSION:
             message = f"This gateway speaks version {VERSION} of the protocol, not {frame.version}."
             raise _Ended(POLICY, "rejected", message)
-        known = self._gateway.fleet.tokenizer
+        known = self._consults.fleet.tokenizer
         if not known or frame.tokenizer != known:
             raise _Ended(POLICY, VOCABULARY, "The vocabulary is not that of the gateway's model.")
         return frame
 
     def _session_for(self, frame: Open) -> Session:
-        key, sessions = self._key, self._gateway.sessions
+        key, sessions = self._key, self._sessions
         if key.sessions and sessions.attached(key.name) >= key.sessions:
             message = f"The key has its {key.sessions} sessions open already."
             raise _Ended(TRY_LATER, "unavailable", message, 1.0)
@@ -190,7 +192,7 @@ class Connection:
         self._count_frame()
         # If more frames wait, nothing above yields to the event loop.
         await asyncio.sleep(0)
-        key, limits = self._key_now(), self._gateway.limits
+        key, limits = self._key_now(), self._consults.limits
         if len(data) <= LARGE:
             received = _decoded(data)
         else:
@@ -212,7 +214,7 @@ class Connection:
 
     def _key_now(self) -> Key:
         """The key as it is now."""
-        key = self._gateway.keys.find_named(self._key)
+        key = self._keys.find_named(self._key)
         if key is None:
             raise _revoked()
         return key
@@ -232,17 +234,17 @@ class Connection:
         elif isinstance(frame, Push):
             prefix = self._put(received, frame, session)
             if prefix is None:
-                self._gateway.metrics.pushes.labels("need_full").inc()
+                self._consults.metrics.pushes.labels("need_full").inc()
                 await self._send(NeedFull())
             elif not self._asks:
                 # The engine computes what was pushed last while nobody waits.
                 self._stop_warming()
-                self._warming = asyncio.create_task(self._gateway.consults.warm(prefix))
+                self._warming = asyncio.create_task(self._consults.warm(prefix))
         elif isinstance(frame, Cancel):
             if task := self._asks.get(frame.ask):
                 task.cancel()
         elif isinstance(frame, Close):
-            self._gateway.sessions.forget(session)
+            self._sessions.forget(session)
             self._session = None
         else:
             raise CloudProtocolError("A session is opened once.")
@@ -252,8 +254,7 @@ class Connection:
         if frame.position + len(received.ids) > MAX_IDS:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
         key = self._key_now()
-        put = self._gateway.sessions.put
-        ids = put(session, frame.position, received.ids, frame.check)
+        ids = self._sessions.put(session, frame.position, received.ids, frame.check)
         return None if ids is None else SessionPrefix(ids, session, key, self._take_fresh)
 
     def _begin(self, frame: Ask, prefix: SessionPrefix | None) -> None:
@@ -270,15 +271,14 @@ class Connection:
             if prefix is None:
                 answer, outcome = NeedFull(frame.ask), "need_full"
             else:
-                consults = self._gateway.consults
-                answer = _crowded(frame) if crowded else await consults.answer(frame, prefix)
+                answer = _crowded(frame) if crowded else await self._consults.answer(frame, prefix)
                 outcome = answer.reason if isinstance(answer, Failed) else "answered"
             await self._send(answer)
         except DeviceLeft:
             outcome = "device left"
         finally:
-            self._gateway.metrics.asks.labels(outcome).inc()
-            self._gateway.metrics.seconds.observe(time.monotonic() - begun)
+            self._consults.metrics.asks.labels(outcome).inc()
+            self._consults.metrics.seconds.observe(time.monotonic() - begun)
 
     async def _send(self, frame: FromGateway) -> None:
         """Raises `DeviceLeft`."""
@@ -299,11 +299,6 @@ class Connection:
             async with asyncio.timeout(seconds):
                 await self._send(Failed(None, end.reason, str(end)[:500], milliseconds))
                 await self._socket.close(end.code)
-
-    def _leave(self) -> None:
-        self._stop()
-        if self._session is not None:
-            self._gateway.sessions.leave(self._session)
 
     def _stop(self) -> None:
         """What is in flight."""

@@ -50,7 +50,7 @@ class KeyedConsults:
     """
 
     def __init__(self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics) -> None:
-        self._fleet, self._limits, self._metrics = fleet, limits, metrics
+        self.fleet, self.limits, self.metrics = fleet, limits, metrics
 
     async def answer(self, frame: Ask, prefix: SessionPrefix) -> Reply | Failed:
         """The reply to `frame`. Whatever goes wrong is a reply as well."""
@@ -69,10 +69,10 @@ class KeyedConsults:
         key = prefix.key
         try:
             sampling = unpacked(frame.sampling)
-            async with self._limits.spending(key, frame.n, ids=prefix.take_fresh()) as spent:
+            async with self.limits.spending(key, frame.n, ids=prefix.take_fresh()) as spent:
                 async with asyncio.timeout(frame.deadline / 1000), prefix.session.turn:
                     ids, spent.asked = prefix.ids.ids, True
-                    completion = await self._fleet.complete(ids, frame.n, sampling, client)
+                    completion = await self.fleet.complete(ids, frame.n, sampling, client)
                 spent.tokens, spent.computed = len(completion.ids), completion.computed or 0
         except OverLimit as over:
             return failed(frame, over.reason, str(over), over.retry_after)
@@ -90,20 +90,20 @@ class KeyedConsults:
                 raise
             log.exception("consult failed in the gateway", request_id=client.request_id)
             return failed(frame, "unavailable", "The gateway failed; its log says how.")
-        self._metrics.tokens.labels(key.name).inc(len(completion.ids))
-        self._metrics.prompt.labels("hit").inc(completion.cached or 0)
-        self._metrics.prompt.labels("miss").inc(completion.computed or 0)
-        return _reply(frame, completion, metered=key is ANYBODY or self._fleet.salted)
+        self.metrics.tokens.labels(key.name).inc(len(completion.ids))
+        self.metrics.prompt.labels("hit").inc(completion.cached or 0)
+        self.metrics.prompt.labels("miss").inc(completion.computed or 0)
+        return _reply(frame, completion, metered=key is ANYBODY or self.fleet.salted)
 
     async def warm(self, prefix: SessionPrefix) -> None:
         """Let the engine compute pushed ids, if the key may make consults. Nobody waits for it."""
         ended = "superseded"
         try:
-            if not await self._limits.may_warm(prefix.key, prefix.take_fresh()):
+            if not await self.limits.may_warm(prefix.key, prefix.take_fresh()):
                 ended = "limited"
                 return
             async with prefix.session.turn:
-                await self._fleet.prefill(prefix.ids.ids, prefix.client())
+                await self.fleet.prefill(prefix.ids.ids, prefix.client())
             ended = "warmed"
         except (EdgewiseError, Busy) as error:
             ended = "failed"
@@ -112,7 +112,7 @@ class KeyedConsults:
             ended = "failed"
             log.exception("push failed in the gateway", session=prefix.session.name[:8])
         finally:
-            self._metrics.pushes.labels(ended).inc()
+            self.metrics.pushes.labels(ended).inc()
 
 
 def failed(frame: Ask, reason: str, message: str, seconds: float | None = None) -> Failed:

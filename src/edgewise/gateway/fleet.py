@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from array import array
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +10,7 @@ import structlog
 
 from edgewise.completion import Completion
 from edgewise.engines.base import Client, Engine, Watched, parallel
-from edgewise.engines.detokenization import FEW, agree
+from edgewise.engines.detokenization import difference
 from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids, model_for
 from edgewise.engines.vocabulary_check import VocabularyCheck
 from edgewise.errors import (
@@ -33,7 +32,10 @@ PREFILL_SECONDS = 60.0
 """How long warming may take: an engine that lost it would keep a consult's place for ever."""
 
 KEPT_TEXTS = 16
-"""Texts that are remembered: those of three vocabularies of 150,000 ids."""
+"""Texts that are remembered: three for each vocabulary that devices have."""
+
+MOST_WATCHED = 4096
+"""Ids of a text that is compared again at each vocabulary check."""
 
 BUSY_SECONDS = 0.2
 """When a consult that found no place may come back."""
@@ -42,6 +44,12 @@ CHECK_SECONDS = 10.0
 """How long one may take."""
 
 BUNDLED = "bundled"
+
+SHARED = (
+    "The engine has no salt that keeps the caches of several keys apart, so response times can "
+    "reveal what others asked. Choose a version that has one; start a llama-server with "
+    "--slot-prompt-similarity 0 --cache-ram 0 --no-kv-unified, or nothing is reused for keys."
+)
 
 log = structlog.get_logger("edgewise.gateway")
 
@@ -183,13 +191,11 @@ class Fleet:
             replica.report(problem)
         self._watches = [asyncio.create_task(_keep_checking(replica)) for replica in self.replicas]
 
-    async def warn_of_shared_caches(self) -> None:
+    def warn_of_shared_caches(self) -> None:
         """Log what the operator should change if keys share the engines' caches."""
-        engines = [replica.engine for replica in self._healthy]
-        advices = await asyncio.gather(*(_advice(engine) for engine in engines))
-        for engine, advice in zip(engines, advices, strict=True):
-            if advice is not None:
-                log.warning("caches are shared", engine=engine.url, why=advice)
+        for replica in self._healthy:
+            if not replica.engine.abilities.salt:
+                log.warning("caches are shared", engine=replica.engine.url, why=SHARED)
 
     async def close(self) -> None:
         """Stop the watches, close the connections."""
@@ -293,57 +299,49 @@ class Texts:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[array[int], str]] = {}
+        self._known: dict[tuple[int, ...], str] = {}
 
     async def of(self, ids: Sequence[int], engines: Sequence[Engine]) -> str | None:
         """The text that every one of `engines` makes of `ids`; None where one makes none.
 
         Raises a `CloudError`, `OtherVocabulary` where two differ.
         """
-        packed = array("I", ids)
-        name = hashlib.sha256(packed).digest()
-        if name in self._known:
-            return self._known[name][1]
+        known = self._known.get(tuple(ids))
+        if known is not None:
+            return known
         replies = await asyncio.gather(*(engine.detokenize(ids) for engine in engines))
-        texts = [text for text in replies if text is not None]
-        if not texts or len(texts) < len(replies):
+        text = replies[0]
+        if text is None or None in replies:
             return None
-        if not all(_same(text, texts[0]) for text in texts):
-            raise OtherVocabulary("The gateway's engines write the same ids differently.")
-        self._known[name] = (packed, texts[0])
+        for engine, own in zip(engines, replies, strict=True):
+            if not _same(engine, ids, own, text):
+                raise OtherVocabulary("The gateway's engines write the same ids differently.")
+        self._known[tuple(ids)] = text
         if len(self._known) > KEPT_TEXTS:
             del self._known[next(iter(self._known))]
-        for engine, text in zip(engines, texts, strict=True):
-            _watch(engine, packed, text)
-        return texts[0]
+        return text
 
     async def hold(self, engine: Engine) -> bool:
         """Whether an engine that came, or came back, makes the same texts."""
-        for ids, text in list(self._known.values()):
-            own = await engine.detokenize(ids.tolist())
-            if own is None or not _same(own, text):
+        for ids, text in list(self._known.items()):
+            if not _same(engine, ids, await engine.detokenize(ids), text):
                 return False
-            _watch(engine, ids, own)
         return True
 
 
-def _same(one: str, other: str) -> bool:
-    """Of engines of several kinds either may tidy up."""
-    return agree(one, other, marks=False) or agree(other, one, marks=False)
+def _same(engine: Engine, ids: Sequence[int], own: str | None, text: str) -> bool:
+    """Whether an engine's own text is `text`, as far as engines of several kinds agree.
 
-
-def _watch(engine: Engine, ids: "array[int]", text: str) -> None:
-    """A few ids are compared again at each vocabulary check."""
-    if engine.watched is None and len(ids) <= 2 * FEW:
-        engine.watched = Watched(ids.tolist(), text)
-
-
-async def _advice(engine: Engine) -> str | None:
-    try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            return await engine.advice()
-    except (CloudError, TimeoutError) as error:
-        return f"Nothing shows that it keeps the caches of several keys apart ({_message(error)})."
+    A few ids are compared again at each vocabulary check.
+    """
+    if own is None:
+        return False
+    # Either may tidy up.
+    if difference(own, text, marks=False) and difference(text, own, marks=False):
+        return False
+    if engine.watched is None and len(ids) <= MOST_WATCHED:
+        engine.watched = Watched(ids, own)
+    return True
 
 
 async def _keep_checking(replica: Replica) -> None:

@@ -8,11 +8,15 @@ from msgspec.structs import replace
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
-from edgewise.grammar.combined import SchemaBudget
 from edgewise.grammar.compiled import Grammar, compiled
-from edgewise.grammar.schema import MAX_SCHEMA, schema_text, without_look_around
+from edgewise.grammar.schema import (
+    MAX_SCHEMA,
+    SchemaBudget,
+    schema_text,
+    without_look_around,
+)
 from edgewise.prompts import Tool
-from edgewise.prompts.conversation import require_shallow
+from edgewise.prompts.messages import require_shallow
 from edgewise.prompts.tool_formats import ToolFormat, markers, tool_format
 
 MAX_TOOLS = 128
@@ -74,7 +78,6 @@ def grammar_of(tokenizer: Tokenizer, form: ResponseFormat) -> Grammar:
     try:
         if not form.tools:
             return compiled(tokenizer, f"start: %json {_of_text(form)}\n", {})
-        require_response_format(form)
         style, special = tool_format(tokenizer), markers(tokenizer)
         shown = {token: text.encode() for text, token in special.items()}
         form, unheld = _without_look_around(form)

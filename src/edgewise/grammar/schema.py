@@ -1,20 +1,43 @@
-"""JSON schemas as grammars take them: bounded, and closed where nothing says that they are open."""
+"""JSON schemas as grammars take them: bounded, and closed where nothing says that they are open.
 
+Where `allOf`, `$ref`, `anyOf` or `oneOf` stand beside each other or beside other keys, llguidance
+expands them, refs included. A text that must match several patterns is matched by the product of
+their automata. Either can take minutes and gigabytes, before the first token or in the middle of an
+answer, where no time limit of a compiler helps. So both are estimated before compiling.
+"""
+
+import math
 import re
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, NamedTuple, cast
+from urllib.parse import unquote
 
 import msgspec
 
 from edgewise.errors import UsageError
-from edgewise.grammar.combined import MAX_VALUES, SchemaBudget, require_light
-from edgewise.prompts.conversation import inner, require_shallow
+from edgewise.prompts.messages import inner, require_shallow
 
 MAX_SCHEMA = 1 << 17
 """Longest JSON text of an answer's schema, and of all tools together, bytes."""
 
 MAX_KEYS = 1000
 """Most keys of one object in a schema: what they come to grows with their square."""
+
+MAX_VALUES = 20_000
+"""Most parts of a schema, at all depths, and of combined ones when they are written out."""
+
+MAX_MULTIPLE = 100_000
+"""Most of all `multipleOf` together, without decimal points and last zeros: a number's states."""
+
+MAX_KEY_PATTERNS = 100
+"""Most `patternProperties`, each of which is compared with each."""
+
+MAX_WAYS = 1 << 17
+"""Most ways of the patterns that one text has to fit, multiplied."""
+
+MAX_REFS = 200
+"""Deepest that combined parts may lead, by refs and into each other."""
 
 _BLANKS = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
 """Whitespace between the parts of JSON, as in llama.cpp: a blank, or a new line and its indent.
@@ -26,11 +49,46 @@ _OPENING = frozenset(
 )
 """Keywords by which an object may have, or need, keys that it does not name."""
 
-_VALUES = frozenset({"const", "enum"})
-
 _LOOKING_AROUND = re.compile(r"\(\?<?[=!]")
 
-_KEYED = frozenset({"properties", "required"} | _OPENING)
+_FORMAT, _LENGTH, _LEAST = 32, 4, 16
+_APPLIED = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+_KEYED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_DATA = frozenset({"enum", "const", "default", "examples"})
+_HELD = frozenset(
+    {"type", "enum", "const", "pattern", "format", "minLength", "maxLength", "multipleOf"}
+    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems"}
+    | {"items", "prefixItems", "additionalItems", "properties", "patternProperties", "required"}
+    | {"maxProperties"}
+    | _OPENING
+)
+"""Keywords that say something of a value by themselves, beside the parts that are applied to it."""
+
+
+class _Ways(NamedTuple):
+    """So many patterns that a text has to fit, and the logarithm of their ways, multiplied."""
+
+    patterns: int = 0
+    log: float = 0.0
+
+    def both(self, other: "_Ways") -> "_Ways":
+        return _Ways(self.patterns + other.patterns, self.log + other.log)
+
+    def either(self, other: "_Ways") -> "_Ways":
+        return _Ways(max(self.patterns, other.patterns), max(self.log, other.log))
+
+
+_Places = dict[str, _Ways]
+"""Those of values by the key that they are, or lie in, of an object; `_ANY` where it may be any."""
+
+_ANY = "*"
+
+
+class SchemaBudget:
+    """What is left of the work that the schemas of one request may make together."""
+
+    def __init__(self) -> None:
+        self.values, self.states = MAX_VALUES, MAX_MULTIPLE
 
 
 def schema_text(
@@ -40,10 +98,11 @@ def schema_text(
 
     With `lenient`, keywords that the library does not support are ignored. Raises `UsageError`.
     """
-    _require_small(schema, what)
-    require_light(schema, what, left)
+    require_shallow(schema, what)
+    # Raises for combined parts that are too much work, or that cannot be followed.
+    _Weighing(schema, what, left).ways(schema, "", ())
     found = dict(schema or {})
-    if not _combines(found):
+    if not any(map(_combines, _parts(found))):
         found = cast(dict[str, object], _closed(found))
     found["x-guidance"] = {"whitespace_pattern": _BLANKS, "lenient": lenient}
     try:
@@ -55,38 +114,11 @@ def schema_text(
     return text
 
 
-def _require_small(schema: Mapping[str, object] | None, what: str) -> None:
-    require_shallow(schema, what)
-    left: list[object] = [schema]
-    count = 0
-    while left:
-        value = left.pop()
-        count += 1
-        if isinstance(value, Mapping) and len(cast(Mapping[str, object], value)) > MAX_KEYS:
-            raise UsageError(f"{what} has more than {MAX_KEYS} keys in one object", hint="split it")
-        if count > MAX_VALUES:
-            raise UsageError(f"{what} has more than {MAX_VALUES} values", hint="shorten it")
-        left += inner(value)
-
-
-def _combines(schema: Mapping[str, object]) -> bool:
-    """Whether keys that one part names may be another part's, too."""
-    left: list[object] = [schema]
-    while left:
-        value = left.pop()
-        if isinstance(value, Mapping):
-            keys = cast(Mapping[str, object], value).keys()
-            if "allOf" in keys or ({"anyOf", "oneOf", "$ref"} & keys and _KEYED & keys):
-                return True
-        left += inner(value)
-    return False
-
-
 def without_look_around(schema: object) -> object:
     """A schema without the patterns that look around, which no grammar can hold a text to."""
     if isinstance(schema, Mapping):
         return {
-            key: value if key in _VALUES else without_look_around(value)
+            key: value if key in _DATA else without_look_around(value)
             for key, value in cast(Mapping[str, object], schema).items()
             if not (key == "pattern" and isinstance(value, str) and _LOOKING_AROUND.search(value))
         }
@@ -116,3 +148,139 @@ def _closed(schema: object) -> object:
         if isinstance(required, list) and made["properties"].keys() >= set(map(str, required)):
             made["additionalProperties"] = False
     return made
+
+
+class _Weighing:
+    def __init__(self, root: object, what: str, left: SchemaBudget) -> None:
+        self._root, self._what, self._left = root, what, left
+
+    def ways(
+        self, part: object, key: str, above: tuple[int, ...], *, combined: bool = False
+    ) -> _Places:
+        """What is said of the values at `key`, and of those inside, by a part inside those `above`.
+
+        Where it is `combined` refs are followed, but for one that leads back.
+        """
+        self._left.values -= 1
+        if self._left.values < 0 or len(above) > MAX_REFS:
+            raise self._refused("has combined parts that are too large when they are written out")
+        if not isinstance(part, Mapping):
+            return {}
+        given = cast(Mapping[str, Any], part)
+        self._require_few_keys(given)
+        combined = combined or _combines(given)
+        above = (*above, id(given))
+
+        def one_of(parts: Iterable[tuple[str, object]]) -> _Places:
+            found: _Places = {}
+            for name, one in parts:
+                _add(found, self.ways(one, name, above, combined=combined), _Ways.either)
+            return found
+
+        found = one_of(_inside(given, key))
+        _add(found, {key: self._own(given)}, _Ways.either)
+        for one in _list(given, "allOf"):
+            _add(found, one_of([(key, one)]), _Ways.both)
+        for name in ("anyOf", "oneOf"):
+            _add(found, one_of((key, one) for one in _list(given, name)), _Ways.both)
+        if combined and "$ref" in given:
+            target = self._target(given["$ref"])
+            if id(target) not in above:
+                _add(found, one_of([(key, target)]), _Ways.both)
+        self._require_few(found)
+        return found
+
+    def _require_few_keys(self, given: Mapping[str, Any]) -> None:
+        for keys in (given, *(given.get(name) for name in _KEYED)):
+            if isinstance(keys, Mapping) and len(cast(Mapping[str, Any], keys)) > MAX_KEYS:
+                raise self._refused(f"has more than {MAX_KEYS} keys in one object")
+
+    def _require_few(self, found: _Places) -> None:
+        anywhere = found.get(_ANY, _Ways())
+        for key, ways in found.items():
+            whole = ways if key == _ANY else ways.both(anywhere)
+            if whole.patterns > 1 and whole.log > math.log(MAX_WAYS):
+                raise self._refused("has too many patterns that one text has to fit")
+
+    def _own(self, given: Mapping[str, Any]) -> _Ways:
+        found = _Ways()
+        if isinstance(pattern := given.get("pattern"), str):
+            found = found.both(_Ways(1, math.log(_LEAST + len(pattern))))
+        if "format" in given:
+            found = found.both(_Ways(1, math.log(_FORMAT)))
+        if "minLength" in given or "maxLength" in given:
+            found = found.both(_Ways(1, math.log(_LENGTH)))
+        if states := _states(given.get("multipleOf")):
+            self._left.states -= states
+            if self._left.states < 0:
+                raise self._refused(f"has a multipleOf of more than {MAX_MULTIPLE}, or several")
+            found = found.both(_Ways(1, math.log(states)))
+        if keys := given.get("patternProperties"):
+            part = len(keys) / MAX_KEY_PATTERNS
+            if part > 1:
+                raise self._refused(f"has more than {MAX_KEY_PATTERNS} patternProperties")
+            found = found.both(_Ways(len(keys), math.log(MAX_WAYS) * part))
+        return found
+
+    def _target(self, ref: object) -> object:
+        found: Any = self._root
+        if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
+            raise self._refused("combines a $ref that is no path, such as #/$defs/name")
+        for name in ref.split("/")[1:]:
+            key = unquote(name).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list):
+                found = {str(at): one for at, one in enumerate(cast(list[object], found))}
+            found = cast(Any, found.get(key) if isinstance(found, Mapping) else None)
+            if isinstance(found, Mapping) and "$id" in found:
+                raise self._refused("combines a $ref into a part with an $id")
+        return found
+
+    def _refused(self, why: str) -> UsageError:
+        return UsageError(f"{self._what} {why}", hint="simplify it")
+
+
+def _combines(given: Mapping[str, Any]) -> bool:
+    """Whether several parts say something of one value, so that one may name another's keys."""
+    said = len(_list(given, "allOf")) + len(given.keys() & (_APPLIED - {"allOf"}))
+    return said > 1 or (said > 0 and bool(given.keys() & _HELD))
+
+
+def _parts(schema: object) -> Iterator[Mapping[str, Any]]:
+    """A schema and all objects in it."""
+    left = [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, Mapping):
+            yield cast(Mapping[str, Any], value)
+        left += inner(value)
+
+
+def _inside(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, object]]:
+    """What is said of other values, and their keys: those in this one, and what refs lead to."""
+    for name, value in given.items():
+        if name in _KEYED and isinstance(value, Mapping):
+            pairs = cast(Mapping[str, object], value).items()
+            yield from ((inner if name == "properties" else _ANY, one) for inner, one in pairs)
+        elif name not in _APPLIED | _DATA:
+            inner = key if "tems" in name else _ANY
+            values = cast(list[object], value) if isinstance(value, list) else [value]
+            yield from ((inner, one) for one in values)
+
+
+def _add(found: _Places, more: _Places, how: Callable[[_Ways, _Ways], _Ways]) -> None:
+    for key, ways in more.items():
+        found[key] = how(found.get(key, _Ways()), ways)
+
+
+def _list(given: Mapping[str, Any], name: str) -> list[object]:
+    value = given.get(name)
+    return cast(list[object], value) if isinstance(value, list) else []
+
+
+def _states(multiple: object) -> int:
+    if isinstance(multiple, float) and math.isfinite(multiple):
+        multiple = Decimal(repr(multiple))
+    if not isinstance(multiple, int | Decimal):
+        return 0
+    digits = Decimal(multiple).normalize().as_tuple().digits
+    return int("".join(map(str, digits)))

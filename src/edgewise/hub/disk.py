@@ -4,22 +4,29 @@ Nothing is written there, and no program is asked: only files are read. Names th
 elsewhere (a manifest's digest) are checked before they become a path.
 """
 
+import hashlib
 import json
 import os
 import re
+import struct
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from edgewise.errors import AddressError
-from edgewise.hub import is_plain, short
+from edgewise.hub import is_plain, models_among, parts_of, short
 
 _LARGEST_MANIFEST = 1 << 20
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _NAME = re.compile(r"(?:[\w.-]+/){0,2}[\w.-]+(?::[\w.-]+)?")
 _WEIGHTS = "application/vnd.ollama.image.model"
+_PADDING = re.compile(rb"\[PAD\d+\]")
+_TEXT, _ARRAY = 8, 9
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of a GGUF's numbers, by their kind."""
+_MOST_KEYS, _MOST_TOKENS, _LONGEST_TEXT = 1 << 12, 1 << 20, 1 << 22
 _REGISTRIES = ("registry.ollama.ai", "ollama.com")
 """Ollama's own, by its age; models of others are named with their host."""
 
@@ -38,7 +45,55 @@ def disk_models() -> list[DiskModel]:
     found = [("Ollama", f"ollama:{name}", path) for name, path in _ollama()]
     found += [("LM Studio", f"lmstudio:{name}", path) for name, path in _lmstudio()]
     found += [("llama.cpp", str(path), path) for f in _llama_folders() for path in _ggufs(f)]
-    return sorted(DiskModel(program, name, _size(path), path) for program, name, path in found)
+    return sorted(DiskModel(program, name, _whole(path), path) for program, name, path in found)
+
+
+def vocabulary_of(path: Path) -> str | None:
+    """A digest of the tokens of a GGUF, or of a cached repository's first; None without any.
+
+    Two models with the same digest most likely share a vocabulary; nothing is loaded for it.
+    """
+    if path.is_dir():
+        ggufs = models_among(str(path) for path in _files(path, "snapshots/*/*.gguf"))
+        return vocabulary_of(Path(ggufs[0])) if ggufs else None
+    try:
+        with path.open("rb") as file:
+            tokens = _tokens(file)
+    except (OSError, ValueError, KeyError, struct.error):
+        return None
+    while tokens and _PADDING.fullmatch(tokens[-1]):
+        del tokens[-1]
+    return hashlib.sha256(b"\0".join(tokens)).hexdigest() if tokens else None
+
+
+def _tokens(file: BinaryIO) -> list[bytes]:
+    """The tokens in a GGUF's header; raises `ValueError` and others for what is not a GGUF."""
+
+    def number(kind: str) -> int:
+        return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
+
+    def text() -> bytes:
+        return file.read(_bounded(number("Q"), _LONGEST_TEXT))
+
+    if file.read(4) != b"GGUF" or number("I") not in (2, 3):
+        raise ValueError("not a GGUF")
+    number("Q")  # tensors
+    for _ in range(_bounded(number("Q"), _MOST_KEYS)):
+        key, kind = text(), number("I")
+        element, count = (number("I"), number("Q")) if kind == _ARRAY else (kind, 1)
+        if element != _TEXT:
+            file.seek(_bounded(count, _MOST_TOKENS) * _SIZES[element], os.SEEK_CUR)
+            continue
+        texts = [text() for _ in range(_bounded(count, _MOST_TOKENS))]
+        if key == b"tokenizer.ggml.tokens":
+            return texts
+    return []
+
+
+def _bounded(count: int, most: int) -> int:
+    if count > most:
+        raise ValueError(f"{count} is more than {most}")
+    return count
 
 
 def ollama_file(name: str) -> Path:
@@ -161,8 +216,13 @@ def _home() -> Path:
 
 
 def _ggufs(folder: Path) -> list[Path]:
-    """The models in a folder and those below it; projectors are none."""
-    return [path for path in _files(folder, "**/*.gguf") if "mmproj" not in path.name.lower()]
+    """The models in a folder and those below it."""
+    return [Path(name) for name in models_among(map(str, _files(folder, "**/*.gguf")))]
+
+
+def _whole(path: Path) -> int:
+    """Bytes of a model, all parts of a split one."""
+    return sum(_size(Path(part)) for part in parts_of(str(path)))
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:

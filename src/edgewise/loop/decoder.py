@@ -71,7 +71,6 @@ class Decoder:
         candidates: bool = False,
         grammar: Grammar | None = None,
         policy: Policy | None = None,
-        around: Callable[[CloudModel], CloudModel] | None = None,
         at_end: Callable[[Budget], None] = lambda left: None,
     ) -> Generation:
         """Answer `prompt` event by event; the `Generation` is an iterator.
@@ -80,8 +79,8 @@ class Decoder:
         only is answered by the edge alone. Without `max_tokens` the answer goes on until the
         context is full. `budget` is what an earlier answer of the conversation left. `pending` adds
         `Pending` and `RolledBack` events, `candidates` the edge's candidates to every `Token`. A
-        `grammar` of the edge's vocabulary constrains the answer. `policy` and what `around` makes
-        of the cloud model are for this answer; `at_end` is called once, with the budget it leaves.
+        `grammar` of the edge's vocabulary constrains the answer. `policy` is for this answer;
+        `at_end` is called once, with the budget it leaves.
 
         Raises `UsageError` for bad input and `ContextOverflow` for a prompt that does not fit.
         """
@@ -94,7 +93,7 @@ class Decoder:
             raise UsageError(f"max-tokens must be 1 or more, not {max_tokens}.")
         if any(not text for text in stop):
             raise UsageError("A stop string is empty; leave it out.")
-        cloud = around(self.cloud) if around is not None and self.cloud else self.cloud
+        cloud = self.cloud
         rules = Rules(
             policy=self._policy_for(prompt, policy or self.policy, cloud),
             sampling=sampling or Sampling(),
@@ -171,7 +170,6 @@ class Decoder:
             return None
         # Closed last: what leaves while the session closes is recorded, too.
         sent = self.record.answer(prompt, cloud.name, cloud.own_tokenizer or rules.tokenizer)
-        stack.callback(sent.close)
         session = cloud.open(prompt)
         stack.callback(session.close)
         consults = Consults(

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
-from edgewise.prompts.conversation import said
-from edgewise.prompts.messages import Message, Prompt, Prompted, Tool, require_text
+from edgewise.prompts.messages import Message, Prompt, Prompted, Tool, require_text, said
 from edgewise.prompts.special import conversation_ids
 from edgewise.prompts.tool_formats import has_tools, plain, require_calls, tool_format
 

@@ -12,14 +12,12 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
-from weakref import WeakSet
 
 import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import ModelError, UsageError
-from edgewise.prompts.conversation import Change, conversation
-from edgewise.prompts.messages import MAX_PROMPT, Message, Tool
+from edgewise.prompts.messages import MAX_PROMPT, Change, Message, Tool, conversation
 from edgewise.sandbox import Child, ChildEnded, Why
 
 MAX_TEMPLATE = 100_000
@@ -32,12 +30,6 @@ MEMORY = 512 << 20
 """Most memory of a process that renders, bytes. Idle it takes 21 MB."""
 
 _LIBRARIES = ("jinja2", "markupsafe")
-
-
-class _Request(msgspec.Struct):
-    template: str
-    variables: Mapping[str, object]
-    longest: int
 
 
 class _Reply(msgspec.Struct):
@@ -56,7 +48,8 @@ class Renderer:
         self._seconds, self._memory, self._longest = seconds, memory, longest
         self._lock = threading.Lock()
         self._process: Child | None = None
-        _renderers.add(self)
+        if hasattr(os, "register_at_fork"):  # where there are forks
+            os.register_at_fork(after_in_child=self._abandon)
 
     def start(self) -> None:
         """Begin to start the process, so that the first rendering has one."""
@@ -94,7 +87,7 @@ class Renderer:
         with self._lock:
             self._end()
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Begin anew in a process that was forked from this one's."""
         if self._process is not None:
             self._process.abandon()
@@ -106,11 +99,11 @@ class Renderer:
         self._end()  # somebody else ended it, and no template did
         try:
             self._process = Child(
-                f"{Path(__file__).with_name('template.py')}:answer",
+                "template:answer",
                 seconds=self._seconds,
                 memory=self._memory,
                 longest=6 * self._longest + (1 << 16),  # in JSON a character is six bytes at most
-                folders=_folders(),
+                folders=[str(Path(__file__).parent), *_folders()],
             )
         except OSError as error:
             raise self._past("start") from error
@@ -143,12 +136,9 @@ def _unrendered(what: str) -> ModelError:
 def _encoded(template: str, variables: Mapping[str, object], longest: int) -> bytes:
     if len(template) > MAX_TEMPLATE:
         raise _unrendered(f"has {len(template)} characters, more than {MAX_TEMPLATE}")
+    request = {"template": template, "variables": variables, "longest": longest}
     try:
-        template.encode()
-    except UnicodeEncodeError as error:
-        raise _unrendered("is not valid UTF-8") from error
-    try:
-        return msgspec.json.encode(_Request(template, variables, longest))
+        return msgspec.json.encode(request)
     except UnicodeEncodeError as error:
         raise UsageError("A message is not valid UTF-8", hint="convert it first") from error
 
@@ -158,17 +148,6 @@ def _folders() -> list[str]:
     origins = [spec.origin for spec in found if spec is not None and spec.origin is not None]
     return list(dict.fromkeys(str(Path(origin).parents[1]) for origin in origins))
 
-
-_renderers: WeakSet[Renderer] = WeakSet()
-
-
-def _forked() -> None:
-    for renderer in _renderers:
-        renderer.abandon()
-
-
-if hasattr(os, "register_at_fork"):  # where there are forks
-    os.register_at_fork(after_in_child=_forked)
 
 _RENDERER = Renderer()
 atexit.register(_RENDERER.close)

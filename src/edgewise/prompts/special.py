@@ -14,8 +14,7 @@ from functools import cache
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import once
 from edgewise.errors import UsageError
-from edgewise.prompts.conversation import said
-from edgewise.prompts.messages import Message, Tool
+from edgewise.prompts.messages import Message, Tool, said
 from edgewise.prompts.rendering import render
 
 _MARKS = (

@@ -7,8 +7,7 @@ import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
-from edgewise.prompts.conversation import arguments_of
-from edgewise.prompts.messages import Message, Tool, ToolCall
+from edgewise.prompts.messages import Message, Tool, ToolCall, arguments_of
 
 
 class ToolFormat(NamedTuple):

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -42,25 +43,55 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
     """
     if router.needs is Needs.NOTHING:
         return {}
-    held = "\n".join((edge.fingerprint(), edge.build, identity, *PROMPTS, f"{TOKENS}"))
-    folder = cache_folder("starts")
-    record = folder and folder / hashlib.sha256(held.encode()).hexdigest()
-    with suppress(OSError, msgspec.DecodeError):
-        if record:
-            return msgspec.json.decode(record.read_bytes(), type=dict[str, float])
+    record = _record("starts", edge, identity, *PROMPTS, f"{TOKENS}")
+    if known := _kept(record):
+        return known
     _log.info("%s answers %d prompts, once, for its thresholds", edge.name, len(PROMPTS))
     scores = own_scores(edge, router)
     if not scores:
         return {}
     found = {f"{share:g}": float(np.quantile(scores, 1 - share)) for share in SHARES}
-    if record:
-        # Where that cannot be kept, the next start computes it again.
-        with suppress(OSError):
-            record.parent.mkdir(parents=True, exist_ok=True)
-            partial = record.with_name(f"{record.name}.{os.getpid()}")
-            partial.write_bytes(msgspec.json.encode(found))
-            partial.replace(record)
+    _keep(record, found)
     return found
+
+
+def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str, float]:
+    """Those that `keep_tuned` kept, none without: of a pair whose cloud is at the address."""
+    return _kept(_record("tuned", edge, identity, cloud))
+
+
+def keep_tuned(
+    edge: EdgeModel, identity: str, cloud: str, thresholds: Mapping[str, float]
+) -> Path | None:
+    """Keep thresholds that were measured on the pair's answers; where, or None for nowhere."""
+    record = _record("tuned", edge, identity, cloud)
+    return record if _keep(record, thresholds) else None
+
+
+def _record(kind: str, edge: EdgeModel, *parts: str) -> Path | None:
+    folder = cache_folder(kind)
+    held = "\n".join((edge.fingerprint(), edge.build, *parts))
+    return folder and folder / hashlib.sha256(held.encode()).hexdigest()
+
+
+def _kept(record: Path | None) -> Mapping[str, float]:
+    with suppress(OSError, msgspec.DecodeError):
+        if record:
+            return msgspec.json.decode(record.read_bytes(), type=dict[str, float])
+    return {}
+
+
+def _keep(record: Path | None, thresholds: Mapping[str, float]) -> bool:
+    """Whether that went well; else the next start computes it again."""
+    if record is None:
+        return False
+    with suppress(OSError):
+        record.parent.mkdir(parents=True, exist_ok=True)
+        partial = record.with_name(f"{record.name}.{os.getpid()}")
+        partial.write_bytes(msgspec.json.encode(thresholds))
+        partial.replace(record)
+        return True
+    return False
 
 
 def own_scores(edge: EdgeModel, router: Router) -> list[float]:

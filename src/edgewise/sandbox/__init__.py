@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -57,10 +57,10 @@ class Child:
     ) -> None:
         """Begin to start it. Raises `OSError`.
 
-        `target` is `module:function` or `file.py:function`, imported from `folders` alone. A call
-        takes at most `seconds`, the process `memory` bytes, a reply `longest` bytes. With
-        `keep_words` the end of its stderr is kept for `ChildEnded`; it is read when the process
-        has ended, so one that writes more than a pipe holds is killed for its time.
+        `target` is `module:function`, imported from `folders` alone. A call takes at most
+        `seconds`, the process `memory` bytes, a reply `longest` bytes. With `keep_words` the end of
+        its stderr is kept for `ChildEnded`; it is read when the process has ended, so one that
+        writes more than a pipe holds is killed for its time.
         """
         self._seconds, self._longest = seconds, longest
         self._ready = False
@@ -70,7 +70,6 @@ class Child:
             # Neither variables, nor the user's own packages, nor `.pth` files decide what is
             # imported.
             [sys.executable, "-I", "-S", worker.__file__, target, *limits, *folders],
-            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if keep_words else subprocess.DEVNULL,
@@ -121,8 +120,10 @@ class Child:
 
     def _close(self) -> None:
         for stream in (self._requests, self._replies, self._process.stderr):
-            if stream is not None:
-                stream.close()
+            # What a process that is gone was still to be sent is lost.
+            with suppress(OSError):
+                if stream is not None:
+                    stream.close()
 
     @contextmanager
     def _within(self, seconds: float) -> Generator[None]:
@@ -154,9 +155,8 @@ class Child:
         return [line.strip() for line in lines if line.strip()]
 
     def _send(self, data: bytes) -> None:
-        left = memoryview(len(data).to_bytes(worker.HEAD, "big") + data)
-        while left:
-            left = left[self._requests.write(left) :]
+        self._requests.write(len(data).to_bytes(worker.HEAD, "big") + data)
+        self._requests.flush()
 
     def _receive(self) -> bytes:
         size = int.from_bytes(self._exactly(worker.HEAD), "big")
@@ -165,10 +165,7 @@ class Child:
         return self._exactly(size)
 
     def _exactly(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            read = self._replies.read(min(size - len(data), 1 << 20))
-            if not read:
-                raise EOFError("the process ended")
-            data += read
-        return bytes(data)
+        data = self._replies.read(size)
+        if len(data) < size:
+            raise EOFError("the process ended")
+        return data

@@ -1,7 +1,7 @@
 """The inside of a child process: it answers requests by one function, within limits.
 
-Run as a file: `worker.py TARGET MEMORY SECONDS FOLDER...`. TARGET is `module:function` or
-`file.py:function`, imported from the folders. The process may take MEMORY bytes beyond the files
+Run as a file: `worker.py TARGET MEMORY SECONDS FOLDER...`. TARGET is `module:function`, imported
+from the folders. The process may take MEMORY bytes beyond the files
 that it maps, and ends itself where a call takes SECONDS, in case its parent is gone. A frame is a
 length (4 bytes, big-endian) and as many bytes. An empty frame on stdout says that the worker is
 ready; then each frame on stdin is a request, and each on stdout its reply. At the end of stdin the
@@ -15,26 +15,12 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from typing import IO
 
 HEAD = 4
 """Bytes of a frame's length."""
 
 Answer = Callable[[bytes], bytes]
-
-
-def function_of(target: str) -> Answer:
-    """The function that a target names."""
-    where, _, name = target.rpartition(":")
-    if not where.endswith(".py"):
-        return getattr(import_module(where), name)
-    spec = spec_from_file_location("target", where)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)
 
 
 def _limit(memory: int) -> None:
@@ -72,7 +58,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     target, memory, seconds, *folders = sys.argv[1:]
     sys.path.extend(folders)
-    answer = function_of(target)
+    module, _, name = target.partition(":")
+    answer = getattr(import_module(module), name)
     _limit(int(memory))
     # What the work prints must not stand between the frames.
     replies = os.fdopen(os.dup(1), "wb")

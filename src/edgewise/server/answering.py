@@ -3,17 +3,16 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, aclosing, closing
+from contextlib import closing
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from edgewise.cloud.base import CloudModel
 from edgewise.edge.scoring import Scored
-from edgewise.edge.vocabulary import longest_piece, overflow, require_fitting, require_short
+from edgewise.edge.vocabulary import longest_piece, overflow, require_short
 from edgewise.events import Event, Finished, Pending, RolledBack, Timing, Usage
 from edgewise.grammar.compiled import COMPILING, Grammar
 from edgewise.grammar.response_format import ResponseFormat, grammar_of
@@ -22,7 +21,7 @@ from edgewise.pair import Pair
 from edgewise.parts import cloud_address
 from edgewise.prompts import Message, Prompt
 from edgewise.sampling import Sampling
-from edgewise.server.errors import ApiError
+from edgewise.server.errors import come_back
 from edgewise.server.local_messages import LocalMessages
 
 PAIR = "edgewise"
@@ -34,14 +33,11 @@ READERS = 2
 QUEUE_SECONDS = 5
 """When to come back if the queue is full."""
 
-FORMAT_SECONDS = 10
-"""When to come back if too many response formats are compiled: one is done or given up by then."""
-
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 Scorer = Callable[[Sequence[int]], Generator[Sequence[Scored], None, None]]
-"""Tells how likely ids are, in batches."""
+"""Scores ids, in batches."""
 
 
 class Admission:
@@ -56,7 +52,9 @@ class Admission:
         """A place in the queue. Raises `ApiError` 429 with `Retry-After` if it is full."""
         if self.running + self.waiting >= self.slots + self.queue:
             message = f"{self.running} answers are being written and {self.waiting} wait"
-            raise _come_back(f"{message}; try again in {QUEUE_SECONDS} s.", QUEUE_SECONDS)
+            raise come_back(
+                f"{message}; try again in {QUEUE_SECONDS} s.", QUEUE_SECONDS, code="queue_full"
+            )
         return Ticket(self)
 
 
@@ -71,8 +69,6 @@ class Ticket:
 
     async def turn(self) -> None:
         """Wait until the answer may be written."""
-        if self.running:
-            return
         await self._admission.free.acquire()
         self.running = True
         self._admission.waiting -= 1
@@ -96,31 +92,31 @@ class Ticket:
 
 
 class Unread(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt before it is read: `texts` to tokenise, or the number of its `ids`.
+    """A prompt before it is read, of `texts` to tokenise or of so many `ids`.
 
-    `more` finds further texts, which takes a while; `read` makes the prompt. Both run in any
-    thread and raise an `EdgewiseError`. The grammar of `form` is still to be compiled.
+    `read` makes it, in any thread, and raises an `EdgewiseError`. The grammar of `form` is still to
+    be compiled.
     """
 
     read: Callable[[], Prompt]
     texts: Sequence[str] = ()
-    more: Callable[[], Sequence[str]] = tuple
     ids: int = 0
     form: ResponseFormat | None = None
 
 
-class Ready(NamedTuple):
-    """A prompt, and the grammar that constrains its answer."""
+class PromptScores(msgspec.Struct, frozen=True):
+    """The logprobs of further ids of the prompt: events that come before the answer's."""
 
-    prompt: Prompt
-    grammar: Grammar | None = None
+    scores: Sequence[Scored]
+
+
+AnswerEvent = Event | PromptScores
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the pair.
 
-    `messages` are the conversation's, with their marks. `limited` holds the cloud to what the
-    request's key may still ask of it.
+    `messages` are the conversation's, with their marks. A `scorer` scores the prompt first.
     """
 
     prompt: Unread
@@ -131,11 +127,11 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: Sequence[str] = ()
     candidates: bool = False
     pending: bool = False
-    limited: Callable[[CloudModel], CloudModel] = lambda cloud: cloud
+    scorer: Scorer | None = None
 
 
 class Answering:
-    """A loaded pair, and who may use it when. Whoever opened the pair closes it."""
+    """A loaded pair and its queue. Whoever opened the pair closes it."""
 
     def __init__(
         self,
@@ -159,8 +155,6 @@ class Answering:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="prompt")
         self._tokenizers = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._compilers = ThreadPoolExecutor(COMPILING, thread_name_prefix="format")
-        # At most half of the places wait for response formats.
-        self._formats, self._most_formats = 0, max(1, (slots + queue) // 2)
         # Found once for all requests, before any of them waits for it.
         longest_piece(self.edge.tokenizer)
 
@@ -186,135 +180,100 @@ class Answering:
         self._require_room(asked.prompt.ids)
         return self.admission.enter()
 
-    async def read(self, unread: Unread) -> Ready:
+    async def read(self, unread: Unread) -> tuple[Prompt, Grammar | None]:
         """Render and tokenise the prompt, then compile the response format, in threads.
 
-        Raises `ContextOverflow`, what `Unread.read` and `grammar_of` raise, or `ApiError` 429 for
-        too many formats.
+        Raises `ContextOverflow`, and what `Unread.read` and `grammar_of` raise.
         """
-        prompt = await self._in_thread(self._readers, lambda: self._read(unread))
-        return Ready(prompt, await self._grammar(unread.form) if unread.form else None)
+
+        def read() -> Prompt:
+            prompt = unread.read()
+            self._require_room(len(prompt.ids))
+            return prompt
+
+        prompt = await _in_thread(self._readers, read)
+        if unread.form is None:
+            return prompt, None
+        compiling = partial(grammar_of, self.edge.tokenizer, unread.form)
+        return prompt, await _in_thread(self._compilers, compiling)
 
     async def tokenizing(self, work: Callable[[], _T]) -> _T:
         """The result of `work`, in a thread, one at a time and beside all prompts."""
-        return await self._in_thread(self._tokenizers, work)
-
-    async def _in_thread(self, pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
-        """If this is cancelled before its turn, nothing is done."""
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
-
-    def _read(self, unread: Unread) -> Prompt:
-        texts = [*unread.texts, *unread.more()]
-        require_fitting(self.edge.tokenizer, texts, self.edge.context)
-        prompt = unread.read()
-        self._require_room(len(prompt.ids))
-        return prompt
-
-    async def _grammar(self, form: ResponseFormat) -> Grammar:
-        if self._formats >= self._most_formats:
-            message = (
-                f"{self._formats} response formats are being compiled; try again in "
-                f"{FORMAT_SECONDS} s, or leave response_format and tools out."
-            )
-            raise _come_back(message, FORMAT_SECONDS)
-        self._formats += 1
-        try:
-            compiled = lambda: grammar_of(self.edge.tokenizer, form)  # noqa: E731
-            return await self._in_thread(self._compilers, compiled)
-        finally:
-            self._formats -= 1
+        return await _in_thread(self._tokenizers, work)
 
     def _require_room(self, tokens: int) -> None:
         if tokens >= self.edge.context:
             raise overflow(str(tokens), self.edge.context)
 
     async def events(
-        self, asked: DecodeRequest, ready: Ready, ticket: Ticket
-    ) -> AsyncGenerator[Event]:
-        """The answer's events once its turn has come. Closing it early stops the work.
+        self,
+        asked: DecodeRequest,
+        prompt: Prompt,
+        grammar: Grammar | None,
+        ticket: Ticket,
+        *,
+        seen: Callable[[AnswerEvent], AnswerEvent] = lambda event: event,
+    ) -> AsyncGenerator[AnswerEvent]:
+        """The answer's events once its turn has come, each as `seen` returns it.
 
-        The ticket is given back when the work has ended. Raises an `EdgewiseError`.
+        Closing this early stops the work; the ticket is given back when the work has ended. Raises
+        an `EdgewiseError`.
         """
+        await ticket.turn()
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[AnswerEvent | BaseException | None] = asyncio.Queue()
+        stop = threading.Event()
+
+        def put(item: AnswerEvent | BaseException | None) -> None:
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+        def write() -> None:
+            try:
+                with closing(self._answer(asked, prompt, grammar)) as source:
+                    for item in source:
+                        if stop.is_set():
+                            break
+                        put(item)
+            except BaseException as error:
+                put(error)
+            finally:
+                put(None)
+
+        work = loop.run_in_executor(self._threads, write)
+        work.add_done_callback(lambda _: ticket.leave())
+        try:
+            while (item := await items.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                if isinstance(item, Finished):
+                    self._warn_if_alone(item.usage)
+                if asked.pending or not isinstance(item, Pending | RolledBack):
+                    yield seen(item)
+        finally:
+            stop.set()
+
+    def _answer(
+        self, asked: DecodeRequest, prompt: Prompt, grammar: Grammar | None
+    ) -> Generator[AnswerEvent]:
+        if asked.scorer is not None:
+            with closing(asked.scorer(prompt.ids)) as batches:
+                yield from map(PromptScores, batches)
         if asked.max_tokens == 0:
-            ticket.leave()
-            usage = Usage(prompt_tokens=len(ready.prompt.ids))
+            usage = Usage(prompt_tokens=len(prompt.ids))
             yield Finished(text="", finish_reason="length", usage=usage, timing=Timing())
             return
-        stream = partial(
-            self.pair.stream,
-            ready.prompt,
+        with self.pair.stream(
+            prompt,
             policy=asked.policy,
-            around=asked.limited,
             sampling=asked.sampling,
-            grammar=ready.grammar,
+            grammar=grammar,
             candidates=asked.candidates,
             # Always, since an answer can be stopped at each of these events too.
             pending=True,
             max_tokens=asked.max_tokens,
             stop=asked.stop,
-        )
-        async with aclosing(self._written(stream, ticket)) as events:
-            async for event in events:
-                if isinstance(event, Finished):
-                    self._warn_if_alone(event.usage)
-                if asked.pending or not isinstance(event, Pending | RolledBack):
-                    yield event
-
-    async def scored(self, scorer: Scorer, prompt: Prompt, ticket: Ticket) -> list[Scored]:
-        """How likely the prompt's ids are, once its turn has come.
-
-        The ticket is kept for the answer, unless this fails. Raises an `EdgewiseError`.
-        """
-        batches = self._written(lambda: closing(scorer(prompt.ids)), ticket, keep=True)
-        async with aclosing(batches):
-            return [one async for batch in batches for one in batch]
-
-    async def _written(
-        self,
-        opened: Callable[[], AbstractContextManager[Iterable[_T]]],
-        ticket: Ticket,
-        *,
-        keep: bool = False,
-    ) -> AsyncGenerator[_T]:
-        """What comes of `opened` in a slot's thread, once its turn has come.
-
-        Closing this early stops the work. The ticket is given back when the work has ended; with
-        `keep` only if it did not come to its end.
-        """
-        await ticket.turn()
-        loop = asyncio.get_running_loop()
-        items: asyncio.Queue[_T | BaseException | None] = asyncio.Queue()
-        stop = threading.Event()
-
-        def tell(item: _T | BaseException | None) -> None:
-            loop.call_soon_threadsafe(items.put_nowait, item)
-
-        def write() -> None:
-            try:
-                with opened() as source:
-                    for item in source:
-                        if stop.is_set():
-                            break
-                        tell(item)
-            except BaseException as error:
-                tell(error)
-            finally:
-                tell(None)
-
-        work = loop.run_in_executor(self._threads, write)
-        if not keep:
-            work.add_done_callback(lambda _: ticket.leave())
-        ended = False
-        try:
-            while (item := await items.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-            ended = True
-        finally:
-            stop.set()
-            if keep and not ended:
-                work.add_done_callback(lambda _: ticket.leave())
+        ) as events:
+            yield from events
 
     def _warn_if_alone(self, usage: Usage) -> None:
         """Say in the log that no consult of an answer succeeded: once, until one does."""
@@ -327,11 +286,6 @@ class Answering:
             self._alone = usage.alone
 
 
-def _come_back(message: str, seconds: int) -> ApiError:
-    return ApiError(
-        429,
-        message,
-        kind="rate_limit_error",
-        code="queue_full",
-        headers={"Retry-After": str(seconds)},
-    )
+async def _in_thread(pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
+    """If this is cancelled before its turn, nothing is done."""
+    return await asyncio.get_running_loop().run_in_executor(pool, work)

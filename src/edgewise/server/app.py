@@ -1,24 +1,20 @@
-"""The application: the APIs, health, metrics, documentation, the page."""
+"""The application: the APIs, health, metrics, the page."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
-import swagger_ui_bundle
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from msgspec.structs import asdict
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
-from edgewise.events import Consult, Event, Finished, Token
+from edgewise.costs.meter import Billing
+from edgewise.events import Consult, Finished, Token
 from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.parts import make_policy
 from edgewise.server import chat, completions, messages, responses
@@ -28,7 +24,6 @@ from edgewise.server.errors import ApiError, install
 from edgewise.server.guards import Guard
 from edgewise.server.models import Models, models_of, policy_for
 
-_DOCS = "/docs-assets"
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "Bad input, in one sentence."},
@@ -101,17 +96,6 @@ async def unknown(request: Request) -> None:
     raise ApiError(404, f"{asked} is not answered; GET /openapi.json lists what is.")
 
 
-@about.get("/docs", include_in_schema=False)
-async def docs() -> HTMLResponse:
-    return get_swagger_ui_html(
-        openapi_url="/openapi.json",
-        title="Edgewise",
-        swagger_js_url=f"{_DOCS}/swagger-ui-bundle.js",
-        swagger_css_url=f"{_DOCS}/swagger-ui.css",
-        swagger_favicon_url="/icon.svg",
-    )
-
-
 @keyed.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Counters in Prometheus's text format."""
@@ -171,7 +155,6 @@ def make_app(
         )
     app.add_middleware(Guard, counter=app.state.metrics.requests)
     app.add_middleware(OriginCheck, hosts=hosts, origins=origins)
-    app.mount(_DOCS, StaticFiles(directory=swagger_ui_bundle.swagger_ui_path))
     page = StaticFiles(directory=str(files("edgewise.server") / "page"), html=True)
     app.mount("/", page)
     return app
@@ -180,17 +163,30 @@ def make_app(
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
+_COSTS = {
+    "paid_total": "What consults cost, in the price list's currency.",
+    "alone_total": "What the cloud alone would have cost.",
+    "saved": "The difference; negative where it was lost.",
+}
+
+
 class Metrics:
     """Counters in a registry of their own, so that several servers fit in one process."""
 
     def __init__(self, models: Models) -> None:
         own = self._registry = CollectorRegistry()
-        self._registry.register(_Costs(models))
         running = Gauge("edgewise_running", "Answers being written.", ["model"], registry=own)
         waiting = Gauge("edgewise_waiting", "Answers in the queue.", ["model"], registry=own)
         for one in models.all:
             running.labels(one.name).set_function(lambda one=one: one.admission.running)
             waiting.labels(one.name).set_function(lambda one=one: one.admission.waiting)
+        # Read on demand, so cut answers count too.
+        billed = [(one.name, one.pair.billing) for one in models.all if one.pair.billing]
+        for name, help in _COSTS.items() if billed else ():
+            cost = Gauge(f"edgewise_cost_{name}", help, ["model"], registry=own)
+            for model, billing in billed:
+                read = partial(_cost, billing, name.removesuffix("_total"))
+                cost.labels(model).set_function(read)
         self.requests = self._counter("requests", "Requests.", "path", "status")
         self._tokens = self._counter("tokens", "Tokens.", "model", "source")
         self._consults = self._counter("consults", "Consults.", "model", "outcome")
@@ -203,7 +199,7 @@ class Metrics:
         """All counters."""
         return generate_latest(self._registry)
 
-    def count(self, model: str, event: Event) -> None:
+    def count(self, model: str, event: object) -> None:
         """Count one event of a model's answer."""
         if isinstance(event, Token):
             self._tokens.labels(model, event.source).inc()
@@ -223,23 +219,5 @@ class Metrics:
         )
 
 
-class _Costs(Collector):
-    """Costs in the price list's currency, read on demand, so cut answers count too."""
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    def collect(self) -> Iterator[Metric]:
-        paid = CounterMetricFamily("edgewise_cost_paid", "What consults cost.", labels=["model"])
-        alone = CounterMetricFamily(
-            "edgewise_cost_alone", "What the cloud alone would have cost.", labels=["model"]
-        )
-        # Negative where it was lost.
-        saved = GaugeMetricFamily("edgewise_cost_saved", "The difference.", labels=["model"])
-        for one in self._models.all:
-            if one.pair.billing is not None:
-                cost = one.pair.billing.savings().cost
-                paid.add_metric([one.name], cost.paid)
-                alone.add_metric([one.name], cost.alone)
-                saved.add_metric([one.name], cost.saved)
-        yield from (family for family in (paid, alone, saved) if family.samples)
+def _cost(billing: Billing, part: str) -> float:
+    return getattr(billing.savings().cost, part)

@@ -9,16 +9,17 @@ from msgspec.structs import replace
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from edgewise.events import Token
-from edgewise.grammar.calls import CallArguments, CallBegun, Part, call_reader, collected
+from edgewise.edge.vocabulary import require_fitting
+from edgewise.events import Candidate, Token
+from edgewise.grammar.calls import CallArguments, CallBegun, Part, call_reader
 from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat
-from edgewise.prompts import Message, ToolCall, prompt_of
-from edgewise.prompts.conversation import said
+from edgewise.prompts import Message, Prompt, ToolCall, prompt_of
+from edgewise.prompts.messages import said
 from edgewise.server.answering import Answering, Unread
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute
 from edgewise.server.models import decode_request, marked, models_of
-from edgewise.server.replies import ChunkWriter, Writer, reply_with
+from edgewise.server.replies import ChunkWriter, Writer, candidates_of, reply_with
 from edgewise.server.requests import (
     MAX_ARGUMENTS,
     MAX_CALLS,
@@ -219,13 +220,14 @@ def unread(
     if sum(len(call.arguments) for one in messages for call in one.tool_calls) > MAX_ARGUMENTS:
         message = f"The calls have more than {MAX_ARGUMENTS} characters of arguments; send fewer."
         raise ApiError(400, message, param="messages")
-    return Unread(
-        read=lambda: prompt_of(answering.edge.tokenizer, messages, tools),
-        texts=[message.content for message in messages],
-        # To write large calls and tools as JSON here would block all clients.
-        more=lambda: said([replace(one, content="") for one in messages], tools),
-        form=form,
-    )
+    tokenizer = answering.edge.tokenizer
+
+    def read() -> Prompt:
+        # Calls and tools have texts, too. To write large ones as JSON takes a while.
+        require_fitting(tokenizer, said(messages, tools), answering.edge.context)
+        return prompt_of(tokenizer, messages, tools)
+
+    return Unread(read=read, texts=[message.content for message in messages], form=form)
 
 
 def joined(turns: Sequence[Message]) -> list[Message]:
@@ -277,26 +279,32 @@ class ChatReply(ChunkWriter):
             delta = {"tool_calls": [call]}
         elif part is not None:
             delta = {"content": part.text}
-        return {"delta": delta, "logprobs": self._logprobs([token] if token else [])}
+        return {"delta": delta, "logprobs": self._logprobs(token)}
 
-    def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self.calls is not None:
-            text, calls = collected(self.calls, text)
-            message["content"] = text or (None if calls else "")
-            if calls:
-                message["tool_calls"] = [
-                    {
-                        "id": call.id,
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": call.arguments},
-                    }
-                    for call in calls
-                ]
-        return {"message": message | self._mark, "logprobs": self._logprobs(tokens)}
+    def body(self, pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        deltas = [piece["delta"] for piece in pieces]
+        text = "".join(delta.get("content", "") for delta in deltas)
+        calls: list[dict[str, Any]] = []
+        for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
+            if "id" in call:
+                calls.append({name: call[name] for name in ("id", "type", "function")})
+            else:
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        message = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        more = {"tool_calls": calls} if calls else {}
+        known = [
+            one for piece in pieces for one in (piece.get("logprobs") or {}).get("content", ())
+        ]
+        logprobs = None if self.request.candidates is None else {"content": known, "refusal": None}
+        return {"message": message | more | self._mark, "logprobs": logprobs}
 
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        """None if they were not asked for."""
-        if self.request.candidates is None:
+    def _logprobs(self, token: Token | None) -> dict[str, Any] | None:
+        """None if they were not asked for. A token without a known logprob is left out."""
+        most = self.request.candidates
+        if most is None:
             return None
-        return {"content": self.logprobs(tokens), "refusal": None}
+        if token is None or token.logprob is None:
+            return {"content": [], "refusal": None}
+        (one,) = self.candidates([Candidate(token.id, token.logprob)])
+        top = self.candidates(candidates_of(token)[:most])
+        return {"content": [one | {"top_logprobs": top}], "refusal": None}

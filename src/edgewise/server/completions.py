@@ -4,20 +4,22 @@ A prompt is text or token ids, sent to the models as it is. `/tokenize`, `/detok
 `/tokenizer_info` are as vLLM has them: evaluations ask for ids.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Discriminator, Field, Tag
+from msgspec.structs import replace
+from pydantic import BeforeValidator, Field
 
 from edgewise.edge.base import EdgeModel, Tokenizer
-from edgewise.edge.scoring import scored
+from edgewise.edge.scoring import Scored, scored
+from edgewise.edge.vocabulary import require_fitting
 from edgewise.events import Candidate, Token
 from edgewise.grammar.calls import Part, Said
 from edgewise.prompts import Message, Prompt
-from edgewise.server.answering import Answering, Scorer, Ticket, Unread
+from edgewise.server.answering import AnswerEvent, Answering, PromptScores, Scorer, Unread
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute
 from edgewise.server.models import cloud_alone, decode_request, edge_alone, marked, models_of
@@ -33,14 +35,10 @@ from edgewise.server.requests import (
 )
 
 
-def _kind(prompt: object) -> str:
-    """Which kind of prompt this is, by its first element: only that kind is tried."""
-    first = cast(list[object], prompt)[:1] if isinstance(prompt, list) else []
-    if isinstance(prompt, str):
-        return "text"
-    if first and isinstance(first[0], str):
-        return "texts"
-    return "lists" if first and isinstance(first[0], list) else "ids"
+def _only(prompt: object) -> object:
+    """A list of one prompt is that prompt."""
+    given = cast(list[object], prompt) if isinstance(prompt, list) else []
+    return given[0] if len(given) == 1 and isinstance(given[0], str | list) else prompt
 
 
 class CompletionRequest(OpenAIRequest):
@@ -50,31 +48,14 @@ class CompletionRequest(OpenAIRequest):
     """
 
     prompt: Annotated[
-        Annotated[BoundedText, Tag("text")]
-        | Annotated[TokenIds, Field(min_length=1), Tag("ids")]
-        | Annotated[list[BoundedText], Field(min_length=1, max_length=1), Tag("texts")]
-        | Annotated[
-            list[Annotated[TokenIds, Field(min_length=1)]],
-            Field(min_length=1, max_length=1),
-            Tag("lists"),
-        ],
-        Discriminator(_kind),
+        BoundedText | Annotated[TokenIds, Field(min_length=1)], BeforeValidator(_only)
     ]
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
-    best_of: Literal[1] | None = None
-    suffix: None = None
 
     @property
     def candidates(self) -> int | None:
         return self.logprobs
-
-    @property
-    def given(self) -> str | list[int]:
-        """The prompt, as text or as ids."""
-        prompt = self.prompt
-        only = prompt[0] if isinstance(prompt, list) and not isinstance(prompt[0], int) else prompt
-        return only if isinstance(only, str) else cast(list[int], only)
 
 
 router = APIRouter(route_class=JsonRoute)
@@ -90,15 +71,17 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens 0 needs echo true.", param="max_tokens")
     tokenizer = answering.edge.tokenizer
-    prompt = _unread(tokenizer, body, local=marks[-1].local)
+    prompt = _unread(answering, body, local=marks[-1].local)
     decoding = decode_request(answering, body, prompt, messages=marks)
-    writer = EchoReply(body, answering) if body.echo else TextReply(body, tokenizer)
+    if body.echo and body.logprobs is not None:
+        decoding = replace(decoding, scorer=_scorer(answering, body.model, body.logprobs))
+    writer = EchoReply(body, tokenizer) if body.echo else TextReply(body, tokenizer)
     return await reply_with(writer, decoding, answering, request)
 
 
 def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
     """The prompt's text, of ids too. Too many ids, and unknown ones, are refused later."""
-    prompt, tokenizer = body.given, edge.tokenizer
+    prompt, tokenizer = body.prompt, edge.tokenizer
     if isinstance(prompt, str):
         return prompt
     if len(prompt) >= edge.context:
@@ -107,16 +90,19 @@ def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
     return b"".join(pieces).decode("utf-8", "replace")
 
 
-def _unread(tokenizer: Tokenizer, body: CompletionRequest, *, local: bool) -> Unread:
-    only = body.given
+def _unread(answering: Answering, body: CompletionRequest, *, local: bool) -> Unread:
+    only, tokenizer = body.prompt, answering.edge.tokenizer
     if not isinstance(only, str):
         ids = only
         return Unread(read=lambda: _known(tokenizer, ids, local=local), ids=len(ids))
     if not only:
         raise ApiError(400, "The prompt is empty; give at least one character.", param="prompt")
-    return Unread(
-        read=lambda: Prompt(tuple(tokenizer.encode_prompt(only)), local=local), texts=[only]
-    )
+
+    def read() -> Prompt:
+        require_fitting(tokenizer, [only], answering.edge.context)
+        return Prompt(tuple(tokenizer.encode_prompt(only)), local=local)
+
+    return Unread(read=read, texts=[only])
 
 
 def _known(tokenizer: Tokenizer, ids: Sequence[int], *, local: bool) -> Prompt:
@@ -135,21 +121,21 @@ class TextReply(ChunkWriter):
 
     def piece(self, part: Part | None = None, token: Token | None = None) -> dict[str, Any]:
         text = part.text if isinstance(part, Said) else ""
-        return {"text": text, "logprobs": self._written([token]) if token else None}
+        if self.request.candidates is None or token is None:
+            return {"text": text, "logprobs": None}
+        known = () if token.logprob is None else candidates_of(token)
+        return {"text": text, "logprobs": self.older_logprobs([(token.id, token.logprob, known)])}
 
-    def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
-        return {"text": text, "logprobs": self._written(tokens)}
-
-    def _written(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        """The logprobs of an answer's tokens; None if they were not asked for."""
+    def body(self, pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        text = "".join(piece["text"] for piece in pieces)
         if self.request.candidates is None:
-            return None
-        return self.older_logprobs(
-            [
-                (one.id, one.logprob, () if one.logprob is None else candidates_of(one))
-                for one in tokens
-            ]
-        )
+            return {"text": text, "logprobs": None}
+        parts = [piece["logprobs"] for piece in pieces if piece["logprobs"]]
+        empty = self.older_logprobs([])
+        return {
+            "text": text,
+            "logprobs": {n: [v for part in parts for v in part[n]] for n in empty},
+        }
 
     def older_logprobs(
         self, tokens: Sequence[tuple[int, float | None, Sequence[Candidate] | None]]
@@ -180,35 +166,26 @@ class TextReply(ChunkWriter):
 class EchoReply(TextReply):
     """The prompt before its continuation, with its logprobs if they are asked for."""
 
-    def __init__(self, request: CompletionRequest, answering: Answering) -> None:
-        """Raises `ApiError` if no single model can score the prompt."""
-        super().__init__(request, answering.edge.tokenizer)
-        self._answering = answering
-        top = request.candidates
-        self._scorer = None if top is None else _scorer(answering, request.model, top)
-        self._before = ""
-        self._of_prompt: dict[str, Any] | None = None
+    def __init__(self, request: CompletionRequest, tokenizer: Tokenizer) -> None:
+        super().__init__(request, tokenizer)
+        self._scores: list[Scored] = []
+        self._echoed = False
 
-    async def read(self, prompt: Prompt, ticket: Ticket) -> None:
-        await super().read(prompt, ticket)
-        pieces = map(self._answering.edge.tokenizer.piece, prompt.ids)
-        self._before = b"".join(pieces).decode("utf-8", "replace")
-        if self._scorer is not None:
-            scores = await self._answering.scored(self._scorer, prompt, ticket)
-            self._of_prompt = self.older_logprobs(
-                [(one.id, one.logprob, None if one.logprob is None else one.top) for one in scores]
-            )
+    def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
+        if isinstance(event, PromptScores):
+            self._scores += event.scores
+            return
+        if not self._echoed:
+            self._echoed = True
+            yield self.chunk(self._echo())
+        yield from super().more(event)
 
-    def opening(self) -> dict[str, Any]:
-        return {"text": self._before, "logprobs": self._of_prompt}
-
-    def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
-        whole = super().body(self._before + text, tokens)
-        if self._of_prompt is not None:
-            written = whole["logprobs"]
-            both = {name: [*before, *written[name]] for name, before in self._of_prompt.items()}
-            whole["logprobs"] = both
-        return whole
+    def _echo(self) -> dict[str, Any]:
+        text = b"".join(map(self.tokenizer.piece, self.prompt_ids)).decode("utf-8", "replace")
+        scores = [
+            (one.id, one.logprob, None if one.logprob is None else one.top) for one in self._scores
+        ]
+        return {"text": text, "logprobs": self.older_logprobs(scores) if scores else None}
 
 
 def _scorer(answering: Answering, model: str, top: int) -> Scorer:

@@ -4,6 +4,7 @@ The library's errors may name a setting. If a request has a field of that name, 
 field; otherwise only the operator can change it, and the error calls it the server's setting.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -47,6 +48,15 @@ class ApiError(Exception):
         """The reply's body."""
         fields = {"type": self.kind, "param": self.param, "code": self.code}
         return {"error": {"message": str(self), **fields}}
+
+
+def come_back(
+    message: str, seconds: float, *, code: str = "rate_limit_exceeded", status: int = 429
+) -> ApiError:
+    """A refusal that holds for so many seconds."""
+    kind = "rate_limit_error" if status == 429 else "api_error"
+    headers = {"Retry-After": str(math.ceil(seconds))}
+    return ApiError(status, message, kind=kind, code=code, headers=headers)
 
 
 def _raised(error: EdgewiseError, prompt: str | None) -> ApiError:
@@ -128,8 +138,9 @@ def _invalid(problems: Sequence[Any]) -> ApiError:
     kind = problem["type"]
     if kind == "json_invalid":
         return ApiError(400, "The body is not valid JSON.")
-    param = _path(problem["loc"], strange=kind == "extra_forbidden")
-    if kind == "extra_forbidden":
+    param = _path(problem["loc"])
+    if kind == "unknown":
+        param = ".".join(filter(None, (param, _short(problem["ctx"]["name"]))))
         message = f"{param} is not supported; leave it out."
     elif kind == "missing":
         message = f"{param or 'The body'} is missing."
@@ -148,18 +159,12 @@ _LONGEST, _DEEPEST = 60, 8
 _KINDS = frozenset({"str", "int", "float", "bool", "list"})
 
 
-def _path(loc: Sequence[str | int], *, strange: bool) -> str | None:
-    """Where a problem is: fields and indices, without the types that were tried there.
-
-    A `strange` last part is the client's own word.
-    """
-    last = len(loc) - 1
+def _path(loc: Sequence[str | int]) -> str | None:
+    """Where a problem is: fields and indices, without the types that were tried there."""
     names = [
-        _short(str(part))
+        str(part)
         for at, part in enumerate(loc)
-        if isinstance(part, int)
-        or (at == last and strange)
-        or (at > 0 and part not in _KINDS and _FIELD.fullmatch(part))
+        if isinstance(part, int) or (at > 0 and part not in _KINDS and _FIELD.fullmatch(part))
     ]
     return ".".join(names[:_DEEPEST]) or None
 

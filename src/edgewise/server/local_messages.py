@@ -1,14 +1,11 @@
 """Remembers which texts are local, for clients that drop the mark or shorten a conversation."""
 
 import re
-import secrets
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from edgewise.prompts import Message
 
@@ -24,6 +21,9 @@ LONG = 16
 BEGUN = 64
 """And the beginning of an answer: shorter ones begin many answers."""
 
+MOST_COMPARED = 1 << 28
+"""Bytes that are compared to know whether a text is local; one that needs more is."""
+
 _ESCAPED = re.compile(r"\\[nrt]")
 _DROPPED = bytes(code for code in range(128) if not chr(code).isalnum())
 
@@ -38,79 +38,43 @@ def _plain(text: str) -> bytes:
     return _letters(text) or text.encode("utf-8", "surrogatepass")
 
 
-class _Hasher:
-    """Hashes texts and all their parts: sum of (byte + 1) * base**i, modulo 2**64.
-
-    The base is secret. A collision could only keep here what may leave.
-    """
-
-    def __init__(self) -> None:
-        self.base = secrets.randbits(64) | 1
-        self._inverse = pow(self.base, -1, 1 << 64)
-
-    def powers(self, count: int, base: int) -> NDArray[np.uint64]:
-        factors = np.full(count, base, np.uint64)
-        factors[:1] = 1
-        return np.multiply.accumulate(factors)
-
-    def sums(self, plain: bytes) -> NDArray[np.uint64]:
-        """Sums up to each byte; the first is 0."""
-        sums = np.zeros(len(plain) + 1, np.uint64)
-        codes = np.frombuffer(plain, np.uint8).astype(np.uint64) + np.uint64(1)
-        np.cumsum(codes * self.powers(len(plain), self.base), out=sums[1:])
-        return sums
-
-    def inverses(self, count: int) -> NDArray[np.uint64]:
-        """What makes a part's sum the hash of that part alone, by where it begins."""
-        return self.powers(count, self._inverse)
-
-
 class _Texts:
-    """Hashes of up to `most` texts of one owner; the oldest is forgotten first."""
+    """Hashes of up to `most` texts of one owner; the oldest is forgotten first.
+
+    Python's own hash of bytes, whose key is drawn anew in each process.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # By length, hash and role; the value is the hash of the first `LONG` bytes.
-        self._known: dict[tuple[int, int, str], int] = {}
-        self._long: dict[int, dict[int, set[int]]] = {}
-        self._filter = np.zeros(1 << 16, np.int32)
+        # A writer with a text's length and hash, and the hash of its first `LONG` letters.
+        self._known: dict[tuple[str, tuple[int, int]], int] = {}
+        self._inside: dict[int, set[tuple[int, int]]] = {}
 
-    def add(self, key: tuple[int, int, str], anchor: int) -> None:
-        """A text with its role counts as a whole message only; without, inside others too."""
-        if self._known.pop(key, None) is None and not key[2]:
-            self._filter[anchor >> 48] += 1
-            self._long.setdefault(anchor, {}).setdefault(key[0], set()).add(key[1])
-        self._known[key] = anchor
+    def add(self, writer: str, plain: bytes) -> None:
+        """A text of a `writer` counts as a whole message only; of "" inside others, too."""
+        key = writer, (len(plain), hash(plain))
+        self._known.pop(key, None)
+        self._known[key] = begin = hash(plain[:LONG])
+        if not writer:
+            self._inside.setdefault(begin, set()).add(key[1])
         if len(self._known) > self._most:
-            self._forget(next(iter(self._known)))
+            (writer, text), begin = next(iter(self._known.items()))
+            del self._known[writer, text]
+            if not writer:
+                self._inside[begin].discard(text)
+                if not self._inside[begin]:
+                    del self._inside[begin]
 
-    def _forget(self, key: tuple[int, int, str]) -> None:
-        anchor = self._known.pop(key)
-        if key[2]:
-            return
-        self._filter[anchor >> 48] -= 1
-        lengths = self._long[anchor]
-        lengths[key[0]].discard(key[1])
-        if not lengths[key[0]]:
-            del lengths[key[0]]
-        if not lengths:
-            del self._long[anchor]
-
-    def holds(self, key: tuple[int, int, str]) -> bool:
-        return key in self._known
-
-    def within(self, sums: NDArray[np.uint64], inverses: NDArray[np.uint64]) -> bool:
-        """Whether a long text is a part of the one with these sums."""
-        if not self._long or len(sums) <= LONG:
-            return False
-        anchors = (sums[LONG:] - sums[:-LONG]) * inverses[: len(sums) - LONG]
-        (places,) = np.nonzero(self._filter[(anchors >> np.uint64(48)).astype(np.intp)])
-        for anchor in set(anchors[places].tolist()) & self._long.keys():
-            starts = places[anchors[places] == np.uint64(anchor)]
-            for length, hashes in self._long[anchor].items():
-                fitting = starts[starts + length < len(sums)]
-                parts = (sums[fitting + length] - sums[fitting]) * inverses[fitting]
-                if np.isin(parts, np.fromiter(hashes, np.uint64)).any():
+    def holds(self, writer: str, plain: bytes) -> bool:
+        """Whether this is a whole text of the writer's, or has a long one inside."""
+        if (writer, (len(plain), hash(plain))) in self._known:
+            return True
+        compared = 0
+        for at in range(len(plain) - LONG + 1 if self._inside else 0):
+            for length, known in self._inside.get(hash(plain[at : at + LONG]), ()):
+                part = plain[at : at + length]
+                compared += len(part)
+                if (len(part) == length and hash(part) == known) or compared > MOST_COMPARED:
                     return True
         return False
 
@@ -123,7 +87,6 @@ class LocalMessages:
     """
 
     def __init__(self, *, most: int = KEPT, most_asked: int = ASKED) -> None:
-        self._hasher = _Hasher()
         # By owner; made when something is to be remembered.
         self._answered = defaultdict[str, _Texts](lambda: _Texts(most))
         self._asked = defaultdict[str, _Texts](lambda: _Texts(most_asked))
@@ -160,22 +123,19 @@ class LocalMessages:
 
     def writing(self, text: str, *, owner: str = "") -> None:
         """An answer to them, as far as it is written: a client may stop at any token."""
-        if letters := _letters(text):
+        # Whatever has a longer beginning inside has this one.
+        if letters := _letters(text)[:BEGUN]:
             with self._lock:
-                self._remember(self._answered[owner], letters, "assistant", BEGUN)
+                self._answered[owner].add("assistant" if len(letters) < BEGUN else "", letters)
 
     def _knows(self, owner: str, role: str, texts: Iterable[str]) -> bool:
         with self._lock:
             stores = [store[owner] for store in (self._answered, self._asked) if owner in store]
-            if not stores:
-                return False
-            for plain in map(_plain, texts):
-                sums = self._hasher.sums(plain)
-                key = (len(plain), int(sums[-1]), _writer(role))
-                inverses = self._hasher.inverses(len(plain))
-                if any(one.holds(key) or one.within(sums, inverses) for one in stores):
-                    return True
-        return False
+            return any(
+                store.holds(_writer(role), plain)
+                for plain in map(_plain, texts if stores else ())
+                for store in stores
+            )
 
     def _add(
         self, stores: defaultdict[str, _Texts], owner: str, messages: Iterable[Message]
@@ -184,13 +144,8 @@ class LocalMessages:
         with self._lock:
             for message in kept:
                 for plain in map(_plain, _texts(message)):
-                    self._remember(stores[owner], plain, _writer(message.role), LONG)
-
-    def _remember(self, texts: _Texts, plain: bytes, writer: str, long: int) -> None:
-        """From `long` letters on the text is also found inside another one, whoever wrote it."""
-        sums = self._hasher.sums(plain)
-        key = (len(plain), int(sums[-1]), writer if len(plain) < long else "")
-        texts.add(key, int(sums[min(LONG, len(plain))]))
+                    writer = _writer(message.role) if len(plain) < LONG else ""
+                    stores[owner].add(writer, plain)
 
 
 def _texts(message: Message) -> list[str]:

@@ -19,14 +19,16 @@ from edgewise.server.chat import answered, joined, unread
 from edgewise.server.errors import NO_THREADS, ApiError, anthropic_body
 from edgewise.server.guards import JsonRoute
 from edgewise.server.models import models_of, policy_for
-from edgewise.server.replies import EventWriter, UsageCounts, queued
+from edgewise.server.replies import EventWriter, Item, UsageCounts, queued
 from edgewise.server.requests import (
     MAX_MESSAGES,
     BoundedText,
     CallId,
     ChatTurn,
+    CloudOptions,
     ConversationAnswerRequest,
     ConversationRequest,
+    EdgewiseOptions,
     FunctionDefinition,
     Name,
     Skipped,
@@ -43,9 +45,6 @@ from edgewise.server.requests import (
     ignored_header,
     turn,
 )
-
-VERSION_HEADER, VERSIONS = "anthropic-version", ("2023-06-01", "2026-10-21")
-"""The versions whose clients the replies were tried with."""
 
 
 class ToolUse(Strict):
@@ -152,6 +151,7 @@ class CountRequest(ConversationRequest):
 
     # The KV cache keeps what it can by itself, and no reasoning is kept apart.
     ignores = frozenset({"cache_control", "thinking", "speed", "user_profile_id", "workspace_id"})
+    edgewise: CloudOptions = EdgewiseOptions()
     messages: Annotated[
         list[AnthropicTurn],
         Field(min_length=1, max_length=MAX_MESSAGES),
@@ -212,28 +212,20 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/messages")
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """An answer to a conversation, whole or as server-sent events."""
-    writer = partial(MessagesWriter, ignored_headers=_ignored_headers(request))
-    return await answered(body, request, writer, joins=True)
+    return await answered(body, request, MessagesWriter, joins=True)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request, reply: Response) -> dict[str, int]:
     """How many tokens a conversation's prompt has, by the edge model's tokenizer."""
-    names = [*ignored(body), *_ignored_headers(request)]
-    reply.headers.update(ignored_header(names) or {})
+    reply.headers.update(ignored_header(ignored(body)) or {})
     answering = models_of(request).asked(body.model)
     policy_for(answering, body.model)
     prompt = unread(answering, joined([one.message for one in body.turns()]), body.form())
     # A count needs no grammar.
     counted = msgspec.structs.replace(prompt, form=None)
-    ready = await queued(answering, request, lambda: answering.read(counted))
-    return {"input_tokens": len(ready.prompt.ids)}
-
-
-def _ignored_headers(request: Request) -> list[str]:
-    beta = ["anthropic-beta"] if request.headers.get("anthropic-beta") else []
-    version = request.headers.get(VERSION_HEADER)
-    return beta if version is None or version in VERSIONS else [*beta, VERSION_HEADER]
+    read, _ = await queued(answering, request, lambda: answering.read(counted))
+    return {"input_tokens": len(read.ids)}
 
 
 class MessagesWriter(EventWriter):
@@ -241,71 +233,48 @@ class MessagesWriter(EventWriter):
 
     request: MessagesRequest
 
-    def __init__(self, *args: Any, ignored_headers: Sequence[str] = (), **options: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.ignored += ignored_headers
         self._head = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
             "model": self.request.model,
         }
-        self._blocks: list[tuple[dict[str, Any], list[str]]] = []
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         return anthropic_body(error)
 
-    def reply(self, end: Finished) -> dict[str, Any]:
+    def reply(self, chunks: Sequence[dict[str, Any]], end: Finished) -> dict[str, Any]:
         return {
             **self._head,
-            "content": list(self._content()),
+            "content": [block for item in self.items for block in _blocks(item)],
             **self._stopped(end),
             "usage": _usage(end),
         }
 
-    def first(self) -> Iterator[dict[str, Any]]:
+    def begun(self) -> Iterator[dict[str, Any]]:
         # How much of the prompt was cached is known at the end.
         usage = {"input_tokens": len(self.prompt_ids), "output_tokens": 0}
         empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield {"type": "message_start", "message": {**self._head, **empty}}
 
-    def opened(self, call: CallBegun | None = None) -> Iterator[dict[str, Any]]:
-        yield from self._closed()
-        block: dict[str, Any] = {"type": "text", "text": ""}
-        if call is not None:
-            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-        self._blocks.append((block, []))
-        yield self._event("content_block_start", content_block=block)
+    def opened(self, item: Item) -> Iterator[dict[str, Any]]:
+        block = {"type": "text", "text": ""} if item.call is None else _tool_use(item.call, {})
+        yield {"type": "content_block_start", "index": item.index, "content_block": block}
 
-    def grown(self, more: str, logprobs: Sequence[Any]) -> dict[str, Any]:
-        block, pieces = self._blocks[-1]
-        pieces.append(more)
-        delta = {"type": "input_json_delta", "partial_json": more}
-        if block["type"] == "text":
-            delta = {"type": "text_delta", "text": more}
-        return self._event("content_block_delta", delta=delta)
+    def grown(self, item: Item, more: str) -> dict[str, Any]:
+        delta = {"type": "text_delta", "text": more}
+        if item.call is not None:
+            delta = {"type": "input_json_delta", "partial_json": more}
+        return {"type": "content_block_delta", "index": item.index, "delta": delta}
+
+    def closed(self, item: Item, end: Finished | None) -> Iterator[dict[str, Any]]:
+        yield {"type": "content_block_stop", "index": item.index}
 
     def ended(self, end: Finished) -> Iterator[dict[str, Any]]:
-        yield from self._closed()
         yield {"type": "message_delta", "delta": self._stopped(end), "usage": _usage(end)}
         yield {"type": "message_stop"}
-
-    def _closed(self) -> Iterator[dict[str, Any]]:
-        if self._blocks:
-            yield self._event("content_block_stop")
-
-    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return {"type": kind, "index": len(self._blocks) - 1, **fields}
-
-    def _content(self) -> Iterator[dict[str, Any]]:
-        for block, pieces in self._blocks:
-            text = "".join(pieces)
-            if block["type"] == "text" and text:
-                yield {**block, "text": text}
-            elif block["type"] == "tool_use":
-                # A call that was cut in the middle of its arguments is none.
-                with suppress(msgspec.DecodeError):
-                    yield {**block, "input": msgspec.json.decode(text)}
 
     def _stopped(self, end: Finished) -> dict[str, Any]:
         """Why it ended."""
@@ -321,6 +290,20 @@ class MessagesWriter(EventWriter):
             "stop_reason": reason,
             "stop_sequence": end.stop if reason == "stop_sequence" else None,
         }
+
+
+def _blocks(item: Item) -> Iterator[dict[str, Any]]:
+    """The block of an item, if it has any."""
+    if item.call is None and item.text:
+        yield {"type": "text", "text": item.text}
+    elif item.call is not None:
+        # A call that was cut in the middle of its arguments is none.
+        with suppress(msgspec.DecodeError):
+            yield _tool_use(item.call, msgspec.json.decode(item.text))
+
+
+def _tool_use(call: CallBegun, given: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
 
 
 def _usage(end: Finished) -> dict[str, Any]:

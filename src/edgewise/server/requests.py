@@ -7,16 +7,13 @@ their requests is a `ConversationRequest`.
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -43,41 +40,28 @@ IGNORED_HEADER = "X-Edgewise-Ignored"
 _MOST_NAMES = 50
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="allow", strict=True):
     """Refuses unknown fields and values of other types. Remembers fields that it ignores."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     ignores: ClassVar[frozenset[str]] = frozenset()
-    _ignored: list[str] = PrivateAttr(default_factory=list[str])
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _without_ignored(cls, data: object, handler: ModelWrapValidatorHandler[Any]) -> Any:
-        if not isinstance(data, dict):
-            return handler(data)
-        given = cast(dict[str, Any], data)
-        dropped = [name for name in sorted(cls.ignores) if name in given]
-        if dropped:
-            given = {name: value for name, value in given.items() if name not in cls.ignores}
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        if len(given) > len(known):
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for name in self.model_extra or ():
             # One unknown field is enough: to report a million takes seconds.
-            stranger = next(name for name in given if name not in known)
-            given = {name: given[name] for name in known if name in given} | {stranger: 0}
-        made = handler(given)
-        # What asks for nothing (null, false, empty) was not ignored.
-        made._ignored = [name for name in dropped if cast(dict[str, Any], data)[name]]
-        return made
+            if name not in self.ignores:
+                raise PydanticCustomError("unknown", "{name}", {"name": name})
+        return self
 
     def ignored_names(self) -> list[str]:
-        """Fields of this object alone that were given and are ignored."""
-        return self._ignored
+        """Fields of this object alone that are ignored. Null, false or empty asks for nothing."""
+        given = self.model_extra or {}
+        return [name for name in sorted(given) if given[name]]
 
 
-class Skipped(Strict):
+class Skipped(Strict, extra="ignore"):
     """An object that is ignored whole, such as reasoning, or a tool that a provider runs."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
     type: Annotated[str, Field(min_length=1, max_length=200)]
 
     def ignored_names(self) -> list[str]:
@@ -106,17 +90,6 @@ def ignored_header(names: Iterable[str]) -> dict[str, str] | None:
 def shown(name: str) -> str:
     """A client's own name, as a header can hold it."""
     return "".join(one if one.isascii() and one.isprintable() else "?" for one in name[:60])
-
-
-def refused(why: str) -> BeforeValidator:
-    """For a known field that cannot be honoured; `why` says what to do instead."""
-
-    def check(given: object) -> object:
-        if given is not None:
-            raise PydanticCustomError("refused", "{why}", {"why": why})
-        return given
-
-    return BeforeValidator(check)
 
 
 def by_type(default: str = "", *, others: bool = False) -> Discriminator:
@@ -296,14 +269,26 @@ class StreamOptions(Strict):
 class EdgewiseOptions(Strict):
     """Edgewise's own options.
 
-    With `provenance` replies say who wrote each token and why. With `pending` a stream also tells
-    the draft tokens that the edge writes during a consult. With `cloud` "none" the conversation is
+    With `provenance` replies say who wrote each token and why. With `pending` a stream also has the
+    draft tokens that the edge writes during a consult. With `cloud` "none" the conversation is
     local from its last message on.
     """
 
     provenance: bool = False
     pending: bool = False
     cloud: Literal["none"] | None = None
+
+
+def _without_tokens(options: EdgewiseOptions) -> EdgewiseOptions:
+    if options.provenance or options.pending:
+        raise PydanticCustomError(
+            "refused", "only cloud is honoured here; /v1/chat/completions takes the others"
+        )
+    return options
+
+
+CloudOptions = Annotated[EdgewiseOptions, AfterValidator(_without_tokens)]
+"""For the APIs whose replies are typed events."""
 
 
 class ModelRequest(Strict):

@@ -17,7 +17,7 @@ from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.shared import figures_tables
+from edgewise_lab.commands.shared import figures_tables, going_on
 from edgewise_lab.evaluation.plan import (
     MOST,
     Contender,
@@ -104,9 +104,11 @@ def evaluate(
         known=False,
     )
     named = router or [chosen.router]
-    contenders, table = _compared(
-        chosen, asked, named, shares, out, baselines=baselines, workers=workers
-    )
+    kept = f"Answers are in {out}: the same command goes on from there."
+    with going_on(kept if out else "No answer was kept; with --out FOLDER the next run can go on."):
+        contenders, table = _compared(
+            chosen, asked, named, shares, out, baselines=baselines, workers=workers
+        )
     _report(asked[0], contenders, table, json=json, csv=csv, figure=figure)
 
 

@@ -31,12 +31,12 @@ from edgewise_lab.bench.frontier.pair_systems import (
 )
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers
 from edgewise_lab.bench.frontier.report import frontier as compared
-from edgewise_lab.bench.frontier.shown import notes, plots, tables
+from edgewise_lab.bench.frontier.shown import notes, tables
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace
 from edgewise_lab.bench.pace import measured as measured_pace
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.eval import contenders_of, require_folder, shares_of
+from edgewise_lab.commands.eval import contenders_of, shares_of
 from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.plan import Contender, manifest
@@ -88,10 +88,6 @@ def frontier(
         Path | None, typer.Option(help="Folder of answers; a run that was interrupted goes on.")
     ] = None,
     json: options.Json = False,
-    figure: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Two figures beside FILE: quality against bill and time."),
-    ] = None,
 ) -> None:
     """A pair beside edge, larger edge, streamed cloud and whole questions: quality, time, bills.
 
@@ -99,7 +95,6 @@ def frontier(
     as a 0.5B and its cloud as a large model.
     """
     shares = shares_of(cloud_share, chosen)
-    require_folder(figure)
     tasks = with_calibration(
         task,
         "test",
@@ -111,9 +106,6 @@ def frontier(
     )
     wish = _Wish(chosen, tasks, tuple(router or [chosen.router]), tuple(shares), larger_edge, pace)
     found = _compared(wish, round_trip, out, hidden=json)
-    if figure:
-        for path in plots(found, figure):
-            render.note(f"wrote {path}")
     _tell(found, json=json)
 
 

@@ -42,6 +42,16 @@ MaxTokens = Annotated[
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N questions.")]
 
 
+@contextmanager
+def going_on(how: str) -> Generator[None]:
+    """On Ctrl-C say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        render.note(how)
+        raise
+
+
 def without_cloud(chosen: Settings) -> Settings:
     of_urls = {"cloud_tokenizer": None, "cloud_model": None}
     return replace(chosen, cloud="none", cloud_engine=AUTO, **of_urls)

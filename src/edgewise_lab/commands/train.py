@@ -10,12 +10,14 @@ from rich.progress import Progress as Bar
 
 from edgewise.cli import render
 from edgewise.cli.options import MACHINE, ONE_VOCABULARY, takes
+from edgewise.costs.price import price_of
 from edgewise.errors import UsageError
 from edgewise.pair import open_models
 from edgewise.routers.card import read_card
 from edgewise.routers.signals import SIGNALS
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
+from edgewise_lab.commands.shared import going_on
 from edgewise_lab.evaluation.plan import manifest
 from edgewise_lab.evaluation.store import MANIFEST, lock_folder
 from edgewise_lab.evaluation.tasks.base import Task
@@ -23,6 +25,7 @@ from edgewise_lab.evaluation.tasks.named import with_calibration
 from edgewise_lab.training.fit import Fitted, Recipe, fit_of
 from edgewise_lab.training.labels.base import Label, labels_named
 from edgewise_lab.training.router import Progress, Stage, Training
+from edgewise_lab.training.spending import SpendingMeter
 
 INPUTS = tuple(SIGNALS)
 DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.default)
@@ -42,7 +45,7 @@ JudgedBy = Annotated[
 
 # It makes the router, and its thresholds; all else as for an evaluation. `top_k` is its own here.
 @takes(
-    *(*ONE_VOCABULARY, "seed", *MACHINE),
+    *(*ONE_VOCABULARY, "seed", *MACHINE, "price"),
     reads=["cloud_key"],
     unaffected=[
         *("router", "cloud_share", "threshold"),
@@ -99,7 +102,8 @@ def train(
     labels = labels_named(label, rounds=rounds, judge=judge)
     recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
     training = partial(Training, *asked, out, inputs=wanted, top_k=top_k, recipe=recipe, kind=kind)
-    _told(_trained(chosen, asked, out, training, labels, stage))
+    with going_on(f"What was done is in {out}: the same command goes on from there."):
+        _told(_trained(chosen, asked, out, training, labels, stage))
     if stage in (None, "fit", "calibrate"):
         render.card_warnings(read_card(out))
     if stage in (None, "calibrate"):
@@ -117,14 +121,20 @@ def _trained(
 ) -> Fitted | None:
     """Every round, or one stage of the last; what was fitted last."""
     fitted: Fitted | None = None
+    price = price_of(chosen.price) if chosen.price else None
     with open_models(chosen) as models, render.progress() as progress:
         edge, cloud = models.both()
         if stage != "calibrate" or not (out / MANIFEST).exists():
             # Thresholds need the checkpoint alone, and are set anew on another build.
             lock_folder(out, manifest(*tasks, edge, cloud))
+        meter = SpendingMeter()
         for label in labels if stage is None else labels[-1:]:
-            one = training(edge=edge, cloud=cloud, label=label, progress=_Shown(progress))
+            shown = _Shown(progress)
+            one = training(edge=edge, cloud=cloud, label=label, progress=shown, meter=meter)
+            if stage is None and label is labels[0] and (estimate := one.estimate()):
+                render.note(f"This will take about {estimate.described(price)}.")
             fitted = one.run() if stage is None else _only(one, stage)
+    render.note(f"It took {meter.spent.described(price)}.")
     return fitted
 
 

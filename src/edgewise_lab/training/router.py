@@ -10,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
+from edgewise.costs.price import NOTHING, BilledTokens
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError, VocabularyMismatch
@@ -19,11 +20,13 @@ from edgewise.routers.card import CONFIG, RouterCard, behaviour_of, read_card
 from edgewise.routers.named import identity_of, is_trained, router_of
 from edgewise.routers.signals import Reference, reference_of
 from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.store import read
 from edgewise_lab.evaluation.systems import (
     cloud_identity,
     contexts_of,
     edge_alone,
     paired,
+    question_ids,
     require_room,
     room,
     text_of,
@@ -49,12 +52,19 @@ from edgewise_lab.training.collect import (
 from edgewise_lab.training.fit import Fitted, Recipe, data_of, embeddings_of, fitted
 from edgewise_lab.training.labels.base import Case, Label, Writer, kept_values, label_all
 from edgewise_lab.training.publish import Measured, isotonic, save_card, save_weights
+from edgewise_lab.training.spending import MeteredCloud, MeteredRollouts, Spending, SpendingMeter
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
 """Cloud shares that get a threshold."""
 
 MIXED_SHARE = 0.05
 """Cloud share of the pair that writes the rollouts of a label's later round."""
+
+PROBED = 8
+"""Questions whose cost is measured before the others are begun."""
+
+TRIED = 3
+"""Thresholds that are tried for a share, about."""
 
 TOP_K = 10
 """How many log-probs `top_logprobs` are where nobody says."""
@@ -90,13 +100,14 @@ class Training:
         kind: str = "mlp",
         progress: Progress | None = None,
         data: Path | None = None,
+        meter: SpendingMeter | None = None,
     ) -> None:
         """`folder` gets the checkpoint, `data` (default: a folder in it) what it is made from.
 
         `kind` is the router's name in `ROUTERS`, `module:Class` or `./file.py:Class`; `top_k` goes
-        with the input `top_logprobs`. Raises `UsageError` where it is given without,
-        `VocabularyMismatch` for two vocabularies, and `ContextOverflow` for a question that leaves
-        no room for an answer.
+        with the input `top_logprobs`; the `meter` counts what the cloud is asked. Raises
+        `UsageError` for a `top_k` without its input, `VocabularyMismatch` for two vocabularies, and
+        `ContextOverflow` for a question that leaves no room for an answer.
         """
         if cloud.boundaries is not None:
             raise VocabularyMismatch(
@@ -109,7 +120,8 @@ class Training:
             require_room(asked, edge, cloud)
         self.task, self.calibration = task, calibration
         self.folder, self._data = folder, data or folder / "data"
-        self.edge, self.cloud = edge, cloud
+        self.meter = meter or SpendingMeter()
+        self.edge, self.cloud = edge, MeteredCloud(cloud, self.meter)
         self._label, self.kind = label, kind
         self.inputs, self.top_k, self.recipe = inputs, _top_k(inputs, top_k), recipe
         self._progress = progress or Progress()
@@ -122,6 +134,40 @@ class Training:
         found = self.fit()
         self.calibrate()
         return found
+
+    def estimate(self) -> Spending | None:
+        """What `run` will take, from the first questions, which are collected and labelled here.
+
+        None where an earlier run has done so.
+        """
+        every, few = self.task, self.task.first(PROBED)
+        self.task = few
+        try:
+            self.collect()
+            self.label()
+        finally:
+            self.task = every
+        probed = self.meter.spent
+        if probed.tokens == NOTHING:
+            return None
+        return probed.times(len(every.questions) / len(few.questions)).plus(self._thresholds_cost())
+
+    def _thresholds_cost(self) -> Spending:
+        """Of `calibrate`: the cloud's answers, and the pair's at several thresholds a share."""
+        lengths = [len(one.ids) for one in read(self._data / ANSWERS, Sample)]
+        question = self.calibration.questions[0]
+        answer = edge_alone(self.edge, self.calibration.max_tokens).ask(question)
+        mean = sum(lengths) / len(lengths) if lengths else len(answer.tokens)
+        prompt, n = (
+            len(question_ids(self.edge.tokenizer, question)),
+            len(self.calibration.questions),
+        )
+        consults = round(n * mean * sum(SHARES) * TRIED)
+        tokens = BilledTokens(
+            input=round(n * prompt + consults * (prompt + mean / 2)),
+            output=round(n * mean) + consults,
+        )
+        return Spending(tokens, answer.timing.total * n * len(SHARES) * TRIED)
 
     def collect(self) -> None:
         """The cloud's answers, and what the edge makes of the texts that the label reads."""
@@ -188,7 +234,7 @@ class Training:
         asked = f"{cloud_identity(self.cloud)} {self.calibration.max_tokens}"
         # The checkpoint may be calibrated beside another cloud.
         name = f"calibration-{digest(asked)}.jsonl"
-        large = self._written(self.calibration, cloud_rollouts(self.cloud), name)
+        large = self._written(self.calibration, self._by_cloud(), name)
         task = agreeing_task(
             self.calibration, {one.question: text_of(tokenizer, one.ids) for one in large}
         )
@@ -279,7 +325,12 @@ class Training:
     def _answers(self, *, allowed: bool) -> list[Sample]:
         self._require(ANSWERS, allowed=allowed)
         self._progress.stage("cloud's answers", len(self.task.questions))
-        return self._written(self.task, cloud_rollouts(self.cloud), ANSWERS)
+        return self._written(self.task, self._by_cloud(), ANSWERS)
+
+    def _by_cloud(self) -> Rollouts:
+        rollouts = cloud_rollouts(self.cloud)
+        # Those of a model in this process pass by its consults.
+        return rollouts if self.cloud.local is None else MeteredRollouts(rollouts, self.meter)
 
     def _own(self, *, allowed: bool) -> list[Sample]:
         self._require(OWN, allowed=allowed)
@@ -351,7 +402,7 @@ class Training:
     def _rollouts(self, writer: Writer, stack: ExitStack) -> Rollouts:
         if writer == "pair":
             return self._mixed()
-        rollouts = edge_rollouts(self.edge) if writer == "edge" else cloud_rollouts(self.cloud)
+        rollouts = edge_rollouts(self.edge) if writer == "edge" else self._by_cloud()
         stack.callback(rollouts.close)
         return rollouts
 

@@ -23,18 +23,8 @@ TOKENS = 6
 _ASKED = (Message("user", "Count in words from one to ten, separated by spaces."),)
 
 
-class _Begun(NamedTuple):
-    """The beginning of an answer that ends inside of a word, and the rest of that word."""
-
-    text: str
-    rest: str
-
-    @property
-    def word(self) -> str:
-        return self.text.split()[-1] + self.rest
-
-
-_BEGUN = (_Begun("one two three fo", "ur"), _Begun("one two three four five six sev", "en"))
+_BEGUN = (("one two three fo", "ur"), ("one two three four five six sev", "en"))
+"""Beginnings of an answer that end inside of a word, and the rest of that word."""
 # So begins no answer of a model's own.
 _ODD = "= # one two three fo"
 _WORDS = "one two three four"
@@ -46,6 +36,7 @@ _REPEATED = 12
 
 _SENTENCE = "The heron stands in the shallow water and waits, line {} of a text that is the same. "
 _LINES = (70, 12)
+"""Of prompts of about 1,400 and 300 tokens."""
 _LONG = ("The heron", "The heron stands in")
 
 
@@ -89,12 +80,17 @@ def reuse(cloud: CloudModel, edge: Tokenizer, deadline: float) -> Reuse | None:
     As consults do: one and the same prompt, and an answer that grew. `deadline` in seconds a
     request. Raises a `CloudError`.
     """
-    *longer, last = [prompt_of(edge, messages) for messages in _long()]
+    *longer, short = [prompt_of(edge, (Message("user", _long(lines)),)) for lines in _LINES]
     for prompt in longer:
         # It may have no room for so much.
         with suppress(CloudRejected):
             return _reused(cloud, prompt, edge, deadline)
-    return _reused(cloud, last, edge, deadline)
+    return _reused(cloud, short, edge, deadline)
+
+
+def _long(lines: int) -> str:
+    text = "".join(_SENTENCE.format(number) for number in range(lines))
+    return f"Say this again: {text.strip()}"
 
 
 def _reused(cloud: CloudModel, prompt: Prompt, edge: Tokenizer, deadline: float) -> Reuse | None:
@@ -104,12 +100,6 @@ def _reused(cloud: CloudModel, prompt: Prompt, edge: Tokenizer, deadline: float)
     if last.computed is None or last.cached is None:
         return None
     return Reuse(last.computed + last.cached, last.computed)
-
-
-def _long() -> list[tuple[Message, ...]]:
-    """Prompts of about 1,400 and 300 tokens."""
-    texts = ["".join(_SENTENCE.format(number) for number in range(lines)) for lines in _LINES]
-    return [(Message("user", f"Say this again: {text.strip()}"),) for text in texts]
 
 
 class _Probe:
@@ -127,14 +117,18 @@ class _Probe:
     async def _continues(self) -> None:
         """Raises `CloudRejected` for one that does not."""
         replies: list[str] = []
-        for begun in _BEGUN:
-            reply = await self._reply(begun.text)
-            if not self._echoes and reply.lstrip().startswith(begun.text):
+        anew = True
+        for begun, rest in _BEGUN:
+            reply = await self._reply(begun)
+            if not self._echoes and reply.lstrip().startswith(begun):
                 reply = await self._repeated()
-            if reply.lstrip().startswith(begun.rest):
+            if reply.lstrip().startswith(rest):
                 return
             replies.append(reply)
-        if all(_is_anew(reply, begun.word) for reply, begun in zip(replies, _BEGUN, strict=True)):
+            # Like an answer's beginning, or the begun word once more.
+            word = begun.split()[-1] + rest
+            anew = anew and reply.lstrip().lower().startswith((word, *_ANEW))
+        if anew:
             raise self._restarts(replies[0])
         await self._continues_its_own(replies[0])
 
@@ -152,7 +146,7 @@ class _Probe:
         Sent about half of them, it writes the others, or those again.
         """
         half = max(reply.rfind(" ", 0, len(reply) // 2 + 1), len(reply) // 4)
-        again = await self._reply(_BEGUN[0].text + reply[:half].rstrip())
+        again = await self._reply(_BEGUN[0][0] + reply[:half].rstrip())
         first, other = reply.lstrip()[:_REPEATED], reply[half:].strip()
         if len(first) < _REPEATED or (other and again.lstrip().startswith(other)):
             return
@@ -204,7 +198,7 @@ class _Probe:
     def _restarts(self, reply: str) -> CloudRejected:
         return CloudRejected(
             f"{self._engine.url!r} begins an answer anew instead of continuing it: to "
-            f"{_BEGUN[0].text!r} it added {reply[:40]!r}"
+            f"{_BEGUN[0][0]!r} it added {reply[:40]!r}"
         )
 
 
@@ -220,8 +214,3 @@ def unechoed(sent: str, reply: str, url: str) -> str:
         if again.startswith(begun):
             return again[len(begun) :]
     raise CloudProtocolError(f"{url!r} did not begin its reply with what it was sent.")
-
-
-def _is_anew(reply: str, word: str) -> bool:
-    """Whether a reply looks like an answer's beginning, or writes a begun word once more."""
-    return reply.lstrip().lower().startswith((word, *_ANEW))

@@ -36,19 +36,19 @@ class Restored(NamedTuple):
     left: Literal["open", "unknown"] | None = None
 
 
-class FilteredAnswer:
+def _as_it_is(reply: str, *, ended: bool) -> Restored:
+    return Restored(reply)
+
+
+class FilteredAnswer(NamedTuple):
     """An answer so far as a cloud is shown it, and what its words behind it mean.
 
-    This one is as it was written. Of a longer answer the `text` begins alike, or the cloud's cache
-    misses.
+    Of a longer answer the `text` begins alike, or the cloud's cache misses. `restored` is asked
+    with the cloud's words so far, and whether they have `ended`.
     """
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def restored(self, reply: str, *, ended: bool) -> Restored:
-        """Of the cloud's words so far; `ended` where no more will come."""
-        return Restored(reply)
+    text: str
+    restored: Callable[..., Restored] = _as_it_is
 
 
 class FilteredContext:

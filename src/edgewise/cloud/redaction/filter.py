@@ -5,7 +5,7 @@ import re
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from msgspec.structs import replace
 
@@ -14,7 +14,6 @@ from edgewise.cloud.bridge.context_filter import (
     ContextFilter,
     FilteredAnswer,
     FilteredContext,
-    Restored,
 )
 from edgewise.cloud.bridge.word_boundary import is_unspaced
 from edgewise.cloud.redaction.base import DETECTORS, WORDS, Detector, Redaction, Span
@@ -48,7 +47,7 @@ def detectors_of(rules: Redaction) -> dict[str, Detector]:
     """One for each class that is not allowed. Raises `UsageError` for one that cannot be had."""
     made = {name: Words(rules.words) if name == WORDS else _made(name) for name in rules.active}
     for name, detector in made.items():
-        if not detector.labels or not all(_LABEL.fullmatch(str(one)) for one in detector.labels):
+        if not detector.labels or not all(map(_LABEL.fullmatch, detector.labels)):
             raise UsageError(
                 f"The class to redact {name!r} has labels that placeholders cannot have",
                 hint="labels are capitals, with underscores between",
@@ -158,13 +157,14 @@ class RedactedContext(FilteredContext):
                 tuple(replace(one, content=self._redacted(one.content)) for one in before.messages)
             )
 
-    def answer(self, written: str, begun: str | None = None) -> "RedactedAnswer":
+    def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
         """Raises `Blocked`, with `open` if the end may become a private word."""
         known = self._known.copy()
         places = self._places(known, written)
         if _is_open(written, places, known):
             raise Blocked("The answer's end may be half a private word.", open=True)
-        return RedactedAnswer(known.replaced(written, places), known, begun or written)
+        text = known.replaced(written, places)
+        return FilteredAnswer(text, partial(known.restored, begun or written))
 
     def _redacted(self, text: str) -> str:
         return self._known.replaced(text, self._places(self._known, text))
@@ -174,17 +174,6 @@ class RedactedContext(FilteredContext):
         if len(known.names) + len({text[one.start : one.end] for one in found}) > MOST_FOUND:
             raise Blocked(f"It holds more than {MOST_FOUND} private words, so nothing is sent.")
         return known.places(text, found)
-
-
-class RedactedAnswer(FilteredAnswer):
-    """With placeholders."""
-
-    def __init__(self, text: str, known: Placeholders, begun: str) -> None:
-        """`begun` is the answer as it is here."""
-        self.text, self._known, self._begun = text, known, begun
-
-    def restored(self, reply: str, *, ended: bool) -> Restored:
-        return self._known.restored(reply, self._begun, ended=ended)
 
 
 def _is_open(text: str, places: Sequence[Span], known: Placeholders) -> bool:

@@ -138,11 +138,11 @@ class Placeholders:
             at = end
         return "".join([*parts, text[at:]])
 
-    def restored(self, reply: str, begun: str = "", *, ended: bool) -> Restored:
+    def restored(self, begun: str, reply: str, *, ended: bool) -> Restored:
         """A reply with the words put back, up to what is no placeholder, or none yet.
 
-        `begun` is the answer before it. In a call of a tool a placeholder stays what it is, unless
-        the call has its word already: nobody but the edge says what a tool is told.
+        `begun` is the answer before it, as it is here. In a call of a tool a placeholder stays what
+        it is, unless the call has its word already: nobody but the edge says what a tool is told.
         """
         half = self._forms.open_from(reply)
         text = reply if half is None or (ended and not half[1]) else reply[: half[0]]

@@ -97,37 +97,6 @@ class _Ends(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
-class _Vocabulary(msgspec.Struct, frozen=True):
-    """How tokens are spelled. `data` is `tokenizer.json` as the library is given it."""
-
-    data: bytes
-    model: _Model
-    byte_level: bool
-    control: frozenset[int]
-    added: frozenset[int]
-
-    def bytes_of(self, token: int, text: str) -> bytes:
-        """What a token that is not special writes."""
-        if token in self.added:
-            return text.replace(_SPACE, " " if not self.byte_level else _SPACE).encode()
-        if self.byte_level:
-            letters = _byte_of_letter()
-            if all(letter in letters for letter in text):
-                return bytes(letters[letter] for letter in text)
-            return text.encode("utf-8", "surrogatepass")
-        if match := _BYTE.fullmatch(text):
-            return bytes([int(match[1], 16)])
-        return text.replace(_SPACE, " ").encode("utf-8", "surrogatepass")
-
-    def letters(self, text: str) -> list[str]:
-        """The tokens of a text's single bytes."""
-        data = text.encode()
-        if not self.byte_level:
-            return [f"<0x{byte:02X}>" for byte in data]
-        letter_of = {byte: letter for letter, byte in _byte_of_letter().items()}
-        return [letter_of[byte] for byte in data]
-
-
 @cache
 def _byte_of_letter() -> Mapping[str, int]:
     """The byte that byte-level BPE writes as a letter (GPT-2's table)."""
@@ -136,12 +105,12 @@ def _byte_of_letter() -> Mapping[str, int]:
     return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
 
-def _read_vocabulary(folder: Path) -> _Vocabulary:
-    path = folder / TOKENIZER
+def _checked(path: Path) -> tuple[_File, _Model]:
+    """`tokenizer.json` as the library may be given it. Raises `ModelError`."""
     file = read_json(path, _File, MAX_TOKENIZER)
     if file is None:
         raise ModelError(
-            f"There is no {TOKENIZER} in {str(folder)!r}",
+            f"There is no {TOKENIZER} in {str(path.parent)!r}",
             hint="save the model's fast tokenizer there, or name a GGUF of the model",
         )
     try:
@@ -151,8 +120,7 @@ def _read_vocabulary(folder: Path) -> _Vocabulary:
         raise ModelError(
             f"{str(path)!r} is no tokenizer ({error})", hint="download the model again"
         ) from error
-    byte_level = any(b'"ByteLevel"' in bytes(step) for step in (file.pre_tokenizer, file.decoder))
-    if not byte_level and not model.byte_fallback:
+    if not _is_byte_level(file) and not model.byte_fallback:
         raise ModelError(
             f"{str(path)!r} ({model.type or 'of no type'}) does not spell every text in bytes",
             hint="choose a model with a byte-level or byte-fallback vocabulary",
@@ -166,9 +134,11 @@ def _read_vocabulary(folder: Path) -> _Vocabulary:
     file.truncation = file.padding = None
     for one in file.added_tokens:
         one.special = one.special or _LOOKS_SPECIAL.fullmatch(one.content) is not None
-    control = frozenset(one.id for one in file.added_tokens if one.special)
-    added = frozenset(one.id for one in file.added_tokens)
-    return _Vocabulary(msgspec.json.encode(file), model, byte_level, control, added)
+    return file, model
+
+
+def _is_byte_level(file: _File) -> bool:
+    return any(b'"ByteLevel"' in bytes(step) for step in (file.pre_tokenizer, file.decoder))
 
 
 def _growth(step: object) -> float:
@@ -214,8 +184,10 @@ class HubTokenizer:
         library.
         """
         self._where = folder / TOKENIZER
-        self._vocabulary = vocabulary = _read_vocabulary(folder)
-        self._library = _library(self._where, vocabulary)
+        file, model = _checked(self._where)
+        self._byte_level = _is_byte_level(file)
+        self._added = frozenset(one.id for one in file.added_tokens)
+        self._library = _library(self._where, msgspec.json.encode(file))
         self._lock = threading.Lock()
         with _explained(self._where):
             self._texts = {i: t for t, i in self._library.get_vocab(True).items()}
@@ -226,8 +198,8 @@ class HubTokenizer:
                 f"{str(self._where)!r} has {known} ids and its model {self.size}",
                 hint="download the model again",
             )
-        self._control = vocabulary.control & self._texts.keys()
-        model = vocabulary.model
+        control = {one.id for one in file.added_tokens if one.special}
+        self._control = control & self._texts.keys()
         self.special: Mapping[int, str] = {
             i: text
             for i, text in self._texts.items()
@@ -275,7 +247,11 @@ class HubTokenizer:
         """The ids of a special token's letters, where a model writes it with text's own merges."""
         if token not in self._control:
             return [token]
-        letters = self._vocabulary.letters(self._texts[token])
+        data = self._texts[token].encode()
+        letters = [f"<0x{byte:02X}>" for byte in data]
+        if self._byte_level:
+            letter_of = {byte: letter for letter, byte in _byte_of_letter().items()}
+            letters = [letter_of[byte] for byte in data]
         with _explained(self._where):
             ids = [self._library.token_to_id(letter) for letter in letters]
         return [part for part in ids if part is not None]
@@ -291,13 +267,22 @@ class HubTokenizer:
         text = self._texts.get(token)
         if text is None or token in self.special:
             return b""
-        return self._vocabulary.bytes_of(token, text)
+        if token in self._added:
+            return text.replace(_SPACE, _SPACE if self._byte_level else " ").encode()
+        if self._byte_level:
+            letters = _byte_of_letter()
+            if all(letter in letters for letter in text):
+                return bytes(letters[letter] for letter in text)
+            return text.encode("utf-8", "surrogatepass")
+        if match := _BYTE.fullmatch(text):
+            return bytes([int(match[1], 16)])
+        return text.replace(_SPACE, " ").encode("utf-8", "surrogatepass")
 
     def special_text(self, name: str) -> str:
         return self._named[name]
 
 
-def _library(where: Path, vocabulary: _Vocabulary) -> Any:
+def _library(where: Path, data: bytes) -> Any:
     try:
         import tokenizers
     except ImportError as error:
@@ -305,7 +290,7 @@ def _library(where: Path, vocabulary: _Vocabulary) -> Any:
             f"Reading {str(where)!r} needs the package tokenizers", hint="pip install tokenizers"
         ) from error
     with _explained(where):
-        return tokenizers.Tokenizer.from_buffer(vocabulary.data)
+        return tokenizers.Tokenizer.from_buffer(data)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from edgewise.addresses import with_scheme
 from edgewise.edge.base import PROBES, EdgeAbilities, EdgeModel, EdgeOptions, Needs, Tokenizer
 from edgewise.edge.llamacpp.model import fingerprint_of
 from edgewise.edge.llamaserver.session import ServedSession
-from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.edge.named import open_tokenizer
 from edgewise.errors import AddressError, EdgeError, ModelError, UsageError
 
 _T = TypeVar("_T")

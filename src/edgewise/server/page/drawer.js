@@ -10,7 +10,7 @@ export function Sent() {
   return html`
     <details id="sent" onToggle=${refresh}>
       <summary>What left this device: <output id="sent-sum">${inShort(sent)}</output></summary>
-      ${!sent && html`<p>The server does not tell: it asks for its key, or has several, and then <code>edgewise sent</code> shows it to who runs it.</p>`}
+      ${!sent && html`<p>The server does not tell: it asks for its key, or has several; <code>GET /v1/sent</code> shows it to who runs it.</p>`}
       <p>Bodies of messages to the cloud, of the server's last answers; counts, never text. A model in the server's process is sent nothing.</p>
       <div class="wide" tabindex="0" role="region" aria-label="What left, by conversation and answer">
         <table>

@@ -149,9 +149,6 @@ def _ratio(parts: _Array) -> float:
 EDGE, CLOUD = "edge", "cloud"
 SHARE = "cloud share"
 
-CURVE_POINTS = 21
-"""Thresholds of a curve at most, at equal distances in the ranks of its scores."""
-
 Clock = Literal["measured", "composed"]
 """Whether times are of a clock, or sums of such."""
 
@@ -228,28 +225,13 @@ class EqualCost(msgspec.Struct, frozen=True, kw_only=True):
     reached: bool
 
 
-class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole questions to the cloud at some threshold: `time` a mean, bills as in `FrontierRow`."""
-
-    system: str
-    sent: float
-    accuracy: float
-    strict_accuracy: float
-    time: float
-    bills: dict[str, float | None]
-
-
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole report: how it was measured, a row a system, whole questions by `main`.
-
-    `curves` are those of whole questions at any cost, from none sent to all.
-    """
+    """The whole report: how it was measured, a row a system, whole questions by `main`."""
 
     conditions: dict[str, object]
     main: str
     rows: tuple[FrontierRow, ...]
     whole: tuple[EqualCost, ...]
-    curves: tuple[CurvePoint, ...]
 
 
 def frontier(
@@ -270,10 +252,7 @@ def frontier(
     equal, composed = _equal(filled, main, compositions)
     every = {**filled, **composed}
     rows = tuple(_row(name, one, every[main], every[CLOUD]) for name, one in every.items())
-    curves = [point for one in compositions for point in _curve(one, every[CLOUD])]
-    return Frontier(
-        conditions=dict(conditions), main=main, rows=rows, whole=tuple(equal), curves=tuple(curves)
-    )
+    return Frontier(conditions=dict(conditions), main=main, rows=rows, whole=tuple(equal))
 
 
 class _Composition(NamedTuple):
@@ -305,26 +284,6 @@ def _compositions(
         )
         for name, way, own in kinds
     ]
-
-
-def _curve(one: _Composition, cloud: MeasuredAnswers) -> list[CurvePoint]:
-    """From none to all that it would send."""
-    scores = [score for score in one.quality.scores if score > NEVER]
-    places = np.unique(np.quantile(scores, np.linspace(0, 1, CURVE_POINTS))) if scores else []
-    return [_at(one, float(at), cloud) for at in [*places, float("inf")]]
-
-
-def _at(one: _Composition, threshold: float, cloud: MeasuredAnswers) -> CurvePoint:
-    right, strict = _graded(one.quality.at(threshold))
-    timed = one.timed.at(threshold)
-    return CurvePoint(
-        system=one.name,
-        sent=_mean([score >= threshold for score in one.quality.scores]),
-        accuracy=_mean(right),
-        strict_accuracy=_mean(strict),
-        time=cost_of(seconds, timed),
-        bills=_bills(timed, cloud),
-    )
 
 
 def axes() -> dict[str, Cost]:

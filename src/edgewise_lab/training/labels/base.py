@@ -124,8 +124,8 @@ class Label(Protocol):
         ...
 
 
-TOGETHER = 256
-"""Texts whose rollouts are collected into one call."""
+TOGETHER = 16
+"""Texts whose rollouts are collected into one call, and then kept."""
 
 Values = dict[str, tuple[float, ...]]
 """By question, a value for every token."""

@@ -1,0 +1,121 @@
+"""What a training asks of the cloud: counted as it is spent, estimated before."""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import NamedTuple
+
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
+from edgewise.completion import Completion, Sent
+from edgewise.costs.price import NOTHING, BilledTokens, Price
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts, ignore
+
+
+class Spending(NamedTuple):
+    """Cloud tokens, and seconds."""
+
+    tokens: BilledTokens
+    seconds: float
+
+    def times(self, factor: float) -> "Spending":
+        """So many times as much."""
+        one = self.tokens
+        tokens = BilledTokens(
+            input=round(one.input * factor),
+            cached=round(one.cached * factor),
+            output=round(one.output * factor),
+        )
+        return Spending(tokens, self.seconds * factor)
+
+    def plus(self, other: "Spending") -> "Spending":
+        """Both together."""
+        return Spending(self.tokens + other.tokens, self.seconds + other.seconds)
+
+    def described(self, price: Price | None) -> str:
+        """In words, with money where a price is known."""
+        read = self.tokens.input + self.tokens.cached
+        taken = timedelta(seconds=round(self.seconds))
+        told = f"{taken}, {self.tokens.output:,} tokens written by the cloud and {read:,} read"
+        if price is None:
+            return told
+        money = price.of(self.tokens)
+        return f"{told}, {money:{'.2f' if money >= 1 else '.2g'}} {price.currency}".strip()
+
+
+class SpendingMeter:
+    """Counts from when it is made. What a cloud does not meter counts as read anew."""
+
+    def __init__(self) -> None:
+        self.tokens, self._begun = NOTHING, time.monotonic()
+        self._lock = threading.Lock()
+
+    def count(self, tokens: BilledTokens) -> None:
+        """Add what was spent; from any thread."""
+        with self._lock:
+            self.tokens += tokens
+
+    @property
+    def spent(self) -> Spending:
+        """So far."""
+        return Spending(self.tokens, time.monotonic() - self._begun)
+
+    def completed(self, future: "Future[Completion]", prompt: int) -> None:
+        """Count a consult behind `prompt` ids, once it is answered."""
+        if future.cancelled() or future.exception():
+            return
+        reply = future.result()
+        read = prompt if reply.prompt is None else reply.prompt
+        cached = min(reply.cached or 0, read)
+        self.count(BilledTokens(input=read - cached, cached=cached, output=reply.billed))
+
+
+class MeteredCloud(WrappedCloud):
+    """Implements `CloudModel`: `cloud`, whose consults are counted."""
+
+    def __init__(self, cloud: CloudModel, meter: SpendingMeter) -> None:
+        super().__init__(cloud)
+        self._meter = meter
+
+    def open(self, prompt: Prompt) -> CloudSession:
+        """A session whose consults are counted."""
+        return _MeteredSession(self.cloud.open(prompt), self._meter)
+
+
+class _MeteredSession(WrappedSession):
+    def __init__(self, session: CloudSession, meter: SpendingMeter) -> None:
+        super().__init__(session)
+        self._meter = meter
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
+    ) -> "Future[Completion]":
+        future = super().ask(ids, n, sampling, deadline, sent)
+        future.add_done_callback(lambda done: self._meter.completed(done, len(ids)))
+        return future
+
+
+class MeteredRollouts:
+    """Implements `Rollouts`: those of a cloud model in this process, counted."""
+
+    def __init__(self, rollouts: Rollouts, meter: SpendingMeter) -> None:
+        self._rollouts, self._meter = rollouts, meter
+
+    def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
+        def counted(index: int, written: Continuation) -> None:
+            read = len(prefixes[index].ids)
+            self._meter.count(BilledTokens(input=read, output=len(written.ids)))
+            done(index, written)
+
+        return self._rollouts.run(prefixes, counted)
+
+    def close(self) -> None:
+        self._rollouts.close()
