@@ -46,7 +46,7 @@ from edgewise_lab.training.collect import Sample
 from edgewise_lab.training.fit import Data, Recipe, fit
 from edgewise_lab.training.labels.base import Labelled
 from edgewise_lab.training.labels.published import Rescue
-from edgewise_lab.training.publish import isotonic, save_card, save_weights
+from edgewise_lab.training.publish import README, isotonic, save_card, save_weights
 from edgewise_lab.training.router import Training
 
 SHARES = (0.05, 0.10)
@@ -185,6 +185,9 @@ def ship(
     digests = [(one / "trained_on.txt").read_text("utf-8") for one, _ in named.values()]
     (out / "trained_on.txt").write_text("".join(sorted(set("".join(digests).splitlines(True)))))
     save_card(out, card, ())
+    told = (out / README).read_text("utf-8")
+    label = f"- label: {card.label}\n"
+    (out / README).write_text(told.replace(label, f"{label}- measured: {measured}\n"), "utf-8")
 
 
 def scores(data: Data, inputs: Floats) -> Floats:

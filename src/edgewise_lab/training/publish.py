@@ -133,9 +133,6 @@ At every token it scores from 0 to 1 how much the edge model needs the cloud mod
 - trained on: {{ card.trained_on or "nothing" }}
 - label: {{ card.label or "none" }}
 - calibrated on: {{ card.calibrated_on or "nothing yet" }}
-{% if card.measured %}
-- measured: {{ card.measured }}
-{% endif %}
 {% if card.loss is not none %}
 - loss on texts set aside: {{ "%.4f" | format(card.loss) }} nats, that of a constant \
 {{ "%.4f" | format(card.baseline_loss) }}
