@@ -108,7 +108,7 @@ BUDGET = {
     "edgewise/costs": 539,
     "edgewise/edge": 4_582,
     "edgewise/engines": 2_602,
-    "edgewise/gateway": 1_332,
+    "edgewise/gateway": 1_323,
     "edgewise/grammar": 948,
     "edgewise/hub": 711,
     "edgewise/keys": 774,
