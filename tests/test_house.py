@@ -107,7 +107,7 @@ BUDGET = {
     "edgewise/cloud": 4_095,
     "edgewise/costs": 539,
     "edgewise/edge": 4_582,
-    "edgewise/engines": 2_602,
+    "edgewise/engines": 2_600,
     "edgewise/gateway": 1_323,
     "edgewise/grammar": 948,
     "edgewise/hub": 711,

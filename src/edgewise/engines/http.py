@@ -131,9 +131,9 @@ class Endpoint:
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
         """What is raised for a reply that is about the request itself."""
+        said = body[:200].decode("utf-8", "replace")
         error = CloudRejected(
-            f"{self.url!r} declined the request (HTTP {status}: {_excerpt(body)!r})",
-            request_id=request_id,
+            f"{self.url!r} declined the request (HTTP {status}: {said!r})", request_id=request_id
         )
         error.status = status
         return error
@@ -299,10 +299,6 @@ def require_keyless(url: str) -> None:
             "A cloud engine's address holds a key",
             hint="put the key into EDGEWISE_CLOUD_KEY instead",
         )
-
-
-def _excerpt(body: bytes) -> str:
-    return body[:200].decode("utf-8", "replace")
 
 
 class _Meta(msgspec.Struct, frozen=True):
