@@ -105,7 +105,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (item(role="user", content=[{"type": "input_image"}]), "input.1.content.0.type"),
         ({"edgewise": {"provenance": True}}, "edgewise"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice."),
         ({"model": "gpt-5"}, "'gpt-5'"),
     ],
     "messages": [
