@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from benchmarks.meter_attack import by_meter, straight, through_gateway
@@ -191,53 +190,13 @@ def test_with_the_recommended_flags_a_key_still_reuses_its_own(
     assert 'prompt_tokens_total{cache="hit"} 196.0' in counted
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize(
-    ("flags", "with_keys", "said"),
-    [
-        ({}, True, "mixes up its slots' prompts"),
-        (RECOMMENDED, True, None),
-        ({}, False, None),
-    ],
-)
-def test_what_an_operator_should_change_is_logged_at_the_start(
-    keys: Path, add: Add, flags: Mapping[str, float], with_keys: bool, said: str | None
-) -> None:
-    add()
-    with llama_server(bundled("cloud"), flags=flags) as url, capture_logs() as logs:
-        with gateway([url], keys=keys if with_keys else None):
-            pass
-        warned = [str(entry["why"]) for entry in logs if entry["event"] == "caches are shared"]
-    structlog.reset_defaults()
-    if said is None:
-        assert warned == []
-    else:
-        (why,) = warned
-        assert said in why
-        assert "--slot-prompt-similarity 0" in why
-
-
-def test_an_engine_without_a_salt_is_told_of_too(keys: Path, add: Add) -> None:
+def test_an_engine_without_a_salt_is_logged_at_the_start(keys: Path, add: Add) -> None:
     add()
     with capture_logs() as logs, gateway([Noting(), Noting(salt=True, name="b")], keys=keys):
         pass
     warned = [entry for entry in logs if entry["event"] == "caches are shared"]
     assert [entry["engine"] for entry in warned] == ["plain"]
     assert "no salt" in warned[0]["why"]
-
-
-def test_an_engine_that_fails_to_tell_does_not_keep_the_gateway_from_starting(
-    keys: Path, add: Add
-) -> None:
-    secret = add()
-
-    class Silent(Noting):
-        async def advice(self) -> str | None:
-            raise CloudUnavailable("gone")
-
-    with capture_logs() as logs, gateway([Silent()], keys=keys) as running:
-        assert ask(running.url, secret).ids == (97,)
-    assert any("Nothing shows" in str(entry.get("why")) for entry in logs)
 
 
 @pytest.mark.anyio

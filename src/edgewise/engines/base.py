@@ -159,18 +159,6 @@ class Engine(ABC):
         """Whether prefix caches can be kept apart."""
         return False
 
-    async def advice(self) -> str | None:
-        """What is to be changed where several tenants share the engine; None where nothing is.
-
-        One sentence, after a probe; raises a `CloudError`.
-        """
-        if self.abilities.salt:
-            return None
-        return (
-            f"The engine at {self.url!r} has no salt that keeps the caches of several keys apart, "
-            "so response times can reveal what others asked; choose a version that has one."
-        )
-
     async def probe(self) -> Abilities:
         """Find out what the engine can do; raises `CloudRejected` for one that takes no ids.
 

@@ -181,15 +181,6 @@ class LlamaServerEngine(HttpEngine):
         self._forget_slot_use()
         return await super().probe()
 
-    async def advice(self) -> str | None:
-        if (await self._slot_use()).apart:
-            return None
-        return (
-            f"The llama-server at {self.url!r} mixes up its slots' prompts, so nothing is reused "
-            "for devices with keys, and response times may still reveal what others asked; "
-            "start it with --slot-prompt-similarity 0 --cache-ram 0 --no-kv-unified."
-        )
-
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:

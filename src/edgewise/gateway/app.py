@@ -89,7 +89,7 @@ class Gateway:
         await self.fleet.start()
         log.info("started", engines=len(self.fleet.replicas), model=self.fleet.model)
         if self.keys.required:
-            await self.fleet.warn_of_shared_caches()
+            self.fleet.warn_of_shared_caches()
         sweeping = asyncio.create_task(self._sweep())
         yield
         sweeping.cancel()

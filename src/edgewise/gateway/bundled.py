@@ -62,9 +62,6 @@ class BundledEngine(Engine):
             session.close()
         await asyncio.to_thread(self._cloud.close)
 
-    async def advice(self) -> str | None:
-        """None: its slots forget between tenants."""
-
     def _session(self, client: Client) -> LocalSession:
         """The client's own slot, else the one that was assigned longest ago."""
         for session, owner in zip(self._sessions, self._owners, strict=True):

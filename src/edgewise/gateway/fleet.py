@@ -45,6 +45,12 @@ CHECK_SECONDS = 10.0
 
 BUNDLED = "bundled"
 
+SHARED = (
+    "The engine has no salt that keeps the caches of several keys apart, so response times can "
+    "reveal what others asked. Choose a version that has one; start a llama-server with "
+    "--slot-prompt-similarity 0 --cache-ram 0 --no-kv-unified, or nothing is reused for keys."
+)
+
 log = structlog.get_logger("edgewise.gateway")
 
 
@@ -185,13 +191,11 @@ class Fleet:
             replica.report(problem)
         self._watches = [asyncio.create_task(_keep_checking(replica)) for replica in self.replicas]
 
-    async def warn_of_shared_caches(self) -> None:
+    def warn_of_shared_caches(self) -> None:
         """Log what the operator should change if keys share the engines' caches."""
-        engines = [replica.engine for replica in self._healthy]
-        advices = await asyncio.gather(*(_advice(engine) for engine in engines))
-        for engine, advice in zip(engines, advices, strict=True):
-            if advice is not None:
-                log.warning("caches are shared", engine=engine.url, why=advice)
+        for replica in self._healthy:
+            if not replica.engine.abilities.salt:
+                log.warning("caches are shared", engine=replica.engine.url, why=SHARED)
 
     async def close(self) -> None:
         """Stop the watches, close the connections."""
@@ -338,14 +342,6 @@ def _same(engine: Engine, ids: Sequence[int], own: str | None, text: str) -> boo
     if engine.watched is None and len(ids) <= MOST_WATCHED:
         engine.watched = Watched(ids, own)
     return True
-
-
-async def _advice(engine: Engine) -> str | None:
-    try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            return await engine.advice()
-    except (CloudError, TimeoutError) as error:
-        return f"Nothing shows that it keeps the caches of several keys apart ({_message(error)})."
 
 
 async def _keep_checking(replica: Replica) -> None:
