@@ -117,7 +117,7 @@ BUDGET = {
     "edgewise/prompts": 913,
     "edgewise/routers": 1_000,
     "edgewise/sandbox": 242,
-    "edgewise/server": 3_235,
+    "edgewise/server": 3_202,
     "edgewise/testing": 501,
     "edgewise/wire": 265,
     "edgewise_lab": 400,
