@@ -62,6 +62,20 @@ def test_usage_the_lists_and_the_metrics_agree(cloud: LlamaServer) -> None:
         assert value == pytest.approx(whole["cost"][name.removesuffix("_total")])
 
 
+def test_the_cloud_alone_is_not_held_to_itself_but_to_the_limit(cloud: LlamaServer) -> None:
+    whole = Billing(price_of("2,2,8"))
+    with app(cloud, billing=whole) as client:
+        usage = asked(client, CHAT, model="edgewise:cloud", max_tokens=40)
+        assert usage["edge_tokens"] == 0
+        assert usage["cost"]["saved"] < 0
+    limited = Billing(price_of("2,2,8"), limits=Limits(answer=price_of("0.0002,0,0").input))
+    with app(cloud, billing=limited) as client:
+        usage = asked(client, CHAT, model="edgewise:cloud", max_tokens=40)
+        # 5 x 2 + 16 x 8 = 138 millionths; a second one would come to 308.
+        assert (usage["cloud_tokens"], usage["cloud_calls"]) == (16, 1)
+        assert 1e6 * usage["cost"]["paid"] == pytest.approx(138)
+
+
 def test_without_a_price_and_a_cloud_there_is_nothing_to_say() -> None:
     with app() as client:
         usage = asked(client, CHAT)

@@ -12,6 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
+from edgewise.grammar import compiled
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge
 from tests.server.in_process import BODIES, app, data_of
@@ -357,3 +358,16 @@ def test_a_cloud_that_breaks_the_form_is_refused() -> None:
         assert {"forced", "grammar"} <= reasons
         assert reply["usage"]["edgewise"]["failed_calls"] > 0
         assert 'outcome="grammar"' in client.get("/metrics").text
+
+
+def test_a_schema_that_takes_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served('{"n": 3}') as client:
+        post(client, CHAT, **form_of(SCHEMA))
+        monkeypatch.setattr(compiled, "SECONDS", 0.0)
+        heavy = {"anyOf": [{"pattern": f"^.*a.{{{n}}}b.{{{n}}}$"} for n in range(200)]}
+        response = client.post("/v1/chat/completions", json=body(CHAT, **form_of(heavy)))
+        assert response.status_code == 400
+        assert " 0 s" in response.json()["error"]["message"]
+        monkeypatch.undo()
+        # Whoever comes next is served as ever.
+        assert read(CHAT, post(client, CHAT, **form_of(SCHEMA))) == [("text", '{"n": 3}')]
