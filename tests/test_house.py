@@ -104,7 +104,7 @@ def test_imports_only_go_down() -> None:
 BUDGET = {
     "edgewise": 2_472,
     "edgewise/cli": 2_329,
-    "edgewise/cloud": 4_095,
+    "edgewise/cloud": 4_061,
     "edgewise/costs": 539,
     "edgewise/edge": 4_582,
     "edgewise/engines": 2_602,
