@@ -103,8 +103,8 @@ def test_imports_only_go_down() -> None:
 
 BUDGET = {
     "edgewise": 2_472,
-    "edgewise/cli": 2_329,
-    "edgewise/cloud": 4_061,
+    "edgewise/cli": 2_243,
+    "edgewise/cloud": 4_050,
     "edgewise/costs": 539,
     "edgewise/edge": 4_582,
     "edgewise/engines": 2_602,
@@ -113,7 +113,7 @@ BUDGET = {
     "edgewise/hub": 711,
     "edgewise/keys": 774,
     "edgewise/listening": 579,
-    "edgewise/loop": 1_522,
+    "edgewise/loop": 1_518,
     "edgewise/prompts": 913,
     "edgewise/routers": 1_000,
     "edgewise/sandbox": 242,

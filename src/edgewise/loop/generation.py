@@ -239,7 +239,7 @@ class Generation(Iterator[Event]):
         """Release what is held back, and sum up."""
         self._finished = True
         assert state.end is not None
-        text, stopped = state.release(self._rules.stop)
+        text, stopped = state.held.release(self._rules.stop)
         counts, consults = state.counts, self._consults
         wasted = counts.wasted + len(state.queue) + (consults.wasted if consults else 0)
         usage = Usage(
@@ -259,7 +259,12 @@ class Generation(Iterator[Event]):
             cost=self._costs.cost(self._ids) if self._costs else None,
         )
         total = time.monotonic() - self._started
-        timing = Timing(ttft=self._ttft, total=total, wait=self._waited)
         self._events.append(
-            Finished(text=text, finish_reason=state.end, stop=stopped, usage=usage, timing=timing)
+            Finished(
+                text=text,
+                finish_reason=state.end,
+                stop=stopped or state.stopped,
+                usage=usage,
+                timing=Timing(ttft=self._ttft, total=total, wait=self._waited),
+            )
         )

@@ -9,7 +9,6 @@ from edgewise.cloud.bridge.session import (
     AdaptedCloud,
     BridgeSession,
     ReplyChunk,
-    RequestBudget,
     WordConsult,
 )
 from edgewise.cloud.bridge.word_boundary import WordBoundaries
@@ -68,9 +67,9 @@ class Bridge(AdaptedCloud):
     def here(self) -> bool:
         return self.cloud.here
 
-    def budget(self, words: int) -> RequestBudget:
-        budget = super().budget(words)
-        return budget if self.cloud.local is None else budget._replace(step=STEP)
+    def budget(self, words: int) -> tuple[int, int]:
+        step, most = super().budget(words)
+        return (step if self.cloud.local is None else STEP), most
 
     def open(self, prompt: Prompt) -> "IdBridgeSession":
         return IdBridgeSession(self, prompt)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -63,13 +63,6 @@ AT_ONCE = 256
 _log = logging.getLogger(__name__)
 
 
-class RequestBudget(NamedTuple):
-    """Tokens that a request of a consult asks for, and after how `many` no more are asked."""
-
-    step: int
-    many: int
-
-
 class AdaptedCloud(CloudModel):
     """A cloud that sees what a `view` leaves of a conversation, and answers in the edge's ids."""
 
@@ -78,14 +71,14 @@ class AdaptedCloud(CloudModel):
         self.name, self.edge = name, edge
         self.view = view or ContextFilter()
 
-    def budget(self, words: int) -> RequestBudget:
-        """What it is asked for, for so many words."""
+    def budget(self, words: int) -> tuple[int, int]:
+        """Tokens that a request for so many words asks for; after how many no more are asked."""
         further = FURTHER * (words - 1)
-        return RequestBudget(min(WORD + further, AT_ONCE), LONGEST + further)
+        return min(WORD + further, AT_ONCE), LONGEST + further
 
     def requests(self, n: int) -> tuple[int, int]:
-        step, many = self.budget(n)
-        return -(-many // step), step
+        step, most = self.budget(n)
+        return -(-most // step), step
 
     def local_only(self, prompt: Prompt) -> bool:
         return self.view.local_only(preceding(self.edge, prompt))
