@@ -130,7 +130,7 @@ class Generation(Iterator[Event]):
         """While the consult flies, one draft token more; then its outcome."""
         assert self._consults is not None
         policy, state = self._rules.policy, self._state
-        if policy.speculate and not flight.future.done():
+        if policy.speculate and not self._consults.lands(flight):
             self._speculation.begin(flight.ask, read, state)
             draft = self._speculation.forward()
             if draft is not None:
@@ -157,6 +157,7 @@ class Generation(Iterator[Event]):
         outcome: Completion | CloudError = completion
         if (constraint := self._rules.constraint) is not None:
             fit = constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
+        self._consults.latency.judged(changed=fit > 0 and completion.ids[0] != read.token)
         state = self._state.answered(completion, read.token, fit, self._rules)
         if not fit:
             outcome = BreaksGrammar("The response format allows nothing that the cloud wrote here.")
