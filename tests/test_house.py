@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_656, 180
+PRODUCT_LINES, PRODUCT_FILES = 28_553, 180
 
 
 def test_every_package_keeps_its_budget() -> None:
