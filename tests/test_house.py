@@ -104,7 +104,7 @@ def test_imports_only_go_down() -> None:
 BUDGET = {
     "edgewise": 2_478,
     "edgewise/cli": 2_243,
-    "edgewise/cloud": 4_095,
+    "edgewise/cloud": 4_050,
     "edgewise/costs": 539,
     "edgewise/edge": 4_571,
     "edgewise/engines": 2_600,
