@@ -104,7 +104,7 @@ def test_imports_only_go_down() -> None:
 BUDGET = {
     "edgewise": 2_478,
     "edgewise/cli": 2_243,
-    "edgewise/cloud": 4_095,
+    "edgewise/cloud": 4_050,
     "edgewise/costs": 539,
     "edgewise/edge": 4_571,
     "edgewise/engines": 2_600,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_656, 180
+PRODUCT_LINES, PRODUCT_FILES = 28_553, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

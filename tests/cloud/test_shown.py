@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from benchmarks.redaction import KNOWN, OWN, framed
-from edgewise import settings as settings_module
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import Bridge, bridged
 from edgewise.cloud.connect import connect
@@ -32,7 +31,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.constant import Constant, Random
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings, load
+from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, Script, ScriptedEdge, replying
 from tests.cloud.recording import Recorder, ids_of, recording
@@ -326,20 +325,3 @@ def test_settings_reach_the_bridge() -> None:
         assert pair.cloud is None
     with pytest.raises(UsageError, match="no class 'emial'"):
         Pair(ScriptedEdge(replying("so", prompt="")), cloud="none", redact="emial")
-
-
-@pytest.mark.parametrize(
-    ("file", "environment"),
-    [
-        ('redact = "off"', {"EDGEWISE_REDACT": "secret=local"}),
-        ('redact = "secret=allow"', {"EDGEWISE_REDACT": "secret=local"}),
-        ('cloud-context = "99"', {"EDGEWISE_CLOUD_CONTEXT": "1"}),
-    ],
-)
-def test_a_folders_file_weakens_nothing(
-    tmp_path: Path, file: str, environment: dict[str, str]
-) -> None:
-    (tmp_path / settings_module.FILE).write_text(file)
-    found = load({}, environment=environment, folder=tmp_path)
-    (name, value) = next(iter(environment.items()))
-    assert getattr(found, name.removeprefix("EDGEWISE_").lower()) == value

@@ -112,7 +112,7 @@ def test_what_the_edge_would_have_written_stands_above(page: Page) -> None:
     """Struck, and apart: "4" changed to "3" before "4" is no "434"."""
     reply(page, [token(0, "It makes "), cloud_token(1, "3", "4"), token(2, "4."), END])
     ask(page, "tin")
-    struck, changed = page.locator(".text rt"), page.locator(".text .changed mark")
+    struck, changed = page.locator(".text rt del"), page.locator(".text .changed mark")
     expect(struck).to_have_text("4")
     assert "line-through" in struck.evaluate("node => getComputedStyle(node).textDecoration")
     above, below = struck.bounding_box(), changed.bounding_box()
@@ -375,7 +375,7 @@ def test_what_an_answer_shows_is_of_the_model_that_was_asked(here: Page, url: st
     told = token(0, "Tin", reason="below_threshold", score=0.2, threshold=0.9)
     say(here, {"edgewise": {"prompt_token_ids": [1, 2]}}, told)
     here.get_by_role("combobox", name="Model").select_option("alone")
-    expect(here.get_by_role("radio", name="Cloud")).to_be_disabled()
+    expect(here.get_by_role("radio")).to_have_count(0)
     expect(here.get_by_role("button", name="Unplug")).to_be_enabled()
     say(here, END, usage(), over=True)
     done(here)

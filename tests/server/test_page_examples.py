@@ -6,7 +6,7 @@ import msgspec
 from playwright.sync_api import Page, expect
 
 from edgewise import Pair
-from tests.server.page_asking import ask_example, choose
+from tests.server.page_asking import ask, ask_example, choose
 
 PAGE = Path(__file__).parents[2] / "src" / "edgewise" / "server" / "page"
 EXAMPLES: list[dict[str, str]] = msgspec.json.decode((PAGE / "examples.json").read_bytes())
@@ -47,6 +47,12 @@ def test_an_example_is_shown_as_one_would_ask_it(here: Page) -> None:
     expect(here.locator(".wrong")).to_have_count(2)
     here.get_by_role("button", name="Edit").click()
     expect(here.get_by_label("Question", exact=True)).to_have_value(EXAMPLES[0]["question"])
+
+
+def test_the_bundled_pair_says_that_it_is_a_toy(here: Page) -> None:
+    expect(here.locator("#toy code")).to_contain_text("smollm2")
+    ask(here, "Why is the sky blue?")
+    expect(here.locator(".caption .note")).to_contain_text("smollm2")
 
 
 def test_another_pair_has_examples_that_promise_nothing(page: Page) -> None:

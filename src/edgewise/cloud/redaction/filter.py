@@ -163,18 +163,16 @@ def _is_open(text: str, places: Sequence[Span], known: Placeholders) -> bool:
         word = text[places[-1].start : places[-1].end]
         # It would have one placeholder now and another when it is whole.
         return word not in known.names and _begins(letters(word), words)
-    tail = max(0, len(text) - TAIL)
-    starts = [at for at in range(tail, len(text)) if _starts(text, at)]
-    starts = [at for at in starts if not any(one.start < at < one.end for one in places)]
-    return any(_begins(letters(text[at:]), words) for at in starts)
+    begins = (
+        at
+        for at in range(max(0, len(text) - TAIL), len(text))
+        if (at == 0 or not text[at - 1].isalnum() or is_unspaced(text[at]))
+        and not any(one.start < at < one.end for one in places)
+    )
+    return any(_begins(letters(text[at:]), words) for at in begins)
 
 
 def _begins(begun: str, words: Sequence[str]) -> bool:
     """Whether one of the `words`, in order, begins so."""
     found = bisect_left(words, begun) if begun else len(words)
     return found < len(words) and words[found].startswith(begun)
-
-
-def _starts(text: str, at: int) -> bool:
-    """Whether a word may begin there."""
-    return at == 0 or not text[at - 1].isalnum() or is_unspaced(text[at])

@@ -3,12 +3,11 @@ import { inVain } from "./answer.js";
 import { healthOf } from "./api.js";
 import { el } from "./dom.js";
 import { state } from "./state.js";
-import { plural, visible, wrapped } from "./wording.js";
+import { isWrapped, plural, visible, wrapped } from "./wording.js";
 
 const SHOWN = 3; // changes
 
 const HELD = {
-  no_cloud: "the server has no cloud model",
   circuit_open: "consults are paused after failures; one is tried again soon",
   budget: "the share is spent for now, and comes back with every token",
   cap: "the answer's cap is spent",
@@ -22,12 +21,15 @@ const HELD = {
 export function caption(turn, answer) {
   if (answer.cut !== null) return [`You unplugged the cloud after ${plural(answer.cut, "token")}; the edge ${answer.busy ? "writes" : "wrote"} the rest. `, verdict(turn, answer)];
   if (answer.busy || !answer.tokens.length) return [];
-  return [...done(turn, answer), verdict(turn, answer)];
+  const toy = healthOf(answer.model)?.bundled && !isWrapped(turn.prompt);
+  const told = toy && el("span", { class: "note" }, "The bundled pair knows sums and word puzzles alone. For real questions: edgewise serve --edge smollm2");
+  return [...done(turn, answer), verdict(turn, answer), told];
 }
 
 function done(turn, answer) {
   const { mode, tokens } = answer;
   const count = plural(tokens.length, "token");
+  if (healthOf(answer.model)?.cloud === null) return [];
   if (mode === "edge") return [`The edge wrote all ${count}. `];
   const cloud = tokens.filter((token) => token.source === "cloud");
   if (cloud.length === tokens.length) return [`The cloud wrote all ${count}. `];
@@ -58,7 +60,6 @@ function verdict(turn, answer) {
 function reason(turn, { model, local, tokens }) {
   if (turn.local || local) return "the conversation is local";
   if (model.endsWith("@0")) return "the share is 0";
-  if (healthOf(model)?.cloud === null) return HELD.no_cloud;
   const held = Object.keys(HELD).find((name) => tokens.some((token) => token.reason === name));
   if (held) return HELD[held];
   const scored = tokens.filter((token) => token.score != null && token.threshold != null);

@@ -55,12 +55,13 @@ function settings() {
 
 function form() {
   const { conversation, health, models, settings, underWay } = state;
-  const closed = conversation.local || health?.cloud === null;
+  const closed = conversation.local;
   const mode = modesNow().length > 1 ? "beside" : modesNow()[0];
   for (const input of document.getElementsByName("mode")) {
     input.checked = input.value === mode;
     input.disabled = closed && ["cloud", "beside"].includes(input.value);
   }
+  for (const id of ["modes", "dial"]) byId(id).hidden = health?.cloud === null;
   byId("model-label").hidden = models.length < 2;
   fill(byId("model"), models.map(({ model }) => model), () => models.map(({ model }) => el("option", {}, model)));
   if (health) byId("model").value = health.model;

@@ -1,5 +1,6 @@
 // An answer's counts: one line, and behind it the rest with a timeline.
 import { faultOf, inVain } from "./answer.js";
+import { healthOf } from "./api.js";
 import { el } from "./dom.js";
 import { CLOUD, DISTANCE, EDGE } from "./pace.js";
 import { milliseconds, percent, plural } from "./wording.js";
@@ -10,7 +11,7 @@ export function line(answer) {
   const { tokens, lasted, mode } = answer;
   const cloud = cloudOf(answer);
   const parts = [["tokens", plural(tokens.length, "token")]];
-  if (mode === "pair") parts.push(["share", `${cloud} by the cloud (${percent(cloud / tokens.length)})`]);
+  if (mode === "pair" && healthOf(answer.model)?.cloud !== null) parts.push(["share", `${cloud} by the cloud (${percent(cloud / tokens.length)})`]);
   if (lasted) parts.push(["time", `${lasted.toFixed(1)} s`], ["rate", `${(tokens.length / lasted).toFixed(0)} tokens/s`]);
   return parts.map(([name, text], place) => [place ? " · " : "", el("span", { "data-counter": name }, text)]);
 }
@@ -19,8 +20,14 @@ export function rest(answer) {
   return [
     timeline(answer),
     el("dl", {}, counts(answer).map(([name, title, text]) => el("div", {}, el("dt", {}, title), el("dd", { "data-counter": name }, text)))),
+    aboveShare(answer) && el("p", {}, "A short answer may have two cloud tokens above the share."),
     answer.paced && el("p", {}, `Shown at the pace of larger models: the edge writes ${EDGE} tokens/s, the cloud ${CLOUD} and is ${DISTANCE} ms away.`),
   ];
+}
+
+function aboveShare(answer) {
+  const share = answer.model.includes("@") ? Number(answer.model.split("@")[1]) : healthOf(answer.model)?.cloud_share;
+  return answer.mode === "pair" && share != null && cloudOf(answer) > share * answer.tokens.length;
 }
 
 // What nobody counted is a dash.
