@@ -21,7 +21,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
 .PHONY: help install native demo test test-deep test-training test-native test-mlx test-vllm test-litellm \
-	test-lmeval test-llm test-agents test-webui lint docs pocket recordings vendor faults bench lock sbom digests image wheel clean
+	test-lmeval test-llm test-agents test-webui lint docs pocket faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -189,12 +189,6 @@ pocket: .venv/installed  ## train the bundled pair and its router anew (needs wo
 	$(BIN)/edgewise train pocketqa --calibration 600 --out pocket/work/router
 	cp $(addprefix pocket/work/router/,config.json model.safetensors trained_on.txt README.md) \
 		src/edgewise/bundled/router
-
-recordings: .venv/tested  ## record the bundled pair for the page's first screen
-	$(BIN)/python -m pocket.recordings
-
-vendor:  ## fetch the page's libraries as page/vendor/vendor.json lists them (needs npm)
-	$(PYTHON) deploy/vendor.py
 
 faults: .venv/tested  ## every fault between device, gateway and engine, at every token (ten minutes)
 	$(BIN)/python -m benchmarks.faults

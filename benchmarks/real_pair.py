@@ -11,6 +11,7 @@ on.
 Thresholds come from the router's scores along the edge's own answers to the train and calibration
 questions, moved once by the share that came of it on `--tried` of the latter. Consults can make
 answers so much longer that a lower threshold comes to a smaller share: then the one before stays.
+With `--tried 0` they are those that the product starts at, from the edge's own writing.
 
 Where answers are long, `--mismatches` draws the places of each wrong answer whose rollout is run;
 the other places at which the cloud would have written another token get the mean of those drawn.
@@ -34,8 +35,9 @@ from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.pair import open_models
 from edgewise.prompts import Prompt
 from edgewise.routers.base import Router
-from edgewise.routers.card import CONFIG, read_card
+from edgewise.routers.card import CONFIG, read_card, start_at
 from edgewise.routers.named import identity_named, identity_of, router_named, router_of
+from edgewise.routers.start import own_thresholds
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
 from edgewise_lab.evaluation.plan import COMMIT_POINT, manifest
@@ -279,6 +281,8 @@ class Measurement:
 
     def _thresholds(self, routers: Routers, cells: Sequence[Cell]) -> dict[Cell, float]:
         """Question by question, so that what is known of one serves all routers."""
+        if not self._tried:
+            return {cell: self._start(*routers[cell.system], _share(cell)) for cell in cells}
         fresh = [cell for cell in cells if cell.system != "random"]
         found = {cell: 1 - _share(cell) for cell in cells if cell.system == "random"}
         scores: dict[str, list[Floats]] = {cell.system: [] for cell in fresh}
@@ -302,6 +306,11 @@ class Measurement:
                 found[cell] = moved if realised > before else last
                 before, last = realised, first[cell]
         return found
+
+    def _start(self, router: Router, identity: str, share: float) -> float:
+        """Where `edgewise run` starts on its first day."""
+        found = start_at(own_thresholds(self._edge, router, identity), share)
+        return 1 - share if found is None else found
 
     def _scores(self, router: Router, question: Question) -> Floats:
         """Along the edge's own answer."""

@@ -1,11 +1,15 @@
 """Whether a router serves a pair that it was not trained on: `python -m benchmarks.transfer`.
 
 Reads what `edgewise train --label rescue --inputs text --inputs ranks` has collected and labelled
-for several pairs (NAME=FOLDER, the folder of the checkpoint). Ranks are taken among each edge's own
-writing, so that they mean the same on every edge. For each pair the tokens are scored by the
-routers that need no training, by one fitted to the other pairs, and by one fitted to the pair's
-own other texts. Prints which part of what consults could gain lies among the highest scores, and
-how much more that is than `entropy` finds; 95% intervals by bootstrap over texts, paired.
+for several pairs: "PAIR, TASK=FOLDER@EDGE", the folder of the checkpoint and the edge's GGUF file.
+Ranks are taken among what each edge writes to `edgewise.routers.start.PROMPTS`, so that they mean
+the same on every edge. For each pair the tokens are scored by the routers that need no training, by
+one fitted to the other pairs, by one fitted to other pairs on other tasks, and by one fitted to the
+pair's own other texts. Of the answers that one token of the cloud would save, prints how many have
+such a token among the highest scores, and how many more that are than by `entropy`; 95% intervals
+by bootstrap over texts, paired.
+
+`--ship OUT` fits one router to all pairs, and writes it for the edge of the first of them.
 
 `--bridged` makes the labels of a pair of two vocabularies: the cloud is asked for a word wherever
 it can be, and the edge goes on behind it.
@@ -25,11 +29,13 @@ from safetensors.numpy import load_file
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.local import LocalCloud
-from edgewise.edge.base import EdgeModel, Floats, Ids
+from edgewise.edge.base import EdgeModel, Floats, Ids, Step
+from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudError
 from edgewise.pair import open_models
 from edgewise.routers.card import read_card
-from edgewise.routers.signals import ranks_of
+from edgewise.routers.signals import SIGNALS, Reference, ranks_of, reference_of
+from edgewise.routers.start import own_scores
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
 from edgewise_lab.evaluation.store import append, read
@@ -40,13 +46,17 @@ from edgewise_lab.training.collect import Sample
 from edgewise_lab.training.fit import Data, Recipe, fit
 from edgewise_lab.training.labels.base import Labelled
 from edgewise_lab.training.labels.published import Rescue
+from edgewise_lab.training.publish import README, isotonic, save_card, save_weights
 from edgewise_lab.training.router import Training
 
 SHARES = (0.05, 0.10)
 FOLDS = 5
+RECIPE = Recipe(hidden=(32,))
 DRAWS = 2000
 MOST = 100
 """Texts of a pair that others learn from."""
+
+LICENCES = "CommonsenseQA's train split, MIT licence; facts of this project's own"
 
 Mask = NDArray[np.bool_]
 
@@ -104,7 +114,7 @@ class Texts(NamedTuple):
         return Data(self.inputs, self.labels, self.groups, np.zeros(len(self.labels), np.int32))
 
 
-def texts_of(folder: Path) -> Texts:
+def texts_of(folder: Path, edge: Path) -> Texts:
     """What training has collected and labelled in `folder`."""
     data = folder / "data"
     labels = {
@@ -124,13 +134,65 @@ def texts_of(folder: Path) -> Texts:
                 parts.append((*columns, np.array(labels[name], np.float32), len(parts)))
     raw, text, values = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:3])
     groups = np.concatenate([np.full(len(p[2]), p[3], np.int32) for p in parts])
-    reference = read_card(folder).reference
+    reference = own_reference(folder, edge)
     return Texts(raw, np.concatenate([text, ranks_of(raw, reference)], axis=1), values, groups)
+
+
+class Recorder:
+    """A router that keeps what ranks are taken of."""
+
+    needs, top = SIGNALS["ranks"].needs, SIGNALS["ranks"].top
+
+    def __init__(self) -> None:
+        self.rows: list[Floats] = []
+
+    def score(self, step: Step) -> float:
+        read = SIGNALS["ranks"].read
+        assert read is not None
+        self.rows.append(read(step, 0))
+        return 0.0
+
+
+def own_reference(folder: Path, edge: Path) -> Reference:
+    """What ranks are taken among; kept in `folder`."""
+    kept = folder / "own-writing.json"
+    if not kept.exists():
+        recorder = Recorder()
+        with closing(LlamaModel(edge, context=512, threads=1)) as model:
+            own_scores(model, recorder)
+        kept.write_bytes(msgspec.json.encode(reference_of(np.stack(recorder.rows))))
+    return msgspec.json.decode(kept.read_bytes(), type=Reference)
+
+
+def ship(
+    out: Path, named: Mapping[str, tuple[Path, Path]], texts: Sequence[Texts], measured: str
+) -> None:
+    """One router of all the pairs, for the edge of the first."""
+    fitted = fit(joined(texts), RECIPE)
+    (folder, edge), *_ = named.values()
+    card = msgspec.structs.replace(
+        read_card(folder),
+        reference=own_reference(folder, edge),
+        thresholds={},
+        realised={},
+        trained_on=f"{'; '.join(named)} ({len(texts)} pairs; {LICENCES})",
+        measured=measured,
+        probability=isotonic(fitted.scores, fitted.labels),
+        loss=fitted.loss,
+        baseline_loss=fitted.baseline_loss,
+    )
+    save_weights(out, fitted.tensors, [])
+    digests = [(one / "trained_on.txt").read_text("utf-8") for one, _ in named.values()]
+    (out / "trained_on.txt").write_text("".join(sorted(set("".join(digests).splitlines(True)))))
+    save_card(out, card, ())
+    told = (out / README).read_text("utf-8")
+    label = f"- label: {card.label}\n"
+    (out / README).write_text(told.replace(label, f"{label}- measured: {measured}\n"), "utf-8")
 
 
 def scores(data: Data, inputs: Floats) -> Floats:
     """float32[n]: by a perceptron fitted to `data`."""
-    found = fit(data, Recipe(hidden=(32,))).tensors
+    found = fit(data, RECIPE).tensors
     x = (inputs - found["mean"]) / found["std"]
     hidden = np.maximum(x @ found["layers.0.weight"].T + found["layers.0.bias"], 0)
     logits = hidden @ found["layers.1.weight"].T + found["layers.1.bias"]
@@ -154,37 +216,40 @@ def cross_fitted(own: Texts) -> Floats:
     return found
 
 
-def hits(own: Texts, score: Floats, share: float) -> Floats:
-    """By text: what the consults at the highest scores could gain."""
+def saved(own: Texts, score: Floats, share: float) -> Floats:
+    """By text: the most that a consult at one of the highest scores gains."""
     rank = np.argsort(np.argsort(-score, kind="stable"), kind="stable")
-    asked = rank < share * len(score)
-    return np.bincount(own.groups, own.labels * asked, own.groups.max() + 1).astype(np.float32)
+    found = np.zeros(int(own.groups.max()) + 1, np.float32)
+    np.maximum.at(found, own.groups, own.labels * (rank < share * len(score)))
+    return found
 
 
 def table(pairs: Mapping[str, Texts]) -> list[str]:
     """Markdown."""
-    head = ["pair", "texts", "worth a consult", "router"]
+    head = ["pair", "answers", "can be saved", "router"]
     for share in SHARES:
-        head += [f"found at {share:.0%}, %", "above entropy, points"]
+        head += [f"saved at {share:.0%}, %", "above entropy, points"]
     lines = line(head, head=True)
     rng = np.random.default_rng(0)
     for name, own in pairs.items():
         others = [pair for other, pair in pairs.items() if other != name]
+        task = name.rpartition(", ")[2]
+        elsewhere = [pair for other, pair in pairs.items() if not other.endswith(task)]
         judged = {
             "entropy": own.uncertainties[:, 0],
             "max-prob": own.uncertainties[:, 1],
             "margin": own.uncertainties[:, 2],
             "trained on the others": scores(joined(others), own.inputs),
+            "trained on other tasks": scores(joined(elsewhere), own.inputs),
             "trained on this pair": cross_fitted(own),
         }
-        count = int(own.groups.max()) + 1
-        drawn = rng.integers(0, count, (DRAWS, count))
-        worth = np.bincount(own.groups, own.labels, count)
+        worth = saved(own, own.labels, 1.0)
+        drawn = rng.integers(0, len(worth), (DRAWS, len(worth)))
         total = np.maximum(worth[drawn].sum(axis=1), 1e-9)
         for router, score in judged.items():
-            cells = [name, f"{count}", f"{own.labels.mean():.1%}", router]
+            cells = [name, f"{len(worth)}", f"{worth.sum():.0f}", router]
             for share in SHARES:
-                found, rival = (hits(own, s, share) for s in (score, judged["entropy"]))
+                found, rival = (saved(own, s, share) for s in (score, judged["entropy"]))
                 cells.append(_ends(found.sum() / worth.sum(), found[drawn].sum(axis=1) / total))
                 more = found - rival
                 above = _ends(more.sum() / worth.sum(), more[drawn].sum(axis=1) / total)
@@ -200,7 +265,9 @@ def _ends(value: float, drawn: NDArray[np.floating]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pairs", nargs="*", help="NAME=FOLDER")
+    parser.add_argument("pairs", nargs="*", help="PAIR, TASK=FOLDER@EDGE")
+    parser.add_argument("--ship", type=Path, metavar="OUT")
+    parser.add_argument("--measured", default="", help="of what is shipped, for its card")
     parser.add_argument("--bridged", metavar="TASK", help="label a pair of two vocabularies")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--train", type=int, default=60)
@@ -227,8 +294,14 @@ def main() -> None:
             for stage in (training.collect, training.label, training.fit):
                 stage()
         return
-    named = (pair.partition("=") for pair in given.pairs)
-    print("\n".join(table({name: texts_of(Path(folder)) for name, _, folder in named})))
+    parts = (pair.partition("=") for pair in given.pairs)
+    places = ((name, place.partition("@")) for name, _, place in parts)
+    named = {name: (Path(folder), Path(edge)) for name, (folder, _, edge) in places}
+    texts = {name: texts_of(*place) for name, place in named.items()}
+    if given.ship:
+        ship(given.ship, named, list(texts.values()), given.measured)
+    else:
+        print("\n".join(table(texts)))
 
 
 if __name__ == "__main__":

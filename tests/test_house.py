@@ -102,33 +102,33 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 2_472,
-    "edgewise/cli": 2_329,
-    "edgewise/cloud": 4_251,
+    "edgewise": 2_478,
+    "edgewise/cli": 2_243,
+    "edgewise/cloud": 4_050,
     "edgewise/costs": 539,
-    "edgewise/edge": 4_582,
-    "edgewise/engines": 2_602,
-    "edgewise/gateway": 1_332,
-    "edgewise/grammar": 948,
+    "edgewise/edge": 4_571,
+    "edgewise/engines": 2_600,
+    "edgewise/gateway": 1_323,
+    "edgewise/grammar": 945,
     "edgewise/hub": 711,
     "edgewise/keys": 774,
     "edgewise/listening": 579,
-    "edgewise/loop": 1_522,
+    "edgewise/loop": 1_558,
     "edgewise/prompts": 913,
     "edgewise/routers": 1_000,
-    "edgewise/sandbox": 242,
-    "edgewise/server": 3_235,
+    "edgewise/sandbox": 240,
+    "edgewise/server": 3_202,
     "edgewise/testing": 501,
     "edgewise/wire": 265,
     "edgewise_lab": 400,
-    "edgewise_lab/bench": 2_385,
-    "edgewise_lab/commands": 1_540,
-    "edgewise_lab/evaluation": 2_640,
-    "edgewise_lab/training": 2_165,
+    "edgewise_lab/bench": 2_342,
+    "edgewise_lab/commands": 1_512,
+    "edgewise_lab/evaluation": 2_580,
+    "edgewise_lab/training": 2_161,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_656, 180
+PRODUCT_LINES, PRODUCT_FILES = 28_553, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

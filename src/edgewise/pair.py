@@ -23,6 +23,7 @@ from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.parts import (
     cloud_address,
     context_filter,
+    edge_engine,
     make_billing,
     make_policy,
     open_cloud,
@@ -143,6 +144,18 @@ class Pair:
     @policy.setter
     def policy(self, policy: Policy) -> None:
         self.decoder.policy = policy
+
+    @property
+    def draws(self) -> bool:
+        """Whether a chat draws, as `CHAT` says, if nobody set a temperature.
+
+        The bundled pair knows one wording of each answer, an API that takes text may know neither
+        min-p nor temperatures, and a server as the edge would need a request for each drawn token.
+        """
+        own, cloud = self.settings, self.cloud
+        by_text = cloud is not None and cloud.boundaries is not None and cloud.local is None
+        greedy = by_text or own.edge == _DEFAULTS.edge or edge_engine(own) == "llama-server"
+        return own.temperature is None and not greedy
 
     def forget(self) -> None:
         """Begin new budgets and a new record of what was sent, as for a new conversation."""

@@ -45,7 +45,7 @@ from edgewise.settings import Settings, shared, spelled
 
 _log = logging.getLogger(__name__)
 
-AUTO, FALLBACK_ROUTER, DEFAULT_SHARE = "auto", "entropy", 0.05
+AUTO, FALLBACK_ROUTER, DEFAULT_SHARE = "auto", "max-prob", 0.05
 _GGUF = "llamacpp"
 _DEFAULTS = Settings()
 

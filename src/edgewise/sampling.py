@@ -97,3 +97,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 def _require(holds: bool, name: str, bound: str, value: float) -> None:
     if not holds:
         raise UsageError(f"{name} must be {bound}, not {value}.", setting=name.replace("-", "_"))
+
+
+CHAT = Sampling(temperature=0.7, min_p=0.05)
+"""How a chat draws if nobody says; see `Pair.draws`."""

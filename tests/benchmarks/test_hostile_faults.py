@@ -1,16 +1,14 @@
 """The machinery of `make faults`: what breaks is seen, what is lost is counted."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.faults.attacks import attacked, trickle
 from benchmarks.faults.hostile_replies import Site, site, tried
 from benchmarks.faults.replies import kinds
 from benchmarks.faults.table import Row, failures, table
-from tests.doubles.scripted_engine import ScriptedEngine, Twisted
+from tests.doubles.scripted_engine import Twisted
 
 TOKENS = 3
 
@@ -48,17 +46,6 @@ def test_a_device_that_ends_is_counted_and_comes_back(made: Site) -> None:
     assert made.device.answer(1.0, TOKENS) == {"error": "it ended with -9", "own": False}
     assert made.device.ended == before + 1
     assert made.device.answer(1.0, TOKENS)["ids"] == made.quiet
-
-
-def test_an_attack_counts_what_was_felt() -> None:
-    engine = ScriptedEngine()
-    with attacked(trickle, engine.port, "/health", websocket=False) as attack:
-        assert attack.seen
-        seen, end = attack.seen, time.monotonic() + 60
-        while attack.seen == seen and time.monotonic() < end:
-            time.sleep(0.01)
-        assert attack.seen > seen
-    engine.close()
 
 
 def test_a_fault_that_did_not_happen_proves_nothing() -> None:

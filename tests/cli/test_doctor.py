@@ -177,5 +177,22 @@ def test_a_cloud_that_is_smaller_than_the_edge_is_a_warning(edgewise: Edgewise) 
     assert (cloud["status"], "smaller" in cloud["detail"]) == ("warn", True)
 
 
+def test_it_takes_the_flags_of_a_command_that_failed(edgewise: Edgewise) -> None:
+    flags = (
+        "--ctx",
+        "128",
+        "--threshold",
+        "0.5",
+        "--max-tokens",
+        "3",
+        "--span",
+        "2",
+        "--seed",
+        "1",
+    )
+    checks, _ = report(edgewise, *flags, "--cloud", "none")
+    assert checks["edge model"]["detail"].endswith("context 128")
+
+
 def test_without_a_cloud_no_router_is_spoken_of(edgewise: Edgewise) -> None:
     assert "router" not in report(edgewise, "--cloud", "none")[0]

@@ -129,7 +129,7 @@ def test_what_is_quick_does_it(
             if words[0] in ANSWERS and "--max-tokens" not in words:
                 words += ["--max-tokens", "4"]
             if "--redact" in words:
-                pytest.importorskip("stdnum", reason="needs edgewise[redact]")
+                pytest.importorskip("phonenumbers", reason="needs edgewise[redact]")
             done = edgewise(*words)
             assert done.code == 0, f"{block}: {' '.join(command.words)}: {done.err or done.out}"
             assert "stood in" not in done.err, f"{block}: {done.err}"

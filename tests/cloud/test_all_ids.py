@@ -34,7 +34,6 @@ from tests.hub_files import vocabulary_of, write_tokenizer
 from tests.llama_server_process import llama_server
 
 BYTES = ByteTokenizer()
-ALL = "all 258 ids stand for the same"
 
 
 @pytest.fixture
@@ -191,17 +190,6 @@ JOINS = st.sampled_from([joined, tidied, stripped])
 
 
 class TestWhatIsTold:
-    @pytest.mark.parametrize("kind", ["bpe", "spm", "bundled"])
-    @pytest.mark.parametrize("join", [joined, tidied, stripped])
-    def test_the_same_vocabulary_however_it_is_written(
-        self, vocabularies: dict[str, Tokenizer], kind: str, join: Any
-    ) -> None:
-        one = vocabularies[kind]
-        engine = Detokenizing(one, join)
-        engine.url = f"{kind} {join.__name__}"
-        said = asyncio.run(compare_all(engine, one))
-        assert said == f"; all {one.size:,} ids stand for the same"
-
     @given(kind=KINDS, join=JOINS, draw=st.data())
     def test_any_two_ids_that_changed_places_are_found(
         self, vocabularies: dict[str, Tokenizer], kind: str, join: Any, draw: st.DataObject

@@ -1,6 +1,6 @@
 """A cloud of another vocabulary: what it is sent, and what of its words becomes whose ids."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,7 +13,7 @@ from edgewise.cloud.bridge.adapter import Bridge, bridged
 from edgewise.cloud.bridge.session import AT_ONCE, LONGEST
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.local import LocalCloud
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.named import open_tokenizer
 from edgewise.edge.vocabulary import bytes_of
@@ -25,7 +25,6 @@ from edgewise.errors import (
     CloudUnavailable,
     VocabularyMismatch,
 )
-from edgewise.pair import Pair
 from edgewise.prompts import Message, Prompt, prompt_ids, prompt_of
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
@@ -185,27 +184,6 @@ def test_a_template_that_refuses_is_a_consult_that_failed() -> None:
     asked = prompt_of(EDGE, [Message("system", "Be brief."), Message("user", "so?")])
     with pytest.raises(CloudRejected, match="no system role"):
         ask(model, "", prompt=asked)
-    with closing(model.open(asked)) as session:
-        assert session.prefetch(asked.ids) == 0
-
-
-def test_what_is_sent_ahead_is_in_the_clouds_ids() -> None:
-    pushed: list[bytes] = []
-
-    class Pushing(ScriptedCloud):
-        def open(self, prompt: Prompt) -> "Pushing":  # type: ignore[override]
-            return self
-
-        def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-            pushed.append(bytes(ids))
-            return len(ids)
-
-    cloud = Pushing(replying("", prompt=ASKED), tokenizer=OWN)
-    session = Bridge(cloud, own=OWN, edge=EDGE).open(PROMPT)
-    text = b"so it is and so it stays for ever"
-    for end in range(len(text)):
-        session.prefetch([*PROMPT.ids, *text[:end]])
-    assert pushed == [b"sky: ", b"sky: so it is and so", b"sky: so it is and so it stays for"]
 
 
 def test_the_proof() -> None:
@@ -267,41 +245,12 @@ def test_word_for_word_it_writes_what_the_large_model_writes_in_one_go(
             whole = session.ask(theirs, 64, Sampling(), 60).result(60)
         ids = list(asked.ids)
         with closing(model.open(asked)) as session:
-            session.prefetch(ids)
             for _ in range(99):
                 completion = session.ask(ids, 1, Sampling(), 60).result(60)
                 ids += completion.ids
-                session.prefetch(ids)
                 if completion.stopped:
                     break
         assert completion.stopped
         assert completion.ids[-1] in edge.eos_ids
         written = bytes_of(edge, ids[len(asked.ids) :])
         assert written == bytes_of(own, [i for i in whole.ids if i not in own.eos_ids])
-
-
-@pytest.mark.deep
-def test_a_pair_with_an_engine_of_another_vocabulary(
-    engine: str, other_path: Path, spm_path: Path
-) -> None:
-    with pytest.raises(VocabularyMismatch, match="as its tokenizer does"):
-        Pair(other_path, cloud=engine, threads=1, cloud_tokenizer=str(spm_path))
-    with Pair(
-        other_path,
-        cloud=engine,
-        cloud_tokenizer=str(bundled("cloud")),
-        router="constant:1",
-        threshold=0.5,
-        threads=1,
-    ) as pair:
-        answer = pair.ask("Tell me about the heron.", max_tokens=24)
-    assert answer.usage.cloud_tokens > 20
-    assert answer.usage.cloud_completion_tokens > 0
-    assert answer.usage.cloud_prompt_cached
-    assert answer.text.encode().isascii()
-
-
-@pytest.mark.deep
-def test_no_bridge_where_the_named_tokenizer_is_the_edges(engine: str) -> None:
-    with Pair(cloud=engine, cloud_tokenizer=str(bundled("edge")), threads=1) as pair:
-        assert not isinstance(pair.cloud, Bridge)

@@ -17,8 +17,6 @@ from edgewise.cloud.redaction.base import DETECTORS, EXACT, Redaction, Span, red
 from edgewise.cloud.redaction.filter import Redacted
 from edgewise.errors import Blocked, UsageError
 
-NUMBERS = ("phone", "iban", "card")
-
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,9 +25,8 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(name: str, text: str) -> list[str]:
-    if name in NUMBERS:
+    if name == "phone":
         pytest.importorskip("phonenumbers")
-        pytest.importorskip("stdnum")
     detector = DETECTORS.load(name)()
     return [text[one.start : one.end] for one in sorted(detector.find(text))]
 
@@ -109,8 +106,8 @@ def test_words_are_found_whole_however_they_are_written(tmp_path: Path) -> None:
         ("email=hide", "as 'hide'.*mask, local or allow"),
         ("email,off", "no class 'off'"),
         ("", "no class ''"),
-        ("words", "there are none"),
-        ("on,words=allow,@anna", "lets them leave"),
+        ("words", "words"),
+        ("on,words=allow,@anna", "words"),
         ("@empty", "'empty'"),
         ("@short", "'short'"),
         ("@none.txt", "none.txt"),
@@ -152,7 +149,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
-@pytest.mark.parametrize("name", [name for name in EXACT if name not in NUMBERS])
+@pytest.mark.parametrize("name", [name for name in EXACT if name != "phone"])
 def test_no_pattern_reads_long(name: str, piece: str) -> None:
     """What takes a second at this length would take minutes if it were square."""
     detector = DETECTORS.load(name)()

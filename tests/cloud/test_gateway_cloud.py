@@ -1,9 +1,6 @@
 """The device's side of a gateway: what its sessions do in the background, and over bad links."""
 
-import asyncio
-import contextlib
 import gc
-import itertools
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -368,43 +365,3 @@ def test_consults_in_flight_share_one_link(made: FakeGateway, cloud: GatewayClou
     assert all(future.result().ids for future in flying)
     assert len(cloud.links) == 1
     assert sum(isinstance(frame, Open) for frame in made.heard) == 1
-
-
-def test_replies_that_fail_after_their_deadline_are_no_alarm(
-    fake: Callable[..., FakeGateway], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever comes then - a failure, garbage, an end - asyncio has no exception left over."""
-    late: list[asyncio.Task[None]] = []
-    ends = itertools.cycle(["failed", "garbage", "hang up"])
-
-    async def after_a_while(socket: web.WebSocketResponse, ask: Ask, end: str) -> None:
-        await asyncio.sleep(0.02)
-        with contextlib.suppress(ConnectionError):
-            if end == "failed":
-                await socket.send_bytes(encode(Failed(ask.ask, "unavailable", "late")))
-            elif end == "garbage":
-                await socket.send_bytes(b"\xc1")
-            else:
-                await socket.close()
-
-    async def say(socket: web.WebSocketResponse, frame: FromDevice) -> None:
-        if isinstance(frame, Ask):
-            late.append(asyncio.create_task(after_a_while(socket, frame, next(ends))))
-        elif not isinstance(frame, Cancel | Push):
-            await politely(socket, frame)
-
-    made = fake(say)
-    cloud = GatewayCloud(made.url)
-    for tenths in range(40):
-        session = cloud.open(PROMPT)
-        # Around the moment at which the reply comes.
-        asked = [session.ask([*IDS, n], 1, Sampling(), 0.016 + tenths / 4000) for n in range(3)]
-        asked[0].cancel()
-        for future in asked[1:]:
-            with pytest.raises(CloudError):
-                future.result()
-        session.close()
-    cloud.close()
-    gc.collect()
-    left = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
-    assert left == []

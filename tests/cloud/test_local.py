@@ -141,29 +141,18 @@ def test_an_answer_that_is_left_is_no_timeout(script: Held, cloud: LocalCloud) -
     assert not decoder.breaker.is_open
 
 
-class Deadlines(LocalCloud):
-    """Notes the deadline of each consult."""
-
-    def __init__(self, model: ScriptedEdge) -> None:
-        super().__init__(model)
-        self.deadlines: list[float] = []
-
-    def open(self, prompt: Prompt) -> LocalSession:
-        session = super().open(prompt)
-        ask = session.ask
-
-        def noted(*given: Any) -> "Future[Completion]":
-            self.deadlines.append(given[3])
-            return ask(*given)
-
-        session.ask = noted  # type: ignore[method-assign]
-        return session
-
-
 @pytest.mark.parametrize("bridged", [False, True])
-def test_a_slow_model_here_has_no_deadline_but_the_users(bridged: bool) -> None:
-    script = replying("yes", prompt="sky: ")
-    local = Deadlines(ScriptedEdge(script))
+def test_a_slow_model_here_has_no_deadline_but_the_users(
+    monkeypatch: pytest.MonkeyPatch, bridged: bool
+) -> None:
+    script, deadlines, ask = replying("yes", prompt="sky: "), list[float](), LocalSession.ask
+
+    def noted(self: LocalSession, *given: Any) -> "Future[Completion]":
+        deadlines.append(given[3])
+        return ask(self, *given)
+
+    monkeypatch.setattr(LocalSession, "ask", noted)
+    local = LocalCloud(ScriptedEdge(script))
     bridge = Bridge(local, own=ByteTokenizer(), edge=ByteTokenizer())
     with closing(bridge if bridged else local) as cloud:
         for deadline in (None, 20.0):
@@ -172,8 +161,8 @@ def test_a_slow_model_here_has_no_deadline_but_the_users(bridged: bool) -> None:
                 ScriptedEdge(script), router=Constant(1.0), policy=policy, cloud=cloud
             )
             assert decoder.generate(IDS).text == "yes"
-    assert local.deadlines[0] == math.inf
-    assert local.deadlines[-1] <= 20.0
+    assert deadlines[0] == math.inf
+    assert deadlines[-1] <= 20.0
 
 
 def test_closing_in_mid_answer_is_a_cloud_error_like_any_other() -> None:

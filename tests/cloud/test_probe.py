@@ -55,7 +55,6 @@ def test_blanks_behind_that_are_not_taken_are_never_sent() -> None:
         "one two three four five six",
         "Sure! Here are the numbers from one to ten",
         "I will count from one to ten as you say",
-        "Counting is what herons never do",
     ],
 )
 def test_one_that_begins_anew_is_refused(text: str, strips: bool) -> None:
@@ -88,18 +87,6 @@ def test_a_model_that_cannot_count_may_go_on_all_the_same(speaks: Speaks) -> Non
     seen = found(TextDouble(speaks))
     assert not seen.echoes
     assert not seen.strips
-
-
-def test_a_model_that_cannot_count_shows_that_blanks_are_lost() -> None:
-    words = [" of", " herons", " that", " stand", " in", " the", " water"]
-
-    def speaks(answer: str) -> str:
-        # Its own words, from where it is.
-        found = [number for number, word in enumerate(words) if answer.endswith(word.strip())]
-        return "".join(words[found[0] + 1 :] if found else words) * 2
-
-    assert found(TextDouble(speaks, strips=True)).strips
-    assert not found(TextDouble(speaks)).strips
 
 
 def test_an_api_that_does_not_take_the_beginning_is_refused() -> None:

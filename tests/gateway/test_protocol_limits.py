@@ -2,15 +2,11 @@
 
 import asyncio
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
@@ -26,12 +22,10 @@ from edgewise.keys.keys import add_key, revoke_key
 from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import LimitsDown
 from edgewise.sampling import Sampling
-from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.plain_client import PlainClient, check
 from tests.gateway.processes import until
 from tests.gateway.running import Running, gateway
-from tests.server_process import free_port
 
 ENDINGS, REFUSALS = (
     PAGE.read_text(encoding="utf-8")
@@ -318,46 +312,3 @@ def _status(url: str, secret: str, origin: str | None = None) -> int:
             return 101
     except InvalidStatus as refused:
         return refused.response.status_code
-
-
-def test_how_it_is_found(site: Site) -> None:
-    site.serve()
-    url, headers = site.running.url, {"Authorization": f"bearer {site.secret}"}
-    listed = httpx2.get(url + "/v1/models", headers=headers, trust_env=False).json()
-    assert listed["data"][0]["owned_by"] == "edgewise-gateway"
-    assert httpx2.get(url + "/v1/models", trust_env=False).status_code == 401
-    assert httpx2.get(url + "/health", trust_env=False).json() == {"status": "ok", "protocol": 1}
-
-
-@pytest.mark.deep
-def test_a_gateway_alone_refuses_strangers_and_a_drain_answers_what_is_in_flight() -> None:
-    engine, port = ScriptedEngine(seconds=0.5), free_port()
-    command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine.url]
-    process = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: answers(f"http://127.0.0.1:{port}/ready"))
-        with PlainClient(f"http://127.0.0.1:{port}") as client:
-            client.open()
-            assert stranger(f"http://127.0.0.1:{port}/v1/session") == 400
-            client.send([3, 1, 0, [72], check([72])])
-            until(lambda: engine.running == 1)
-            process.send_signal(signal.SIGTERM)
-            assert client.receive()[:2] == [17, 1]
-            assert client.code() == 1001
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
-        engine.close()
-
-
-def stranger(url: str) -> int:
-    """The status for who asks for another name."""
-    return httpx2.get(url, headers={"Host": "any.page"}, trust_env=False).status_code
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx2.get(url, timeout=1, trust_env=False).is_success
-    except httpx2.TransportError:
-        return False

@@ -9,12 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import aiohttp
 import pytest
 
-from edgewise.keys.keys import add_key
 from edgewise.wire.protocol import PATH
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.listening.processes import Process, server, status
@@ -112,16 +110,6 @@ def test_a_page_cannot_use_a_gateway_without_keys(gateway: Process) -> None:
     assert upgrade(gateway.port, Origin="http://evil.example") == 403
     assert upgrade(gateway.port, Origin="http://localhost:1") == 403
     assert upgrade(gateway.port, Host=f"evil.example:{gateway.port}") == 400
-
-
-def test_a_page_cannot_use_a_gateway_with_keys(engine: ScriptedEngine, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.json"
-    secret = add_key(keys, "device", asks_per_second=0, tokens_per_day=0, sessions=0)
-    shown = {"Authorization": f"Bearer {secret}"}
-    with server("gateway", "--engine", engine.url, "--keys", str(keys)) as process:
-        assert upgrade(process.port, **shown) == 101
-        assert upgrade(process.port, Host="a.proxied.name", **shown) == 101
-        assert upgrade(process.port, Origin="http://evil.example", **shown) == 403
 
 
 def upgrade(port: int, **headers: str) -> int:

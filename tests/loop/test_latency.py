@@ -109,3 +109,16 @@ def test_the_first_consult_teaches_how_fast_a_prompt_is_read() -> None:
         decoder.generate(list(b"sky? " * 20), max_tokens=3)
     assert decoder.latency.reading is not None
     assert decoder.latency.reading >= 0.05 / 100
+
+
+def test_a_completion_that_is_about_to_come_is_waited_for() -> None:
+    """A step of 40 ms, half of the completions change the token: 20 ms are worth waiting."""
+    latency = told(0.1, RECENT)
+    assert latency.patience(0.09, first=False) == 0  # the step is not known yet
+    latency.stepped(0.04)
+    for elapsed, wait in ((0.05, 0), (0.09, 0.03), (0.11, 0.01), (0.13, 0)):
+        assert latency.patience(elapsed, first=False) == pytest.approx(wait)
+    for _ in range(100):
+        latency.judged(changed=False)
+    # A draft that is always right never waits.
+    assert latency.patience(0.09, first=False) == pytest.approx(0, abs=1e-3)

@@ -14,7 +14,7 @@ from edgewise.edge.base import EdgeModel
 from edgewise.routers import start
 from edgewise.routers.base import Router
 from edgewise.routers.card import read_card
-from edgewise.routers.named import router_named
+from edgewise.routers.named import router_named, router_of
 from edgewise.settings import Settings
 from edgewise_lab.training.publish import save_card
 
@@ -110,3 +110,15 @@ def test_a_short_answer_spends_about_the_share() -> None:
         usage = [pair.ask(prompt, max_tokens=40).usage for prompt in start.PROMPTS]
     cloud = sum(one.cloud_tokens for one in usage)
     assert 0.05 <= cloud / (cloud + sum(one.edge_tokens for one in usage)) <= 0.15
+
+
+def test_the_packages_routers_are_small_and_read_no_hidden_state() -> None:
+    folders = [path.parent for path in bundled("routers").glob("*/config.json")]
+    assert {folder.name for folder in folders} == {"qwen2.5-coder-0.5b", "smollm2-135m"}
+    for folder in folders:
+        assert sum(path.stat().st_size for path in folder.iterdir()) < 100_000
+        card = read_card(folder)
+        assert card.inputs == ("text", "ranks")
+        assert card.behaviour
+        assert card.measured
+        assert router_of(card, folder).needs

@@ -92,7 +92,7 @@ def opened(
     page.on("console", note)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(url)
-    expect(page.locator("#status")).to_contain_text("with")
+    expect(page.locator("#models")).to_contain_text("+")
     yield page
     context.close()
     assert problems == []

@@ -1,8 +1,9 @@
 """Asking on the page, and replies that no model of ours writes by itself."""
 
 import json
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,15 +24,20 @@ def ask(page: Page, text: str) -> None:
     done(page)
 
 
-def play(page: Page, title: str = "") -> None:
-    """Play the first screen's recording of this title, else its first, to the end."""
+def ask_example(page: Page, title: str = "A sum") -> None:
+    """Ask the first screen's question of this title, and wait for the whole answer."""
     with another_turn(page):
-        page.get_by_role("button", name=f"Play: {title}").first.click()
+        page.locator("#examples button", has_text=re.compile(f"^{title}")).click()
     done(page)
 
 
+def choose(page: Page, mode: str) -> None:
+    """Who writes from now on."""
+    page.get_by_role("radio", name=mode, exact=True).check()
+
+
 @contextmanager
-def another_turn(page: Page) -> Iterator[None]:
+def another_turn(page: Page) -> Generator[None]:
     """What is done within begins a turn; it is there at the end."""
     page.evaluate("document.querySelectorAll('.turn').forEach((turn) => turn.dataset.seen = 1)")
     yield

@@ -62,15 +62,6 @@ def test_usage_the_lists_and_the_metrics_agree(cloud: LlamaServer) -> None:
         assert value == pytest.approx(whole["cost"][name.removesuffix("_total")])
 
 
-def test_the_edge_alone_saves_all_of_it(cloud: LlamaServer) -> None:
-    with app(cloud, billing=Billing(price_of("2,0.5,8"))) as client:
-        cost = asked(client, CHAT, model="edgewise:edge")["cost"]
-    # "sky: " is five tokens, and six were written.
-    assert cost["paid"] == 0
-    assert 1e6 * cost["saved"] == pytest.approx(5 * 2 + 6 * 8)
-    assert not cost["estimated"]
-
-
 def test_the_cloud_alone_is_not_held_to_itself_but_to_the_limit(cloud: LlamaServer) -> None:
     whole = Billing(price_of("2,2,8"))
     with app(cloud, billing=whole) as client:

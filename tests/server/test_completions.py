@@ -51,14 +51,6 @@ def test_a_stream_says_the_same(url: str) -> None:
     assert tokens == whole["choices"][0]["logprobs"]["tokens"]
 
 
-def test_logprobs_in_the_older_form(url: str) -> None:
-    found = answer(url, logprobs=2)["choices"][0]["logprobs"]
-    assert len(found["tokens"]) == len(found["token_logprobs"]) == len(found["text_offset"])
-    assert found["text_offset"][0] == 0
-    assert all(len(top) <= 2 for top in found["top_logprobs"])
-    assert "".join(found["tokens"]) == answer(url)["choices"][0]["text"]
-
-
 SAID = "The word copper names a metal."
 
 

@@ -42,13 +42,6 @@ def text(url: str) -> str:
     return found
 
 
-def test_a_completion_says_the_same(url: str, text: str) -> None:
-    client = asks(url)
-    assert client.completions.create(model=MODEL, prompt=ANSWERED).choices[0].text == text
-    stream = client.completions.create(model=MODEL, prompt=ANSWERED, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in stream) == text
-
-
 def test_a_response_says_the_same(url: str, text: str) -> None:
     client = asks(url)
     whole = client.responses.create(model=MODEL, input=QUESTION)
@@ -229,17 +222,6 @@ def test_harmless_fields_are_taken_and_said(url: str) -> None:
     assert chat.headers["x-edgewise-ignored"] == "metadata, service_tier, store, user"
     plain = post(url, "responses", model=MODEL, input=QUESTION, store=False, max_output_tokens=2)
     assert "x-edgewise-ignored" not in plain.headers
-
-
-def test_a_speakers_name_is_taken_and_said(url: str) -> None:
-    """Several agents in one conversation have names; a template knows roles alone."""
-    turn = {"role": "user", "content": QUESTION}
-    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 2}
-    named = post(url, "chat/completions", **asked, messages=[turn | {"name": "planner"}])
-    plain = post(url, "chat/completions", **asked, messages=[turn])
-    assert named.headers["x-edgewise-ignored"] == "messages.name"
-    assert "x-edgewise-ignored" not in plain.headers
-    assert named.json()["usage"]["prompt_tokens"] == plain.json()["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import Floats
 from edgewise.errors import (
     CloudError,
@@ -24,8 +22,6 @@ from edgewise.errors import (
 from edgewise.server.errors import REQUEST_FIELDS, refusal_of
 from edgewise.settings import Settings
 from edgewise.testing import ScriptedCloud, ScriptedEdge, replying
-from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine
-from tests.gateway.running import gateway
 from tests.server.in_process import ASK, app, data_of
 
 
@@ -84,34 +80,6 @@ def test_every_error_has_its_status(
     made = refusal_of(error("No."))
     assert (made.status, made.code) == (status, code)
     assert made.kind == ("invalid_request_error" if status == 400 else "api_error")
-
-
-FAULTS: list[tuple[Misbehaviour, str]] = [
-    ("error", "cloud_unavailable"),
-    ("busy", "cloud_unavailable"),
-    ("declined", "cloud_rejected"),
-]
-
-
-@pytest.mark.parametrize("through", ["engine", "gateway"])
-@pytest.mark.parametrize(("fault", "code"), FAULTS)
-def test_an_engines_request_is_named_in_the_502(
-    fault: Misbehaviour, code: str, through: str
-) -> None:
-    """So that an operator finds it in the engine's log, whatever stands between."""
-    engine = ScriptedEngine()
-    with gateway([engine.url]) as running:
-        cloud = LlamaServer(engine.url) if through == "engine" else GatewayCloud(running.url)
-        with app(cloud, on_cloud_error="raise") as client:
-            number = engine.asked
-            engine.fault = lambda asked: fault
-            response = client.post("/v1/completions", json=ASK)
-        cloud.close()
-    engine.close()
-    assert response.status_code == 502
-    error = response.json()["error"]
-    assert error["code"] == code
-    assert f"scripted-{number}" in error["message"]
 
 
 def test_a_bug_in_the_model_is_a_500_that_says_nothing() -> None:

@@ -131,18 +131,6 @@ def test_a_stopped_local_question_stays_here_when_the_next_one_follows(
 
 
 @pytest.mark.parametrize("later", ENDPOINTS)
-def test_of_a_history_that_was_cut_every_local_turn_stays_here(asked: Asking, later: str) -> None:
-    said = f"{SECRET} cut {later}"
-    asked.ask("chat/completions", [("user", said)], **MARK)
-    again = f"{SECRET} again {later}"
-    asked.ask("chat/completions", [("user", said), ("assistant", "yes"), ("user", again)])
-    for role in ("user", "assistant"):
-        turns = [("user", "before"), (role, again), ("user", "go on")]
-        assert asked.ask(later, turns).status_code == 200
-    assert "hidden" not in asked.crossed
-
-
-@pytest.mark.parametrize("later", ENDPOINTS)
 @pytest.mark.parametrize("first", ENDPOINTS)
 def test_a_local_answer_stays_here_wherever_it_was_stopped(
     asked: Asking, first: str, later: str

@@ -17,13 +17,15 @@ from tests.server.page_asking import (
     QUESTION,
     another_turn,
     ask,
+    ask_example,
+    choose,
     done,
     hold,
-    play,
     reply,
     say,
     sent_bodies,
     token,
+    until,
     usage,
 )
 from tests.server.serving import serving
@@ -37,12 +39,17 @@ def test_an_answer_shows_who_wrote_what(page: Page) -> None:
     ask(page, QUESTION)
     cloud = page.locator(".text .token.cloud").first
     edge = page.locator(".text .token:not(.cloud)").first
-    colours = [one.evaluate("node => getComputedStyle(node).color") for one in (cloud, edge)]
+    drawn = (cloud.locator("mark"), edge)
+    colours = [one.evaluate("node => getComputedStyle(node).color") for one in drawn]
     assert colours[0] != colours[1]
-    assert page.locator(".token.pending").count() == 0
+    assert page.locator(".text .pending").count() == 0
+    page.locator(".meters summary").click()
     for counter, form in (
-        *((name, r"\d") for name in ("share", "rate", "first")),
-        ("time", r"^\d+\.\d\d s$"),
+        ("tokens", r"^\d+ tokens$"),
+        ("share", r"^\d+ by the cloud \(\d+\.\d%\)$"),
+        ("time", r"^\d+\.\d s$"),
+        ("rate", r"^\d+ tokens/s$"),
+        ("first", r"\d"),
         ("calls", r"^\d+ / \d+$"),
         ("read", r"^[\d,]+ / [\d,]+$"),
         ("bytes", r"^[1-9][\d,]* bytes$"),
@@ -88,25 +95,56 @@ def test_kinds_of_tokens_are_told_without_colour(page: Page) -> None:
     ask(page, "tin")
     drawn = page.locator(".text .token")
     shown = drawn.evaluate_all(
-        "nodes => nodes.map((node) => getComputedStyle(node).textDecoration.split(' rgb')[0])"
+        """nodes => nodes.map((node) => {
+            const style = getComputedStyle(node.querySelector("mark") ?? node);
+            return [style.textDecoration.split(" rgb")[0], style.fontWeight].join();
+        })"""
     )
-    assert len(set(shown)) == 4
-    # What nobody knows otherwise is marked as the cloud's alone.
-    assert shown[1] == shown[3]
-    assert drawn.locator("del").all_text_contents() == ["no"]
+    assert len(set(shown)) == 5
     classes = [node.get_attribute("class") for node in drawn.all()]
-    kinds = ["", "cloud confirmed", "cloud changed", "cloud", "fallback"]
+    kinds = ["", "cloud confirmed", "cloud changed", "cloud alone", "fallback"]
     assert classes == [f"token {kind}".strip() for kind in kinds]
-    # What the edge would have written can be hidden.
-    struck = page.locator(".text del")
-    expect(struck).to_have_text("no")
+    legend = page.get_by_label("Legend").locator(".token").all()
+    assert {one.get_attribute("class") for one in legend} > set(classes)
+
+
+def test_what_the_edge_would_have_written_stands_above(page: Page) -> None:
+    """Struck, and apart: "4" changed to "3" before "4" is no "434"."""
+    reply(page, [token(0, "It makes "), cloud_token(1, "3", "4"), token(2, "4."), END])
+    ask(page, "tin")
+    struck, changed = page.locator(".text rt del"), page.locator(".text .changed mark")
+    expect(struck).to_have_text("4")
     assert "line-through" in struck.evaluate("node => getComputedStyle(node).textDecoration")
-    switch = page.get_by_label("show what the edge would have written")
-    switch.uncheck()
-    expect(page.locator("del")).to_have_count(0)
-    expect(page.locator(".text")).to_have_text("Tin is a metal.")
+    above, below = struck.bounding_box(), changed.bounding_box()
+    assert above
+    assert below
+    assert above["y"] + above["height"] <= below["y"] + below["height"] / 2
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Show what the edge").uncheck()
+    expect(struck).to_have_count(0)
+    expect(page.locator(".text")).to_have_text("It makes 34.")
     page.reload()
-    expect(switch).not_to_be_checked()
+    expect(page.locator(".text")).to_have_text("It makes 34.")
+
+
+def test_a_sentence_says_what_the_cloud_did(page: Page) -> None:
+    agreed = [token(0, "Tin"), cloud_token(1, " is", " is"), token(2, "."), END, usage()]
+    many = [cloud_token(place, f"{place}", "x") for place in range(5)]
+    for chunks, said in (
+        (
+            [token(0, "Tin"), cloud_token(1, " a", " no"), token(2, "."), END],
+            "1 of 3 tokens: no → a",
+        ),
+        ([*many, token(5, "."), END], "5 of 6 tokens: x → 0, x → 1, x → 2 and 2 more"),
+        (agreed, "asked for 1 of 3 tokens and agreed"),
+        ([cloud_token(0, "Tin", "tin"), cloud_token(1, "", "."), END], "wrote all 2 tokens"),
+        ([token(0, "Tin"), cloud_token(1, "", "."), END], "1 of 2 tokens: . → ∎"),
+    ):
+        reply(page, chunks)
+        ask(page, "tin")
+        expect(page.locator(".caption").last).to_contain_text(said)
+    # Nobody knows what is right.
+    expect(page.locator(".right, .wrong")).to_have_count(0)
 
 
 def test_tokens_are_reached_by_keyboard(page: Page) -> None:
@@ -139,21 +177,21 @@ def test_until_the_dial_is_touched_the_servers_flags_hold(browser: Browser) -> N
 
 
 def test_modes_and_side_by_side(page: Page) -> None:
-    page.get_by_label("cloud only").check()
+    choose(page, "Cloud")
     ask(page, QUESTION)
-    assert page.locator(".text .cloud").count() == page.locator(".timeline span").count()
+    expect(page.locator(".text .token:not(.alone)")).to_have_count(0)
     page.get_by_role("button", name="New chat").click()
-    page.get_by_label("side by side").check()
+    choose(page, "Side by side")
     ask(page, QUESTION)
     expect(page.locator(".question")).to_have_count(1)
-    expect(page.locator(".column")).to_have_count(3)
     places = [column.bounding_box() for column in page.locator(".answer").all()]
+    assert len(places) == 3
     for edge in ("y", "height", "width"):
         assert len({round(place[edge]) for place in places if place}) == 1
-    page.get_by_label("edge only").check()
+    choose(page, "Edge")
     ask(page, QUESTION)
     last = page.locator(".turn").last
-    expect(last.locator(".column")).to_have_count(1)
+    expect(last.locator(".answer")).to_have_count(1)
     expect(last.locator(".text .cloud")).to_have_count(0)
 
 
@@ -169,7 +207,7 @@ def test_the_drawer_says_what_left(page: Page, linked: tuple[str, Link]) -> None
     told = page.request.get(f"{linked[0]}/v1/sent").json()["data"]
     shown = len(told) + len({one["conversation"] for one in told})
     expect(rows).to_have_count(shown)
-    page.get_by_label("edge only").check()
+    choose(page, "Edge")
     with page.expect_response("**/v1/sent"):
         ask(page, QUESTION)
     expect(rows).to_have_count(shown)
@@ -177,25 +215,34 @@ def test_the_drawer_says_what_left(page: Page, linked: tuple[str, Link]) -> None
 
 def test_a_local_conversation_stays_local_until_a_new_one(page: Page) -> None:
     bodies = sent_bodies(page)
-    switch = page.get_by_label("local")
+    switch = page.get_by_role("button", name="Local")
     page.get_by_label("Cloud share").fill("30")
-    switch.check()
+    choose(page, "Cloud")
+    switch.click()
+    # It is seen, and what it rules out is closed.
+    expect(page.locator("#local-note")).to_contain_text("leaves this device")
+    for name in ("Cloud", "Side by side"):
+        expect(page.get_by_role("radio", name=name, exact=True)).to_be_disabled()
+    expect(page.get_by_label("Cloud share")).to_be_disabled()
+    expect(page.get_by_role("radio", name="Pair")).to_be_checked()
     ask(page, "Tell me in private about tin.")
-    expect(page.locator(".text .cloud")).to_have_count(0)
-    expect(page.locator(".question.local")).to_have_count(1)
-    expect(switch).to_be_disabled()
+    expect(page.locator(".caption")).to_contain_text("the conversation is local")
+    expect(page.locator(".question .badge")).to_have_count(1)
+    switch.click(force=True)
+    expect(switch).to_have_attribute("aria-pressed", "true")
     ask(page, "And in private about gold.")
-    expect(page.locator(".text .cloud")).to_have_count(0)
     assert bodies[-1].count('"edgewise":{"cloud":"none"}') == 3
     # Kept, and as local as it was.
     page.reload()
-    expect(page.locator(".question.local")).to_have_count(2)
+    expect(page.locator(".question .badge")).to_have_count(2)
     expect(switch).to_be_disabled()
     ask(page, "And in private about gold.")
     assert bodies[-1].count('"edgewise":{"cloud":"none"}') == 5
+    expect(page.locator(".text .cloud")).to_have_count(0)
     page.get_by_role("button", name="New chat").click()
+    expect(switch).to_have_attribute("aria-pressed", "false")
     expect(switch).to_be_enabled()
-    expect(switch).not_to_be_checked()
+    choose(page, "Pair")
     ask(page, QUESTION)
     expect(page.locator(".text .cloud")).not_to_have_count(0)
 
@@ -218,7 +265,7 @@ def test_a_cloud_that_is_cut_off_is_named(page: Page, linked: tuple[str, Link]) 
         page.get_by_label("Cloud share").fill("30")
         ask(page, QUESTION)
         expect(page.locator(".problem")).to_contain_text("cannot be reached (unavailable)")
-        fallen = page.locator(".token.fallback")
+        fallen = page.locator(".text .fallback")
         expect(fallen).not_to_have_count(0)
         fallen.first.hover()
         expect(page.locator("#details")).to_contain_text("unavailable")
@@ -230,13 +277,15 @@ def test_a_cloud_that_is_cut_off_is_named(page: Page, linked: tuple[str, Link]) 
 def test_what_an_answer_cost(browser: Browser, page: Page) -> None:
     """Shown where the server was told a price, and nowhere else."""
     ask(page, QUESTION)
+    page.locator(".meters summary").click()
     expect(page.locator("[data-counter=calls]")).to_have_text(re.compile(r"\d"))
     expect(page.locator("[data-counter=paid]")).to_be_hidden()
     with serving("--price", "2000,2000,2000", "--router", "constant:1") as url:
         priced = browser.new_page()
         priced.goto(url)
-        expect(priced.locator("#status")).to_contain_text("with")
+        expect(priced.locator("#models")).to_contain_text("+")
         ask(priced, QUESTION)
+        priced.locator(".meters summary").click()
         for counter in ("paid", "saved"):
             expect(priced.locator(f"[data-counter={counter}]")).to_have_text(re.compile(r"0\.\d"))
         expect(priced.locator(".text .token").first).to_have_attribute("data-reason", "critical")
@@ -248,19 +297,47 @@ def test_what_an_answer_cost(browser: Browser, page: Page) -> None:
 SAID = "sky:"
 
 
-def test_where_nothing_was_routed_it_says_why(here: Page) -> None:
-    slider = here.get_by_label("Cloud share")
-    slider.fill("0")
-    ask(here, "Tell me about tin.")
-    expect(here.locator(".why")).to_have_text("Nothing was asked of the cloud: the share is 0.")
-    here.get_by_role("button", name="New chat").click()
-    slider.fill("5")
-    here.get_by_label("local", exact=True).check()
-    ask(here, "Tell me in private about tin.")
-    expect(here.locator(".why")).to_contain_text("the conversation is local")
-    here.get_by_role("button", name="New chat").click()
-    play(here, "Nothing to ask the cloud for")
-    expect(here.locator(".why")).to_contain_text("the router was never above its threshold")
+def test_where_nothing_was_routed_it_says_why(page: Page) -> None:
+    page.get_by_label("Cloud share").fill("0")
+    ask(page, "Tell me about tin.")
+    expect(page.locator(".caption")).to_contain_text("the share is 0")
+    low = token(0, "Tin", reason="below_threshold", score=0.2, threshold=0.9)
+    page.get_by_label("Cloud share").fill("5")
+    reply(page, [low, END, usage()])
+    ask(page, "tin")
+    expect(page.locator(".caption").last).to_contain_text("nearest: 0.200 of 0.900")
+
+
+def test_an_answer_that_goes_round_in_circles_is_ended(page: Page) -> None:
+    hold(page)
+    with another_turn(page):
+        page.get_by_label("Message").fill("tin")
+        page.keyboard.press("Enter")
+    said = [{**token(place, f"a{place % 3}")} for place in range(40)]
+    for one in said:
+        one["edgewise"]["token"]["id"] = one["edgewise"]["token"]["index"] % 3
+    say(page, *said)
+    done(page)
+    expect(page.locator(".caption")).to_contain_text("repeats itself")
+    until(page, "replies[0].cancelled")
+    assert page.locator(".text .token").count() == 35
+
+
+def test_a_chat_draws_as_the_server_says(page: Page, linked: tuple[str, Link]) -> None:
+    """The bundled edge model is greedy; others are drawn from."""
+    bodies = sent_bodies(page)
+    reply(page, [token(0, "Tin"), END, usage()])
+    ask(page, "tin")
+    pair = page.request.get(f"{linked[0]}/health").json()["models"][0]
+    assert (pair["temperature"], pair["min_p"]) == (0, 0)
+    drawn = {**pair, "temperature": 0.7, "min_p": 0.05}
+    page.route("**/health", lambda route: route.fulfill(json={"models": [drawn]}))
+    page.reload()
+    expect(page.locator("#models")).to_contain_text("+")
+    ask(page, "tin")
+    first, last = (json.loads(body) for body in (bodies[0], bodies[-1]))
+    assert (first["temperature"], "min_p" in first) == (0, False)
+    assert (last["temperature"], last["min_p"]) == (0.7, 0.05)
 
 
 def test_the_timeline_of_a_long_answer_holds_all_of_it(here: Page) -> None:
@@ -270,6 +347,7 @@ def test_the_timeline_of_a_long_answer_holds_all_of_it(here: Page) -> None:
     chunks[10::20] = [token(10 + 20 * n, "so ", source="cloud") for n in range(25)]
     reply(here, [*chunks, token(500, "on", source="cloud"), END])
     ask(here, "tin")
+    here.locator(".meters summary").click()
     line = here.locator(".timeline")
     expect(line).to_have_attribute("aria-label", "Timeline of 501 tokens, 26 by the cloud")
     bars = line.locator("span.cloud")
@@ -289,18 +367,19 @@ def test_what_an_answer_shows_is_of_the_model_that_was_asked(here: Page, url: st
     models = [pair, {**pair, "model": "alone", "cloud": None, "bundled": False}]
     here.route("**/health", lambda route: route.fulfill(json={"models": models}))
     here.reload()
+    expect(here.get_by_role("combobox", name="Model")).to_be_visible()
     hold(here)
     with another_turn(here):
         here.get_by_label("Message").fill("tin")
         here.keyboard.press("Enter")
     told = token(0, "Tin", reason="below_threshold", score=0.2, threshold=0.9)
     say(here, {"edgewise": {"prompt_token_ids": [1, 2]}}, told)
-    here.get_by_label("Model").select_option("alone")
-    expect(here.get_by_label("cloud only")).to_be_disabled()
-    expect(here.get_by_role("button", name="Unplug the cloud")).to_be_visible()
+    here.get_by_role("combobox", name="Model").select_option("alone")
+    expect(here.get_by_role("radio")).to_have_count(0)
+    expect(here.get_by_role("button", name="Unplug")).to_be_enabled()
     say(here, END, usage(), over=True)
     done(here)
-    expect(here.locator(".why")).to_contain_text("the router was never above its threshold")
+    expect(here.locator(".caption")).to_contain_text("the router was never above its threshold")
 
 
 def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) -> None:
@@ -314,9 +393,26 @@ def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) ->
         page.get_by_label("Cloud share").fill("15")
         page.get_by_label("Message").fill(SAID)
         page.keyboard.press("Enter")
-        page.get_by_role("button", name="Unplug the cloud").click()
+        stop = page.get_by_role("button", name="Stop")
+        unplug = page.get_by_role("button", name="Unplug")
+        # Both stand where they stood when the answer began, whatever it grows to.
+        expect(unplug).to_be_enabled()
+        places = [one.bounding_box() for one in (unplug, stop)]
+        unplug.click()
+        assert [one.bounding_box() for one in (unplug, stop)] == places or stop.count() == 0
         done(page)
         expect(page.locator(".answer .text")).to_contain_text(TEXT)
-        expect(page.locator(".plug")).to_contain_text("0 tokens")
-        expect(page.locator(".plug")).to_contain_text(re.compile(r"the edge wrote .*\d+"))
+        expect(page.locator(".caption")).to_contain_text("unplugged the cloud after 0 tokens")
+        expect(page.locator(".problem")).to_have_text("")
         expect(page.locator(".answer .token.cloud")).to_have_count(0)
+
+
+def test_the_bundled_pair_is_shown_at_the_pace_of_larger_models(here: Page) -> None:
+    """It does not come last in its own demonstration."""
+    choose(here, "Side by side")
+    ask_example(here)
+    times = here.locator("[data-counter=time]").all_inner_texts()
+    pair, edge, cloud = (float(one.removesuffix(" s")) for one in times)
+    assert edge <= pair < cloud
+    here.locator(".meters summary").first.click()
+    expect(here.locator(".meters").first).to_contain_text("80 ms away")

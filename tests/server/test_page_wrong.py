@@ -52,23 +52,23 @@ def test_a_chunk_that_is_none_ends_the_answer_with_a_sentence(page: Page) -> Non
 
 def test_what_is_no_edgewise_is_drawn_without(page: Page) -> None:
     """Another program at the port by now, or a proxy's own page."""
-    for path in ("health", "v1/sent", "traces/index.json"):
+    for path in ("health", "v1/sent", "examples.json"):
         page.route(f"**/{path}", lambda route: route.fulfill(json={"status": "ok"}))
     page.reload()
-    expect(page.locator("#status")).to_contain_text("does not answer")
+    expect(page.locator("#trouble")).to_contain_text("does not answer")
     expect(page.locator("#first")).to_be_visible()
     reply(page, [token(0, "Tin"), END, usage()])
     ask(page, "tin")
     expect(page.locator(".text")).to_have_text("Tin")
 
 
-KEPT = {"mode": "pair", "model": "edgewise", "recorded": False, "phase": "done", "local": False}
+KEPT = {"mode": "pair", "model": "edgewise", "phase": "done", "local": False}
 SAID = {"tail": "", "problem": "", "usage": None, "timing": None, "finish": "stop"}
 
 
 def kept(**answer: Any) -> str:
     answers = {"pair": {**KEPT, **SAID, "tokens": [], **answer}}
-    turn = {"prompt": "tin", "local": False, "recording": None, "answers": answers}
+    turn = {"prompt": "tin", "local": False, "answers": answers}
     return json.dumps({"local": False, "turns": [turn]})
 
 
@@ -81,7 +81,7 @@ def test_a_conversation_that_cannot_be_read_is_a_new_one(page: Page) -> None:
     page.evaluate("localStorage.setItem('edgewise.settings', '{\"mode\": \"all\"}')")
     page.reload()
     expect(page.locator(".text")).to_have_text("Tin")
-    expect(page.get_by_label("pair", exact=True)).to_be_checked()
+    expect(page.get_by_role("radio", name="Pair")).to_be_checked()
     reply(page, [token(0, "Zinc"), END, usage()])
     ask(page, "zinc")
     expect(page.locator(".text").last).to_have_text("Zinc")

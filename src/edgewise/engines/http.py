@@ -6,6 +6,7 @@ import os
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
@@ -130,9 +131,9 @@ class Endpoint:
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
         """What is raised for a reply that is about the request itself."""
+        said = body[:200].decode("utf-8", "replace")
         error = CloudRejected(
-            f"{self.url!r} declined the request (HTTP {status}: {_excerpt(body)!r})",
-            request_id=request_id,
+            f"{self.url!r} declined the request (HTTP {status}: {said!r})", request_id=request_id
         )
         error.status = status
         return error
@@ -243,33 +244,33 @@ class HttpEngine(Endpoint, Engine):
         await self.get(self.health)
 
 
+@dataclass
 class _Request:
     """A request and how it travels. `kept`: over a connection that an earlier one had made.
 
-    `sent` counts what is handed to a connection, at each attempt. `refused` is why it may not be:
-    what is raised there becomes a broken connection to aiohttp.
+    `refused` is why it may not be sent: what is raised in a trace becomes a broken connection to
+    aiohttp.
     """
 
-    def __init__(
-        self,
-        method: str,
-        path: str,
-        data: bytes | None = None,
-        client: Client = NOBODY,
-        ids: int = 0,
-    ) -> None:
-        self.method, self.path, self.data = method, path, data
-        self.headers = {**client.headers, "Content-Type": "application/json"} if data else None
-        self.kept = False
-        self.refused: CloudError | None = None
-        self._sent, self._ids, self._again = client.sent, ids, False
+    method: str
+    path: str
+    data: bytes | None = None
+    client: Client = NOBODY
+    ids: int = 0
+    kept: bool = False
+    counted: bool = False
+    refused: CloudError | None = None
+
+    @property
+    def headers(self) -> dict[str, str] | None:
+        return {**self.client.headers, "Content-Type": "application/json"} if self.data else None
 
     def count(self, body: bytes) -> None:
-        """Bytes are handed to a connection."""
+        """Bytes are handed to a connection, at each attempt."""
         try:
-            if self._sent is not None:
-                self._sent.add(self._ids, body, again=self._again)
-                self._again = True
+            if self.client.sent is not None:
+                self.client.sent.add(self.ids, body, again=self.counted)
+                self.counted = True
         except CloudError as error:
             self.refused = error
             raise
@@ -298,10 +299,6 @@ def require_keyless(url: str) -> None:
             "A cloud engine's address holds a key",
             hint="put the key into EDGEWISE_CLOUD_KEY instead",
         )
-
-
-def _excerpt(body: bytes) -> str:
-    return body[:200].decode("utf-8", "replace")
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -402,23 +399,24 @@ def not_now(
 
     `later` is in how many seconds it wants to be asked again, where it said so.
     """
+    request_id = bounded(request_id)
     if 300 <= status < 400:
         return Redirected(
             f"{url!r} redirects elsewhere (HTTP {status}), and no redirect is followed",
             hint="give the address that it leads to",
-            request_id=bounded(request_id),
+            request_id=request_id,
         )
     if status in (401, 403):
         return CloudRefused(
             f"{url!r} refused the key",
             hint="set EDGEWISE_CLOUD_KEY, or the variable that holds its key, to one it accepts",
-            request_id=bounded(request_id),
+            request_id=request_id,
         )
     if status in (408, 429) or status >= 500:
         busy = CloudUnavailable(
             f"{url!r} is not ready (HTTP {status})",
             hint="try again " + ("shortly" if later is None else f"in {later:g} s"),
-            request_id=bounded(request_id),
+            request_id=request_id,
         )
         busy.retry_after = later if status in (429, 503) else None
         return busy

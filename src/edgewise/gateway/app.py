@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket
 
 from edgewise.gateway.connection import Connection
 from edgewise.gateway.consults import KeyedConsults
-from edgewise.gateway.detokenizing import Detokenizing
+from edgewise.gateway.detokenizing import detokenize
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Sessions
@@ -48,7 +48,6 @@ class Gateway:
         self.fleet, self.keys, self.sessions = fleet, keys, sessions
         self.metrics = GatewayMetrics()
         self.limits = limits or KeyLimits(SqliteLimits(None))
-        self._detokenizing = Detokenizing(fleet, self.limits)
         self.consults = KeyedConsults(fleet, self.limits, self.metrics)
         self.draining = False
         self.connections: set[Connection] = set()
@@ -160,7 +159,7 @@ class Gateway:
         key = self.keys.find(_bearer(request))
         if key is None:
             return self._refused(request, 401)
-        return await self._detokenizing.answer(request, key)
+        return await detokenize(request, key, self.fleet, self.limits)
 
 
 def _bearer(request: Request | WebSocket) -> str:

@@ -167,7 +167,9 @@ class _Weighing:
         if not isinstance(part, Mapping):
             return {}
         given = cast(Mapping[str, Any], part)
-        self._require_few_keys(given)
+        for keys in (given, *(given.get(name) for name in _KEYED)):
+            if isinstance(keys, Mapping) and len(cast(Mapping[str, Any], keys)) > MAX_KEYS:
+                raise self._refused(f"has more than {MAX_KEYS} keys in one object")
         combined = combined or _combines(given)
         above = (*above, id(given))
 
@@ -189,11 +191,6 @@ class _Weighing:
                 _add(found, one_of([(key, target)]), _Ways.both)
         self._require_few(found)
         return found
-
-    def _require_few_keys(self, given: Mapping[str, Any]) -> None:
-        for keys in (given, *(given.get(name) for name in _KEYED)):
-            if isinstance(keys, Mapping) and len(cast(Mapping[str, Any], keys)) > MAX_KEYS:
-                raise self._refused(f"has more than {MAX_KEYS} keys in one object")
 
     def _require_few(self, found: _Places) -> None:
         anywhere = found.get(_ANY, _Ways())

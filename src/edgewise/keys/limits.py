@@ -152,7 +152,7 @@ class KeyLimits:
     @asynccontextmanager
     async def spending(self, key: Key, tokens: int, *, ids: int = 0) -> AsyncGenerator[Spent]:
         """Around a consult for `tokens` that came with `ids`. Raises `OverLimit`."""
-        self._require_rates(key, ids)
+        self.admit(key, ids)
         asks, _ = self._buckets[key.name]
         asks.take(1, key.asks_per_second, self._clock())
         day = await self.reserve(key, tokens)
@@ -203,22 +203,7 @@ class KeyLimits:
         if key.tokens_per_day and unused:
             await asyncio.shield(self._begin(self._given_back(key, day, unused)))
 
-    async def may_warm(self, key: Key, ids: int) -> bool:
-        """Whether pushed `ids` may be computed: the key could make a consult now."""
-        try:
-            self._require_rates(key, ids)
-            await self.reserve(key, 0)
-        except OverLimit:
-            return False
-        return True
-
-    def charge(self, key: Key, ids: int) -> float:
-        """Charge ids that came or were computed; returns the seconds until the key owes none."""
-        (_, bucket), now = self._buckets[key.name], self._clock()
-        bucket.take(ids, key.ids_per_second, now)
-        return bucket.wait(key.ids_per_second, now)
-
-    def _require_rates(self, key: Key, ids: int) -> None:
+    def admit(self, key: Key, ids: int) -> None:
         """Charge `ids`, which came in any case. Raises `OverLimit` for what came before."""
         (asks, bucket), now = self._buckets[key.name], self._clock()
         waits = {
@@ -230,6 +215,21 @@ class KeyLimits:
             if wait:
                 message = f"Too many {what} in too short a time; try again later."
                 raise OverLimit("unavailable", message, wait)
+
+    async def may_warm(self, key: Key, ids: int) -> bool:
+        """Whether pushed `ids` may be computed: the key could make a consult now."""
+        try:
+            self.admit(key, ids)
+            await self.reserve(key, 0)
+        except OverLimit:
+            return False
+        return True
+
+    def charge(self, key: Key, ids: int) -> float:
+        """Charge ids that came or were computed; returns the seconds until the key owes none."""
+        (_, bucket), now = self._buckets[key.name], self._clock()
+        bucket.take(ids, key.ids_per_second, now)
+        return bucket.wait(key.ids_per_second, now)
 
     async def _undo(self, reserving: "asyncio.Task[bool]", key: Key, day: int, tokens: int) -> None:
         """The request was cancelled while its tokens were being reserved."""

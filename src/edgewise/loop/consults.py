@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from typing import Literal, NamedTuple
 
@@ -116,6 +117,15 @@ class Consults:
             except Blocked as error:
                 return _refusal(error)
         return None
+
+    def lands(self, flight: Flight) -> bool:
+        """Whether a consult is over, or will be before another draft token would pay."""
+        elapsed = time.monotonic() - flight.begun
+        patience = self.latency.patience(elapsed, first=flight.first)
+        if patience and not flight.future.done():
+            futures.wait((flight.future,), patience)
+            self.waited += time.monotonic() - flight.begun - elapsed
+        return flight.future.done()
 
     def completion(self, flight: Flight, ids: Sequence[int], token: int) -> Completion:
         """Wait for the outcome; raises the `CloudError` that it is.

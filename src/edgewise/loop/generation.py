@@ -130,7 +130,7 @@ class Generation(Iterator[Event]):
         """While the consult flies, one draft token more; then its outcome."""
         assert self._consults is not None
         policy, state = self._rules.policy, self._state
-        if policy.speculate and not flight.future.done():
+        if policy.speculate and not self._consults.lands(flight):
             self._speculation.begin(flight.ask, read, state)
             draft = self._speculation.forward()
             if draft is not None:
@@ -157,6 +157,7 @@ class Generation(Iterator[Event]):
         outcome: Completion | CloudError = completion
         if (constraint := self._rules.constraint) is not None:
             fit = constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
+        self._consults.latency.judged(changed=fit > 0 and completion.ids[0] != read.token)
         state = self._state.answered(completion, read.token, fit, self._rules)
         if not fit:
             outcome = BreaksGrammar("The response format allows nothing that the cloud wrote here.")
@@ -239,7 +240,7 @@ class Generation(Iterator[Event]):
         """Release what is held back, and sum up."""
         self._finished = True
         assert state.end is not None
-        text, stopped = state.release(self._rules.stop)
+        text, stopped = state.held.release(self._rules.stop)
         counts, consults = state.counts, self._consults
         wasted = counts.wasted + len(state.queue) + (consults.wasted if consults else 0)
         usage = Usage(
@@ -259,7 +260,12 @@ class Generation(Iterator[Event]):
             cost=self._costs.cost(self._ids) if self._costs else None,
         )
         total = time.monotonic() - self._started
-        timing = Timing(ttft=self._ttft, total=total, wait=self._waited)
         self._events.append(
-            Finished(text=text, finish_reason=state.end, stop=stopped, usage=usage, timing=timing)
+            Finished(
+                text=text,
+                finish_reason=state.end,
+                stop=stopped or state.stopped,
+                usage=usage,
+                timing=Timing(ttft=self._ttft, total=total, wait=self._waited),
+            )
         )

@@ -77,15 +77,17 @@ class Latency:
     An answer's first consults are counted apart (`first`): the engine may have to read the prompt.
     All means are exponentially weighted (weight 1/8, as TCP's smoothed round-trip time, RFC 6298)
     and None before the first value. Seconds: `round_trip` and `engine` (its own time) a consult,
-    `reading` a prompt token that a first consult computed. `timeouts` counts consults in a row that
-    were not answered in time.
+    `step` a step of the edge, `reading` a prompt token that a first consult computed. `changed` is
+    the part of completions that differed from the edge's token (at first a half), `timeouts` counts
+    consults in a row that were not answered in time.
     """
 
     def __init__(self) -> None:
         self.round_trip: float | None = None
         self.engine: float | None = None
+        self.step: float | None = None
         self.reading: float | None = None
-        self.timeouts = 0
+        self.changed, self.timeouts = 0.5, 0
         self._recent = {first: deque[float](maxlen=RECENT) for first in (False, True)}
         self._lock = threading.Lock()
 
@@ -106,6 +108,16 @@ class Latency:
             with self._lock:
                 self.reading = _smoothed(self.reading, seconds / tokens)
 
+    def stepped(self, seconds: float) -> None:
+        """The edge took `seconds` for one token."""
+        with self._lock:
+            self.step = _smoothed(self.step, seconds)
+
+    def judged(self, *, changed: bool) -> None:
+        """A completion confirmed the edge's token, or changed it."""
+        with self._lock:
+            self.changed = _smoothed(self.changed, float(changed))
+
     def timed_out(self, deadline: float, *, first: bool) -> None:
         """A consult was given up after `deadline` seconds: it would have taken at least those."""
         with self._lock:
@@ -117,6 +129,19 @@ class Latency:
         with self._lock:
             recent = list(self._recent[first])
         return float(np.quantile(recent, part)) if len(recent) >= ENOUGH else None
+
+    def patience(self, elapsed: float, *, first: bool) -> float:
+        """Seconds to wait for a consult, `elapsed` seconds old, before another draft is computed.
+
+        0 unless its completion is about to arrive. With r seconds to go, a step of s seconds gains
+        r if the draft is accepted and loses s - r if it is rejected, as a part d of them is: it
+        pays if r > d s. A completion that is overdue by as much is not waited for.
+        """
+        median = self.quantile(0.5, first=first)
+        if median is None or self.step is None:
+            return 0.0
+        margin, left = self.changed * self.step, median - elapsed
+        return left + margin if abs(left) < margin else 0.0
 
 
 def _smoothed(mean: float | None, value: float) -> float:

@@ -5,6 +5,7 @@ These draft tokens are decided on by the answer's own rules. If the completion a
 and consults are used; if not, they are rolled back. So speculation changes no answer.
 """
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,8 +54,11 @@ class Speculation:
         tip, ids = self._tip, [*self._ids, *self.drafts]
         if tip is None or not 0 < len(self.drafts) < self._rules.policy.speculate:
             return None
+        begun = time.monotonic()
         # In detail: the answer may consult here after all, when the step is long gone.
         read = self._reads[len(ids)] = self._read(self.drafts).detailed()
+        if self._consults is not None:
+            self._consults.latency.stepped(time.monotonic() - begun)
         tip, reason = tip.reaching(read.token, ids, self._rules), None
         if not tip.owed:
             tip, reason = self._decided(tip, read, ids)

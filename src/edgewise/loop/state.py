@@ -98,46 +98,47 @@ class Queued(msgspec.Struct, frozen=True):
     last: bool
 
 
-class Characters(NamedTuple):
-    """Bytes of an incomplete character (at most three)."""
+class Held(NamedTuple):
+    """What cannot be shown yet.
+
+    `pending` are bytes of an incomplete character (at most three), `text` may begin a stop string.
+    """
 
     pending: bytes = b""
+    text: str = ""
 
-    def feed(self, piece: bytes) -> tuple[str, "Characters"]:
-        """Decode `piece` behind what is pending; invalid bytes become U+FFFD.
+    def feed(self, piece: bytes, stops: Sequence[str]) -> tuple[str, "Held", str | None]:
+        """Returns what can be shown, what is held now, and the first stop string that is complete.
 
-        Over any split of a byte string the texts join to `data.decode("utf-8", "replace")`.
+        Invalid bytes become U+FFFD: over any split of a byte string the texts join to
+        `data.decode("utf-8", "replace")`. What can be shown never holds any part of a stop string;
+        behind a match nothing is shown.
         """
         if not self.pending and piece.isascii():
-            return piece.decode("ascii"), self
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        text = decoder.decode(self.pending + piece)
-        return text, Characters(decoder.getstate()[0])
+            text, pending = piece.decode("ascii"), b""
+        else:
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            text = decoder.decode(self.pending + piece)
+            pending = decoder.getstate()[0]
+        return self._shown(text, pending, stops)
 
-    def flush(self) -> str:
-        """The text of an unfinished character at the end of an answer."""
-        return self.pending.decode("utf-8", "replace")
+    def release(self, stops: Sequence[str]) -> tuple[str, str | None]:
+        """The text that is still held where an answer ends; the stop string that is in it."""
+        text, held, matched = self._shown(self.pending.decode("utf-8", "replace"), b"", stops)
+        return text + held.text, matched
 
-
-class Stops(NamedTuple):
-    """Text held back because a stop string may be forming in it."""
-
-    held: str = ""
-
-    def feed(self, text: str, stops: Sequence[str]) -> tuple[str, "Stops", str | None]:
-        """Returns what can be shown, the next state, and the first stop string that is complete.
-
-        What can be shown never holds any part of a stop string; behind a match nothing is shown.
-        """
-        if not stops and not self.held:
-            return text, self, None
-        whole = self.held + text
+    def _shown(
+        self, text: str, pending: bytes, stops: Sequence[str]
+    ) -> tuple[str, "Held", str | None]:
+        if not stops and not self.text:
+            return text, Held(pending), None
+        whole = self.text + text
         matches = [(at, stop) for stop in stops if (at := whole.find(stop)) >= 0]
         if matches:
             at, stop = min(matches)
-            return whole[:at], Stops(), stop
-        keep = max((overlap(whole, stop) for stop in stops), default=0)
-        return whole[: len(whole) - keep], Stops(whole[len(whole) - keep :]), None
+            return whole[:at], Held(), stop
+        shown = len(whole) - max((overlap(whole, stop) for stop in stops), default=0)
+        return whole[:shown], Held(pending, whole[shown:]), None
 
 
 class Boundary(msgspec.Struct, frozen=True):
@@ -157,7 +158,7 @@ _NO_BOUNDARY = Boundary()
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """An answer after `index` tokens.
 
-    `characters` and `stops` hold text back. `queue` is the rest of a completion; while speculating,
+    `held` is text that cannot be shown yet. `queue` is the rest of a completion; while speculating,
     `owed` counts the tokens (or words) that an expected one will still bring. `over_budget`: the
     last consult was refused for its cost or privacy; until one is sent the threshold controller
     is frozen, since its share cannot be reached. `end` is set if the answer is over, `stopped`
@@ -166,8 +167,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     budget: Budget
     index: int = 0
-    characters: Characters = Characters()
-    stops: Stops = Stops()
+    held: Held = Held()
     queue: tuple[Queued, ...] = ()
     owed: int = 0
     boundary: Boundary = _NO_BOUNDARY
@@ -261,8 +261,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         piece = b"" if ended else rules.tokenizer.piece(token)
         if not piece and rules.shown and not ended:
             piece = rules.shown.get(token, b"")
-        text, characters = self.characters.feed(piece)
-        shown, stops, matched = self.stops.feed(text, rules.stop)
+        shown, held, matched = self.held.feed(piece, rules.stop)
         counts, index, by_cloud = self.counts, self.index + 1, by == "cloud"
         end: FinishReason | None = None
         if matched or ended:
@@ -278,8 +277,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         after = State(
             index=index,
             budget=rules.policy.written(budget, by_cloud=by_cloud, steers=not over_budget),
-            characters=Characters() if matched else characters,
-            stops=stops,
+            held=held,
             queue=self.queue[1:],
             owed=owed,
             boundary=boundary,
@@ -291,8 +289,3 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             stopped=matched,
         )
         return after, shown
-
-    def release(self, stop: Sequence[str]) -> tuple[str, str | None]:
-        """The text that is still held back where the answer ends; the stop string that did it."""
-        tail, stops, matched = self.stops.feed(self.characters.flush(), stop)
-        return tail + stops.held, matched or self.stopped

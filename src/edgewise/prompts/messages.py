@@ -88,7 +88,15 @@ def conversation(
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     made: dict[str, object] = {"messages": [_turn(message, names, change) for message in messages]}
     if tools:
-        made["tools"] = [{"type": "function", "function": _function(one, change)} for one in tools]
+        functions = [
+            {
+                "name": change(tool.name),
+                "description": change(tool.description),
+                "parameters": _changed(tool.parameters, change),
+            }
+            for tool in tools
+        ]
+        made["tools"] = [{"type": "function", "function": one} for one in functions]
     return made
 
 
@@ -151,14 +159,6 @@ def _call(call: ToolCall, change: Change) -> dict[str, object]:
     arguments = _changed(arguments_of(call), change)
     function = {"name": change(call.name), "arguments": arguments}
     return {"id": change(call.id), "type": "function", "function": function}
-
-
-def _function(tool: Tool, change: Change) -> dict[str, object]:
-    return {
-        "name": change(tool.name),
-        "description": change(tool.description),
-        "parameters": _changed(tool.parameters, change),
-    }
 
 
 def _changed(value: object, change: Change) -> object:

@@ -136,7 +136,11 @@ class Child:
             yield
         except (OSError, EOFError) as error:
             why: Why = "time" if time.monotonic() >= end else "process"
-            raise ChildEnded(why, self._status(), self._last_words()) from error
+            status, stderr = self._status(), self._process.stderr
+            words = stderr.read().decode("utf-8", "replace").splitlines() if stderr else []
+            raise ChildEnded(
+                why, status, [word.strip() for word in words if word.strip()]
+            ) from error
         finally:
             watch.cancel()
 
@@ -147,12 +151,6 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
-
-    def _last_words(self) -> list[str]:
-        if self._process.stderr is None:
-            return []
-        lines = self._process.stderr.read().decode("utf-8", "replace").splitlines()
-        return [line.strip() for line in lines if line.strip()]
 
     def _send(self, data: bytes) -> None:
         self._requests.write(len(data).to_bytes(worker.HEAD, "big") + data)

@@ -17,6 +17,7 @@ from edgewise.costs.meter import Billing
 from edgewise.events import Consult, Finished, Token
 from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.parts import make_policy
+from edgewise.sampling import CHAT
 from edgewise.server import chat, completions, messages, responses
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers, caller_of
@@ -107,14 +108,19 @@ def _health_of(answering: Answering) -> dict[str, Any]:
     decoder = answering.pair.decoder
     latency = decoder.latency
     policy = make_policy(answering.settings, answering.starts)
+    cloud, draws = answering.cloud, answering.pair.draws
     return {
         "edge": answering.edge.name,
-        "cloud": answering.cloud.name if answering.cloud else None,
-        "vocabulary": answering.cloud.proof if answering.cloud else None,
+        "edge_parameters": answering.edge.parameters,
+        "cloud": cloud.name if cloud else None,
+        "cloud_parameters": cloud.local.parameters if cloud and cloud.local else None,
+        "vocabulary": cloud.proof if cloud else None,
         "cloud_paused": decoder.breaker.is_open,
         "bundled": answering.bundled,
         "cloud_share": policy.cloud_share,
         "threshold": policy.threshold if policy.cloud_share is None else None,
+        "temperature": CHAT.temperature if draws else answering.settings.temperature or 0.0,
+        "min_p": CHAT.min_p if draws else 0.0,
         "round_trip_seconds": latency.round_trip,
         "engine_seconds": latency.engine,
     }

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.events import Candidate, Token
 from edgewise.grammar.calls import CallArguments, CallBegun, Part, call_reader
-from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat
+from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import Message, Prompt, ToolCall, prompt_of
 from edgewise.prompts.messages import said
 from edgewise.server.answering import Answering, Unread
@@ -23,20 +23,19 @@ from edgewise.server.replies import ChunkWriter, Writer, candidates_of, reply_wi
 from edgewise.server.requests import (
     MAX_ARGUMENTS,
     MAX_CALLS,
-    MAX_MESSAGES,
     CallId,
     ChatTurn,
     ConversationAnswerRequest,
     FunctionDefinition,
     JsonSchema,
-    Name,
     OpenAIRequest,
     PlainFormat,
     Strict,
     Texts,
     TokenLimit,
+    Tools,
     TopLogprobs,
-    few_parts,
+    Turns,
     form_of,
     turn,
 )
@@ -57,12 +56,6 @@ class MessageToolCall(Strict):
     function: FunctionCall
 
 
-class MessageOptions(Strict):
-    """With `cloud` "none" neither the message nor what follows it is ever sent to the cloud."""
-
-    cloud: Literal["none"]
-
-
 class ChatMessage(Strict):
     """A turn. `developer` is another name of `system`; `tool` has the result of a call."""
 
@@ -75,7 +68,8 @@ class ChatMessage(Strict):
     refusal: None = None
     audio: None = None
     function_call: None = None
-    edgewise: MessageOptions | None = None
+    # Neither the message nor what follows it is ever sent to the cloud.
+    edgewise: Annotated[dict[Literal["cloud"], Literal["none"]], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> "ChatMessage":
@@ -85,23 +79,10 @@ class ChatMessage(Strict):
 
 
 class FunctionTool(Strict):
-    """A tool is a function."""
+    """A tool is a function. As a choice it names the one that has to be called."""
 
     type: Literal["function"]
     function: FunctionDefinition
-
-
-class FunctionName(Strict):
-    """A function's name."""
-
-    name: Name
-
-
-class NamedTool(Strict):
-    """The tool that has to be called."""
-
-    type: Literal["function"]
-    function: FunctionName
 
 
 class JsonSchemaFormat(Strict):
@@ -120,11 +101,7 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
         *("prompt_cache_retention", "prompt_cache_options"),
         *("reasoning_effort", "verbosity", "prediction"),
     }
-    messages: Annotated[
-        list[ChatMessage],
-        Field(min_length=1, max_length=MAX_MESSAGES),
-        BeforeValidator(few_parts),
-    ]
+    messages: Turns[ChatMessage]
     max_tokens: TokenLimit | None = None
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
@@ -132,8 +109,8 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
     response_format: (
         Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")] | None
     ) = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: Tools[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionTool | None = None
     parallel_tool_calls: bool | None = None
 
     @property
@@ -165,7 +142,7 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
 
     def form(self) -> ResponseFormat | None:
         written, choice = self.response_format, self.tool_choice
-        named = choice.function.name if isinstance(choice, NamedTool) else None
+        named = choice.function.name if isinstance(choice, FunctionTool) else None
         return form_of(
             written.json_schema if isinstance(written, JsonSchemaFormat) else written,
             [tool.function for tool in self.tools or ()],

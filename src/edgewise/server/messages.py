@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BeforeValidator, Field, Tag
+from pydantic import Field, Tag
 
 from edgewise.events import Finished
 from edgewise.grammar.calls import CallBegun
-from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat
+from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import ToolCall
 from edgewise.server.chat import answered, joined, unread
 from edgewise.server.errors import NO_THREADS, ApiError, anthropic_body
@@ -37,9 +37,10 @@ from edgewise.server.requests import (
     TextPart,
     Texts,
     TokenLimit,
+    Tools,
+    Turns,
     TypedJsonSchema,
     by_type,
-    few_parts,
     form_of,
     ignored,
     ignored_header,
@@ -152,13 +153,9 @@ class CountRequest(ConversationRequest):
     # The KV cache keeps what it can by itself, and no reasoning is kept apart.
     ignores = frozenset({"cache_control", "thinking", "speed", "user_profile_id", "workspace_id"})
     edgewise: CloudOptions = EdgewiseOptions()
-    messages: Annotated[
-        list[AnthropicTurn],
-        Field(min_length=1, max_length=MAX_MESSAGES),
-        BeforeValidator(few_parts),
-    ]
+    messages: Turns[AnthropicTurn]
     system: Texts | None = None
-    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools[AnyTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None

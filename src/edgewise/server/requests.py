@@ -7,11 +7,12 @@ their requests is a `ConversationRequest`.
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     Discriminator,
     Field,
     model_validator,
@@ -19,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from edgewise.edge.base import Tokenizer
-from edgewise.grammar.response_format import ResponseFormat, require_response_format
+from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat, require_response_format
 from edgewise.prompts import Message, Tool, ToolCall
 from edgewise.server.errors import ApiError
 
@@ -180,6 +181,13 @@ def _parts(turn: object) -> list[object]:
     given = cast(dict[str, object], turn) if isinstance(turn, dict) else {}
     both = (given.get("content"), given.get("output"))
     return [part for one in both if isinstance(one, list) for part in cast(list[object], one)]
+
+
+_T = TypeVar("_T")
+Turns = Annotated[
+    list[_T], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(few_parts)
+]
+Tools = Annotated[list[_T], Field(max_length=MAX_TOOLS)]
 
 
 class PlainFormat(Strict):

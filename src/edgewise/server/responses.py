@@ -10,14 +10,13 @@ from fastapi.responses import Response
 from pydantic import BeforeValidator, Field, Tag
 
 from edgewise.events import Finished
-from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat
+from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import ToolCall
 from edgewise.server.chat import FunctionCall, answered
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute
 from edgewise.server.replies import EventWriter, Item, UsageCounts
 from edgewise.server.requests import (
-    MAX_MESSAGES,
     BoundedText,
     CallId,
     ChatTurn,
@@ -25,12 +24,13 @@ from edgewise.server.requests import (
     ConversationAnswerRequest,
     EdgewiseOptions,
     FunctionDefinition,
-    Name,
     PlainFormat,
     Skipped,
     Strict,
     Texts,
     TokenLimit,
+    Tools,
+    Turns,
     TypedJsonSchema,
     by_type,
     few_parts,
@@ -75,7 +75,7 @@ InputItem = Annotated[
 
 
 class ResponsesTool(FunctionDefinition):
-    """A function that the answer may call."""
+    """A function that the answer may call; as a choice, the one that it has to call."""
 
     type: Literal["function"]
 
@@ -84,13 +84,6 @@ AnyTool = Annotated[
     Annotated[ResponsesTool, Tag("(function)")] | Annotated[Skipped, Tag("(other)")],
     by_type("function", others=True),
 ]
-
-
-class ResponsesToolName(Strict):
-    """The tool that has to be called."""
-
-    type: Literal["function"]
-    name: Name
 
 
 class TextOptions(Strict):
@@ -113,15 +106,12 @@ class ResponsesRequest(ConversationAnswerRequest):
         }
     )
     edgewise: CloudOptions = EdgewiseOptions()
-    input: Annotated[
-        BoundedText | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)],
-        BeforeValidator(few_parts),
-    ]
+    input: Annotated[BoundedText | Turns[InputItem], BeforeValidator(few_parts)]
     instructions: BoundedText | None = None
     max_output_tokens: TokenLimit | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponsesToolName | None = None
+    tools: Tools[AnyTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesTool | None = None
     parallel_tool_calls: bool | None = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
 
@@ -149,7 +139,7 @@ class ResponsesRequest(ConversationAnswerRequest):
             self.text and self.text.format,
             [tool for tool in self.tools or () if isinstance(tool, ResponsesTool)],
             choice if isinstance(choice, str) else None,
-            only=choice.name if isinstance(choice, ResponsesToolName) else None,
+            only=choice.name if isinstance(choice, ResponsesTool) else None,
             parallel=self.parallel_tool_calls,
         )
 
@@ -166,19 +156,14 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
 _DEFAULTS: dict[str, Any] = {
     "error": None,
     "incomplete_details": None,
-    "instructions": None,
-    "max_output_tokens": None,
     "metadata": {},
     "output": [],
     "parallel_tool_calls": True,
-    "previous_response_id": None,
     "store": False,
     "temperature": None,
-    "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
     "top_p": None,
-    "truncation": "disabled",
     "usage": None,
 }
 """A response's fields without an answer. The request's own values come back."""

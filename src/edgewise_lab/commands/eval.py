@@ -27,7 +27,7 @@ from edgewise_lab.evaluation.plan import (
     manifest,
     warnings,
 )
-from edgewise_lab.evaluation.report import Row, as_csv, plot, rows, summary
+from edgewise_lab.evaluation.report import Row, as_csv, rows, summary
 from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.tasks.base import Task, digest, trained_digests
 from edgewise_lab.evaluation.tasks.named import with_calibration
@@ -83,15 +83,10 @@ def evaluate(
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV to FILE.")
     ] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Plot accuracy against cloud share to FILE."),
-    ] = None,
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
     shares = shares_of(cloud_share, chosen)
-    for path in (csv, figure):
-        require_folder(path)
+    require_folder(csv)
     asked = with_calibration(
         task,
         "test",
@@ -109,7 +104,7 @@ def evaluate(
         contenders, table = _compared(
             chosen, asked, named, shares, out, baselines=baselines, workers=workers
         )
-    _report(asked[0], contenders, table, json=json, csv=csv, figure=figure)
+    _report(asked[0], contenders, table, json=json, csv=csv)
 
 
 def _compared(
@@ -154,15 +149,12 @@ def _report(
     *,
     json: bool,
     csv: Path | None,
-    figure: Path | None,
 ) -> None:
     title = f"{task.name}, {len(task.questions)} questions"
     title += "" if task.known else ", agreement with the cloud's own answers"
     sentences = warnings(task, contenders, table)
     if csv:
         _write(csv, as_csv(table))
-    if figure:
-        plot([row.overall for row in table], title, figure)
     if json:
         told = summary(task.name, contenders[0].name, table, sentences)
         measure = "accuracy" if task.known else "agreement"

@@ -118,9 +118,9 @@ def _trained(
     training: Callable[..., Training],
     labels: list[Label],
     stage: Stage | None,
-) -> Fitted | None:
-    """Every round, or one stage of the last; what was fitted last."""
-    fitted: Fitted | None = None
+) -> object:
+    """Every round, or one stage of the last; what came of the last."""
+    fitted: object = None
     price = price_of(chosen.price) if chosen.price else None
     with open_models(chosen) as models, render.progress() as progress:
         edge, cloud = models.both()
@@ -133,21 +133,13 @@ def _trained(
             one = training(edge=edge, cloud=cloud, label=label, progress=shown, meter=meter)
             if stage is None and label is labels[0] and (estimate := one.estimate()):
                 render.note(f"This will take about {estimate.described(price)}.")
-            fitted = one.run() if stage is None else _only(one, stage)
+            fitted = one.run() if stage is None else getattr(one, stage)()
     render.note(f"It took {meter.spent.described(price)}.")
     return fitted
 
 
-def _only(training: Training, stage: Stage) -> Fitted | None:
-    if stage == "fit":
-        return training.fit()
-    run = {"collect": training.collect, "label": training.label, "calibrate": training.calibrate}
-    run[stage]()
-    return None
-
-
-def _told(fitted: Fitted | None) -> None:
-    if fitted is not None:
+def _told(fitted: object) -> None:
+    if isinstance(fitted, Fitted):
         render.out.print(
             f"{fitted.labels.mean():.1%} of the tokens are worth a consult; the router's loss on "
             f"held-out answers is {fitted.loss:.4f} nats, that of the best constant "

@@ -1,6 +1,6 @@
 """`edgewise tune`: thresholds of a router for a pair, from some prompts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from edgewise.errors import UsageError
 from edgewise.routers.start import keep_tuned
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
-from edgewise_lab.evaluation.calibration import ROUNDS, Calibrated, thresholds_for
+from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
 from edgewise_lab.evaluation.systems import require_room
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import open_task
@@ -57,7 +57,6 @@ def tune(
             asked,
             edge=edge,
             cloud=MeteredCloud(cloud, meter),
-            rounds=ROUNDS,
             done=lambda: progress.advance(bar),
         )
         thresholds = {f"{share:g}": point.threshold for share, point in found.items()}
@@ -66,7 +65,9 @@ def tune(
     if place is None:
         raise UsageError("There is no folder to keep thresholds in", hint="set HOME")
     if json:
-        print(msgspec.json.encode({"router": named.router, "thresholds": _told(found)}).decode())
+        realised = {f"{share:g}": (point.share, *point.interval) for share, point in found.items()}
+        told = {"router": named.router, "thresholds": thresholds, "realised": realised}
+        print(msgspec.json.encode(told).decode())
         return
     render.show(_table(found, f"{named.router}, {len(asked.questions)} prompts"))
     price = price_of(chosen.price) if chosen.price else None
@@ -83,18 +84,6 @@ def _prompts(name: str, data: Path | None, limit: int, max_tokens: int | None) -
             setting="limit",
         )
     return task if max_tokens is None else replace(task, max_tokens=max_tokens)
-
-
-def _told(found: Mapping[float, Calibrated]) -> Sequence[dict[str, object]]:
-    return [
-        {
-            "cloud_share": share,
-            "threshold": point.threshold,
-            "realised": point.share,
-            "interval": point.interval,
-        }
-        for share, point in found.items()
-    ]
 
 
 def _table(found: Mapping[float, Calibrated], title: str) -> Table:

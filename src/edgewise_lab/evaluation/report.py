@@ -3,13 +3,12 @@
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 
 from edgewise.completion import metered
-from edgewise.errors import UsageError
 from edgewise_lab.evaluation.statistics import (
     Interval,
     difference_interval,
@@ -178,7 +177,7 @@ class Strictly(msgspec.Struct, frozen=True):
     interval: Intervals
 
 
-class Compared(msgspec.Struct, frozen=True):
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """Edge alone, pair and cloud alone on some questions.
 
     The gap is that of the families that have one; `without_gap` are the others.
@@ -194,7 +193,7 @@ class Compared(msgspec.Struct, frozen=True):
     strict: Strictly
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(Compared, frozen=True, kw_only=True):
     """The pair at one share, as a whole and by family, and every system's figures.
 
     `warnings` say in a sentence each why a figure may not be what it seems. The `measure` is
@@ -203,14 +202,6 @@ class Summary(msgspec.Struct, frozen=True):
 
     task: str
     router: str
-    questions: int
-    accuracy: Accuracy
-    gap_recovered: float | None
-    without_gap: tuple[str, ...]
-    cloud_share: float
-    cloud_work: float | None
-    interval: Intervals
-    strict: Strictly
     families: dict[str, Compared]
     systems: list[Figures]
     warnings: tuple[str, ...] = ()
@@ -225,9 +216,9 @@ def summary(task: str, router: str, table: Sequence[Row], warnings: Sequence[str
     edge, pair, cloud = first[EDGE.system], first[router], first[CLOUD.system]
     whole = _compared(edge.overall, pair.overall, cloud.overall)
     return Summary(
-        task,
-        router,
-        *(getattr(whole, name) for name in Compared.__struct_fields__),
+        **asdict(whole),
+        task=task,
+        router=router,
         families={
             name: _compared(edge.families[name], figures, cloud.families[name])
             for name, figures in pair.families.items()
@@ -239,14 +230,14 @@ def summary(task: str, router: str, table: Sequence[Row], warnings: Sequence[str
 
 def _compared(edge: Figures, pair: Figures, cloud: Figures) -> Compared:
     return Compared(
-        pair.questions,
-        Accuracy(edge.accuracy, pair.accuracy, cloud.accuracy),
-        pair.gap_recovered,
-        pair.without_gap,
-        pair.cloud_share,
-        pair.cloud_work,
-        Intervals(pair.gain_interval, pair.gap_interval),
-        Strictly(
+        questions=pair.questions,
+        accuracy=Accuracy(edge.accuracy, pair.accuracy, cloud.accuracy),
+        gap_recovered=pair.gap_recovered,
+        without_gap=pair.without_gap,
+        cloud_share=pair.cloud_share,
+        cloud_work=pair.cloud_work,
+        interval=Intervals(pair.gain_interval, pair.gap_interval),
+        strict=Strictly(
             Accuracy(edge.strict_accuracy, pair.strict_accuracy, cloud.strict_accuracy),
             pair.strict_gap_recovered,
             pair.strict_without_gap,
@@ -272,51 +263,3 @@ def as_csv(table: Sequence[Row]) -> str:
 
 def _cell(value: object) -> object:
     return "" if value is None else " ".join(value) if isinstance(value, tuple) else value
-
-
-ALONE = ("edge", "cloud")
-
-
-def plot(figures: Sequence[Figures], title: str, path: Path) -> None:
-    """Write a plot; the file's ending chooses the format (png, svg, pdf)."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(
-            "A plot needs matplotlib", hint="pip install 'edgewise[lab]'", setting="plot"
-        ) from error
-    figure = Figure(figsize=(13, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    lenient, strict = figure.subplots(1, 2, sharey=True)
-    _draw(lenient, figures, "")
-    _draw(strict, figures, "strict_")
-    lenient.set(ylabel="right, %", title="lenient reading")
-    strict.set(title="strict reading")
-    # Beside the panels, where it covers no point.
-    figure.legend(*lenient.get_legend_handles_labels(), loc="outside right upper")
-    figure.suptitle(title)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"The plot {str(path)!r} cannot be written: {error}.", setting="plot"
-        ) from error
-
-
-def _draw(axes: Any, figures: Sequence[Figures], reading: str) -> None:
-    """Every system by one reading: `reading` begins the names of its figures."""
-    for name in dict.fromkeys(f.system for f in figures):
-        points = sorted((f for f in figures if f.system == name), key=lambda f: f.cloud_share)
-        right = [100 * getattr(p, f"{reading}accuracy") for p in points]
-        if name in ALONE:
-            style = "-" if name == "cloud" else "--"
-            axes.axhline(right[0], ls=style, c="grey", label=f"{name} alone")
-            continue
-        ends = [getattr(p, f"{reading}interval") for p in points]
-        below = [at - 100 * low for at, (low, _) in zip(right, ends, strict=True)]
-        above = [100 * high - at for at, (_, high) in zip(right, ends, strict=True)]
-        shares = [100 * p.cloud_share for p in points]
-        axes.errorbar(shares, right, [below, above], marker="o", ms=4, capsize=2, label=name)
-    axes.set(xlabel="cloud share, % of output tokens")
-    axes.set_xlim(left=0)

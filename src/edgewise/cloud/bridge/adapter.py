@@ -9,7 +9,6 @@ from edgewise.cloud.bridge.session import (
     AdaptedCloud,
     BridgeSession,
     ReplyChunk,
-    RequestBudget,
     WordConsult,
 )
 from edgewise.cloud.bridge.word_boundary import WordBoundaries
@@ -68,9 +67,9 @@ class Bridge(AdaptedCloud):
     def here(self) -> bool:
         return self.cloud.here
 
-    def budget(self, words: int) -> RequestBudget:
-        budget = super().budget(words)
-        return budget if self.cloud.local is None else budget._replace(step=STEP)
+    def budget(self, words: int) -> tuple[int, int]:
+        step, most = super().budget(words)
+        return (step if self.cloud.local is None else STEP), most
 
     def open(self, prompt: Prompt) -> "IdBridgeSession":
         return IdBridgeSession(self, prompt)
@@ -161,7 +160,7 @@ class IdBridgeSession(BridgeSession):
         self, consult: WordConsult, sampling: Sampling, deadline: float, sent: Sent | None
     ) -> Future[Completion]:
         assert self._session is not None
-        consult.ids = ids = consult.ids or self._ids_behind(consult.text)
+        consult.ids = ids = consult.ids or [*self._ids, *self.own.encode(consult.text)]
         if sent is not None:
             sent.prefix = list(ids)
         return self._session.ask(list(ids), consult.step, sampling, deadline, sent)
@@ -183,16 +182,6 @@ class IdBridgeSession(BridgeSession):
             engine_seconds=reply.engine_seconds,
         )
 
-    def send_ahead(self, answer: str, sent: Sent | None) -> int:
-        assert self._session is not None
-        ids = self._ids_behind(answer)
-        if sent is not None:
-            sent.prefix = ids
-        return self._session.prefetch(ids, sent)
-
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
-
-    def _ids_behind(self, answer: str) -> list[int]:
-        return [*self._ids, *self.own.encode(answer)]

@@ -1,7 +1,7 @@
 """How an API that takes text continues an answer that was begun: a few requests find it out.
 
-What is asked is fixed. Models are of all sizes, so that one writes other words than another proves
-nothing; only one that begins anew does.
+What is asked is fixed. That a model writes other words than another proves nothing; only one that
+begins anew does.
 """
 
 from contextlib import closing, suppress
@@ -30,9 +30,6 @@ _ODD = "= # one two three fo"
 _WORDS = "one two three four"
 _ANEW = ("one", "1", "sure", "i ", "i'", "here", "certainly", "of course", "okay", "ok,", "great")
 """How answers begin."""
-
-_REPEATED = 12
-"""Characters of a reply that another one does not begin with by chance."""
 
 _SENTENCE = "The heron stands in the shallow water and waits, line {} of a text that is the same. "
 _LINES = (70, 12)
@@ -117,20 +114,18 @@ class _Probe:
     async def _continues(self) -> None:
         """Raises `CloudRejected` for one that does not."""
         replies: list[str] = []
-        anew = True
         for begun, rest in _BEGUN:
             reply = await self._reply(begun)
             if not self._echoes and reply.lstrip().startswith(begun):
                 reply = await self._repeated()
             if reply.lstrip().startswith(rest):
                 return
-            replies.append(reply)
             # Like an answer's beginning, or the begun word once more.
             word = begun.split()[-1] + rest
-            anew = anew and reply.lstrip().lower().startswith((word, *_ANEW))
-        if anew:
-            raise self._restarts(replies[0])
-        await self._continues_its_own(replies[0])
+            if not reply.lstrip().lower().startswith((word, *_ANEW)):
+                return
+            replies.append(reply)
+        raise self._restarts(replies[0])
 
     async def _repeated(self) -> str:
         """The reply to a beginning that none of its own would have: what it repeats is an echo."""
@@ -140,32 +135,10 @@ class _Probe:
         self._echoes = True
         return reply.removeprefix(_ODD)
 
-    async def _continues_its_own(self, reply: str) -> None:
-        """A model that does not count shows by its own words whether it begins anew.
-
-        Sent about half of them, it writes the others, or those again.
-        """
-        half = max(reply.rfind(" ", 0, len(reply) // 2 + 1), len(reply) // 4)
-        again = await self._reply(_BEGUN[0][0] + reply[:half].rstrip())
-        first, other = reply.lstrip()[:_REPEATED], reply[half:].strip()
-        if len(first) < _REPEATED or (other and again.lstrip().startswith(other)):
-            return
-        if again.lstrip().startswith(first):
-            raise self._restarts(reply)
-
     async def _strips(self) -> bool:
         """Whether blanks are lost before a reply."""
         reply = await self._reply(_WORDS)
-        if self._blanks:
-            return False
-        if reply.startswith("five"):
-            return True
-        # Its own words, from a blank on, begin with that blank.
-        begun, blank, left = reply.rstrip().partition(" ")
-        if not begun or not blank:
-            return False
-        again = await self._reply(_WORDS + begun)
-        return not self._blanks and again.startswith(left.split()[0])
+        return not self._blanks and reply.startswith("five")
 
     async def _trims(self) -> bool:
         """Whether blanks behind what is sent are lost, or not even taken."""

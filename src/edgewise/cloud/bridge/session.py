@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -45,9 +45,6 @@ from edgewise.prompts import Prompt
 from edgewise.prompts.tool_formats import markers
 from edgewise.sampling import Sampling
 
-PREFETCHED = 16
-"""New ids of the edge's that are prefetched together."""
-
 WORD = 8
 """Tokens that a cloud elsewhere is asked for at once, for a word: enough for 19 of 20."""
 
@@ -66,13 +63,6 @@ AT_ONCE = 256
 _log = logging.getLogger(__name__)
 
 
-class RequestBudget(NamedTuple):
-    """Tokens that a request of a consult asks for, and after how `many` no more are asked."""
-
-    step: int
-    many: int
-
-
 class AdaptedCloud(CloudModel):
     """A cloud that sees what a `view` leaves of a conversation, and answers in the edge's ids."""
 
@@ -81,14 +71,14 @@ class AdaptedCloud(CloudModel):
         self.name, self.edge = name, edge
         self.view = view or ContextFilter()
 
-    def budget(self, words: int) -> RequestBudget:
-        """What it is asked for, for so many words."""
+    def budget(self, words: int) -> tuple[int, int]:
+        """Tokens that a request for so many words asks for; after how many no more are asked."""
         further = FURTHER * (words - 1)
-        return RequestBudget(min(WORD + further, AT_ONCE), LONGEST + further)
+        return min(WORD + further, AT_ONCE), LONGEST + further
 
     def requests(self, n: int) -> tuple[int, int]:
-        step, many = self.budget(n)
-        return -(-many // step), step
+        step, most = self.budget(n)
+        return -(-most // step), step
 
     def local_only(self, prompt: Prompt) -> bool:
         return self.view.local_only(preceding(self.edge, prompt))
@@ -137,7 +127,6 @@ class BridgeSession(CloudSession, ABC):
         self._markers = {token: text.encode() for text, token in markers(self.edge).items()}
         self._context: FilteredContext | None = None
         self._blocked: Blocked | None = None
-        self._pushed = 0
 
     @abstractmethod
     def begin(self, before: Context) -> None:
@@ -152,10 +141,6 @@ class BridgeSession(CloudSession, ABC):
     @abstractmethod
     def read(self, consult: "WordConsult", reply: Any) -> ReplyChunk:
         """Check what `request` brought. Raises a `CloudError` for an invalid reply."""
-
-    def send_ahead(self, answer: str, sent: Sent | None) -> int:
-        """As `CloudSession.prefetch`, of an answer that is whole words."""
-        return 0
 
     def ask(
         self,
@@ -184,27 +169,18 @@ class BridgeSession(CloudSession, ABC):
             return failed(_of_cloud(error))
         return consult.begin(sampling, end, sent)
 
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        if self._pushed and abs(len(ids) - self._pushed) < PREFETCHED:
-            return 0
-        self._pushed = len(ids)
-        try:
-            context = self._opened()
-            # The last word may still become another's beginning.
-            whole = self._shown(ids).rpartition(" ")[0]
-            return self.send_ahead(context.answer(whole).text, sent)
-        except EdgewiseError as error:
-            # Between characters, or at a consult that fails with it, more will be said.
-            _log.debug("nothing is prefetched: %s", error)
-            return 0
-
     def _shown(self, ids: Sequence[int]) -> str:
-        """The answer as the cloud reads it; raises `CloudRejected` as `_written`."""
-        start = len(self.prompt.ids)
-        if not self.leaves_thoughts:
-            return self._written(ids[start:])
-        block, left = self._reasoning.parted(ids, start)
-        text = self._written(left)
+        """The answer as the cloud reads it.
+
+        Raises `CloudRejected` where it ends inside of a character.
+        """
+        start, block = len(self.prompt.ids), "none"
+        left = ids[start:]
+        if self.leaves_thoughts:
+            block, left = self._reasoning.parted(ids, start)
+        text = written_text(bytes_of(self.edge, left))
+        if text is None:
+            raise CloudRejected("A consult may not stand inside of a character.")
         if block == "open":
             # The sign that clouds know, whatever the edge's own is.
             return f"{THINK}\n{text.lstrip().removeprefix(THINK).lstrip()}"
@@ -214,13 +190,6 @@ class BridgeSession(CloudSession, ABC):
         """An answer with the control tokens that are signs of calls."""
         pieces = [self._markers.get(token) or self.edge.piece(token) for token in answer]
         return b"".join(pieces).decode("utf-8", "replace")
-
-    def _written(self, answer: Sequence[int]) -> str:
-        """The text of an answer. Raises `CloudRejected` where it ends inside of a character."""
-        text = written_text(bytes_of(self.edge, answer))
-        if text is None:
-            raise CloudRejected("A consult may not stand inside of a character.")
-        return text
 
     def _opened(self) -> FilteredContext:
         """What the cloud sees, once the conversation is begun. Raises a `CloudError`."""

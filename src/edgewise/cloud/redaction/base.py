@@ -84,11 +84,10 @@ def redaction_of(redact: str | None) -> Redaction:
     for one in asked:
         if not one.startswith("@"):
             treatments |= _item(one)
-    if own and treatments[WORDS] == "allow":
-        raise UsageError("redact names words and lets them leave", hint="take one of them out")
-    if treatments.get(WORDS, "allow") != "allow" and not own:
+    if bool(own) != (treatments.get(WORDS, "allow") != "allow"):
         raise UsageError(
-            f"redact names the class {WORDS}, and there are none", hint="give @FILE, one a line"
+            f"redact names the class {WORDS} without a file of words, or lets these leave",
+            hint="give @FILE, one a line",
         )
     return Redaction(treatments, own)
 

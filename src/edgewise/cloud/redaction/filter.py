@@ -1,7 +1,6 @@
 """The context filter that replaces private words by placeholders."""
 
 import logging
-import re
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -17,10 +16,10 @@ from edgewise.cloud.bridge.context_filter import (
 )
 from edgewise.cloud.bridge.word_boundary import is_unspaced
 from edgewise.cloud.redaction.base import DETECTORS, WORDS, Detector, Redaction, Span
-from edgewise.cloud.redaction.detectors import Words, may_go_on
+from edgewise.cloud.redaction.detectors import Words
 from edgewise.cloud.redaction.normal import Normal, letters
 from edgewise.cloud.redaction.placeholders import Forms, Placeholders, reading
-from edgewise.errors import Blocked, UsageError
+from edgewise.errors import Blocked
 
 SECONDS = 5.0
 """What detectors may take for a text; one that takes longer stops the consult."""
@@ -34,8 +33,6 @@ TAIL = 128
 _KEPT = 8
 """Conversations whose private words are not looked for again."""
 
-_LABEL = re.compile(r"[A-Z][A-Z_]{0,30}[A-Z]|[A-Z]")
-
 _log = logging.getLogger(__name__)
 
 
@@ -45,27 +42,10 @@ class Local(Blocked):
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
     """One for each class that is not allowed. Raises `UsageError` for one that cannot be had."""
-    made = {name: Words(rules.words) if name == WORDS else _made(name) for name in rules.active}
-    for name, detector in made.items():
-        if not detector.labels or not all(map(_LABEL.fullmatch, detector.labels)):
-            raise UsageError(
-                f"The class to redact {name!r} has labels that placeholders cannot have",
-                hint="labels are capitals, with underscores between",
-            )
-    return made
-
-
-def _made(name: str) -> Detector:
-    kind = DETECTORS.load(name)
-    try:
-        return kind()
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"What finds the class to redact {name!r} cannot be made ({error!r})",
-            hint="repair or remove the package that adds it",
-        ) from error
+    return {
+        name: Words(rules.words) if name == WORDS else DETECTORS.load(name)()
+        for name in rules.active
+    }
 
 
 class Redacted(ContextFilter):
@@ -177,29 +157,22 @@ class RedactedContext(FilteredContext):
 
 
 def _is_open(text: str, places: Sequence[Span], known: Placeholders) -> bool:
-    """Whether the end may be half a private word that no placeholder shows.
-
-    Also of one that is known, however it is divided and capitalised.
-    """
+    """Whether the end may be half a known word, however it is divided and capitalised."""
     words = sorted(filter(None, (reading(word).letters for word in known.names)))
     if places and places[-1].end >= len(text.rstrip()):
         word = text[places[-1].start : places[-1].end]
         # It would have one placeholder now and another when it is whole.
         return word not in known.names and _begins(letters(word), words)
-    tail = max(0, len(text) - TAIL)
-    if may_go_on(text[tail:]) or may_go_on(Normal(text[tail:]).text):
-        return True
-    starts = [at for at in range(tail, len(text)) if _starts(text, at)]
-    starts = [at for at in starts if not any(one.start < at < one.end for one in places)]
-    return any(_begins(letters(text[at:]), words) for at in starts)
+    begins = (
+        at
+        for at in range(max(0, len(text) - TAIL), len(text))
+        if (at == 0 or not text[at - 1].isalnum() or is_unspaced(text[at]))
+        and not any(one.start < at < one.end for one in places)
+    )
+    return any(_begins(letters(text[at:]), words) for at in begins)
 
 
 def _begins(begun: str, words: Sequence[str]) -> bool:
     """Whether one of the `words`, in order, begins so."""
     found = bisect_left(words, begun) if begun else len(words)
     return found < len(words) and words[found].startswith(begun)
-
-
-def _starts(text: str, at: int) -> bool:
-    """Whether a word may begin there."""
-    return at == 0 or not text[at - 1].isalnum() or is_unspaced(text[at])

@@ -116,16 +116,13 @@ class Placeholders:
 
         In order, none overlapping another.
         """
-        spans = [_trimmed(text, one) for one in found]
+        spans, read = list(found), Normal(text)
         labels = {text[one.start : one.end]: one.label for one in spans}
-        read = Normal(text)
         for word in dict.fromkeys([*self.names, *labels]):
             plain = reading(word).plain
             label = labels.get(word) or self.names[word][1:].rpartition("_")[0]
-            if len(word) >= _SHORTEST:
-                spans += [Span(at, at + len(word), label) for at in _occurrences(text, word)]
-            if len(plain) >= _SHORTEST and (plain != word or not read.same):
-                again = [Span(at, at + len(plain), label) for at in _occurrences(read.text, plain)]
+            if len(plain) >= _SHORTEST:
+                again = (Span(at, at + len(plain), label) for at in _occurrences(read.text, plain))
                 spans += map(read.span, again)
         spans += [Span(one.start, one.end, LITERAL) for one in self._forms.like(text)]
         return _joined(one for one in spans if one.start < one.end)
@@ -196,13 +193,6 @@ def _occurrences(text: str, word: str) -> list[int]:
             found.append(at)
         at = text.find(word, end)
     return found
-
-
-def _trimmed(text: str, span: Span) -> Span:
-    """Without blanks at its ends: those of an answer's end are held back."""
-    word = text[span.start : span.end]
-    start = span.start + len(word) - len(word.lstrip())
-    return Span(start, start + len(word.strip()), span.label)
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:

@@ -88,11 +88,9 @@ def open_weights(
             f"(llama.cpp: {_engine_log()})",
             hint="download it again",
         )
-    try:
-        _check_kind(model, path)
-    except ModelError:
+    if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
         llama_cpp.llama_model_free(model)
-        raise
+        raise _no_decoder(path)
     return model
 
 
@@ -175,11 +173,6 @@ def _offloaded_layers(gpu_layers: int | Literal["auto"]) -> int:
             setting="gpu_layers",
         )
     return gpu_layers
-
-
-def _check_kind(model: Any, path: Path) -> None:
-    if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
-        raise _no_decoder(path)
 
 
 def _no_decoder(path: Path) -> ModelError:

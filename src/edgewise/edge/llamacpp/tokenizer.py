@@ -22,7 +22,9 @@ class LlamaTokenizer:
         self._handle = llama_cpp.llama_model_get_vocab(model)
         self._lock, self._closed = threading.Lock(), False
         self.size: int = llama_cpp.llama_vocab_n_tokens(self._handle)
-        self.eos_ids = self._end_ids()
+        named = {llama_cpp.llama_vocab_eos(self._handle), llama_cpp.llama_vocab_eot(self._handle)}
+        marked = {i for i in range(self.size) if llama_cpp.llama_vocab_is_eog(self._handle, i)}
+        self.eos_ids = frozenset((named | marked) - {-1})
         template = llama_cpp.llama_model_chat_template(model, None)
         self.chat_template = template.decode("utf-8", "replace") if template else None
         self._special: Mapping[int, str] | None = None
@@ -41,11 +43,6 @@ class LlamaTokenizer:
             if self._closed:
                 raise UsageError("The model is closed", hint="load it again")
             yield self._handle
-
-    def _end_ids(self) -> frozenset[int]:
-        named = {llama_cpp.llama_vocab_eos(self._handle), llama_cpp.llama_vocab_eot(self._handle)}
-        marked = {i for i in range(self.size) if llama_cpp.llama_vocab_is_eog(self._handle, i)}
-        return frozenset((named | marked) - {-1})
 
     @property
     def special(self) -> Mapping[int, str]:

@@ -1,15 +1,17 @@
 // What a reader can do. One at a time writes: `state.underWay`.
 import { Answer } from "./answer.js";
-import { ask, askEdge, modelOf, readTrace, refresh } from "./api.js";
-import { Conversation, Turn } from "./conversation.js";
-import { chunksOf, feed, played } from "./feed.js";
+import { ask, askEdge, healthOf, isGreedy, modelOf, refresh } from "./api.js";
+import { Conversation, MODES, Turn } from "./conversation.js";
+import { inTime } from "./pace.js";
 import { changed, redraw, state } from "./state.js";
-import { MODES } from "./words.js";
 
-// The models that every trace has.
-export const RECORDED = { pair: "edgewise@0.05", edge: "edgewise:edge", cloud: "edgewise:cloud" };
-
-const modesNow = () => (state.settings.mode === "beside" ? MODES : [state.settings.mode]);
+// Who is asked: the cloud alone cannot be, where nothing may leave.
+export function modesNow() {
+  const { conversation, settings, health } = state;
+  if (settings.mode === "edge") return ["edge"];
+  if (conversation.local || health?.cloud === null) return ["pair"];
+  return settings.mode === "beside" ? MODES : [settings.mode];
+}
 
 export async function send(prompt) {
   if (state.underWay) return;
@@ -18,65 +20,85 @@ export async function send(prompt) {
   await answerTurn(turn);
 }
 
-// Plays a recording, by its entry in traces/index.json, as if it were asked.
-export async function play({ name, prompt }) {
-  if (state.underWay) return;
-  const turn = new Turn(prompt, { recording: name });
-  state.conversation.turns.push(turn);
-  await playTurn(turn);
-}
-
-// Answers a question once more, by who is chosen now; what follows it goes. A recording is played
-// again, unless it is changed or asked `live`. The turn in its place, or null where nothing was done.
-export async function regenerate(turn, { prompt = turn.prompt, live = false } = {}) {
+// Answers a question once more, by who is chosen now; what follows it goes.
+export async function regenerate(turn, prompt = turn.prompt) {
   const { conversation } = state;
   // What is still drawn may be gone.
-  if (state.underWay || !conversation.turns.includes(turn)) return null;
-  const recording = live || prompt !== turn.prompt ? null : turn.recording;
+  if (state.underWay || !conversation.turns.includes(turn)) return;
   state.token = null;
-  const again = new Turn(prompt, { local: conversation.local && !recording, recording });
+  const again = new Turn(prompt, { local: conversation.local });
   conversation.turns[conversation.dropFrom(turn)] = again;
-  await (recording ? playTurn(again) : answerTurn(again));
-  return again;
+  await answerTurn(again);
 }
 
 async function answerTurn(turn) {
   // A new chat may begin meanwhile.
   const { conversation } = state;
-  await writing(turn, false, async (answer, signal) => {
-    const messages = conversation.messages(answer.mode, turn);
-    const cloud = new AbortController();
-    clouds.set(answer, cloud);
-    await feed(answer, replyTo(answer.model, messages, AbortSignal.any([signal, cloud.signal])));
-    if (cloud.signal.aborted && !signal.aborted) await feed(answer, restOf(answer, signal));
+  const underWay = new AbortController();
+  state.underWay = underWay;
+  for (const mode of modesNow()) {
+    const model = modelOf(mode);
+    const paced = Boolean(healthOf(model)?.bundled) && state.settings.paced;
+    turn.answers[mode] = new Answer(mode, model, { greedy: isGreedy(model), paced });
+  }
+  changed();
+  const writing = turn.modes.map(async (mode) => {
+    const answer = turn.answers[mode];
+    await write(answer, conversation.messages(mode, turn), underWay.signal);
     if (answer.local) turn.local = conversation.local = true;
   });
+  await Promise.all(writing);
+  // A new chat may have begun since.
+  if (state.underWay === underWay) state.underWay = null;
+  changed();
   refresh();
-}
-
-async function playTurn(turn) {
-  await writing(turn, true, (answer, signal) => feed(answer, recorded(turn.recording, answer.model, signal)));
-}
-
-async function* recorded(name, model, signal) {
-  yield* played(await readTrace(name, signal), model, { signal });
-}
-
-async function* replyTo(model, messages, signal) {
-  yield* chunksOf(await ask(model, messages, signal));
 }
 
 const clouds = new WeakMap(); // answer -> AbortController of the reply that may ask the cloud
 
-// Cuts a running answer off from the cloud: the edge writes the rest, behind the tokens so far.
-export function unplug(answer) {
-  answer.cut = answer.tokens.length;
-  clouds.get(answer)?.abort();
+// Takes every chunk, and settles the answer. What was said stays, whatever happens.
+async function write(answer, messages, signal) {
+  const cloud = new AbortController();
+  clouds.set(answer, cloud);
+  const either = AbortSignal.any([signal, cloud.signal]);
+  try {
+    await take(answer, ask(answer.model, messages, either), either).catch((error) => {
+      if (signal.aborted || !cloud.signal.aborted) throw error;
+      return take(answer, restOf(answer, signal), signal);
+    });
+    if (answer.finish) answer.settle("done");
+    else answer.settle("failed", "The answer broke off before its end; what was written stays.");
+  } catch (error) {
+    if (error.name === "AbortError") answer.settle("stopped");
+    else answer.settle("failed", error.message);
+  }
+  changed();
+}
+
+async function take(answer, chunks, signal) {
+  for await (const chunk of answer.paced ? inTime(chunks, answer, signal) : chunks) {
+    answer.take(chunk);
+    if (answer.repeats) answer.finish = "repeats";
+    changed();
+    if (answer.repeats) return;
+  }
+}
+
+export const canUnplug = (answer) => answer.busy && answer.promptIds !== null && answer.cut === null && answer.mode !== "edge" && Boolean(healthOf(answer.model)?.cloud);
+
+// Cuts the running answers off from the cloud: the edge writes the rest, behind the tokens so far.
+export function unplug() {
+  for (const answer of Object.values(state.conversation.turns.at(-1)?.answers ?? {}).filter(canUnplug)) {
+    answer.cut = answer.tokens.length;
+    answer.pending = [];
+    clouds.get(answer).abort();
+  }
+  changed();
 }
 
 async function* restOf(answer, signal) {
   const ids = [...answer.promptIds, ...answer.tokens.map((token) => token.id)];
-  for await (const chunk of chunksOf(await askEdge(answer.model, ids, answer.cut, signal))) {
+  for await (const chunk of askEdge(answer.model, ids, answer.cut, signal)) {
     const [choice] = chunk.choices ?? [];
     const token = chunk.edgewise?.token;
     // What it took is not what the whole answer took.
@@ -86,18 +108,6 @@ async function* restOf(answer, signal) {
       edgewise: token && { token: { ...token, index: answer.cut + token.index } },
     };
   }
-}
-
-// Has every mode's answer written by `write(answer, signal)`.
-async function writing(turn, recorded, write) {
-  const underWay = new AbortController();
-  state.underWay = underWay;
-  for (const mode of modesNow()) turn.answers[mode] = new Answer(mode, recorded ? RECORDED[mode] : modelOf(mode), { recorded });
-  changed();
-  await Promise.all(turn.modes.map((mode) => write(turn.answers[mode], underWay.signal)));
-  // A new chat may have begun since.
-  if (state.underWay === underWay) state.underWay = null;
-  changed();
 }
 
 export function stop() {

@@ -1,27 +1,42 @@
 // One answer: its tokens as the server says who wrote them, and how it stands.
 //
 //   mode       "pair", "edge" or "cloud"; `model` is the id that was asked for
-//   recorded   a recording is played; nothing was asked
 //   phase      "waiting", "writing", "done", "stopped" or "failed"
 //   tokens     [{index, id, text, source, reason, score, seconds, wait, edge, cloud, shown, kind}]:
 //              the server's provenance, the text that it brought (`shown`) and its kind (`kindOf`);
 //              `edge` and `cloud` are candidates, best first: {token, logprob}
-//   pending    [{index, text}], guesses of the edge's while a consult flies
+//   pending    [{index, text}], draft tokens of the edge's during a consult
 //   tail       text that no token brought: what was held back until the end
 //   problem    "" or a sentence
-//   usage, timing, finish   as the server says them at the end, else null
+//   usage, timing, finish   as the server says them at the end, else null; `finish` may be "repeats"
+//   greedy     nothing was drawn
+//   paced      shown at the pace of larger models
 //   promptIds  the prompt's ids, as the server says them; not kept
-//   cut        how many tokens it had when the cloud was unplugged, else null; not kept
+//   cut        how many tokens it had when the cloud was unplugged, else null
 //   began      performance.now() of the question; `seconds` from there to the end, null before it
 //
 // `take(chunk)` is the only way in.
-import { FAULTS } from "./words.js";
+const KEPT = ["mode", "model", "phase", "tail", "problem", "usage", "timing", "seconds", "finish", "local", "greedy", "paced", "cut"];
+const LONGEST_PERIOD = 64; // tokens of a cycle that is looked for
+const LEAST_REPEATED = 32; // tokens
 
-const KEPT = ["mode", "model", "recorded", "phase", "tail", "problem", "usage", "timing", "seconds", "finish", "local"];
+// Reasons of tokens whose consult failed, as the end of "The cloud ...".
+const FAULTS = {
+  timeout: "gave no answer in time",
+  unavailable: "cannot be reached",
+  refused: "refused the key",
+  rejected: "declined the request",
+  protocol: "answered with something else",
+  grammar: "wrote what the answer's form does not allow",
+  circuit_open: "is paused after failures",
+};
 
 export class Answer {
-  constructor(mode, model, { recorded = false } = {}) {
-    Object.assign(this, { mode, model, recorded, phase: "waiting", tokens: [], pending: [] });
+  version = 0; // grows with every change
+  #same = new Array(LONGEST_PERIOD + 1).fill(0); // per period, how many of the last ids repeat those one period before
+
+  constructor(mode, model, { greedy = false, paced = false } = {}) {
+    Object.assign(this, { mode, model, greedy, paced, phase: "waiting", tokens: [], pending: [] });
     Object.assign(this, { tail: "", problem: "", usage: null, timing: null, finish: null, local: false });
     Object.assign(this, { began: performance.now(), seconds: null, promptIds: null, cut: null });
   }
@@ -40,12 +55,18 @@ export class Answer {
     return this.timing?.total ?? this.seconds ?? since;
   }
 
+  // Whether the last tokens are one cycle at least four times, as small models' often are.
+  get repeats() {
+    return this.#same.some((same, period) => period && same >= Math.max(3 * period, LEAST_REPEATED));
+  }
+
   // One chunk of a streamed reply. Raises the error that it says.
   take(chunk) {
     if (chunk.error) throw new Error(chunk.error.message ?? "The server ended the answer and does not say why.");
     const choice = chunk.choices?.[0];
     const text = choice?.delta?.content ?? "";
     const told = chunk.edgewise ?? {};
+    this.version += 1;
     this.phase = "writing";
     this.promptIds = told.prompt_token_ids ?? this.promptIds;
     if (choice?.delta?.edgewise) this.local = true;
@@ -55,11 +76,14 @@ export class Answer {
     else this.tail += text;
     this.finish = choice?.finish_reason ?? this.finish;
     this.usage = chunk.usage ?? this.usage;
-    this.timing = told.timing ?? this.timing;
+    if (!this.paced) this.timing = told.timing ?? this.timing;
   }
 
   #add(token, text) {
     this.#forget((guess) => guess.index > token.index);
+    for (let period = 1; period <= Math.min(LONGEST_PERIOD, this.tokens.length); period += 1) {
+      this.#same[period] = this.tokens.at(-period).id === token.id ? this.#same[period] + 1 : 0;
+    }
     this.tokens.push({ ...token, edge: token.edge ?? [], cloud: token.cloud ?? [], shown: text, kind: kindOf(token) });
     // A pause follows from what failed before it, which says more.
     const fault = faultOf(token);
@@ -77,6 +101,7 @@ export class Answer {
     this.phase = phase;
     this.pending = [];
     this.problem = problem || this.problem;
+    this.version += 1;
   }
 
   // Small enough to be kept: `lean` without candidates.
@@ -111,11 +136,11 @@ export function inVain(token) {
 }
 
 // "edge", "fallback" (the cloud failed, now or before), "confirmed" (the cloud's token is what the edge
-// would have written), "changed", or "cloud" where nobody knows what the edge would have written.
+// would have written), "changed", or "alone" where nobody knows what the edge would have written.
 export function kindOf(token) {
   if (token.source !== "cloud") return faultOf(token) ? "fallback" : "edge";
   const guess = token.edge?.[0];
-  if (!guess) return "cloud";
+  if (!guess) return "alone";
   return isSame(guess, token) ? "confirmed" : "changed";
 }
 

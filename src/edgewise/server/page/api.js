@@ -1,8 +1,8 @@
 // Requests to the server.
-import { isHealth, isRecordings, isSent, isTrace } from "./shapes.js";
+import { isChunk, isExamples, isHealth, isSent } from "./shapes.js";
 import { redraw, state } from "./state.js";
 
-export function headers() {
+function headers() {
   return { "Content-Type": "application/json", ...(state.key ? { Authorization: `Bearer ${state.key}` } : {}) };
 }
 
@@ -47,13 +47,56 @@ export function askEdge(model, prompt, written, signal) {
   });
 }
 
-async function streamed(path, signal, asked) {
-  const { temperature } = state.settings;
-  const own = temperature === "" ? {} : { temperature: Number(temperature) };
-  const body = JSON.stringify({ ...asked, ...own, stream: true });
+async function* streamed(path, signal, asked) {
+  const body = JSON.stringify({ ...asked, ...drawing(asked.model), stream: true });
   const response = await reach(path, { method: "POST", headers: headers(), signal, body });
   if (!response.ok) throw new Error(await reasonOf(response));
-  return response;
+  yield* chunksOf(response);
+}
+
+// What is typed, else as /health says that a chat with this model draws.
+function drawing(model) {
+  const { temperature = null, min_p = null } = healthOf(model) ?? {};
+  const typed = state.settings.temperature;
+  return { ...(typed === "" ? temperature !== null && { temperature } : { temperature: Number(typed) }), ...(min_p && { min_p }) };
+}
+
+// Whether nothing is drawn, so that a question has one answer.
+export const isGreedy = (model) => drawing(model).temperature === 0;
+
+// The JSON objects of a stream of server-sent events.
+async function* chunksOf(response) {
+  let rest = "";
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (;;) {
+      const { done, value } = await reader.read().catch(brokeOff);
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("data: ") && line !== "data: [DONE]") yield read(line.slice(6));
+      }
+    }
+  } finally {
+    // Else the server would go on writing for nobody; one that broke off has said so already.
+    reader.cancel().catch(() => {});
+  }
+}
+
+function brokeOff(error) {
+  if (error.name === "AbortError") throw error;
+  throw new Error("The connection to the server broke off; what was written stays.", { cause: error });
+}
+
+function read(text) {
+  try {
+    const chunk = JSON.parse(text);
+    if (isChunk(chunk)) return chunk;
+  } catch {
+    // It is no chunk either.
+  }
+  throw new Error("The server sent something else than an answer; what was written stays.");
 }
 
 // A response. Raises an Error with a sentence where there is no server: browsers say "Failed to fetch".
@@ -66,15 +109,15 @@ async function reach(path, options) {
   }
 }
 
-export async function reasonOf(response) {
-  if (response.status === 401) Object.assign(state, { asksKey: true, panel: "settings" });
+async function reasonOf(response) {
+  if (response.status === 401) Object.assign(state, { asksKey: true, settingsOpen: true });
   const said = await response.json().catch(unread);
   const message = said?.error?.message;
   return typeof message === "string" ? message : `The server answered with HTTP ${response.status}.`;
 }
 
 // The JSON of a response that is what was asked for. Raises an Error with a sentence where it is not.
-export async function told(response, is) {
+async function told(response, is) {
   if (!response.ok) throw new Error(await reasonOf(response));
   const value = await response.json().catch(unread);
   if (!is(value)) throw new Error("The server sent something else than was asked for.");
@@ -96,9 +139,9 @@ async function readHealth() {
   try {
     state.models = (await told(await fetch("health"), isHealth)).models;
     choose(state.settings.model);
-    state.gone = "";
+    state.gone = false;
   } catch {
-    state.gone = "The server does not answer; start it again with edgewise serve.";
+    state.gone = true;
   }
 }
 
@@ -117,19 +160,11 @@ async function readSent() {
   }
 }
 
-// What the first screen lists; each is {name, prompt, family, title}.
-export async function readRecordings() {
+export async function readExamples() {
   try {
-    state.recordings = await told(await fetch("traces/index.json"), isRecordings);
+    state.examples = await told(await fetch("examples.json"), isExamples);
   } catch {
     // `gone` says it.
   }
   redraw();
-}
-
-const traces = new Map();
-
-export async function readTrace(name, signal) {
-  if (!traces.has(name)) traces.set(name, await told(await reach(`traces/${name}.json`, { signal }), isTrace));
-  return traces.get(name);
 }

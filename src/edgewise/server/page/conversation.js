@@ -1,15 +1,13 @@
 // A conversation: questions, each with the answers of those who were asked.
 import { Answer } from "./answer.js";
-import { MODES } from "./words.js";
 
+export const MODES = ["pair", "edge", "cloud"];
 const LOCAL = { edgewise: { cloud: "none" } };
 
-// A question and its answers by mode ("pair", "edge", "cloud"). One with a `recording` (the trace's
-// name) was not asked: it is played, and no part of what later questions send.
+// A question and its answers by mode.
 export class Turn {
-  constructor(prompt, { local = false, recording = null } = {}) {
-    Object.assign(this, { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), prompt, local, recording });
-    this.answers = {};
+  constructor(prompt, { local = false } = {}) {
+    Object.assign(this, { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), prompt, local, answers: {} });
     this.restored = false; // by a reload
   }
 
@@ -34,13 +32,12 @@ export class Turn {
 
 export class Conversation {
   turns = [];
-  local = false; // once true it stays so
+  local = false; // once something was said, it stays so
 
   // What a request for `turn` sends: the turns before it, as `mode` answered them or as it was
   // answered, and its question. Marks travel with the messages, in later turns too.
   messages(mode, turn) {
-    const before = this.turns.slice(0, this.turns.indexOf(turn)).filter((one) => !one.recording);
-    const sent = before.flatMap((one) => {
+    const sent = this.turns.slice(0, this.turns.indexOf(turn)).flatMap((one) => {
       const answer = one.answerFor(mode);
       const mark = one.local || answer?.local ? LOCAL : {};
       return answer ? [{ role: "user", content: one.prompt, ...mark }, { role: "assistant", content: answer.said, ...mark }] : [];

@@ -1,36 +1,28 @@
-// What a newcomer sees: one sentence, and questions that were recorded.
-import { play, send } from "./actions.js";
-import { Legend } from "./legend.js";
+// What a newcomer sees: one sentence, and questions to ask.
+import { send } from "./actions.js";
+import { byId, el, fill } from "./dom.js";
+import { CLOUD, DISTANCE, EDGE } from "./pace.js";
 import { state } from "./state.js";
-import { html } from "./ui.js";
+import { wrapped } from "./wording.js";
 
-export function FirstScreen() {
-  const { health, recordings } = state;
-  const live = Boolean(health?.bundled);
-  return html`
-    <section id="first" aria-label="Begin">
-      <p class="point">A small model on this device writes; a large one in the cloud is asked for the few tokens that decide.</p>
-      <${Legend} full=${true} />
-      <p>${live ? "Play a recording of the pair that runs here, or ask it for real:" : "Play a recording of the bundled pair, which needs no model, or ask your own question below:"}</p>
-      <ul class="recordings">
-        ${recordings.map((one) => html`<${Recording} key=${one.name} recording=${one} live=${live} />`)}
-      </ul>
-    </section>
-  `;
+const NEUTRAL = [
+  { title: "Explain", question: "Why is the sky blue?" },
+  { title: "Write", question: "Write a short poem about a lighthouse." },
+  { title: "Program", question: "Write a Python function that reverses the words of a sentence." },
+  { title: "Reckon", question: "A train leaves at 9:40 and takes 85 minutes. When does it arrive? Think step by step." },
+];
+
+export function drawFirstScreen() {
+  const { conversation, examples, health, settings } = state;
+  const bundled = Boolean(health?.bundled);
+  byId("first").hidden = conversation.turns.length > 0;
+  byId("lead").textContent = bundled ? "The small model alone gets each of these wrong. Try one:" : "Ask anything, or begin with one of these:";
+  fill(byId("examples"), [bundled, examples, health === null], () => (bundled ? examples : health ? NEUTRAL : []).map((one) => example(one, bundled)));
+  byId("toy").hidden = !bundled;
+  const pace = settings.paced ? `They are shown at the pace of larger ones: the edge writes ${EDGE} tokens/s, the cloud ${CLOUD} and is ${DISTANCE} ms away. ` : "";
+  fill(byId("toy"), pace, () => ["Both models are bundled toys for sums and word puzzles. ", pace, "For real questions: ", el("code", {}, "edgewise serve --edge smollm2")]);
 }
 
-function Recording({ recording, live }) {
-  return html`
-    <li>
-      <h2>${recording.title}</h2>
-      <p>${bare(recording.prompt)}</p>
-      <button class="primary" type="button" aria-label=${`Play: ${recording.title}`} onClick=${() => play(recording)}>Play</button>
-      ${live && html`<button type="button" aria-label=${`Ask for real: ${recording.title}`} onClick=${() => send(recording.prompt)}>Ask for real</button>`}
-    </li>
-  `;
-}
-
-// Without the words that the pair was trained to find around a question.
-function bare(prompt) {
-  return prompt.replace(/^Question: /, "").replace(/ Answer and Reasoning:$/, "");
+function example({ title, question }, bundled) {
+  return el("li", {}, el("button", { type: "button", onclick: () => send(bundled ? wrapped(question) : question) }, el("strong", {}, title), " ", el("span", {}, question)));
 }

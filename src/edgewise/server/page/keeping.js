@@ -43,13 +43,6 @@ function put(kind, texts) {
 }
 
 function plain({ local, turns }, lean) {
-  return {
-    local,
-    turns: turns.map(({ prompt, local, recording, answers }) => ({
-      prompt,
-      local,
-      recording,
-      answers: Object.fromEntries(Object.entries(answers).map(([mode, answer]) => [mode, answer.toJSON(lean)])),
-    })),
-  };
+  const answered = (answers) => Object.fromEntries(Object.entries(answers).map(([mode, answer]) => [mode, answer.toJSON(lean)]));
+  return { local, turns: turns.map(({ prompt, local, answers }) => ({ prompt, local, answers: answered(answers) })) };
 }

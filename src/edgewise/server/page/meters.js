@@ -1,87 +1,85 @@
-// An answer's counters in one line, its timeline, and why nothing was routed where nothing was.
+// An answer's counts: one line, and behind it the rest with a timeline.
 import { faultOf, inVain } from "./answer.js";
-import { html, useMemo } from "./ui.js";
-import { whyNothing } from "./why.js";
-import { milliseconds, percent } from "./words.js";
+import { healthOf } from "./api.js";
+import { el } from "./dom.js";
+import { CLOUD, DISTANCE, EDGE } from "./pace.js";
+import { milliseconds, percent, plural } from "./wording.js";
 
-export function Meters({ turn, answer }) {
-  const { tokens } = answer;
-  const cloud = tokens.filter((token) => token.source === "cloud").length;
-  const why = whyNothing(turn, answer);
-  return html`
-    ${why && html`<p class="note why">${why}</p>`}
-    <dl class="counters" aria-live="off">
-      ${counters(answer, cloud).map(([name, title, text]) => html`<div key=${name}><dt>${title}</dt><dd data-counter=${name}>${text}</dd></div>`)}
-    </dl>
-    <${Timeline} tokens=${tokens} cloud=${cloud} />
-  `;
+const cloudOf = ({ tokens }) => tokens.filter((token) => token.source === "cloud").length;
+
+export function line(answer) {
+  const { tokens, lasted, mode } = answer;
+  const cloud = cloudOf(answer);
+  const parts = [["tokens", plural(tokens.length, "token")]];
+  if (mode === "pair" && healthOf(answer.model)?.cloud !== null) parts.push(["share", `${cloud} by the cloud (${percent(cloud / tokens.length)})`]);
+  if (lasted) parts.push(["time", `${lasted.toFixed(1)} s`], ["rate", `${(tokens.length / lasted).toFixed(0)} tokens/s`]);
+  return parts.map(([name, text], place) => [place ? " · " : "", el("span", { "data-counter": name }, text)]);
 }
 
-const MANY = 120; // tokens: of more there is no pixel for each and the gap beside it on a phone
-
-function Timeline({ tokens, cloud }) {
-  const many = tokens.length > MANY;
-  const bars = useMemo(() => (many ? runs(tokens) : tokens.map((token) => [token])).map(bar), [tokens, tokens.length]);
-  return html`
-    <div class=${`timeline${many ? " many" : ""}`} role="img" aria-label=${`Timeline of ${tokens.length} tokens, ${cloud} by the cloud`}>${bars}</div>
-  `;
+export function rest(answer) {
+  return [
+    timeline(answer),
+    el("dl", {}, counts(answer).map(([name, title, text]) => el("div", {}, el("dt", {}, title), el("dd", { "data-counter": name }, text)))),
+    aboveShare(answer) && el("p", {}, "A short answer may have two cloud tokens above the share."),
+    answer.paced && el("p", {}, `Shown at the pace of larger models: the edge writes ${EDGE} tokens/s, the cloud ${CLOUD} and is ${DISTANCE} ms away.`),
+  ];
 }
 
-// Neighbours of one kind together.
-function runs(tokens) {
-  const found = [];
-  for (const token of tokens) {
-    if (found.length && barOf(found.at(-1)[0]) === barOf(token)) found.at(-1).push(token);
-    else found.push([token]);
-  }
-  return found;
+function aboveShare(answer) {
+  const share = answer.model.includes("@") ? Number(answer.model.split("@")[1]) : healthOf(answer.model)?.cloud_share;
+  return answer.mode === "pair" && share != null && cloudOf(answer) > share * answer.tokens.length;
 }
 
-const NONE = "–";
-const FIRST = [["time", "time"], ["first", "first token"], ["rate", "tokens/s"], ["share", "cloud share"], ["calls", "changed / consulted"]];
-
-// While it is written from the tokens, at the end as the server says: what nobody counted is a dash.
-function counters(answer, cloud) {
-  const { tokens, usage, timing, lasted } = answer;
-  if (!tokens.length) return FIRST.map(([name, title]) => [name, title, NONE]);
+// What nobody counted is a dash.
+function counts(answer) {
+  const { tokens, usage, timing } = answer;
   const own = usage?.edgewise;
   // Asked for in vain: the cloud share counts it, as the usage at the end does.
   const late = tokens.filter((token) => token.reason === "timeout").length;
   const brought = tokens.filter((token) => token.source === "cloud" && token.reason !== "span");
   const changed = brought.filter((token) => token.kind === "changed").length;
   const calls = brought.length + tokens.filter(inVain).length;
-  const now = {
-    time: lasted === null ? NONE : `${lasted.toFixed(2)} s`,
-    first: milliseconds(timing?.ttft ?? tokens[0].seconds),
-    rate: lasted ? (tokens.length / lasted).toFixed(1) : NONE,
-    share: percent(own?.cloud_share ?? (cloud + late) / tokens.length),
-    calls: `${own?.correction_tokens ?? changed} / ${own?.cloud_calls ?? calls}`,
-  };
-  return [...FIRST.map(([name, title]) => [name, title, now[name]]), ...(own ? atTheEnd(own, cloud) : [])];
+  const found = [["first", "first token", milliseconds(timing?.ttft ?? tokens[0].seconds)]];
+  if (answer.mode === "edge") return found;
+  found.push(["calls", "changed / consulted", `${own?.correction_tokens ?? changed} / ${own?.cloud_calls ?? calls}`]);
+  if (answer.mode === "pair") found.push(["dial", "share with what was dropped", percent(own?.cloud_share ?? (cloudOf(answer) + late) / tokens.length)]);
+  return own ? [...found, ...atTheEnd(own, cloudOf(answer))] : found;
 }
 
 function atTheEnd({ cloud_calls, cloud_prompt_cached, cloud_prompt_computed, sent, cost }, cloud) {
-  const count = (known) => (known == null ? NONE : known.toLocaleString("en"));
+  const count = (known) => (known == null ? "–" : known.toLocaleString("en"));
   // The meter is that of answered consults; what the others made the cloud read nobody knows.
   const read = cloud_calls && !cloud ? [null, null] : [cloud_prompt_cached, cloud_prompt_computed];
-  return [
+  const found = [
     ["read", "prompts cached / computed", read.map(count).join(" / ")],
     ["bytes", "left this device", `${count(sent?.bytes)} bytes`],
-    ...(cost ? costs(cost) : []),
   ];
-}
-
-// Against what the cloud alone would have cost.
-function costs(cost) {
+  if (!cost) return found;
+  // Against what the cloud alone would have cost.
   const money = (amount) => `${cost.estimated ? "about " : ""}${amount.toLocaleString("en", { maximumSignificantDigits: 3 })} ${cost.currency}`;
-  return [["paid", "paid", money(cost.paid)], ["alone", "cloud alone", money(cost.alone)], ["saved", "saved", money(cost.saved)]];
+  return [...found, ["paid", "paid", money(cost.paid)], ["alone", "cloud alone", money(cost.alone)], ["saved", "saved", money(cost.saved)]];
 }
 
-const barOf = (token) => (token.source === "cloud" ? "cloud" : faultOf(token) ? "fallback" : "");
+const MANY = 120; // tokens: of more there is no pixel for each and the gap beside it on a phone
+
+function timeline(answer) {
+  const { tokens } = answer;
+  const many = tokens.length > MANY;
+  const runs = [];
+  for (const token of tokens) {
+    if (many && runs.length && barOf(runs.at(-1)[0]) === barOf(token)) runs.at(-1).push(token);
+    else runs.push([token]);
+  }
+  const label = `Timeline of ${plural(tokens.length, "token")}, ${cloudOf(answer)} by the cloud`;
+  return el("div", { class: `timeline${many ? " many" : ""}`, role: "img", "aria-label": label }, runs.map(bar));
+}
+
+const barOf = (token) => (token.source === "cloud" ? "cloud" : faultOf(token) ? "fallback" : "edge");
 
 function bar(run) {
   const seconds = run.reduce((sum, token) => sum + token.seconds, 0);
-  const what = run.length > 1 ? `${run.length} tokens` : run[0].text;
+  const node = el("span", { class: barOf(run[0]), title: `${run.length > 1 ? plural(run.length, "token") : run[0].text} (${milliseconds(seconds)})` });
   // Below a sum of one they would not fill the line; what took no time is seen all the same.
-  return html`<span class=${barOf(run[0])} style=${{ flexGrow: Math.max(1, 1000 * seconds) }} title=${`${what} (${milliseconds(seconds)})`}></span>`;
+  node.style.flexGrow = Math.max(1, 1000 * seconds);
+  return node;
 }

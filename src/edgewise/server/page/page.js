@@ -1,28 +1,51 @@
-// The chat page. Whatever a model or a server writes is set as text, never as markup; formatted
-// answers are sanitised (formatted.js).
+// The chat page. Whatever a model or a server writes is set as text, never as markup: formatted
+// answers are built node by node (markdown.js).
 //
 //   state.js         the one place where everything is: conversation, settings, what runs
 //   conversation.js  questions and their answers; answer.js: an answer and its tokens
-//   feed.js          chunks of a reply or of a recording into an answer
-//   shapes.js        what is believed of a server and of the storage
-//   api.js           requests; actions.js: what a reader can do; keeping.js: what a reload finds
-//   app.js           the layout; it puts the instruments of instruments.js in their places
+//   api.js           requests; shapes.js: what is believed of a server and of the storage
+//   actions.js       what a reader can do; pace.js: how fast the bundled pair is shown
+//   keeping.js       what a reload finds
+//   the rest         views: each draws its part of index.html from the state
 //
-// Models are plain objects: whoever changes one calls `changed` (or `redraw`, where nothing is to be kept), and the page is drawn from the top.
-import { readRecordings, refresh } from "./api.js";
-import { App } from "./app.js";
-import { closePanels } from "./panels.js";
-import { keep, restore, subscribe } from "./state.js";
-import { html, render } from "./ui.js";
-
-const root = document.getElementById("page");
+// Models are plain objects: whoever changes one calls `changed` (or `redraw`, where nothing is to be
+// kept), and every view is drawn once in the next frame.
+import { readExamples, refresh } from "./api.js";
+import { drawControls, focusField, listen } from "./controls.js";
+import { byId } from "./dom.js";
+import { drawFirstScreen } from "./first_screen.js";
+import { drawSent } from "./sent.js";
+import { keep, redraw, restore, state, subscribe } from "./state.js";
+import { closeTokenPanel, drawTokenPanel } from "./token_panel.js";
+import { drawTurns } from "./turns.js";
 
 restore();
-subscribe(() => render(html`<${App} />`, root));
-render(html`<${App} />`, root);
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") closePanels();
+listen();
+subscribe(() => {
+  drawControls();
+  drawFirstScreen();
+  drawTurns();
+  drawTokenPanel();
+  drawSent();
 });
+redraw();
+focusField();
+
+// Escape closes what was opened last; the focus goes back to what opened it.
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  const sent = byId("sent");
+  if (state.token) closeTokenPanel();
+  else if (state.settingsOpen) {
+    state.settingsOpen = false;
+    byId("settings-button").focus();
+    redraw();
+  } else if (sent.open) {
+    sent.open = false;
+    sent.querySelector("summary").focus();
+  }
+});
+
 // A page that is left loses its connections then: what breaks off is no part of what is kept.
 let left = false;
 const keepOn = () => left || keep();
@@ -35,4 +58,4 @@ addEventListener("pagehide", () => {
 });
 addEventListener("pageshow", () => (left = false));
 refresh();
-readRecordings();
+readExamples();

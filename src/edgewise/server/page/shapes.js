@@ -44,26 +44,26 @@ export const isChunk = record({
 });
 
 const answer = record({
-  ...{ mode: text, model: text, recorded: flag, phase: text, tail: text, problem: text, finish: maybe(text), local: flag },
+  ...{ mode: text, model: text, phase: text, tail: text, problem: text, finish: maybe(text), local: flag },
+  ...{ greedy: maybe(flag), paced: maybe(flag), cut: maybe(number) },
   ...{ usage: maybe(usage), timing: maybe(timing), seconds: maybe(number) },
   tokens: list(record({ ...token, shown: text, kind: text })),
 });
 
 export const isConversation = record({
   local: flag,
-  turns: list(record({ prompt: text, local: flag, recording: maybe(text), answers: (found) => record({})(found) && Object.values(found).every(answer) })),
+  turns: list(record({ prompt: text, local: flag, answers: (found) => record({})(found) && Object.values(found).every(answer) })),
 });
 
-export const isHealth = record({
-  models: (found) => list(record({ model: text, edge: text, cloud: maybe(text), round_trip_seconds: maybe(number), cloud_share: maybe(number), threshold: maybe(number) }))(found) && found.length > 0,
+const model = record({
+  ...{ model: text, edge: text, cloud: maybe(text), edge_parameters: maybe(number), cloud_parameters: maybe(number) },
+  ...{ cloud_share: maybe(number), threshold: maybe(number), temperature: maybe(number), min_p: maybe(number) },
 });
+
+export const isHealth = record({ models: (found) => list(model)(found) && found.length > 0 });
 
 export const isSent = record({
   data: list(record({ conversation: text, answer: text, host: maybe(text), ...counts("at", "consults", "prefetches", "bytes", "tokens") })),
 });
 
-export const isRecordings = list(record({ name: text, title: text, prompt: text }));
-
-const played = list(record({ 0: number, 1: isChunk }));
-
-export const isTrace = record({ answers: record({ "edgewise@0.05": played, "edgewise:edge": played, "edgewise:cloud": played }) });
+export const isExamples = list(record({ title: text, question: text, right: text, edge: text }));

@@ -1,17 +1,17 @@
 // The page's whole state, in one place. Views read it; who changes it calls `changed` or `redraw`.
 import { Conversation } from "./conversation.js";
 import { load, save } from "./keeping.js";
-import { NAMES } from "./words.js";
 
-export const DEFAULTS = {
+const DEFAULTS = {
   model: "", // its name; empty is the server's first
   mode: "pair", // or "edge", "cloud", "beside"
   share: "", // percent of the tokens that the cloud may write; empty is what the server was started with
   temperature: "", // as typed; empty is the server's own
   limit: "",
   system: "",
-  struck: true, // beside a changed token stands what the edge would have written
-  view: "tokens", // or "formatted"
+  struck: true, // above a changed token stands what the edge would have written
+  formatted: true,
+  paced: true, // the bundled pair is shown at the pace of larger models
 };
 
 export const state = {
@@ -19,15 +19,15 @@ export const state = {
   settings: { ...DEFAULTS },
   models: [], // what /health says of each
   health: null, // what it says of the one that is asked
-  gone: "", // or the sentence that says that the server does not answer
+  gone: false, // the server does not answer
   sent: null, // rows of v1/sent, where the server tells them
   key: "", // never kept
   asksKey: false,
   underWay: null, // AbortController of what is being written
   token: null, // {answer, number, pinned}, which the details panel shows
-  panel: "", // the open panel's name
+  settingsOpen: false,
   warning: "", // what could not be kept
-  recordings: [], // the traces of the first screen
+  examples: [], // questions of the first screen
 };
 
 let draw = () => {};
@@ -60,7 +60,7 @@ export function restore() {
   for (const [name, value] of Object.entries(DEFAULTS)) {
     if (typeof kept.settings[name] === typeof value) state.settings[name] = kept.settings[name];
   }
-  if (!Object.hasOwn(NAMES, state.settings.mode)) state.settings.mode = DEFAULTS.mode;
+  if (!["pair", "edge", "cloud", "beside"].includes(state.settings.mode)) state.settings.mode = DEFAULTS.mode;
   if (kept.conversation) state.conversation = kept.conversation;
   state.warning = kept.warning;
 }

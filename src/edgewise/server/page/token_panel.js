@@ -1,33 +1,34 @@
-// About one token: who wrote it and why, and what both models would have.
-import { inVain } from "./answer.js";
-import { closePanels } from "./panels.js";
-import { state } from "./state.js";
-import { html, useEffect, useRef } from "./ui.js";
-import { KINDS, milliseconds, percent, reasonInWords } from "./words.js";
+// About one token: who wrote it and why, and what both models would have. It follows the pointer and
+// the arrow keys; once pinned it stays, and can be used.
+import { byId, el, fill } from "./dom.js";
+import { redraw, state } from "./state.js";
+import { milliseconds, percent, reasonInWords, whoWrote } from "./wording.js";
 
-// It follows the pointer and the arrow keys; once pinned it stays, and can be used.
-export function TokenPanel() {
-  const { answer, number, pinned } = state.token ?? {};
+export function drawTokenPanel() {
+  const panel = byId("details");
+  const { answer, number, pinned = false } = state.token ?? {};
   const token = answer?.tokens[number];
-  return html`
-    <aside id="details" class=${pinned ? "pinned" : ""} aria-live="polite" aria-label="About a token" hidden=${!token}>
-      ${pinned && html`<${Close} />`}
-      ${token && html`
-        <p><bdi>“${token.text}”</bdi> ${whoWrote(token)}</p>
-        <p>${[reasonInWords(token.reason), ...measured(token)].join(", ")}</p>
-        <${Candidates} token=${token} />
-      `}
-    </aside>
-  `;
+  const before = panel.classList.contains("pinned");
+  panel.classList.toggle("pinned", pinned);
+  panel.hidden = !token;
+  fill(panel, [pinned, token ?? null], () => (token ? about(token, pinned) : []));
+  if (pinned && !before) panel.querySelector("button").focus();
 }
 
-function Close() {
-  const button = useRef();
-  useEffect(() => button.current.focus(), []);
-  return html`<button ref=${button} class="close" type="button" onClick=${closePanels}>Close</button>`;
+function about(token, pinned) {
+  const rows = Array.from({ length: Math.max(token.edge.length, token.cloud.length) });
+  return [
+    pinned && el("button", { class: "close", type: "button", onclick: closeTokenPanel }, "Close"),
+    el("p", {}, el("bdi", {}, `“${token.text}”`), ` ${whoWrote(token)}`),
+    el("p", { class: "note" }, [reasonInWords(token), ...measured(token)].join(", ")),
+    el(
+      "table",
+      {},
+      el("thead", {}, el("tr", {}, el("th", { colspan: 2, scope: "col" }, "edge"), el("th", { colspan: 2, scope: "col" }, "cloud"))),
+      el("tbody", {}, rows.map((_, place) => el("tr", {}, cells(token.edge[place]), cells(token.cloud[place])))),
+    ),
+  ];
 }
-
-const whoWrote = (token) => KINDS[token.kind === "fallback" && !inVain(token) ? "edge" : token.kind];
 
 function measured(token) {
   const threshold = token.threshold?.toFixed(3) ?? "–";
@@ -35,21 +36,14 @@ function measured(token) {
   return token.wait >= 0.001 ? [...score, `waited ${milliseconds(token.wait)}`] : score;
 }
 
-function Candidates({ token }) {
-  const rows = Array.from({ length: Math.max(token.edge.length, token.cloud.length) });
-  return html`
-    <table>
-      <thead><tr><th colspan="2" scope="col">edge</th><th colspan="2" scope="col">cloud</th></tr></thead>
-      <tbody>
-        ${rows.map((_, place) => html`<tr>${cells(token.edge[place])}${cells(token.cloud[place])}</tr>`)}
-      </tbody>
-    </table>
-  `;
+function cells(one) {
+  const chance = one?.logprob == null ? null : Math.exp(one.logprob);
+  return [el("td", {}, one ? el("bdi", {}, JSON.stringify(one.token).slice(1, -1)) : ""), el("td", {}, chance === null ? "" : percent(chance))];
 }
 
-function cells(one) {
-  return html`
-    <td>${one && html`<bdi>${JSON.stringify(one.token).slice(1, -1)}</bdi>`}</td>
-    <td>${one?.logprob == null ? "" : percent(Math.exp(one.logprob))}</td>
-  `;
+// The focus goes back to the answer.
+export function closeTokenPanel() {
+  document.querySelector(".token.chosen")?.closest(".text").focus();
+  state.token = null;
+  redraw();
 }

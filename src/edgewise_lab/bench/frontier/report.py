@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from edgewise_lab.bench.frontier.billing import (
     LISTS,
@@ -29,8 +28,6 @@ NEVER = float("-inf")
 
 ROUNDING = 1e-12
 """Relative: sums of the same costs in another order."""
-
-_Array = NDArray[np.float64]
 
 
 def share(answer: MeasuredAnswer) -> tuple[float, float]:
@@ -125,25 +122,6 @@ def worth(edge: Sequence[MeasuredAnswer], cloud: Sequence[MeasuredAnswer]) -> li
         else NEVER
         for own, theirs in zip(edge, cloud, strict=True)
     ]
-
-
-def mixed(
-    cost: Cost, edge: Sequence[MeasuredAnswer], cloud: Sequence[MeasuredAnswer], most: float
-) -> float:
-    """Of all questions the part that may go to the cloud at random, in expectation, at this cost.
-
-    The most of them where sending makes it cheaper; 0 where even none is too dear.
-    """
-    low, high = (np.sum([cost(one) for one in answers], axis=0) for answers in (edge, cloud))
-    if _ratio(high) <= most:
-        return 1.0
-    if _ratio(low) >= most:
-        return 0.0
-    return float((most * low[1] - low[0]) / ((high - low)[0] - most * (high - low)[1]))
-
-
-def _ratio(parts: _Array) -> float:
-    return float(parts[0] / parts[1])
 
 
 EDGE, CLOUD = "edge", "cloud"
@@ -312,26 +290,7 @@ def _equal(
             if axis == SHARE:
                 timed = one.timed.at(at)
                 rows[f"{one.name}, equal share"] = MeasuredAnswers(answers, timed, "composed")
-        lines.append(_mixed_line(axis, cost, most, found, own))
     return lines, rows
-
-
-def _mixed_line(
-    axis: str,
-    cost: Cost,
-    most: float,
-    found: Mapping[str, MeasuredAnswers],
-    own: MeasuredAnswers,
-) -> EqualCost:
-    """Questions sent at random: the expectation, question by question."""
-    edge, cloud = found[EDGE], found[CLOUD]
-    part = mixed(cost, edge.timed, cloud.timed, most)
-    expected = [
-        [(1 - part) * a + part * b for a, b in zip(low, high, strict=True)]
-        for low, high in zip(_graded(edge.quality), _graded(cloud.quality), strict=True)
-    ]
-    reached = part > 0 or cost_of(cost, edge.timed) <= most * (1 + ROUNDING)
-    return _line(axis, most, "at random", part, expected[0], expected[1], own, reached=reached)
 
 
 def _line(

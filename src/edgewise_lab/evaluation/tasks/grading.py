@@ -83,8 +83,8 @@ class _Searcher:
                 self._child.abandon()
                 self._child = None
             if self._child is None:
-                target = f"{Path(__file__).with_name('searching.py')}:search"
-                self._child = Child(target, seconds=_SECONDS, memory=_MEMORY, longest=1, folders=())
+                name, own = "searching:search", [str(Path(__file__).parent)]
+                self._child = Child(name, seconds=_SECONDS, memory=_MEMORY, longest=1, folders=own)
                 self._parent = os.getpid()
             try:
                 return self._child.ask(json.dumps([question.answer, text]).encode()) == b"1"

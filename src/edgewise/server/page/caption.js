@@ -1,0 +1,69 @@
+// One sentence about an answer: what the cloud did, and what came of it as far as that is known.
+import { inVain } from "./answer.js";
+import { healthOf } from "./api.js";
+import { el } from "./dom.js";
+import { state } from "./state.js";
+import { isWrapped, plural, visible, wrapped } from "./wording.js";
+
+const SHOWN = 3; // changes
+
+const HELD = {
+  circuit_open: "consults are paused after failures; one is tried again soon",
+  budget: "the share is spent for now, and comes back with every token",
+  cap: "the answer's cap is spent",
+  cost: "a consult would cost more than the cloud alone, or a limit is spent",
+  blocked: "what would be sent may not leave this device",
+  mid_word: "the cloud is asked between words, and no wish came there",
+  reasoning: "the cloud cannot go on inside of a block of reasoning",
+};
+
+// Nodes.
+export function caption(turn, answer) {
+  if (answer.cut !== null) return [`You unplugged the cloud after ${plural(answer.cut, "token")}; the edge ${answer.busy ? "writes" : "wrote"} the rest. `, verdict(turn, answer)];
+  if (answer.busy || !answer.tokens.length) return [];
+  const toy = healthOf(answer.model)?.bundled && !isWrapped(turn.prompt);
+  const told = toy && el("span", { class: "note" }, "The bundled pair knows sums and word puzzles alone. For real questions: edgewise serve --edge smollm2");
+  return [...done(turn, answer), verdict(turn, answer), told];
+}
+
+function done(turn, answer) {
+  const { mode, tokens } = answer;
+  const count = plural(tokens.length, "token");
+  if (healthOf(answer.model)?.cloud === null) return [];
+  if (mode === "edge") return [`The edge wrote all ${count}. `];
+  const cloud = tokens.filter((token) => token.source === "cloud");
+  if (cloud.length === tokens.length) return [`The cloud wrote all ${count}. `];
+  const changed = tokens.filter((token) => token.kind === "changed");
+  if (changed.length) {
+    const more = changed.length > SHOWN ? ` and ${changed.length - SHOWN} more` : "";
+    const shown = changed.slice(0, SHOWN).flatMap((token, place) => [place ? ", " : "", change(token)]);
+    return [`The cloud changed ${changed.length} of ${count}: `, ...shown, `${more}. `];
+  }
+  if (cloud.some((token) => token.kind === "alone")) return [`The cloud wrote ${cloud.length} of ${count}. `];
+  if (cloud.length) return [`The cloud was asked for ${cloud.length} of ${count} and agreed with the edge. `];
+  if (answer.usage?.edgewise.cloud_calls || tokens.some(inVain)) return [`The edge wrote all ${count}. `];
+  return [`Nothing was asked of the cloud: ${reason(turn, answer)}. `];
+}
+
+const change = (token) => el("span", { class: "change" }, el("del", {}, visible(token.edge[0].token)), " → ", el("b", {}, visible(token.shown)));
+
+// Of the examples it is known what is right, and what the edge alone says.
+function verdict(turn, answer) {
+  const example = answer.greedy && answer.phase === "done" && healthOf(answer.model)?.bundled && state.examples.find((one) => wrapped(one.question) === turn.prompt);
+  if (!example) return "";
+  const right = answer.said.trimEnd().endsWith(` ${example.right}.`);
+  const changed = answer.tokens.filter((token) => token.kind === "changed").length;
+  if (right && answer.mode === "pair" && changed) return el("span", {}, `Without ${changed > 1 ? "them" : "it"}: ${example.edge}, `, el("b", { class: "wrong" }, "wrong"), ".");
+  return right ? el("b", { class: "right" }, `${example.right} is right.`) : el("span", {}, "That is ", el("b", { class: "wrong" }, "wrong"), `: it is ${example.right}.`);
+}
+
+function reason(turn, { model, local, tokens }) {
+  if (turn.local || local) return "the conversation is local";
+  if (model.endsWith("@0")) return "the share is 0";
+  const held = Object.keys(HELD).find((name) => tokens.some((token) => token.reason === name));
+  if (held) return HELD[held];
+  const scored = tokens.filter((token) => token.score != null && token.threshold != null);
+  if (!scored.length) return "by the server's settings nothing of this conversation may leave, or nothing at all";
+  const best = scored.reduce((one, other) => (other.score - other.threshold > one.score - one.threshold ? other : one));
+  return `the router was never above its threshold (nearest: ${best.score.toFixed(3)} of ${best.threshold.toFixed(3)})`;
+}

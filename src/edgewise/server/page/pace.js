@@ -1,0 +1,33 @@
+// The bundled pair is tiny and both of its models run in the server's process: the page shows their
+// answers at the pace that larger models have, with a cloud that is far away. What is written stays
+// as it was. Of the pair every consult waits for the whole way, so this is the most that it takes.
+export const EDGE = 50; // tokens a second
+export const CLOUD = 25;
+export const DISTANCE = 80; // milliseconds there and back
+
+// The same chunks, each when it would have come.
+export async function* inTime(chunks, answer, signal) {
+  let due = performance.now();
+  for await (const chunk of chunks) {
+    const token = chunk.edgewise?.token;
+    const took = token ? milliseconds(token, answer) : 0;
+    due = Math.max(due + took, performance.now());
+    await until(due, signal);
+    yield token ? { ...chunk, edgewise: { ...chunk.edgewise, token: { ...token, seconds: took / 1000, wait: token.wait && took / 1000 } } } : chunk;
+  }
+}
+
+function milliseconds(token, { mode, tokens }) {
+  if (token.source !== "cloud") return 1000 / EDGE;
+  // A stream goes the way once.
+  return 1000 / CLOUD + (mode === "cloud" && tokens.length ? 0 : DISTANCE);
+}
+
+function until(due, signal) {
+  return new Promise((resolve, reject) => {
+    if (signal.aborted) return reject(signal.reason);
+    const over = () => (clearTimeout(timer), reject(signal.reason));
+    const timer = setTimeout(() => (signal.removeEventListener("abort", over), resolve()), due - performance.now());
+    signal.addEventListener("abort", over, { once: true });
+  });
+}
