@@ -46,7 +46,12 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
     record = _record("starts", edge, identity, *PROMPTS, f"{TOKENS}")
     if known := _kept(record):
         return known
-    _log.info("%s answers %d prompts, once, for its thresholds", edge.name, len(PROMPTS))
+    # It takes seconds in which nothing else is to be seen.
+    _log.warning(
+        "%s answers %d short prompts first, once, to set the router's threshold",
+        edge.name,
+        len(PROMPTS),
+    )
     scores = own_scores(edge, router)
     if not scores:
         return {}
