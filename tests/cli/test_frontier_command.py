@@ -28,7 +28,7 @@ def test_the_bundled_pair_is_told_on_every_axis(edgewise: Edgewise, tmp_path: Pa
     assert "16 tokens" in rows["cloud"]["note"]
     assert rows["bundled at 5%"]["sent"] > 0
     assert rows["cascade, equal share"]["clock"] == "composed"
-    assert {one["system"] for one in found["whole"]} >= {"cascade", "at random"}
+    assert {one["system"] for one in found["whole"]} >= {"cascade"}
     kept = sorted(path.name for path in (tmp_path / "kept").glob("*.answers.jsonl"))
     assert len(kept) == 5
     again = edgewise(*command)

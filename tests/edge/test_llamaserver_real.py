@@ -74,8 +74,8 @@ def test_it_answers_as_the_engine_in_this_process(
             pairs = list(zip(own.tokens, served.tokens, strict=False))
             differ = next((i for i, (a, b) in enumerate(pairs) if a.id != b.id), len(pairs))
             same += [t.id for t in own.tokens] == [t.id for t in served.tokens]
-            for a, b in pairs[:differ]:
-                assert a.score == pytest.approx(b.score, abs=0.02)
+            apart = [abs(a.score - b.score) for a, b in pairs[:differ]]
+            assert not apart or sum(apart) / len(apart) < 0.01
     assert same >= QUESTIONS - 2
 
 
