@@ -115,20 +115,20 @@ BUDGET = {
     "edgewise/listening": 579,
     "edgewise/loop": 1_558,
     "edgewise/prompts": 913,
-    "edgewise/routers": 1_000,
+    "edgewise/routers": 1_004,
     "edgewise/sandbox": 240,
     "edgewise/server": 3_202,
     "edgewise/testing": 501,
-    "edgewise/wire": 265,
-    "edgewise_lab": 400,
+    "edgewise/wire": 260,
+    "edgewise_lab": 399,
     "edgewise_lab/bench": 2_342,
-    "edgewise_lab/commands": 1_512,
-    "edgewise_lab/evaluation": 2_580,
+    "edgewise_lab/commands": 1_511,
+    "edgewise_lab/evaluation": 2_579,
     "edgewise_lab/training": 2_161,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 28_553, 180
+PRODUCT_LINES, PRODUCT_FILES = 28_491, 180
 
 
 def test_every_package_keeps_its_budget() -> None:
