@@ -1,6 +1,6 @@
 """Tiny random GGUF models. Weights are wide (std 0.15) and the head untied, so that text varies."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -141,9 +141,12 @@ def write_transformer(
     seed: int = 0,
     packed: bool = False,
     context: int = CONTEXT,
+    sampling: Mapping[str, float] | None = None,
 ) -> Path:
-    """A llama with random weights, its matrices in q4_0 if `packed`."""
+    """A llama with random weights, its matrices in q4_0 if `packed`; `sampling` is metadata."""
     writer = gguf.GGUFWriter(path, "llama")
+    for name, value in (sampling or {}).items():
+        writer.add_float32(f"general.sampling.{name}", value)
     writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)

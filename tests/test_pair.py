@@ -32,6 +32,7 @@ from edgewise.routers.constant import Constant
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from tests.models import byte_level, write_transformer
 
 ROOT = Path(__file__).parents[1]
 QUESTION = "Tell me about copper."
@@ -405,3 +406,29 @@ def test_a_loop_that_breaks_off_keeps_no_slot() -> None:
                 if isinstance(event, Token):
                     break
         assert pair.ask("Tell me about copper.").text
+
+
+@pytest.mark.parametrize(
+    ("said", "drawn"),
+    [
+        ({}, (0.7, 0, 1.0, 0.05)),
+        ({"temp": 0.25, "top_k": 20, "top_p": 0.5}, (0.25, 20, 0.5, 0.0)),
+        ({"top_k": 20}, (0.7, 0, 1.0, 0.05)),
+        ({"temp": -1.0}, (0.7, 0, 1.0, 0.05)),
+        ({"temp": float("nan")}, (0.7, 0, 1.0, 0.05)),
+        ({"temp": 0.5, "top_k": float("inf")}, (0.7, 0, 1.0, 0.05)),
+    ],
+)
+def test_a_chat_draws_as_the_models_file_says(
+    tmp_path: Path, said: dict[str, float], drawn: tuple[float, ...]
+) -> None:
+    path = write_transformer(tmp_path / "m.gguf", byte_level(), sampling=said)
+    with Pair(path, cloud="none", threads=1) as pair:
+        sampling = pair.chat_sampling
+    assert sampling is not None
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == drawn
+
+
+def test_a_chat_is_greedy_where_the_user_says_so_or_the_pair_is_bundled() -> None:
+    with Pair(cloud="none", threads=1) as pair:
+        assert pair.chat_sampling is None

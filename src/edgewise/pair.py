@@ -43,7 +43,7 @@ from edgewise.prompts import (
 )
 from edgewise.routers.base import Router
 from edgewise.routers.named import checked_router
-from edgewise.sampling import Sampling
+from edgewise.sampling import Sampling, drawn_as
 from edgewise.settings import Settings, names_in, settings_of, spelled
 
 
@@ -146,16 +146,19 @@ class Pair:
         self.decoder.policy = policy
 
     @property
-    def draws(self) -> bool:
-        """Whether a chat draws, as `CHAT` says, if nobody set a temperature.
+    def chat_sampling(self) -> Sampling | None:
+        """How a chat draws if nobody set a temperature: as the model's file says, else `CHAT`.
 
-        The bundled pair knows one wording of each answer, an API that takes text may know neither
-        min-p nor temperatures, and a server as the edge would need a request for each drawn token.
+        None where it is greedy: the bundled pair knows one wording of each answer, an API that
+        takes text may know neither min-p nor temperatures, and a server as the edge would need a
+        request for each drawn token.
         """
         own, cloud = self.settings, self.cloud
         by_text = cloud is not None and cloud.boundaries is not None and cloud.local is None
         greedy = by_text or own.edge == _DEFAULTS.edge or edge_engine(own) == "llama-server"
-        return own.temperature is None and not greedy
+        if own.temperature is not None or greedy:
+            return None
+        return drawn_as(self.edge.sampling)
 
     def forget(self) -> None:
         """Begin new budgets and a new record of what was sent, as for a new conversation."""

@@ -3,6 +3,8 @@
 The draw at position i depends on the seed and i only, so a rollback needs no random state.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -100,4 +102,19 @@ def _require(holds: bool, name: str, bound: str, value: float) -> None:
 
 
 CHAT = Sampling(temperature=0.7, min_p=0.05)
-"""How a chat draws if nobody says; see `Pair.draws`."""
+"""How a chat draws if nobody says; see `Pair.chat_sampling`."""
+
+
+def drawn_as(said: Mapping[str, float]) -> Sampling:
+    """As a model's file says; `CHAT` where it names no temperature, or what cannot be."""
+    if "temperature" not in said:
+        return CHAT
+    try:
+        return Sampling(
+            temperature=said["temperature"],
+            top_k=int(said.get("top_k", 0)),
+            top_p=said.get("top_p", 1.0),
+            min_p=said.get("min_p", 0.0),
+        )
+    except (UsageError, ValueError, OverflowError):
+        return CHAT

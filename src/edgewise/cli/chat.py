@@ -19,7 +19,7 @@ from edgewise.events import Candidate, Token
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import make_policy, sampling_of
 from edgewise.prompts import MAX_PROMPT, Message, require_text
-from edgewise.sampling import CHAT, Sampling
+from edgewise.sampling import Sampling
 from edgewise.settings import Settings, fraction
 
 HELP = """\
@@ -152,11 +152,12 @@ class Conversation:
 
     def _sampling(self) -> Sampling | None:
         """How to draw; None for the settings' own way."""
-        chosen = self._pair.settings
-        if not self._pair.draws:
+        chosen, drawn = self._pair.settings, self._pair.chat_sampling
+        if drawn is None:
             return None
         seed = secrets.randbits(31) if chosen.seed is None else chosen.seed
-        return replace(CHAT, top_p=chosen.top_p, seed=seed)
+        top_p = chosen.top_p if chosen.top_p < 1 else drawn.top_p
+        return replace(drawn, top_p=top_p, seed=seed)
 
     def _first_kept(self, asked: Message) -> int:
         """The first turn that stays, so that there is room for an answer to `asked`.

@@ -6,6 +6,7 @@ the engine's `SequenceCache`.
 
 from collections.abc import Mapping, Sequence
 from enum import Flag, auto
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -239,6 +240,9 @@ class EdgeModel(Protocol):
 
     build: str = ""
     """The engine and the form of the weights, in words; empty where it does not say."""
+
+    sampling: Mapping[str, float] = MappingProxyType({})
+    """How its file says to draw: fields of `Sampling`."""
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> EdgeSession:
         """A new session whose steps keep `needs` (and the `top` likeliest ids).

@@ -16,8 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from edgewise.costs.meter import Billing
 from edgewise.events import Consult, Finished, Token
 from edgewise.listening.origins import ANY, OriginCheck
-from edgewise.parts import make_policy
-from edgewise.sampling import CHAT
+from edgewise.parts import make_policy, sampling_of
 from edgewise.server import chat, completions, messages, responses
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers, caller_of
@@ -108,7 +107,8 @@ def _health_of(answering: Answering) -> dict[str, Any]:
     decoder = answering.pair.decoder
     latency = decoder.latency
     policy = make_policy(answering.settings, answering.starts)
-    cloud, draws = answering.cloud, answering.pair.draws
+    cloud = answering.cloud
+    drawn = answering.pair.chat_sampling or sampling_of(answering.settings)
     return {
         "edge": answering.edge.name,
         "edge_parameters": answering.edge.parameters,
@@ -119,8 +119,7 @@ def _health_of(answering: Answering) -> dict[str, Any]:
         "bundled": answering.bundled,
         "cloud_share": policy.cloud_share,
         "threshold": policy.threshold if policy.cloud_share is None else None,
-        "temperature": CHAT.temperature if draws else answering.settings.temperature or 0.0,
-        "min_p": CHAT.min_p if draws else 0.0,
+        **{name: getattr(drawn, name) for name in ("temperature", "top_k", "top_p", "min_p")},
         "round_trip_seconds": latency.round_trip,
         "engine_seconds": latency.engine,
     }

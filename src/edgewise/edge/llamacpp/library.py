@@ -250,6 +250,7 @@ bool llama_model_has_encoder ptr
 bool llama_model_is_hybrid ptr
 bool llama_model_is_recurrent ptr
 ptr llama_model_load_from_file text model_params
+int llama_model_meta_val_str ptr text text size
 int llama_model_n_ctx_train ptr
 int llama_model_n_embd ptr
 uint64 llama_model_n_params ptr

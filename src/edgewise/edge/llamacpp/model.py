@@ -7,6 +7,8 @@ logits and the post-final-norm hidden state together; a prompt is prefilled with
 
 import ctypes
 import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,13 @@ from edgewise.edge.llamacpp.load import load_weights, new_context
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
 from edgewise.errors import ModelError
 
+_SAMPLING = {
+    "temperature": b"general.sampling.temp",
+    "top_k": b"general.sampling.top_k",
+    "top_p": b"general.sampling.top_p",
+    "min_p": b"general.sampling.min_p",
+}
+
 
 def open_gguf(address: str, options: EdgeOptions) -> "LlamaModel":
     """The edge engine `llamacpp`: a GGUF by its address, downloaded if need be."""
@@ -28,6 +37,17 @@ def open_gguf(address: str, options: EdgeOptions) -> "LlamaModel":
     if model.path.suffix != ".gguf" and model.path.name != Path(address).name:
         model.name = address  # Ollama and the hub's cache name files after their hashes
     return model
+
+
+def _sampling(model: Any) -> Mapping[str, float]:
+    """What a GGUF's metadata says (`general.sampling.*`); a word that is no number says nothing."""
+    found: dict[str, float] = {}
+    text = ctypes.create_string_buffer(64)
+    for name, key in _SAMPLING.items():
+        if llama_cpp.llama_model_meta_val_str(model, key, text, len(text)) > 0:
+            with suppress(ValueError):
+                found[name] = float(text.value)
+    return found
 
 
 def fingerprint_of(path: Path) -> str:
@@ -64,6 +84,7 @@ class LlamaModel(EngineModel):
         # Architecture, size, and the type of the weights: "qwen2 0.5B Q4_K - Medium".
         form = description.value.decode("utf-8", "replace").split(" ", 2)[-1]
         self.build = f"llama.cpp, {form}"
+        self.sampling = _sampling(self._model)
         self.tokenizer = LlamaTokenizer(self._model)
         self._context = context = self.new_context(options.slots)
         try:

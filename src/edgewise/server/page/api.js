@@ -56,9 +56,13 @@ async function* streamed(path, signal, asked) {
 
 // What is typed, else as /health says that a chat with this model draws.
 function drawing(model) {
-  const { temperature = null, min_p = null } = healthOf(model) ?? {};
+  const { temperature = null, top_k, top_p, min_p } = healthOf(model) ?? {};
   const typed = state.settings.temperature;
-  return { ...(typed === "" ? temperature !== null && { temperature } : { temperature: Number(typed) }), ...(min_p && { min_p }) };
+  const warmth = typed === "" ? temperature : Number(typed);
+  return {
+    ...(warmth !== null && { temperature: warmth }),
+    ...(top_k && { top_k }), ...(top_p && top_p < 1 && { top_p }), ...(min_p && { min_p }),
+  };
 }
 
 // Whether nothing is drawn, so that a question has one answer.

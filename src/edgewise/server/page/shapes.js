@@ -57,7 +57,8 @@ export const isConversation = record({
 
 const model = record({
   ...{ model: text, edge: text, cloud: maybe(text), edge_parameters: maybe(number), cloud_parameters: maybe(number) },
-  ...{ cloud_share: maybe(number), threshold: maybe(number), temperature: maybe(number), min_p: maybe(number) },
+  ...{ cloud_share: maybe(number), threshold: maybe(number), temperature: maybe(number),
+    top_k: maybe(number), top_p: maybe(number), min_p: maybe(number) },
 });
 
 export const isHealth = record({ models: (found) => list(model)(found) && found.length > 0 });
