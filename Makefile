@@ -133,6 +133,14 @@ test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM 
 	LITELLM_PYTHON=$(CURDIR)/.venv-litellm/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_clients.py \
 		-k 'documentation or proxys'
 
+.venv-llm/installed: integrations/llm-edgewise/pyproject.toml
+	$(PYTHON) -m venv .venv-llm
+	.venv-llm/bin/python -m pip install --quiet --editable . --editable integrations/llm-edgewise
+	touch $@
+
+test-llm: .venv/tested .venv-llm/installed  ## run the plugin of llm in llm
+	LLM=$(CURDIR)/.venv-llm/bin/llm $(BIN)/python -m $(PYTEST) tests/integrations
+
 .venv-lmeval/installed: .venv/tested
 	$(PYTHON) -m venv .venv-lmeval
 	.venv-lmeval/bin/python -m pip install --quiet 'lm-eval[api]>=0.4.13,<0.5'
