@@ -373,3 +373,9 @@ def test_a_chat_with_a_real_model_draws(edgewise: Edgewise) -> None:
     drawn = {edgewise(*arguments, stdin=question).out for _ in range(3)}
     assert len(greedy) == 1
     assert len(drawn) > 1
+
+
+def test_a_prompt_is_utf8_whatever_the_locale(cli: Run) -> None:
+    plain = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = cli("run", "Écris", "--max-tokens", "2", "--cloud", "none", **plain)
+    assert done.returncode == 0, done.stderr
