@@ -24,6 +24,7 @@ class LlamaEdge:
     path: Path = field(default_factory=lambda: bundled("edge"))
     slots: int = 1
     context: int = 257
+    status: int = 200
     reply: Callable[[str], bytes | None] = lambda path: None
     spoil: Callable[[Event, int], Event | bytes | None] = lambda event, number: event
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -55,7 +56,7 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
         def log_message(self, format: str, *args: object) -> None: ...
 
         def send(self, body: bytes, kind: str = "application/json") -> None:
-            self.send_response(200)
+            self.send_response(served.status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

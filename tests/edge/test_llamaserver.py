@@ -242,3 +242,12 @@ def test_a_proxy_of_the_environment_sees_nothing(
     session = opened(served).session()
     session.open(PROMPT)
     assert session.step().proposed == greedy(served, PROMPT, 1)[0]
+
+
+def test_a_server_that_wants_a_key_is_named_as_one(
+    opened: Opened, served: LlamaEdge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "status", 401)
+    with pytest.raises(EdgeError) as caught:
+        opened(served)
+    assert "key" in caught.value.message

@@ -71,14 +71,15 @@ def test_thresholds_start_at_scores_of_the_edges_own_writing(
         assert parts.starts_of(settings, router, None, edge) == found
 
 
+@pytest.mark.parametrize("held", [b"{}}", b'{"0.05": 7}', b'{"x": 0.5}', b"{}"])
 def test_a_start_that_was_kept_badly_is_computed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    held: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "cache_folder", tmp_path.joinpath)
     with closing(parts.open_edge(Settings(edge=EDGE))) as edge:
         found = start.own_thresholds(edge, router_named("entropy"), "id")
         (record,) = (tmp_path / "starts").iterdir()
-        record.write_bytes(b"{}}")
+        record.write_bytes(held)
         assert start.own_thresholds(edge, router_named("entropy"), "id") == found
 
 

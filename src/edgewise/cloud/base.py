@@ -59,7 +59,7 @@ class CloudModel(Protocol):
     name: str
 
     proof: str = ""
-    """How `check` proved the vocabulary, in words: all ids, or fixed strings alone."""
+    """How `check` compared the vocabularies, in words: all ids, a sample, or fixed strings."""
 
     def open(self, prompt: Prompt) -> CloudSession:
         """A session for an answer to `prompt`; nothing is sent yet."""

@@ -44,7 +44,7 @@ class EngineCloud(RemoteCloud):
         return EngineSession(self)
 
     def check(self, tokenizer: Tokenizer) -> str:
-        """Probe the engine; compare the ids of fixed strings, and where it can all ids."""
+        """Probe the engine; compare the ids of fixed strings, and where it can a sample of all."""
         check = VocabularyCheck(self.engine, lambda: self._prove(tokenizer))
         self.check_remotely(check.run(), PROBE_SECONDS + COMPARE_SECONDS, tokenizer)
         self._check = check

@@ -84,7 +84,7 @@ class GatewayCloud(RemoteCloud):
     def check(self, tokenizer: Tokenizer) -> str:
         """Open a session: the gateway knows what its engine makes of the same fixed strings.
 
-        One whose engines detokenise is asked for the text of all ids besides.
+        One whose engines detokenise is asked for the text of a sample of ids besides.
         """
         self.tokenizer = tokenizer_fingerprint(tokenizer)
         try:

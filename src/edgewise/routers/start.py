@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -32,6 +33,12 @@ PROMPTS = (
 )
 TOKENS = 40
 """Of each answer."""
+
+_Thresholds = dict[
+    Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1)$")],
+    Annotated[float, msgspec.Meta(ge=0, le=1)],
+]
+"""By cloud share. A file that somebody changed is measured anew."""
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +89,7 @@ def _record(kind: str, edge: EdgeModel, *parts: str) -> Path | None:
 def _kept(record: Path | None) -> Mapping[str, float]:
     with suppress(OSError, msgspec.DecodeError):
         if record:
-            return msgspec.json.decode(record.read_bytes(), type=dict[str, float])
+            return msgspec.json.decode(record.read_bytes(), type=_Thresholds)
     return {}
 
 
