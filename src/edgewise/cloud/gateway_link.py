@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import aiohttp
 
@@ -51,9 +51,6 @@ from edgewise.wire.protocol import (
     request_id,
 )
 
-if TYPE_CHECKING:
-    from edgewise.cloud.gateway import GatewayCloud
-
 OPEN_SECONDS = 5.0
 """How long the gateway may take to answer `Open`."""
 
@@ -83,10 +80,25 @@ class Broken(Exception):
     """The link broke in the middle; what was asked may be asked again."""
 
 
+class LinkedGateway(Protocol):
+    """What a link needs of the gateway that it leads to; `tokenizer` is the edge's fingerprint."""
+
+    name: str
+    tokenizer: str
+
+    async def socket(self) -> aiohttp.ClientWebSocketResponse:
+        """A new connection; raises a `CloudError`."""
+        ...
+
+    async def require_same(self, served: str) -> None:
+        """Raises a `CloudError` unless it serves what it did."""
+        ...
+
+
 class GatewayLink:
     """A gateway session over connections that come and go. Lives in the I/O thread's loop."""
 
-    def __init__(self, gateway: "GatewayCloud") -> None:
+    def __init__(self, gateway: LinkedGateway) -> None:
         self._gateway, self._name = gateway, gateway.name
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._reader: asyncio.Task[None] | None = None
