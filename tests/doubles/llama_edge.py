@@ -25,6 +25,10 @@ class LlamaEdge:
     slots: int = 1
     context: int = 257
     status: int = 200
+    location: str = ""
+    filler: bytes = b""
+    """Written without end behind the first token."""
+    keys: list[str | None] = field(default_factory=list)
     reply: Callable[[str], bytes | None] = lambda path: None
     spoil: Callable[[Event, int], Event | bytes | None] = lambda event, number: event
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -58,11 +62,13 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
         def send(self, body: bytes, kind: str = "application/json") -> None:
             self.send_response(served.status)
             self.send_header("Content-Type", kind)
+            self.send_header("Location", served.location)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
         def do_GET(self) -> None:
+            served.keys.append(self.headers["Authorization"])
             settings = {"n_ctx": served.context}
             known: dict[str, Any] = {
                 "/props": {
@@ -72,9 +78,10 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
                 },
                 "/v1/models": {"data": [{"id": "x", "meta": {"n_vocab": served.size}}]},
             }
-            self.send(served.reply(self.path) or json.dumps(known[self.path]).encode())
+            self.send(served.reply(self.path) or json.dumps(known.get(self.path)).encode())
 
         def do_POST(self) -> None:
+            served.keys.append(self.headers["Authorization"])
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path == "/tokenize":
                 ids = tokenizer.encode(body["content"])
@@ -101,6 +108,8 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
                     data = event if isinstance(event, bytes) else json.dumps(event).encode()
                     self.wfile.write(b"data: " + data + b"\n\n")
                     ids.append(served.likeliest(ids)[0][0])
+                    while served.filler:
+                        self.wfile.write(served.filler)
                 self.wfile.write(b'data: {"stop": true, "tokens": []}\n\n')
             except OSError:
                 pass  # the other side went on elsewhere

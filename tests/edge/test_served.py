@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from edgewise import Pair
+from edgewise.cloud.hosts import hosts_of, require_near
 from edgewise.edge.base import EdgeOptions, EdgeSession, Needs
-from edgewise.edge.llamaserver import ServedEdge, open_server
-from edgewise.errors import AddressError, EdgeError, ModelError, UsageError
+from edgewise.edge.served import ServedEdge, open_server, server
+from edgewise.errors import EdgeError, ModelError, UsageError
 from tests.doubles.llama_edge import Event, LlamaEdge, llama_edge
+from tests.visited import visited
 
 PROMPT = [11, 12, 13]
 
@@ -185,7 +187,6 @@ def test_a_server_that_is_gone_keeps_the_text_so_far() -> None:
         ("/props", b"[]"),
         ("/props", b"<html>"),
         ("/props", json.dumps({"model_path": "x", "total_slots": 0}).encode()),
-        ("/v1/models", b'{"data": 3}'),
         ("/tokenize", b"{}"),
     ],
 )
@@ -193,9 +194,9 @@ def test_what_is_not_a_llama_server_is_refused(opened: Opened, path: str, reply:
     def lying(asked: str) -> bytes | None:
         return reply if asked == path else None
 
-    with llama_edge(reply=lying) as served, pytest.raises(EdgeError) as caught:
+    with llama_edge(reply=lying) as served, pytest.raises((EdgeError, ModelError)) as caught:
         opened(served)
-    assert caught.value.setting == "edge"
+    assert served.url in caught.value.message
 
 
 def test_a_file_that_changed_or_is_not_here_is_refused(opened: Opened, served: LlamaEdge) -> None:
@@ -209,12 +210,70 @@ def test_a_file_that_changed_or_is_not_here_is_refused(opened: Opened, served: L
 
 
 @pytest.mark.parametrize(
-    "address", ["http://192.0.2.1:8080", "https://example.org", "http://a:b@127.0.0.1:1"]
+    "address",
+    [
+        *("http://192.0.2.1:8080", "https://example.org", "http://box.local:8080"),
+        *("http://a:b@127.0.0.1:1", "http://127.0.0.1:1?x", "http://127.0.0.1.example.org"),
+        *("http://[::ffff:192.168.0.1]:1", "http://192.169.0.1", "ftp:/127.0.0.1", "http://[::1"),
+    ],
 )
-def test_prompts_go_to_this_machine_alone(address: str) -> None:
-    with pytest.raises(AddressError) as caught:
-        open_server(address, EdgeOptions())
-    assert caught.value.setting == "edge"
+@pytest.mark.parametrize("hosts", [None, "else.example,10.0.0.1"])
+def test_prompts_go_to_no_other_network(address: str, hosts: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        Pair(address, cloud="none", edge_engine="server", edge_hosts=hosts)
+    assert caught.value.setting in ("edge", "edge_hosts")
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts"),
+    [
+        *((f"http://{host}:1", None) for host in ("127.9.9.9", "localhost", "10.1.2.3", "[::1]")),
+        *((f"https://{host}", None) for host in ("172.31.0.1", "192.168.0.1", "169.254.0.1")),
+        *((f"http://{host}", None) for host in ("[fd00::1]", "[fe80::1]")),
+        ("https://box.example", "box.example"),
+        ("http://box.example:81", "other.example, box.example:81"),
+    ],
+)
+def test_prompts_go_near_or_to_hosts_that_are_allowed(address: str, hosts: str | None) -> None:
+    require_near(address, hosts_of(hosts, "edge_hosts"))
+
+
+def test_a_redirect_is_not_followed() -> None:
+    with visited() as (elsewhere, came):
+        with llama_edge(status=307, location=elsewhere) as served, pytest.raises(EdgeError):
+            Pair(served.url, cloud="none")
+        assert came == []
+
+
+def test_the_key_is_sent_and_one_that_is_none_is_refused(served: LlamaEdge) -> None:
+    with Pair(served.url, cloud="none", edge_key="secret") as pair:
+        pair.ask("Hello", max_tokens=2)
+    assert set(served.keys) == {"Bearer secret"}
+    with pytest.raises(UsageError) as caught:
+        Pair(served.url, cloud="none", edge_key="two words")
+    assert caught.value.setting == "edge_key"
+
+
+@pytest.mark.parametrize("setting", ["edge_model", "edge_tokenizer"])
+def test_settings_of_a_server_are_refused_for_a_file(setting: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Pair(cloud="none", **{setting: "bundled"})
+    assert caught.value.setting == setting
+
+
+@pytest.mark.parametrize("filler", [b"\n", b": keep-alive\n\n", b"x"])
+def test_a_stream_of_nothing_ends(
+    served: LlamaEdge, monkeypatch: pytest.MonkeyPatch, filler: bytes
+) -> None:
+    """Bytes that are no token do not hold an answer up."""
+    with Pair(served.url, cloud="none") as pair:
+        monkeypatch.setattr(server, "PATIENCE", 0.2)
+        served.filler = filler
+        events = pair.stream("Hello", max_tokens=20)
+        assert next(events)
+        with pytest.raises(EdgeError) as caught:
+            list(events)
+    assert served.url in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -250,4 +309,4 @@ def test_a_server_that_wants_a_key_is_named_as_one(
     monkeypatch.setattr(served, "status", 401)
     with pytest.raises(EdgeError) as caught:
         opened(served)
-    assert "key" in caught.value.message
+    assert caught.value.setting == "edge_key"
