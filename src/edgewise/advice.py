@@ -222,13 +222,14 @@ def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int)
     )
     token = (longest - consult) / (most - few) if most - few >= _ENOUGH else 0.0
     computed, cached = replies[-1].computed, replies[-1].cached
+    read = 0 if computed is None or cached is None else computed + cached
     return CloudPace(
         first=seconds[0],
         consult=consult,
         engine=None if engine is None else min(engine, consult),
         token=token if token > 0 else None,
-        prompt=len(prompt.ids) if computed is None or cached is None else computed + cached,
-        computed=None if cached is None else computed,
+        prompt=read or len(prompt.ids),
+        computed=computed if read else None,
         requests=len(replies),
         tokens=sum(len(prompt.ids) + more + reply.billed for more, reply in enumerate(replies)),
     )
