@@ -91,9 +91,7 @@ def gateway(
     require_extra("gateway", "starlette", "uvicorn", "websockets")
     engines = [_address(one) for one in engine]
     origins = [_named_origin(one) for one in origin or ()]
-    if page_model is not None and not page:
-        raise UsageError("--page-model is for a gateway that serves a page; give --page.")
-    model = _page_model(page_model or "bundled") if page else None
+    model = _page_model(page_model, page=page)
     from edgewise.gateway.app import Gateway
     from edgewise.gateway.browser_page import Page
     from edgewise.gateway.fleet import Fleet, engines_at
@@ -173,13 +171,18 @@ def _named_origin(origin: str) -> str:
     return require_origin(origin, setting="origin")
 
 
-def _page_model(address: str) -> "PageModel":
+def _page_model(address: str | None, *, page: bool) -> "PageModel | None":
     """The model at `address`, loaded once to read its vocabulary. Raises `UsageError`."""
+    if address is not None and not page:
+        raise UsageError("--page-model is for a gateway that serves a page; give --page.")
+    if not page:
+        return None
     from edgewise.addresses import resolve
     from edgewise.gateway.browser_page import PageModel
     from edgewise.parts import DEFAULT_SHARE, chosen_router, open_edge, router_folder
     from edgewise.wire.protocol import tokenizer_fingerprint
 
+    address = address or "bundled"
     try:
         file = resolve(address, "edge")
         settings = Settings(edge=address if address == "bundled" else str(file))
