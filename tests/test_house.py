@@ -102,9 +102,9 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 2_498,
-    "edgewise/cli": 2_310,
-    "edgewise/cloud": 4_062,
+    "edgewise": 2_525,
+    "edgewise/cli": 2_275,
+    "edgewise/cloud": 4_016,
     "edgewise/costs": 539,
     "edgewise/edge": 4_610,
     "edgewise/engines": 2_600,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 28_813, 180
+PRODUCT_LINES, PRODUCT_FILES = 28_759, 180
 
 
 def test_every_package_keeps_its_budget() -> None:
