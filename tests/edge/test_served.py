@@ -1,9 +1,10 @@
-"""The edge engine llama-server: a stream is taken as long as the answer follows it."""
+"""The edge engine `server`: a stream is taken as long as the answer follows it."""
 
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ from edgewise import Pair
 from edgewise.cloud.hosts import hosts_of, require_near
 from edgewise.edge.base import EdgeOptions, EdgeSession, Needs
 from edgewise.edge.served import ServedEdge, open_server, server
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import EdgeError, ModelError, UsageError
-from tests.doubles.llama_edge import Event, LlamaEdge, llama_edge
+from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.cli.test_disk_models import pulled
+from tests.doubles.served_edge import MODEL, PROGRAMS, Event, Likeliest, LlamaEdge, llama_edge
 from tests.visited import visited
 
 PROMPT = [11, 12, 13]
@@ -28,14 +32,24 @@ def served() -> Iterator[LlamaEdge]:
         yield served
 
 
+@pytest.fixture(params=PROGRAMS)
+def anyone(request: pytest.FixtureRequest) -> Iterator[LlamaEdge]:
+    """A server of each kind."""
+    with llama_edge(program=request.param) as served:
+        yield served
+
+
 @pytest.fixture
 def opened() -> Iterator[Opened]:
     """Opens an edge model at a served one, and closes it behind the test."""
     with ExitStack() as stack:
 
         def open_at(served: LlamaEdge, **options: Any) -> ServedEdge:
+            if served.program != "llama-server":
+                options.setdefault("tokenizer", "bundled")
             model = open_server(served.url, EdgeOptions(**options))
             stack.callback(model.close)
+            served.requests.clear()
             return model
 
         yield open_at
@@ -57,28 +71,44 @@ def greedy(served: LlamaEdge, ids: list[int], n: int) -> list[int]:
     return written[len(ids) :]
 
 
-def test_kept_tokens_cost_one_request(opened: Opened, served: LlamaEdge) -> None:
-    session = opened(served).session(Needs.ENTROPY)
+def prompts(served: LlamaEdge) -> list[str]:
+    """The texts of the prompts that were asked from."""
+    tokenizer = served.tokenizer
+    return [
+        bytes_of(tokenizer, served.ids(request["prompt"])).decode() for request in served.requests
+    ]
+
+
+def text_of(served: LlamaEdge, ids: list[int]) -> str:
+    return bytes_of(served.tokenizer, ids).decode()
+
+
+def test_kept_tokens_cost_one_request(opened: Opened, anyone: LlamaEdge) -> None:
+    session = opened(anyone).session(Needs.ENTROPY)
     session.open(PROMPT)
-    assert written(session, 20) == greedy(served, PROMPT, 20)
-    assert [len(request["prompt"]) for request in served.requests] == [len(PROMPT)]
+    assert written(session, 20) == greedy(anyone, PROMPT, 20)
+    asked = prompts(anyone)
+    assert asked[0] == text_of(anyone, PROMPT)
+    # mlx_lm.server tells candidates in whole replies alone.
+    assert len(asked) == (3 if anyone.program == "mlx_lm.server" else 1)
 
 
-def test_another_token_is_asked_from_its_prefix(opened: Opened, served: LlamaEdge) -> None:
-    session = opened(served).session()
+def test_another_token_is_asked_from_its_prefix(opened: Opened, anyone: LlamaEdge) -> None:
+    session = opened(anyone).session()
     session.open(PROMPT)
     first = session.step().proposed
     session.extend([first])
     session.step()
     session.extend([999])
-    assert session.step().proposed == served.likeliest([*PROMPT, first, 999])[0][0]
-    assert [request["prompt"] for request in served.requests] == [PROMPT, [*PROMPT, first, 999]]
+    changed = [*PROMPT, first, 999]
+    assert session.step().proposed == anyone.likeliest(changed)[0][0]
+    assert prompts(anyone) == [text_of(anyone, PROMPT), text_of(anyone, changed)]
 
 
-def test_a_rollback_to_what_was_streamed_asks_nothing(opened: Opened, served: LlamaEdge) -> None:
-    session = opened(served).session()
+def test_a_rollback_to_what_was_streamed_asks_nothing(opened: Opened, anyone: LlamaEdge) -> None:
+    session = opened(anyone).session()
     session.open(PROMPT)
-    tokens = greedy(served, PROMPT, 5)
+    tokens = greedy(anyone, PROMPT, 5)
     for token in tokens:
         session.step()
         session.extend([token])
@@ -87,10 +117,22 @@ def test_a_rollback_to_what_was_streamed_asks_nothing(opened: Opened, served: Ll
     assert session.step().proposed == tokens[2]
     session.extend(tokens[2:])
     assert session.step().position == len(PROMPT) + 5
-    assert len(served.requests) == 1
+    assert len(anyone.requests) == 1
 
 
-def test_a_step_has_the_numbers_of_the_likeliest(opened: Opened, served: LlamaEdge) -> None:
+def test_the_end_of_an_answer_is_told(opened: Opened, anyone: LlamaEdge) -> None:
+    """llama-server and vLLM tell its token; the others only that it ended, or the text's end."""
+    if anyone.program in ("llama-server", "mlx_lm.server"):
+        pytest.skip("its end token has candidates")
+    session = opened(anyone).session()
+    anyone.ends = 3
+    session.open(PROMPT)
+    assert written(session, 3) == greedy(anyone, PROMPT, 3)
+    assert session.step().proposed in anyone.tokenizer.eos_ids
+
+
+def test_a_step_has_the_numbers_of_the_likeliest(opened: Opened, anyone: LlamaEdge) -> None:
+    served = anyone
     session = opened(served).session(Needs.ENTROPY | Needs.TEXT)
     session.open(PROMPT)
     step = session.step()
@@ -158,12 +200,129 @@ def test_a_server_that_lies_ends_the_answer_with_its_name(
 
 @pytest.mark.parametrize("at", range(1, 6))
 def test_a_stream_that_is_cut_is_asked_for_again(
-    opened: Opened, served: LlamaEdge, at: int
+    opened: Opened, anyone: LlamaEdge, at: int
 ) -> None:
-    served.spoil = lambda event, number: None if number == at else event
-    session = opened(served).session()
+    """Or, where a whole reply is cut at its first token every time, the error names the server."""
+    session = opened(anyone).session()
+    anyone.spoil = lambda event, number: None if number == at else event
     session.open(PROMPT)
-    assert written(session, 8) == greedy(served, PROMPT, 8)
+    if anyone.program != "mlx_lm.server" and (at > 1 or anyone.program == "llama-server"):
+        assert written(session, 8) == greedy(anyone, PROMPT, 8)
+    else:
+        with pytest.raises(EdgeError) as caught:
+            written(session, 8)
+        assert anyone.url in caught.value.message
+
+
+FALSE: dict[str, Callable[[Likeliest], Likeliest]] = {
+    "a probability above 1": lambda top: [(top[0][0], 3.0), *top[1:]],
+    "no number": lambda top: [(top[0][0], float("nan")), *top[1:]],
+    "infinite": lambda top: [(top[0][0], float("inf"))],
+    "an id that is none": lambda top: [(10**6, -0.1), *top],
+    "a negative id": lambda top: [(-1, -0.1), *top],
+    "too many": lambda top: [(300 + i, -8.0) for i in range(3000)],
+    "none": lambda top: [],
+}
+
+
+@pytest.mark.parametrize("lie", FALSE.values(), ids=FALSE.keys())
+@pytest.mark.parametrize("at", [0, 3])
+def test_candidates_that_are_false_end_no_more_than_the_answer(
+    opened: Opened, anyone: LlamaEdge, lie: Callable[[Likeliest], Likeliest], at: int
+) -> None:
+    session = opened(anyone).session(Needs.ENTROPY)
+    session.open(PROMPT)
+    taken = written(session, at)
+    anyone.lie = lie
+    with suppress(EdgeError):
+        session.extend([999])
+        taken += written(session, 2)
+    assert all(0 <= token < anyone.size for token in taken)
+    session.close()
+
+
+@pytest.mark.parametrize("garbage", [b"{", b"[]", b"\xff\xfe", b"x" * (3 << 20), b"[" * 100_000])
+def test_garbage_is_an_error_that_names_the_server(
+    opened: Opened, anyone: LlamaEdge, garbage: bytes
+) -> None:
+    session = opened(anyone).session()
+    anyone.spoil = lambda event, number: garbage if number == 2 else event
+    session.open(PROMPT)
+    with pytest.raises(EdgeError) as caught:
+        written(session, 4)
+    assert anyone.url in caught.value.message
+
+
+def test_another_vocabulary_is_refused(opened: Opened, anyone: LlamaEdge) -> None:
+    """As its ids, or its counts, show."""
+    anyone.tokenizer = ByteTokenizer()
+    with pytest.raises(ModelError):
+        opened(anyone, tokenizer="bundled")
+
+
+@pytest.mark.parametrize("program", PROGRAMS[1:])
+def test_one_of_several_models_is_named(opened: Opened, program: str) -> None:
+    with llama_edge(program=program, models=("other", MODEL)) as served:
+        session = opened(served, model=MODEL).session()
+        session.open(PROMPT)
+        session.step()
+        assert {request["model"] for request in served.requests} == {MODEL}
+        for named in (None, "third"):
+            with pytest.raises(UsageError) as caught:
+                opened(served, model=named)
+            assert caught.value.setting == "edge_model"
+
+
+@pytest.mark.parametrize("program", PROGRAMS[1:])
+def test_a_tokenizer_that_is_not_here_is_asked_for(program: str) -> None:
+    with llama_edge(program=program) as served, pytest.raises(ModelError) as caught:
+        Pair(served.url, cloud="none")
+    assert caught.value.setting == "edge_tokenizer"
+
+
+def test_a_model_of_ollama_has_its_tokenizer_on_this_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled(tmp_path, "registry.ollama.ai/library/qwen3/0.6b")
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    with llama_edge(program="Ollama") as served, Pair(served.url, cloud="none") as pair:
+        assert pair.ask("Hello", max_tokens=3).usage.edge_tokens == 3
+        with Pair(cloud="none") as here:
+            assert pair.edge.fingerprint() == here.edge.fingerprint()
+
+
+def test_a_server_without_logprobs_is_refused(opened: Opened) -> None:
+    """LM Studio's `/v1/completions` has them as null; Ollama's had none before 0.12.11."""
+
+    def bare(event: Event, number: int) -> Event:
+        if "choices" in event:
+            return {"choices": [{**event["choices"][0], "logprobs": None}]}
+        return {name: value for name, value in event.items() if name != "logprobs"}
+
+    for program in ("LM Studio", "Ollama"):
+        with llama_edge(program=program, spoil=bare) as served:
+            session = opened(served).session()
+            session.open(PROMPT)
+            with pytest.raises(EdgeError) as caught:
+                session.step()
+            assert program in caught.value.message
+
+
+def test_a_character_of_several_tokens_comes_as_one(opened: Opened) -> None:
+    """Ollama sends it with the candidates of its last token alone."""
+    with llama_edge(program="Ollama") as served:
+        character = "🙂"
+
+        def joined(event: Event, number: int) -> Event | None:
+            last = {"token": "", "logprob": -0.1, "top_logprobs": []}
+            made = {**event, "response": character, "logprobs": [last]}
+            return made if number == 1 else None
+
+        served.spoil = joined
+        session = opened(served).session()
+        session.open(PROMPT)
+        ids = served.tokenizer.encode(character)
+        assert written(session, len(ids)) == ids
 
 
 def test_a_server_that_is_gone_keeps_the_text_so_far() -> None:

@@ -11,11 +11,21 @@ from edgewise.addresses import with_scheme
 from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Needs, Tokenizer
 from edgewise.edge.llamacpp.model import fingerprint_of
 from edgewise.edge.named import open_tokenizer
-from edgewise.edge.served.dialects import Dialect, dialect_of, require_proven
+from edgewise.edge.served.by_ids import LlamaServerEdge, VllmEdge
+from edgewise.edge.served.by_text import LmStudioEdge, MlxEdge, OllamaEdge
+from edgewise.edge.served.dialect import LONGEST_NAME, Dialect
 from edgewise.edge.served.server import Server
 from edgewise.edge.served.session import ServedSession
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.errors import AddressError, ModelError, UsageError
+from edgewise.errors import AddressError, EdgeError, ModelError, UsageError
+
+_DIALECTS: tuple[type[Dialect], ...] = (
+    LlamaServerEdge,
+    OllamaEdge,
+    VllmEdge,
+    LmStudioEdge,
+    MlxEdge,
+)
 
 
 def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
@@ -29,7 +39,7 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
     url = with_scheme(address).rstrip("/").removesuffix("/v1")
     server = Server(url, key=options.key)
     try:
-        return ServedEdge(dialect_of(server, options.model, options.context), options)
+        return ServedEdge(_dialect_of(server, options.model, options.context), options)
     except BaseException:
         server.close()
         raise
@@ -58,7 +68,7 @@ class ServedEdge(EdgeModel):
         self.abilities = EdgeAbilities(hidden=False, batch_logits=False, slots=options.slots)
         self.path = _file(described.address)
         self.tokenizer = dialect.tokenizer = _tokenizer(dialect, options.tokenizer)
-        require_proven(dialect)
+        _require_proven(dialect)
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> ServedSession:
         if Needs.HIDDEN in needs:
@@ -126,3 +136,26 @@ def _exists(address: str) -> bool:
         return Path(address).is_absolute() and Path(address).exists()
     except (OSError, ValueError):
         return False
+
+
+def _dialect_of(server: Server, model: str | None, context: int | None) -> Dialect:
+    """What `server` is, by trying. Raises `EdgeError`, or `UsageError` for a model it lacks."""
+    for kind in _DIALECTS:
+        if (found := kind.find(server, model, context)) is not None:
+            return found
+    raise EdgeError(
+        f"What runs at {server.url} is none of {', '.join(kind.program for kind in _DIALECTS)}",
+        hint="give the address of one of them, or name a model's file",
+        setting="edge",
+    )
+
+
+def _require_proven(dialect: Dialect) -> None:
+    """Raises `ModelError` where the server reads texts otherwise than the tokenizer found here."""
+    if not dialect.prove():
+        raise ModelError(
+            f"The edge model's server at {dialect.server.url} has another vocabulary than the "
+            f"tokenizer that was found for {dialect.described.name[:LONGEST_NAME]!r}",
+            hint="name its own, or start the server again if the model's file has changed",
+            setting="edge_tokenizer",
+        )

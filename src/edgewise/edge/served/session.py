@@ -14,7 +14,7 @@ import numpy as np
 
 from edgewise.edge.base import Floats, Ids, Step, Written
 from edgewise.edge.kv import common_prefix
-from edgewise.edge.served.dialects import Dialect, Told
+from edgewise.edge.served.dialect import Dialect, Told
 from edgewise.errors import ContextOverflow, StaleStepError, UsageError
 from edgewise.events import Candidate
 
