@@ -242,7 +242,7 @@ class MessagesWriter(EventWriter):
     def failed(self, error: ApiError) -> dict[str, Any]:
         return anthropic_body(error)
 
-    def reply(self, chunks: Sequence[dict[str, Any]], end: Finished) -> dict[str, Any]:
+    def reply(self, end: Finished) -> dict[str, Any]:
         return {
             **self._head,
             "content": [block for item in self.items for block in _blocks(item)],
