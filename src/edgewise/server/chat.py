@@ -17,7 +17,6 @@ from edgewise.prompts import Message, Prompt, ToolCall, prompt_of
 from edgewise.prompts.messages import said
 from edgewise.server.answering import Answering, Unread
 from edgewise.server.errors import ApiError
-from edgewise.server.guards import JsonRoute
 from edgewise.server.models import decode_request, marked, models_of
 from edgewise.server.replies import ChunkWriter, Item, Writer, candidates_of, reply_with
 from edgewise.server.requests import (
@@ -27,6 +26,7 @@ from edgewise.server.requests import (
     ChatTurn,
     ConversationAnswerRequest,
     FunctionDefinition,
+    JsonRoute,
     JsonSchema,
     OpenAIRequest,
     PlainFormat,

@@ -22,11 +22,11 @@ from edgewise.events import Candidate, Token
 from edgewise.prompts import Message, Prompt
 from edgewise.server.answering import AnswerEvent, Answering, PromptScores, Scorer, Unread
 from edgewise.server.errors import ApiError
-from edgewise.server.guards import JsonRoute
 from edgewise.server.models import cloud_alone, decode_request, edge_alone, marked, models_of
 from edgewise.server.replies import ChunkWriter, Item, candidates_of, queued, reply_with
 from edgewise.server.requests import (
     BoundedText,
+    JsonRoute,
     ModelName,
     OpenAIRequest,
     Strict,

@@ -14,7 +14,6 @@ from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import ToolCall
 from edgewise.server.chat import FunctionCall, answered
 from edgewise.server.errors import ApiError
-from edgewise.server.guards import JsonRoute
 from edgewise.server.replies import EventWriter, Item, UsageCounts
 from edgewise.server.requests import (
     BoundedText,
@@ -24,6 +23,7 @@ from edgewise.server.requests import (
     ConversationAnswerRequest,
     EdgewiseOptions,
     FunctionDefinition,
+    JsonRoute,
     PlainFormat,
     Skipped,
     Strict,
