@@ -5,7 +5,8 @@ from contextlib import closing
 
 import pytest
 
-from edgewise.cloud.bridge.capabilities import Capabilities, Reuse, capabilities, reuse
+from edgewise.advice import cloud_pace
+from edgewise.cloud.bridge.capabilities import Capabilities, capabilities
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.engines.base import NOBODY
 from edgewise.engines.replies import TextContinuation
@@ -111,18 +112,15 @@ def test_an_echo_that_leaves_no_room_is_refused() -> None:
         found(Full(echoes=True))
 
 
-def test_what_is_computed_again_is_measured() -> None:
-    edge = ByteTokenizer()
-    engine = TextDouble(writing("The heron stands in the water"))
+def test_a_pace_is_measured_with_as_long_a_prompt_as_the_engine_takes() -> None:
+    edge, full = ByteTokenizer(), CloudRejected("too long.")
+    engine = TextDouble(writing("one two three four five"))
     with closing(TextCloud(engine, edge=edge)) as cloud:
-        measured = reuse(cloud, edge, 30.0)
-        assert measured == Reuse(prompt=4, computed=2)
-        engine.metered = False
-        assert reuse(cloud, edge, 30.0) is None
-        engine.metered = True
-        full = CloudRejected("too long.")
+        longest = cloud_pace(cloud, edge, 30.0, lines=(70, 12))
         engine.fault = lambda number: full if len(str(engine.told[-1])) > 4000 else None
-        assert reuse(cloud, edge, 30.0) == measured
+        shorter = cloud_pace(cloud, edge, 30.0, lines=(70, 12))
+        assert 4000 < 2 * shorter.tokens < longest.tokens
+        assert (longest.computed, shorter.computed) == (None, None)  # a meter of nothing is none
         engine.fault = lambda number: full
         with pytest.raises(CloudRejected, match="too long"):
-            reuse(cloud, edge, 30.0)
+            cloud_pace(cloud, edge, 30.0, lines=(70, 12))
