@@ -29,7 +29,6 @@ from edgewise.cloud.bridge.context_filter import amount_of
 from edgewise.cloud.redaction.base import redaction_of
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
-from edgewise.edge.engine import default_threads
 from edgewise.edge.llamacpp import library as binding
 from edgewise.engines.base import Abilities
 from edgewise.errors import EdgewiseError
@@ -112,7 +111,6 @@ class _Doctor:
         """One after the other; what needs a part that is missing is left out."""
         yield Check("python", "ok", platform.python_version())
         yield self._guarded("engine", _engine)
-        yield _threads(self._chosen)
         yield self._guarded("edge model", self._open_edge)
         if (edge := self._edge) is not None:
             yield _rollback(edge)
@@ -194,15 +192,6 @@ def _engine() -> Check:
     if binding.package() == binding.PREBUILT:
         text += f"; {binding.how_to_compile()}, which may read prompts faster"
     return Check("engine", "ok", text)
-
-
-def _threads(chosen: Settings) -> Check:
-    most = default_threads()
-    used = chosen.threads or most
-    if used > most + 1:
-        text = f"{used} on {most + 1} cores"
-        return Check("threads", "warn", text, f"use --threads {most}")
-    return Check("threads", "ok", f"{used}")
 
 
 def _rollback(model: EdgeModel) -> Check:
