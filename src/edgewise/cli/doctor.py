@@ -195,10 +195,10 @@ def _engine() -> Check:
 
 
 def _rollback(model: EdgeModel) -> Check:
-    """How the edge goes back where the cloud says otherwise."""
+    """How the edge rolls back where the cloud rejects its draft."""
     how = model.abilities.rewinds
     if how == "no":
-        text = "none: going back reads the sequence again, so each consult is waited for"
+        text = "none: a rollback reads the sequence again, so each consult is waited for"
         return Check("rollback", "warn", text, "name a GGUF of the model (--edge)")
     if how == "anywhere":
         return Check("rollback", "ok", "anywhere: the KV cache is cut, and nothing read again")

@@ -103,8 +103,8 @@ def _interruptible() -> Generator[Callable[[], bool]]:
 def painted(events: Iterable[Event]) -> Iterator[Event]:
     """The same events, shown on their way, cloud tokens in colour.
 
-    The first consult that failed is told on stderr, once the answer is complete; where all did,
-    as a warning.
+    The first consult that failed is reported on stderr, once the answer is complete; as a warning
+    where all did.
     """
     problem: str | None = None
     for event in events:
