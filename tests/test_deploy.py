@@ -146,7 +146,7 @@ def test_what_may_not_get_into_an_image_does_not() -> None:
     """By the rules of .dockerignore, which stand for paths from the root."""
     pathspec = pytest.importorskip("pathspec")
     lines = (ROOT / ".dockerignore").read_text().splitlines()
-    rules = [re.sub("^!?", r"\\g<0>/", line) for line in lines if line and line[0] != "#"]
+    rules = [re.sub("^!?", r"\g<0>/", line) for line in lines if line and line[0] != "#"]
     ignored = pathspec.PathSpec.from_lines("gitignore", rules)
     assert [path for path in SECRETS.split() if not ignored.match_file(path)] == []
     assert not ignored.match_file("src/edgewise/pair.py")
