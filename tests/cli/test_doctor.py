@@ -59,7 +59,6 @@ def test_a_warm_consult_has_something_to_read(
     monkeypatch.setattr(Recorded, "made", [])
     checks, _ = report(edgewise, "--cloud", "made://up", "--cloud-engine", "recorded")
     assert checks["consult"]["status"] == "ok"
-    # Behind them the prompt's cache is measured.
     asks = [ids for ids, _ in Recorded.made[0].asks[:4]]
     assert [len(ids) - len(asks[0]) for ids in asks] == [0, 1, 2, 3]
     assert all(ids[:-1] == before for before, ids in pairwise(asks))
@@ -122,7 +121,6 @@ def test_what_an_engine_computes_again(edgewise: Edgewise, cached: bool) -> None
         found = report(edgewise, "--cloud", engine.url)[0]["prompt cache"]
     assert found["status"] == ("ok" if cached else "warn")
     read, computed = re.findall(r"\d+", found["detail"])[:2]
-    assert int(read) > 1000
     assert int(computed) == (1 if cached else int(read))
     assert ("costs a whole prompt" in found["detail"]) is not cached
 

@@ -66,7 +66,7 @@ class Wired:
     engine: ScriptedEngine
     fixed: frozenset[bytes] = frozenset()
 
-    def prove(self) -> "Wired":
+    def compare_strings(self) -> "Wired":
         """Once proven, whatever its proofs send is the same whoever asks what."""
         self.cloud.check(ByteTokenizer())
         self.fixed = frozenset(one for one in self.recorder.messages if one[:1] == b"{")

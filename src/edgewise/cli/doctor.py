@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal
 
@@ -26,16 +26,14 @@ from edgewise.advice import (
 from edgewise.cli import options, render
 from edgewise.cli.options import ANSWERING, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.capabilities import Reuse, reuse
-from edgewise.cloud.bridge.context_filter import amount_of
-from edgewise.cloud.bridge.text import PROBE_SECONDS
 from edgewise.cloud.redaction.base import redaction_of
+from edgewise.completion import Completion
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.engine import default_threads
 from edgewise.edge.llamacpp import library as binding
 from edgewise.engines.base import Abilities
-from edgewise.errors import CloudError, EdgewiseError
+from edgewise.errors import EdgewiseError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.prompts import Message, prompt_of
 from edgewise.sampling import Sampling
@@ -108,7 +106,7 @@ class _Doctor:
         self._chosen, self._stack, self._parameters = chosen, stack, parameters
         self._edge: EdgeModel | None = None
         self._cloud: CloudModel | None = None
-        self._reused: Reuse | None = None
+        self._last: Completion | None = None
         self.advice: Advice | None = None
 
     def checks(self) -> Iterator[Check]:
@@ -124,12 +122,12 @@ class _Doctor:
             yield self._guarded("cloud model", lambda: self._open_cloud(edge))
         if edge is not None and (cloud := self._cloud) is not None:
             kind = "one" if cloud.boundaries is None else "two, by words of text"
-            yield Check("vocabulary", "ok", f"{kind}: {cloud.proof}")
+            yield Check("vocabulary", "ok", f"{kind}: {cloud.vocabulary_check}")
             if cloud.abilities is not None:
                 yield _abilities(cloud.abilities)
-            yield self._guarded("consult", lambda: _consult(cloud, edge, self._chosen))
-            if is_url(parts.cloud_address(self._chosen)):
-                yield self._guarded("prompt cache", lambda: self._reuse(cloud, edge))
+            yield self._guarded("consult", lambda: self._consult(cloud, edge))
+            if self._last is not None and is_url(parts.cloud_address(self._chosen)):
+                yield _prompt_cache(self._last)
         yield self._guarded("what leaves the device", lambda: _leaves(self._chosen))
         if edge is not None and self._cloud is not None:
             yield self._advise(self._cloud, edge)
@@ -159,22 +157,22 @@ class _Doctor:
             return Check("cloud model", "warn", text, "swap the two models")
         return Check("cloud model", "ok", cloud.name + (f", {_millions(size)}" if size else ""))
 
-    def _reuse(self, cloud: CloudModel, model: EdgeModel) -> Check:
-        """What of a prompt that was just sent is computed, and billed, again."""
-        try:
-            reused = self._reused = reuse(cloud, model.tokenizer, PROBE_SECONDS)
-        except CloudError as error:
-            fix = "keep prompts short, or give the engine a longer context or more time"
-            text = f"not measured: {error.message.rstrip('.')}"
-            return Check("prompt cache", "warn", text, fix)
-        fix = "let consults be few and longer (--span 4), or choose one that caches and says so"
-        if reused is None:
-            text = "it does not tell what it had: each consult may be billed as a whole prompt"
-            return Check("prompt cache", "warn", text, fix)
-        text = f"of {reused.prompt} prompt tokens sent again {reused.computed} were computed"
-        if 2 * reused.computed <= reused.prompt:
-            return Check("prompt cache", "ok", text)
-        return Check("prompt cache", "warn", f"{text}: each consult costs a whole prompt", fix)
+    def _consult(self, cloud: CloudModel, model: EdgeModel) -> Check:
+        chosen, ids = self._chosen, model.tokenizer.encode(_SAMPLE)
+        deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
+        asked = prompt_of(model.tokenizer, [Message("user", _SAMPLE)])
+        seconds: list[float] = []
+        with closing(cloud.open(asked)) as session:
+            for more in range(4):
+                begun = time.monotonic()
+                # As in an answer: each time there is something new to read.
+                known = [*asked.ids, *ids[:more]]
+                self._last = session.ask(known, 1, Sampling(), deadline).result()
+                seconds.append(time.monotonic() - begun)
+        warm = min(seconds[1:])
+        first = f"{1000 * seconds[0]:.1f} ms at first, {len(asked.ids)} tokens to read"
+        again = f"{1000 * warm:.1f} ms warm, one more to read (best of {len(seconds) - 1})"
+        return Check("consult", "ok", f"{first}; {again}")
 
     def _advise(self, cloud: CloudModel, model: EdgeModel) -> Check:
         """Whatever it says, or cannot: advice is no failure."""
@@ -186,7 +184,7 @@ class _Doctor:
             text = f"none, since a speed could not be measured: {error.message.rstrip('.')}"
             return Check("advice", "warn", text, options.fix(error, self._parameters))
         self.advice = advise(
-            _conditions(chosen, step, pace, self._reused),
+            _conditions(chosen, step, pace, self._last),
             price=None if chosen.price is None else price_of(chosen.price),
             local=not is_url(parts.cloud_address(chosen)),
         )
@@ -257,7 +255,7 @@ def _abilities(able: Abilities) -> Check:
 
 
 def _conditions(
-    chosen: Settings, step: float, pace: CloudPace, reused: Reuse | None
+    chosen: Settings, step: float, pace: CloudPace, last: Completion | None
 ) -> MeasuredConditions:
     """As measured; what a router asks for and changes is only known of answers."""
     engine = pace.consult if pace.engine is None else pace.engine
@@ -269,28 +267,29 @@ def _conditions(
         asked=parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share,
         changed=TYPICAL_CHANGED,
         speculate=chosen.speculate,
-        cached=0.0 if reused is None else 1 - reused.computed / reused.prompt,
+        cached=_cached(last) or 0.0,
     )
 
 
-def _consult(cloud: CloudModel, model: EdgeModel, chosen: Settings) -> Check:
-    ids = model.tokenizer.encode(_SAMPLE)
-    deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
-    asked = prompt_of(model.tokenizer, [Message("user", _SAMPLE)])
-    session = cloud.open(asked)
-    try:
-        seconds: list[float] = []
-        for more in range(4):
-            begun = time.monotonic()
-            # As in an answer: each time there is something new to read.
-            session.ask([*asked.ids, *ids[:more]], 1, Sampling(), deadline).result()
-            seconds.append(time.monotonic() - begun)
-    finally:
-        session.close()
-    warm = min(seconds[1:])
-    first = f"{1000 * seconds[0]:.1f} ms at first, {len(asked.ids)} tokens to read"
-    again = f"{1000 * warm:.1f} ms warm, one more to read (best of {len(seconds) - 1})"
-    return Check("consult", "ok", f"{first}; {again}")
+def _cached(last: Completion | None) -> float | None:
+    """The part of a prompt sent again that was cached; None if the cloud does not report it."""
+    if last is None or last.computed is None or last.cached is None:
+        return None
+    return last.cached / max(1, last.cached + last.computed)
+
+
+def _prompt_cache(last: Completion) -> Check:
+    """How much of a prompt that was just sent is computed, and billed, again."""
+    fix = "let consults be few and longer (--span 4), or choose one that caches and says so"
+    if last.cached is None or last.computed is None:
+        text = "it does not tell what it had: each consult may be billed as a whole prompt"
+        return Check("prompt cache", "warn", text, fix)
+    prompt = last.cached + last.computed
+    text = f"of {prompt} prompt tokens sent again {last.computed} were computed"
+    if 2 * last.computed <= prompt:
+        return Check("prompt cache", "ok", text)
+    text += ": each consult costs a whole prompt, unless the cache begins at longer ones"
+    return Check("prompt cache", "warn", text, fix)
 
 
 def _leaves(chosen: Settings) -> Check:
@@ -303,8 +302,6 @@ def _leaves(chosen: Settings) -> Check:
         f"each consult sends the prompt and the answer so far, as token ids or text, to {address}; "
         "to a gateway they go as they come"
     )
-    if chosen.cloud_context is not None:
-        text += f"; of the conversation the last {amount_of(chosen.cloud_context)}"
     if rules := str(redaction_of(chosen.redact)):
         text += f"; redaction: {rules}, which misses some"
     fix = "use --cloud none to keep everything here; --sent-file shows what leaves"
