@@ -1,13 +1,17 @@
 """What a few requests tell of an API that takes text: whether it goes on, what of its blanks."""
 
 import asyncio
+from contextlib import closing
 
 import pytest
 
+from edgewise.advice import cloud_pace
 from edgewise.cloud.bridge.capabilities import Capabilities, capabilities
+from edgewise.cloud.bridge.text import TextCloud
 from edgewise.engines.base import NOBODY
 from edgewise.engines.replies import TextContinuation
 from edgewise.errors import CloudRejected, CloudUnavailable
+from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.cloud.text_engine import Speaks, TextDouble, writing
 
 
@@ -104,3 +108,17 @@ def test_an_echo_that_leaves_no_room_is_refused() -> None:
 
     with pytest.raises(CloudRejected, match="begins an answer anew"):
         found(Full(echoes=True))
+
+
+def test_a_pace_is_measured_with_as_long_a_prompt_as_the_engine_takes() -> None:
+    edge, full = ByteTokenizer(), CloudRejected("too long.")
+    engine = TextDouble(writing("one two three four five"))
+    with closing(TextCloud(engine, edge=edge)) as cloud:
+        longest = cloud_pace(cloud, edge, 30.0, lines=(70, 12))
+        engine.fault = lambda number: full if len(str(engine.told[-1])) > 4000 else None
+        shorter = cloud_pace(cloud, edge, 30.0, lines=(70, 12))
+        assert 4000 < 2 * shorter.tokens < longest.tokens
+        assert (longest.computed, shorter.computed) == (None, None)  # a meter of nothing is none
+        engine.fault = lambda number: full
+        with pytest.raises(CloudRejected, match="too long"):
+            cloud_pace(cloud, edge, 30.0, lines=(70, 12))

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 
 from edgewise.addresses import bundled
+from edgewise.advice import cloud_pace
 from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.bridge.capabilities import Capabilities
 from edgewise.cloud.bridge.text import TextCloud
@@ -189,6 +190,9 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
         assert cloud.engine.dialect == "llama-server"
         (told,) = [one.message for one in caplog.records if "by text" in one.message]
         assert "vocabularies differ" in told
+        found = cloud_pace(cloud, edge, 60.0, lines=(70, 12))
+        assert found.computed is not None
+        assert found.computed < found.prompt / 2
         own = stack.enter_context(LlamaModel(OTHER, threads=1)).tokenizer
         by_ids = connect(url, edge, own=own)
         stack.enter_context(closing(by_ids))
