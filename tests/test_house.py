@@ -105,7 +105,7 @@ BUDGET = {
     "edgewise": 2_516,
     "edgewise/cli": 2_272,
     "edgewise/cloud": 3_851,
-    "edgewise/costs": 539,
+    "edgewise/costs": 530,
     "edgewise/edge": 4_610,
     "edgewise/engines": 2_616,
     "edgewise/gateway": 1_497,
@@ -117,7 +117,7 @@ BUDGET = {
     "edgewise/prompts": 913,
     "edgewise/routers": 1_011,
     "edgewise/sandbox": 240,
-    "edgewise/server": 3_201,
+    "edgewise/server": 3_169,
     "edgewise/testing": 501,
     "edgewise/wire": 264,
     "edgewise_lab": 444,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 28_593, 180
+PRODUCT_LINES, PRODUCT_FILES = 28_552, 180
 
 
 def test_every_package_keeps_its_budget() -> None:
