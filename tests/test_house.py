@@ -29,7 +29,7 @@ LAYERS = (
     ("cli",),
     ("__main__",),
     ("lab",),
-    ("lab.sequences",),
+    ("lab.sequences", "lab.around"),
     ("lab.rollouts", "lab.tables"),
     ("lab.evaluation",),
     ("lab.bench", "lab.training"),
