@@ -15,6 +15,7 @@ from edgewise.gateway.sessions import Session, Sessions
 from edgewise.keys.keys import Key, Keys
 from edgewise.wire.protocol import (
     MAX_IDS,
+    SUBPROTOCOL,
     VERSION,
     VOCABULARY,
     Ask,
@@ -91,7 +92,8 @@ class Connection:
 
     async def serve(self) -> None:
         """Until the device leaves, or breaks the protocol."""
-        await self._socket.accept()
+        offered = SUBPROTOCOL in self._socket.scope.get("subprotocols", ())
+        await self._socket.accept(SUBPROTOCOL if offered else None)
         try:
             await self._talk()
         except (WebSocketDisconnect, DeviceLeft):

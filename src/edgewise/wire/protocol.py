@@ -19,6 +19,10 @@ from edgewise.sampling import Sampling
 VERSION = 1
 PATH = "/v1/session"
 
+SUBPROTOCOL, KEY_SUBPROTOCOL = "edgewise.v1", "edgewise.key."
+"""What a page in a browser offers, which cannot set headers: the protocol, and its key after the
+second's dot. The gateway answers the first alone."""
+
 MAX_IDS, MAX_FRAME, MAX_SPAN, MAX_TOP = 1 << 17, 1 << 20, 4096, 20
 """Most ids of a prefix, bytes of a frame (a full prefix fits), tokens and candidates."""
 
