@@ -21,7 +21,7 @@ from edgewise.routers.start import KEEP, keep_tuned
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
 from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
-from edgewise_lab.evaluation.promise import CONFIDENCE, Kept, keeping, require_prompts, sequence
+from edgewise_lab.evaluation.promise import CONFIDENCE, Promise, keeping, require_prompts, sequence
 from edgewise_lab.evaluation.systems import CloudAlone, require_room
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task
@@ -82,7 +82,7 @@ def tune(
         told = {"router": named.router, "thresholds": thresholds, **_realised(found)}
         print(msgspec.json.encode(told).decode())
         return
-    if isinstance(found, Kept):
+    if isinstance(found, Promise):
         render.out.print(_promised(found, agreement=not asked.known))
     else:
         render.show(_table(found, f"{named.router}, {len(asked.questions)} prompts"))
@@ -99,7 +99,7 @@ def _kept(
     edge: EdgeModel,
     cloud: CloudModel,
     done: Callable[[], None],
-) -> Kept:
+) -> Promise:
     """The threshold that keeps so much; the cloud's own answers are right where none are known."""
     if not asked.known:
         alone = CloudAlone(cloud, edge.tokenizer, asked.max_tokens)
@@ -116,14 +116,14 @@ def _kept(
     )
 
 
-def _realised(found: Mapping[float, Calibrated] | Kept) -> dict[str, object]:
-    if isinstance(found, Kept):
+def _realised(found: Mapping[float, Calibrated] | Promise) -> dict[str, object]:
+    if isinstance(found, Promise):
         return {"kept": found}
     shares = {f"{share:g}": (point.share, *point.interval) for share, point in found.items()}
     return {"realised": shares}
 
 
-def _promised(found: Kept, *, agreement: bool) -> str:
+def _promised(found: Promise, *, agreement: bool) -> str:
     what = "agreed with the cloud's own" if agreement else "were right"
     low, high = found.interval
     return (

@@ -32,7 +32,7 @@ _MOST = 100_000
 """Prompts; nobody is told to bring more."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class Promise(msgspec.Struct, frozen=True):
     """A threshold, and what its answers to the calibration prompts came to.
 
     `right` of `prompts` were right or agreed; `least` is the lower bound of that rate. `share` is
@@ -79,13 +79,13 @@ def keeping(
     keep: float,
     thresholds: Sequence[float],
     answers: Callable[[float], Sequence[Outcome]],
-) -> Kept:
+) -> Promise:
     """The last threshold of the sequence before the first at which `keep` cannot be shown.
 
     `answers` are those to the calibration prompts at a threshold, graded. Raises `UsageError` where
     not even the first will do.
     """
-    found: Kept | None = None
+    found: Promise | None = None
     for threshold in thresholds:
         tested = _kept(threshold, answers(threshold))
         if tested.least < keep:
@@ -97,11 +97,11 @@ def keeping(
     return found
 
 
-def _kept(threshold: float, outcomes: Sequence[Outcome]) -> Kept:
+def _kept(threshold: float, outcomes: Sequence[Outcome]) -> Promise:
     right, n = sum(outcome.right for outcome in outcomes), len(outcomes)
     cloud = [o.cloud_tokens + o.wasted_tokens for o in outcomes]
     interval = ratio_interval(cloud, [o.output_tokens for o in outcomes])
-    return Kept(threshold, right, n, least(right, n), cloud_share(outcomes), interval)
+    return Promise(threshold, right, n, least(right, n), cloud_share(outcomes), interval)
 
 
 def least(right: int, prompts: int) -> float:
@@ -112,7 +112,7 @@ def least(right: int, prompts: int) -> float:
     return float(stats.beta.ppf(1 - CONFIDENCE, right, prompts - right + 1))
 
 
-def _refused(keep: float, first: Kept) -> UsageError:
+def _refused(keep: float, first: Promise) -> UsageError:
     rate = first.right / first.prompts
     sizes = takewhile(lambda n: n < _MOST, (math.ceil(first.prompts * 1.1**i) for i in range(100)))
     enough = next((n for n in sizes if least(math.floor(rate * n), n) >= keep), None)
