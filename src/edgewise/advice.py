@@ -6,15 +6,18 @@ read. How right the answers are no formula knows.
 """
 
 import time
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from statistics import median
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from edgewise.cloud.base import CloudModel
+from edgewise.completion import Completion
 from edgewise.costs.price import Price
 from edgewise.edge.base import EdgeModel, Tokenizer
+from edgewise.errors import CloudRejected
 from edgewise.prompts import Message, prompt_of
 from edgewise.sampling import Sampling
 
@@ -28,7 +31,8 @@ System = Literal["edge", "routing", "streaming"]
 
 _NAMES: dict[System, str] = {"edge": "edge", "routing": "pair", "streaming": "cloud streamed"}
 
-_ASKED = (Message("user", "Count in words from one to twenty, separated by spaces."),)
+_COUNT = "Count in words from one to twenty, separated by spaces."
+_LINE = "The heron stands in the shallow water and waits, line {} of a text that is the same. "
 _BEGUN = "one two three four"
 _STEPS, _FEW, _MORE = 8, 1, 9
 # Tokens more in the longer reply, or the difference is all noise.
@@ -78,15 +82,20 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CloudPace(NamedTuple):
-    """Seconds: of a `consult`, link and all, of which the `engine`'s own, and a further `token`.
+    """Seconds: of the `first` consult, of a later `consult`, and of a further `token`.
 
-    None where it does not say its own time, and where it ended its answers too soon or was no
-    slower with the longer one. `requests` were made, of so many `tokens` in all, prompts included.
+    Of a consult `engine` is the engine's own time, None where it does not say. `token` is None
+    where the cloud ended its answers too soon, or was no slower with the longer one. Of a prompt of
+    `prompt` tokens, sent again, `computed` were computed again; None without a meter. `requests`
+    were made, of so many `tokens` in all, prompts included.
     """
 
+    first: float
     consult: float
     engine: float | None
     token: float | None
+    prompt: int
+    computed: int | None
     requests: int
     tokens: int
 
@@ -169,7 +178,7 @@ def edge_step(model: EdgeModel) -> float:
     """Seconds a token of the edge, median, behind a short prompt."""
     taken: list[float] = []
     with closing(model.session()) as session:
-        session.open(prompt_of(model.tokenizer, _ASKED).ids)
+        session.open(prompt_of(model.tokenizer, [Message("user", _COUNT)]).ids)
         proposed = session.step().proposed
         for _ in range(_STEPS):
             session.extend([proposed])
@@ -180,31 +189,49 @@ def edge_step(model: EdgeModel) -> float:
     return median(taken)
 
 
-def cloud_pace(cloud: CloudModel, tokenizer: Tokenizer, deadline: float) -> CloudPace:
-    """Four short requests, each of which has something new to read, as in an answer.
+def cloud_pace(
+    cloud: CloudModel, tokenizer: Tokenizer, deadline: float, *, lines: Sequence[int] = (0,)
+) -> CloudPace:
+    """Four requests, each of which has something new to read, as in an answer.
 
-    `deadline` in seconds a request. Raises a `CloudError`.
+    The prompt has so many more `lines` of text, the first that the engine does not reject: caches
+    have blocks of up to 1,024 tokens. `deadline` in seconds a request. Raises a `CloudError`.
     """
-    prompt, begun = prompt_of(tokenizer, _ASKED), tokenizer.encode(_BEGUN)
-    measured: list[tuple[float, float | None, int]] = []
-    tokens = 0
+    for count in lines[:-1]:
+        with suppress(CloudRejected):
+            return _paced(cloud, tokenizer, deadline, count)
+    return _paced(cloud, tokenizer, deadline, lines[-1])
+
+
+def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int) -> CloudPace:
+    text = "".join(map(_LINE.format, range(lines))) + _COUNT
+    prompt, begun = prompt_of(tokenizer, [Message("user", text)]), tokenizer.encode(_BEGUN)
+    seconds: list[float] = []
+    replies: list[Completion] = []
     with closing(cloud.open(prompt)) as session:
         for more, n in enumerate((_FEW, _FEW, _MORE, _MORE)):
-            ids = [*prompt.ids, *begun[:more]]
             left = time.monotonic()
-            completion = session.ask(ids, n, Sampling(), deadline).result()
-            measured.append((time.monotonic() - left, completion.engine_seconds, completion.billed))
-            tokens += len(ids) + completion.billed
+            ids = [*prompt.ids, *begun[:more]]
+            replies.append(session.ask(ids, n, Sampling(), deadline).result())
+            seconds.append(time.monotonic() - left)
     # The first one may have opened a connection, and has the prompt to read.
-    consult, engine, few = measured[1]
-    seconds, _, most = min(measured[2:], key=lambda one: one[0] / max(1, one[2]))
-    token = (seconds - consult) / (most - few) if most - few >= _ENOUGH else 0.0
+    consult, engine, few = seconds[1], replies[1].engine_seconds, replies[1].billed
+    longest, most = min(
+        zip(seconds[2:], (reply.billed for reply in replies[2:]), strict=True),
+        key=lambda one: one[0] / max(1, one[1]),
+    )
+    token = (longest - consult) / (most - few) if most - few >= _ENOUGH else 0.0
+    computed, cached = replies[-1].computed, replies[-1].cached
+    read = 0 if computed is None or cached is None else computed + cached
     return CloudPace(
+        first=seconds[0],
         consult=consult,
         engine=None if engine is None else min(engine, consult),
         token=token if token > 0 else None,
-        requests=len(measured),
-        tokens=tokens,
+        prompt=read or len(prompt.ids),
+        computed=computed if read else None,
+        requests=len(replies),
+        tokens=sum(len(prompt.ids) + more + reply.billed for more, reply in enumerate(replies)),
     )
 
 

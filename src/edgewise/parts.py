@@ -20,7 +20,7 @@ from edgewise.addresses import (
 )
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import checked
-from edgewise.cloud.bridge.context_filter import ContextFilter, ContextFilterMaker
+from edgewise.cloud.bridge.context_filter import ContextFilter
 from edgewise.cloud.hosts import cloud_key
 from edgewise.costs.daily import DailyTotal, spent_place
 from edgewise.costs.meter import Billing, Limits
@@ -125,18 +125,13 @@ def open_cloud(
     return checked(local, edge.tokenizer, context_filter=shown)
 
 
-def context_filter(settings: Settings) -> ContextFilterMaker | None:
+def context_filter(settings: Settings) -> ContextFilter | None:
     """What the cloud gets to see; None for everything. Raises `UsageError`."""
-    from edgewise.cloud.bridge.context_filter import Recent, amount_of
     from edgewise.cloud.redaction.base import redaction_of
     from edgewise.cloud.redaction.filter import Redacted
 
     rules = redaction_of(settings.redact)
-    view = Redacted(rules) if rules.active else ContextFilter()
-    if settings.cloud_context is None:
-        return (lambda _: view) if rules.active else None
-    most = amount_of(settings.cloud_context)
-    return lambda tokenizer: Recent(view, most, tokenizer)
+    return Redacted(rules) if rules.active else None
 
 
 def _require_no_url_settings(settings: Settings, address: str) -> None:

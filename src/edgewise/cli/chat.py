@@ -185,9 +185,9 @@ class Conversation:
     def _cost(self) -> str:
         """What the conversation cost so far, where that is more than its one answer."""
         billing = self._pair.billing
-        if billing is None or (sums := billing.savings()).answers < 2:
+        if billing is None or billing.sums.answers < 2:
             return ""
-        return f"; the conversation: {render.costed(sums.cost)}"
+        return f"; the conversation: {render.costed(billing.savings())}"
 
     def _share(self, text: str) -> None:
         try:

@@ -31,8 +31,8 @@ HEALTH_SECONDS = 2.0
 PREFILL_SECONDS = 60.0
 """How long warming may take: an engine that lost it would keep a consult's place for ever."""
 
-KEPT_TEXTS = 16
-"""Texts that are remembered: three for each vocabulary that devices have."""
+KEPT_TEXTS = 32
+"""Texts that are remembered: a large vocabulary has twenty."""
 
 MOST_WATCHED = 4096
 """Ids of a text that is compared again at each vocabulary check."""
