@@ -71,10 +71,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None,
         _about("tokenizer", "A cloud's tokenizer: GGUF, folder or repository.", "MODEL", rare=True),
     ] = None
-    cloud_context: Annotated[
-        str | None,
-        _about("privacy", "Send only the last messages (6) or 2000tokens.", "N", rare=True),
-    ] = None
     redact: Annotated[
         str | None, _about("privacy", "Send placeholders for private words: on, or which.", "KINDS")
     ] = None

@@ -25,7 +25,6 @@ from edgewise.advice import (
 from edgewise.cli import options, render
 from edgewise.cli.options import ANSWERING, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.context_filter import amount_of
 from edgewise.cloud.redaction.base import redaction_of
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
@@ -119,7 +118,7 @@ class _Doctor:
             yield self._guarded("cloud model", lambda: self._open_cloud(edge))
         if edge is not None and (cloud := self._cloud) is not None:
             kind = "one" if cloud.boundaries is None else "two, by words of text"
-            yield Check("vocabulary", "ok", f"{kind}: {cloud.proof}")
+            yield Check("vocabulary", "ok", f"{kind}: {cloud.vocabulary_check}")
             if cloud.abilities is not None:
                 yield _abilities(cloud.abilities)
             yield self._guarded("consult", lambda: self._measure(cloud, edge))
@@ -257,8 +256,6 @@ def _leaves(chosen: Settings) -> Check:
         f"each consult sends the prompt and the answer so far, as token ids or text, to {address}; "
         "to a gateway they go as they come"
     )
-    if chosen.cloud_context is not None:
-        text += f"; of the conversation the last {amount_of(chosen.cloud_context)}"
     if rules := str(redaction_of(chosen.redact)):
         text += f"; redaction: {rules}, which misses some"
     fix = "use --cloud none to keep everything here; --sent-file shows what leaves"

@@ -96,7 +96,7 @@ def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
         render.note(render.summary(end, cloud=pair.cloud is not None, share=share))
         if stats:
             render.note(render.statistics(end.usage, end.timing))
-            render.note(f"vocabulary: {pair.cloud.proof}" if pair.cloud else "no cloud")
+            render.note(f"vocabulary: {pair.cloud.vocabulary_check}" if pair.cloud else "no cloud")
         return
     by_cloud = sum(token.source == "cloud" for token in tokens)
     render.out.print()

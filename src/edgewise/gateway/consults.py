@@ -99,7 +99,7 @@ class KeyedConsults:
         """Let the engine compute pushed ids, if the key may make consults. Nobody waits for it."""
         ended = "superseded"
         try:
-            if not await self.limits.may_warm(prefix.key, prefix.take_fresh()):
+            if not await self.limits.may_prefetch(prefix.key, prefix.take_fresh()):
                 ended = "limited"
                 return
             async with prefix.session.turn:

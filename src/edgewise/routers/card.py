@@ -34,8 +34,8 @@ Of an edge model 64 wide f16 lay 0.07 off q8_0, q5_0 0.55, the larger model besi
 """
 
 
-Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Thresholds = dict[Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|[\d.]+e-\d+)$")], Part]
+_Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Thresholds = dict[Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|[\d.]+e-\d+)$")], _Part]
 """By cloud share, as text."""
 
 
@@ -64,12 +64,12 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     inputs: tuple[str, ...] = ()
     top_k: int = 0
     reference: Reference = ()
-    thresholds: Thresholds = {}
+    thresholds: _Thresholds = {}
     calibrated_on: str = ""
     trained_on: str = ""
     label: str = ""
-    probability: tuple[tuple[Part, Part], ...] = ()
-    realised: dict[str, tuple[Part, Part, Part]] = {}
+    probability: tuple[tuple[Part, _Part], ...] = ()
+    realised: dict[str, tuple[Part, Part, _Part]] = {}
     loss: float | None = None
     baseline_loss: float | None = None
     build: str = ""

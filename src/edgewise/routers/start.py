@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -19,7 +20,6 @@ from edgewise.edge.base import EdgeModel, Needs
 from edgewise.edge.llamacpp.load import cache_folder
 from edgewise.prompts import Message, prompt_of
 from edgewise.routers.base import Router
-from edgewise.routers.card import Thresholds
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 PROMPTS = (
@@ -33,6 +33,15 @@ PROMPTS = (
 )
 TOKENS = 40
 """Of each answer."""
+
+KEEP = "keep"
+"""Names the threshold that `edgewise tune --keep` found, among those by cloud share."""
+
+_Thresholds = dict[
+    Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|keep)$")],
+    Annotated[float, msgspec.Meta(ge=0, le=1)],
+]
+"""By cloud share. A file that somebody changed is measured anew."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +93,7 @@ def _kept(record: Path | None) -> Mapping[str, float]:
     """What is there; a file that somebody changed is measured anew."""
     with suppress(OSError, msgspec.DecodeError):
         if record:
-            return msgspec.json.decode(record.read_bytes(), type=Thresholds)
+            return msgspec.json.decode(record.read_bytes(), type=_Thresholds)
     return {}
 
 
