@@ -68,8 +68,8 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     calibrated_on: str = ""
     trained_on: str = ""
     label: str = ""
-    probability: tuple[tuple[Part, _Part], ...] = ()
-    realised: dict[str, tuple[Part, Part, _Part]] = {}
+    probability: tuple[tuple[_Part, _Part], ...] = ()
+    realised: dict[str, tuple[_Part, _Part, _Part]] = {}
     loss: float | None = None
     baseline_loss: float | None = None
     build: str = ""
