@@ -14,6 +14,7 @@ from edgewise.cli.listening import (
     Certificate,
     Connections,
     Host,
+    Listening,
     Port,
     PrivateKey,
     listening_at,
@@ -28,6 +29,8 @@ from edgewise.parts import sampling_of
 from edgewise.settings import Settings, spelled
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from edgewise.server.models import Models
 
 ModelFiles = Annotated[
@@ -86,9 +89,7 @@ def serve(
     require_guarded(host, keys, api_key, ways="--api-key, or --keys FILE")
     require_extra("serve", "fastapi", "sse_starlette", "structlog", "uvicorn")
     from edgewise.keys.keys import Keys
-    from edgewise.listening.logs import log_lines
     from edgewise.listening.origins import require_origin
-    from edgewise.listening.server import Listener
     from edgewise.server.app import make_app
     from edgewise.server.callers import Callers
 
@@ -112,9 +113,17 @@ def serve(
         hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
         app = make_app(models, callers=callers, origins=origins, hosts=hosts)
         names = ", ".join(f"{one.name} ({one.edge.name})" for one in models.all)
-        with log_lines("plain", "warning"):
-            render.note(f"serving {names} at {listening.url} (page, /v1)")
-            asyncio.run(Listener(app, listening.socket, **listening.limits).listen())
+        render.note(f"serving {names} at {listening.url} (page, /v1)")
+        _listen(app, listening)
+
+
+def _listen(app: "FastAPI", at: Listening) -> None:
+    """Until a signal ends it."""
+    from edgewise.listening.logs import log_lines
+    from edgewise.listening.server import Listener
+
+    with log_lines("plain", "warning"):
+        asyncio.run(Listener(app, at.socket, **at.limits).listen())
 
 
 class _ServedModel(NamedTuple):
