@@ -110,7 +110,9 @@ def test_twenty_questions_are_answered_as_by_python(page: Page, served: str) -> 
         const gateway = new lib.Gateway(location.href, edge);
         const policy = { threshold: given.threshold, deadline: 60 };
         const answers = [];
-        for (const content of given.asked) answers.push(await answered(content, policy, { gateway }));
+        for (const content of given.asked) {
+          answers.push(await answered(content, policy, { gateway }));
+        }
         gateway.close();
         await edge.close();
         return answers;
@@ -154,7 +156,10 @@ def test_prompts_have_the_ids_that_python_gives_them(page: Page) -> None:
     messages = [Message(role, content) for role, content in conversation]  # type: ignore[arg-type]
     told = run(
         page,
-        "return [edge.tokenizer, await edge.promptIds(given), edge.context, [...edge.eosIds].sort()]",
+        """
+        const ids = await edge.promptIds(given);
+        return [edge.tokenizer, ids, edge.context, [...edge.eosIds].sort()];
+        """,
         [{"role": role, "content": content} for role, content in conversation],
     )
     prompt = prompt_of(edge.tokenizer, messages)
@@ -286,7 +291,8 @@ def test_memory_is_flat_over_a_hundred_answers(page: Page) -> None:
     globalThis.held ??= { edge, gateway: new lib.Gateway(location.href, edge) };
     const { gateway } = held;
     for (let i = 0; i < 20; i++) {
-      await answered(given, { threshold: 0.6, deadline: 60 }, { edge: held.edge, gateway, maxTokens: 32 });
+      const more = { edge: held.edge, gateway, maxTokens: 32 };
+      await answered(given, { threshold: 0.6, deadline: 60 }, more);
     }
     if (edge !== held.edge) await edge.close();
     """
