@@ -66,6 +66,8 @@ def listening_at(
 
 def require_guarded(host: str, keys: Path | None, key: str | None = None, *, ways: str) -> None:
     """Raise `UsageError` where anybody could come, or the file of keys is not there."""
+    if keys is not None and key is not None:
+        raise UsageError("Clients show the one key or one of a file's; give --api-key or --keys.")
     if keys is None and not key and not is_loopback(host):
         raise UsageError(
             f"Without a key anybody who reaches {host} could use the models; give {ways}."

@@ -84,8 +84,6 @@ def serve(
     edgewise:t0.3 asks by a fixed threshold, so that answers are reproducible. What a request
     leaves out is as the flags say. With --model the names are yours.
     """
-    if keys is not None and api_key is not None:
-        raise UsageError("Clients show the one key or one of a file's; give --api-key or --keys.")
     require_guarded(host, keys, api_key, ways="--api-key, or --keys FILE")
     require_extra("serve", "fastapi", "sse_starlette", "structlog", "uvicorn")
     from edgewise.keys.keys import Keys
