@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 FROM_DEVICE = [
     protocol.Open(1, "0" * 16, "s"),
-    protocol.Push(0, [1, 2, 3], 7),
+    protocol.Prefetch(0, [1, 2, 3], 7),
     protocol.Ask(1, 3, [4], 9, n=4, deadline=100, top=5, sampling=(0.7, 40, 0.9, 0.05, 3)),
     protocol.Cancel(1),
     protocol.Close(),
@@ -77,7 +77,7 @@ def test_frames_from_a_device(data: bytes) -> None:
         frame = protocol.from_device(data)
         if isinstance(frame, protocol.Ask):
             protocol.unpacked(frame.sampling)
-        if isinstance(frame, protocol.Ask | protocol.Push):
+        if isinstance(frame, protocol.Ask | protocol.Prefetch):
             ledger = protocol.Ledger()
             ledger.put(frame.position, frame.ids)
             assert 0 <= ledger.check < 1 << 61

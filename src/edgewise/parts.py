@@ -39,7 +39,7 @@ from edgewise.routers.named import (
     router_named,
     router_of,
 )
-from edgewise.routers.start import own_thresholds, tuned_thresholds
+from edgewise.routers.start import KEEP, own_thresholds, tuned_thresholds
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, shared, spelled
 
@@ -233,12 +233,16 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
 
 
 def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
-    """The policy: a fixed threshold, or a share that starts at its threshold among `starts`."""
-    share = settings.cloud_share
-    if settings.threshold is None and share is None:
+    """The policy: a fixed threshold, or a share that starts at its threshold among `starts`.
+
+    Without either in the settings the threshold that keeps a quality is fixed, if there is one.
+    """
+    share, fixed = settings.cloud_share, settings.threshold
+    if fixed is None and share is None and (fixed := starts.get(KEEP)) is None:
         share = DEFAULT_SHARE
-    fitting = None if share is None else start_at(starts, share)
-    start = settings.threshold if settings.threshold is not None else fitting
+    by_share = {name: value for name, value in starts.items() if name != KEEP}
+    fitting = None if share is None else start_at(by_share, share)
+    start = fitting if fixed is None else fixed
     values = shared(settings, Policy)
     values |= {"threshold": 0.5 if start is None else start, "cloud_share": share}
     return Policy(**values)

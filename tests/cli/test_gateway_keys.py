@@ -156,7 +156,7 @@ def test_a_quota_survives_a_kill_and_the_log_names_what_changed(edgewise: Edgewi
     finally:
         engine.close()
     assert any(
-        line["event"] == "key revoked" and line["key"] == "laptop"
+        line["event"] == "keys changed" and line["keys"] == ["laptop"]
         for line in map(json.loads, filter(lambda line: line[0] == "{", told.splitlines()))
     )
     assert "keys.json.limits" in told

@@ -34,8 +34,11 @@ PROMPTS = (
 TOKENS = 40
 """Of each answer."""
 
+KEEP = "keep"
+"""Names the threshold that `edgewise tune --keep` found, among those by cloud share."""
+
 _Thresholds = dict[
-    Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1)$")],
+    Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|keep)$")],
     Annotated[float, msgspec.Meta(ge=0, le=1)],
 ]
 """By cloud share. A file that somebody changed is measured anew."""
