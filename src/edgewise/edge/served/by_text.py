@@ -17,7 +17,7 @@ from edgewise.edge.served.dialect import (
     CONTEXT,
     Billed,
     ById,
-    Chunk,
+    ChoiceEvent,
     Dialect,
     ListedModels,
     ServedModel,
@@ -235,7 +235,7 @@ class LmStudioEdge(TextDialect):
 
     def _count(self, text: str) -> int:
         body = {**asking(self.described.name, text, 1), "stream": False}
-        usage = self.server.post("/v1/completions", body, Chunk).usage
+        usage = self.server.post("/v1/completions", body, ChoiceEvent).usage
         return usage.prompt_tokens if usage else 0
 
     def stream(

@@ -135,7 +135,7 @@ class Billed(msgspec.Struct):
     prompt_tokens: int
 
 
-class Chunk(msgspec.Struct):
+class ChoiceEvent(msgspec.Struct):
     choices: list[Choice]
     usage: Billed | None = None
 
@@ -177,7 +177,7 @@ def choices(server: Server, body: Mapping[str, Any], closing: ExitStack) -> Iter
             continue
         if (data := line[5:].strip()) == b"[DONE]":
             return
-        choices = server.decoded(data, Chunk).choices
+        choices = server.decoded(data, ChoiceEvent).choices
         if len(choices) > 1:
             raise server.broken(f"{len(choices)} choices")
         yield from choices
