@@ -118,7 +118,7 @@ BUDGET = {
     "edgewise/routers": 1_012,
     "edgewise/sandbox": 240,
     "edgewise/server": 3_169,
-    "edgewise/testing": 501,
+    "edgewise/testing": 495,
     "edgewise/wire": 264,
     "edgewise_lab": 451,
     "edgewise_lab/bench": 2_312,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_216, 180
+PRODUCT_LINES, PRODUCT_FILES = 29_210, 180
 
 
 def test_every_package_keeps_its_budget() -> None:
