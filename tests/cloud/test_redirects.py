@@ -1,6 +1,5 @@
 """No redirect is followed, whoever answers with one: keys and prompts stay where they were sent."""
 
-import asyncio
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -23,7 +22,7 @@ from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
-from tests.background import Background
+from tests.background import Served
 from tests.cloud.dialects import DialectServer, Sglang, Vllm, sglang_routes, vllm_routes
 from tests.cloud.recording import Recorder
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -33,40 +32,21 @@ from tests.gateway.running import gateway
 CLOUDS = [LlamaServer, Vllm, Sglang, GatewayCloud]
 
 
-class Leading:
+class Leading(Served):
     """Answers whatever it is asked with a redirect to a second server, which notes who comes."""
 
     def __init__(self, authority: trustme.CA) -> None:
+        super().__init__()
         self.status, self.location = 302, ""
         self.asked = 0
         self.came: list[str] = []
-        self._runners: list[web.AppRunner] = []
-        self._background = Background()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert("127.0.0.1").configure_cert(context)
         self.plain, self.secure = (
-            f"{scheme}://127.0.0.1:{self._serve(self._lead, how)}"
+            f"{scheme}://127.0.0.1:{self.serve([web.route('*', '/{p:.*}', self._lead)], ssl=how)}"
             for scheme, how in (("http", None), ("https", context))
         )
-        self.elsewhere = f"http://127.0.0.1:{self._serve(self._come, None)}"
-
-    def close(self) -> None:
-        async def stop() -> None:
-            await asyncio.gather(*(runner.cleanup() for runner in self._runners))
-
-        self._background.close(stop())
-
-    def _serve(self, handler: Any, context: ssl.SSLContext | None) -> int:
-        async def start() -> int:
-            app = web.Application()
-            app.router.add_route("*", "/{path:.*}", handler)
-            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.05)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-            self._runners.append(runner)
-            return runner.addresses[0][1]
-
-        return self._background.do(start())
+        self.elsewhere = f"http://127.0.0.1:{self.serve([web.route('*', '/{p:.*}', self._come)])}"
 
     async def _lead(self, request: web.Request) -> web.Response:
         self.asked += 1
