@@ -18,7 +18,7 @@ from tests.asked import HARD
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 from tests.server.in_process import ASK as IN_PROCESS
-from tests.server.in_process import CHAT, TEXT, app, data_of
+from tests.server.in_process import CHAT, app, data_of
 from tests.server.serving import get, post, serving
 
 PROMPTED = {"model": "edgewise:edge", "prompt": "The word copper names", "max_tokens": 12}
@@ -69,14 +69,11 @@ def test_the_prompt_comes_back_before_its_continuation(url: str) -> None:
     assert continued(url, model="edgewise", echo=True, max_tokens=0)["choices"][0]["text"]
 
 
-@pytest.mark.parametrize(
-    ("model", "file"), [("edgewise:edge", "edge"), ("edgewise:cloud", "cloud")]
-)
-def test_a_prompts_logprobs_are_the_models_own(url: str, model: str, file: str) -> None:
-    found = continued(url, model=model, prompt=SAID, echo=True, max_tokens=0, logprobs=2)
+def test_a_prompts_logprobs_are_the_models_own(url: str) -> None:
+    found = continued(url, prompt=SAID, echo=True, max_tokens=0, logprobs=2)
     told = found["choices"][0]["logprobs"]
     wanted: list[float] = []
-    with LlamaModel(bundled(file)) as loaded:
+    with LlamaModel(bundled("edge")) as loaded:
         ids = loaded.tokenizer.encode_prompt(SAID)
         session = loaded.session()
         for token, following in pairwise(ids):
@@ -108,17 +105,6 @@ def test_logprobs_of_prompt_and_answer_are_one_list(url: str) -> None:
     assert first["choices"][0]["text"] == SAID
     many = len(first["choices"][0]["logprobs"]["tokens"])
     assert first["choices"][0]["logprobs"]["token_logprobs"] == told["token_logprobs"][:many]
-
-
-def test_a_cloud_elsewhere_tells_no_logprobs_of_a_prompt() -> None:
-    cloud = ScriptedCloud(replying(TEXT, prompt="sky: "))
-    with app(cloud) as client:
-        asked = IN_PROCESS | {"model": "edgewise:cloud", "echo": True, "logprobs": 1}
-        response = client.post("/v1/completions", json=asked)
-        after = client.post("/v1/completions", json=IN_PROCESS)
-    assert response.status_code == 400
-    assert "logprobs" in response.json()["error"]["message"]
-    assert after.status_code == 200  # its place was given back
 
 
 def test_long_prompts_are_scored_in_batches() -> None:

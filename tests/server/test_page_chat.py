@@ -209,25 +209,11 @@ def test_a_server_that_is_gone_is_told_and_the_question_kept(browser: Browser) -
 @pytest.mark.parametrize("there", [True, False])
 def test_a_long_answer_scrolls_while_the_reader_is_at_its_end(page: Page, there: bool) -> None:
     """It grows under a reader's eyes, and nobody is dragged away from what is being read."""
-    page.evaluate(
-        """() => {
-            const chunk = (text, finish) => `data: ${JSON.stringify({choices: [
-                {delta: {content: text}, finish_reason: finish}]})}\\n\\n`;
-            const stream = new ReadableStream({start(into) {
-                window.say = (text, finish) => {
-                    into.enqueue(new TextEncoder().encode(chunk(text, finish)));
-                    if (finish) into.close();
-                };
-            }});
-            const own = window.fetch;
-            window.fetch = (to, options) => String(to).endsWith("completions")
-                ? Promise.resolve(new Response(stream)) : own(to, options);
-        }"""
-    )
+    hold(page)
     page.get_by_label("Message").fill("Count.")
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
-    page.evaluate("say('one\\n'.repeat(200), null)")
+    say(page, token(0, "one\n" * 200))
     main = page.locator("main")
     left = "node => node.scrollHeight - node.scrollTop - node.clientHeight"
     expect(page.locator(".text")).to_contain_text("one")
@@ -236,16 +222,12 @@ def test_a_long_answer_scrolls_while_the_reader_is_at_its_end(page: Page, there:
     if not there:
         main.evaluate("node => { node.scrollTop = 300 }")
         expect(page.get_by_role("button", name="To the end")).to_be_visible()
-    page.evaluate("say('two\\n'.repeat(200), 'stop')")
+    say(page, token(1, "two\n" * 200), END, over=True)
     done(page)
     expect(page.locator(".text")).to_contain_text("two")
     expect(page.locator(".answer")).to_have_attribute("aria-busy", "false")
     if there:
-        until(
-            page,
-            "(() => { const node = document.querySelector('main');"
-            " return node.scrollHeight - node.scrollTop - node.clientHeight < 2 })()",
-        )
+        until(page, f"({left})(document.querySelector('main')) < 2")
     else:
         assert main.evaluate("node => node.scrollTop") == 300
         page.get_by_role("button", name="To the end").click()
