@@ -30,8 +30,8 @@ from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
+from edgewise_lab.around import Around, Flying
 from tests.cloud.dialects import Vllm
-from tests.doubles.around import Around, Flying
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, reply_to
 
 PROMPT = "Q: sky? A:"

@@ -28,8 +28,8 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
+from edgewise_lab.around import Around, Flying
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
-from tests.doubles.around import Around, Flying
 from tests.doubles.billed_cloud import BilledCloud
 
 PRICE = price_of("2,0.5,8")

@@ -11,7 +11,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from edgewise.keys.limits import (
     LimitStore,
     OverLimit,
 )
+from tests.gateway.processes import until
 from tests.server_process import free_port
 
 pytestmark = pytest.mark.anyio
@@ -62,25 +63,25 @@ def redis_url() -> Iterator[str]:
             pytest.fail("redis-server is not installed")
         pytest.skip("redis-server is not installed")
     port = free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        _wait_for(port)
+    with redis_server(port):
         yield f"redis://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
 
 
-def _wait_for(port: int) -> None:
-    end = time.monotonic() + 60
-    while True:
+@contextmanager
+def redis_server(port: int, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """It ends with the block."""
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", *options]
+
+    def listens() -> bool:
+        with socket.socket() as one:
+            return one.connect_ex(("127.0.0.1", port)) == 0
+
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
         try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+            until(listens, "redis")
+            yield server
+        finally:
+            server.kill()
 
 
 Store = Callable[[], LimitStore]
@@ -165,24 +166,21 @@ async def test_ids_are_charged_and_owed(clock: Clock) -> None:
             spent.computed = 5000
         assert await waits(limits, limited) == pytest.approx(49, abs=2)
         assert limits.charge(limited, 10**9) == pytest.approx(MOST_DEBT / 100, rel=0.01)
-        assert not await limits.may_warm(limited, 1)
+        assert not await limits.may_prefetch(limited, 1)
 
 
 async def test_a_days_tokens_are_a_promise(limits: KeyLimits, clock: Clock, name: str) -> None:
     """They are given back to their own day, also by a clock that goes back."""
     limited = key(name, tokens_per_day=10)
 
-    day = await limits.reserve(limited, 8)
-    assert await waits(limits, limited, 3) == DAY_SECONDS / 2
-    await limits.give_back(limited, day, 6)
-    assert await limits.reserve(limited, 8) == day
-    assert await waits(limits, limited)
-    clock.now += DAY_SECONDS
-    await limits.reserve(limited, 10)
-    await limits.give_back(limited, day, 10)
+    async with limits.spending(limited, 8) as spent:
+        assert await waits(limits, limited, 3) == DAY_SECONDS / 2
+        spent.tokens = 2
+        clock.now += DAY_SECONDS
+        await consult(limits, limited, 10, 10)
     assert await waits(limits, limited)
     clock.now -= DAY_SECONDS
-    await limits.reserve(limited, 10)
+    await consult(limits, limited, 8, 8)
     assert await waits(limits, limited)
     with pytest.raises(OverLimit) as refused:
         await consult(limits, limited, 11)
@@ -194,7 +192,7 @@ async def test_keys_are_counted_apart_and_stores_together(store: Store, name: st
         several = [await stack.enter_async_context(limits_in(store())) for _ in range(4)]
 
         async def granted(limited: Key, tokens: int) -> int:
-            every = [one.reserve(limited, tokens) for one in several for _ in range(10)]
+            every = [consult(one, limited, tokens, tokens) for one in several for _ in range(10)]
             done = await asyncio.gather(*every, return_exceptions=True)
             return sum(not isinstance(one, OverLimit) for one in done)
 
@@ -305,7 +303,7 @@ async def test_without_limits_nothing_is_asked() -> None:
 
     async with limits_in(Broken(None)) as limits:
         await consult(limits, ANYBODY, 4096, 4096, ids=10**9)
-        assert await limits.may_warm(ANYBODY, 10**9)
+        assert await limits.may_prefetch(ANYBODY, 10**9)
 
 
 @pytest.fixture
@@ -334,7 +332,7 @@ async def test_nothing_is_granted_while_the_store_is_down(told: LogCapture) -> N
         for _ in range(5):
             with pytest.raises(OverLimit):
                 await consult(limits, limited, 1)
-            assert not await limits.may_warm(limited, 0)
+            assert not await limits.may_prefetch(limited, 0)
         failing.down = False
         await consult(limits, limited, 1, 1)
     assert [entry["event"].split(":")[0] for entry in told.entries] == [
@@ -349,31 +347,18 @@ async def test_a_redis_that_goes_and_comes_back(told: LogCapture) -> None:
     if shutil.which("redis-server") is None and os.environ.get("TEST_SERVERS") != "required":
         pytest.skip("redis-server is not installed")
     port, limited = free_port(), key(tokens_per_day=1000)
-    options = ["--bind", "127.0.0.1", "--save", "", "--requirepass", "s3cret"]
-
-    def start() -> "subprocess.Popen[bytes]":
-        server = subprocess.Popen(
-            ["redis-server", "--port", str(port), *options], stdout=subprocess.DEVNULL
-        )
-        _wait_for(port)
-        return server
-
     async with limits_in(RedisLimits(f"redis://:s3cret@127.0.0.1:{port}")) as limits:
         with pytest.raises(OverLimit):  # it is not there yet
             await consult(limits, limited, 1, 1)
-        server = start()
-        try:
+        with redis_server(port, "--requirepass", "s3cret") as server:
             await consult(limits, limited, 1, 1)
             async with limits.spending(limited, 1):
                 server.kill()
                 server.wait()
             with pytest.raises(OverLimit):
                 await consult(limits, limited, 1, 1)
-            server = start()
+        with redis_server(port, "--requirepass", "s3cret"):
             await consult(limits, limited, 1, 1)
-        finally:
-            server.kill()
-            server.wait()
     assert "s3cret" not in str(told.entries)
     assert f"127.0.0.1:{port}" in str(told.entries)
 

@@ -9,7 +9,6 @@ import jsonschema
 import pytest
 from hypothesis import given
 
-from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.edge.base import Floats
 from edgewise.errors import UsageError
 from edgewise.events import Consult, Token
@@ -27,6 +26,7 @@ from edgewise.testing.scripted_edge import (
     noise,
     replying,
 )
+from tests.doubles.around import WordBridge
 from tests.doubles.completing import completing
 
 pytest.importorskip("llguidance")
@@ -179,7 +179,7 @@ def decoder(edge: str, cloud: str, speculate: int) -> Decoder:
         ScriptedEdge(replying(edge, prompt=PROMPT), tokenizer=TOKENIZER),
         router=Constant(1.0),
         policy=Policy(speculate=speculate),
-        cloud=Bridge(asked, own=OWN, edge=TOKENIZER, words=True),
+        cloud=WordBridge(asked, own=OWN, edge=TOKENIZER),
     )
 
 

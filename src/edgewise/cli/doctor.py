@@ -25,11 +25,9 @@ from edgewise.advice import (
 from edgewise.cli import options, render
 from edgewise.cli.options import ANSWERING, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.context_filter import amount_of
 from edgewise.cloud.redaction.base import redaction_of
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
-from edgewise.edge.engine import default_threads
 from edgewise.edge.llamacpp import library as binding
 from edgewise.engines.base import Abilities
 from edgewise.errors import EdgewiseError
@@ -112,7 +110,6 @@ class _Doctor:
         """One after the other; what needs a part that is missing is left out."""
         yield Check("python", "ok", platform.python_version())
         yield self._guarded("engine", _engine)
-        yield _threads(self._chosen)
         yield self._guarded("edge model", self._open_edge)
         if (edge := self._edge) is not None:
             yield _rollback(edge)
@@ -121,7 +118,7 @@ class _Doctor:
             yield self._guarded("cloud model", lambda: self._open_cloud(edge))
         if edge is not None and (cloud := self._cloud) is not None:
             kind = "one" if cloud.boundaries is None else "two, by words of text"
-            yield Check("vocabulary", "ok", f"{kind}: {cloud.proof}")
+            yield Check("vocabulary", "ok", f"{kind}: {cloud.vocabulary_check}")
             if cloud.abilities is not None:
                 yield _abilities(cloud.abilities)
             yield self._guarded("consult", lambda: self._measure(cloud, edge))
@@ -196,20 +193,11 @@ def _engine() -> Check:
     return Check("engine", "ok", text)
 
 
-def _threads(chosen: Settings) -> Check:
-    most = default_threads()
-    used = chosen.threads or most
-    if used > most + 1:
-        text = f"{used} on {most + 1} cores"
-        return Check("threads", "warn", text, f"use --threads {most}")
-    return Check("threads", "ok", f"{used}")
-
-
 def _rollback(model: EdgeModel) -> Check:
-    """How the edge goes back where the cloud says otherwise."""
+    """How the edge rolls back where the cloud rejects its draft."""
     how = model.abilities.rewinds
     if how == "no":
-        text = "none: going back reads the sequence again, so each consult is waited for"
+        text = "none: a rollback reads the sequence again, so each consult is waited for"
         return Check("rollback", "warn", text, "name a GGUF of the model (--edge)")
     if how == "anywhere":
         return Check("rollback", "ok", "anywhere: the KV cache is cut, and nothing read again")
@@ -268,8 +256,6 @@ def _leaves(chosen: Settings) -> Check:
         f"each consult sends the prompt and the answer so far, as token ids or text, to {address}; "
         "to a gateway they go as they come"
     )
-    if chosen.cloud_context is not None:
-        text += f"; of the conversation the last {amount_of(chosen.cloud_context)}"
     if rules := str(redaction_of(chosen.redact)):
         text += f"; redaction: {rules}, which misses some"
     fix = "use --cloud none to keep everything here; --sent-file shows what leaves"

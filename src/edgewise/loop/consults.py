@@ -127,17 +127,12 @@ class Consults:
             self.waited += time.monotonic() - flight.begun - elapsed
         return flight.future.done()
 
-    def completion(self, flight: Flight, ids: Sequence[int], token: int) -> Completion:
-        """Wait for the outcome; raises the `CloudError` that it is.
-
-        Behind `ids` the edge would have written `token`.
-        """
+    def completion(self, flight: Flight) -> Completion:
+        """Wait for the outcome; raises the `CloudError` that it is."""
         begun = time.monotonic()
         self._flights.pop(flight.position, None)
         try:
             completion = self._result(flight)
-            if (boundaries := self._rules.boundaries) is not None:
-                completion = boundaries.joined(completion, ids, self._rules.prompt, token)
         except BaseException as error:
             if isinstance(error, NothingUsable):
                 self._breaker.succeeded()

@@ -141,7 +141,7 @@ class Generation(Iterator[Event]):
                 return
         self._awaited = None
         try:
-            completion = self._consults.completion(flight, self._ids, read.token)
+            completion = self._consults.completion(flight)
         except CloudError as error:
             self._events.append(self._consults.report(flight, error, state.index))
             if policy.on_cloud_error == "raise" and not isinstance(error, NothingUsable):

@@ -106,7 +106,7 @@ def _health_of(answering: Answering) -> dict[str, Any]:
         "edge_parameters": answering.edge.parameters,
         "cloud": cloud.name if cloud else None,
         "cloud_parameters": cloud.local.parameters if cloud and cloud.local else None,
-        "vocabulary": cloud.proof if cloud else None,
+        "vocabulary": cloud.vocabulary_check if cloud else None,
         "cloud_paused": decoder.breaker.is_open,
         "bundled": answering.bundled,
         "cloud_share": policy.cloud_share,

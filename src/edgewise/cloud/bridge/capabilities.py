@@ -29,23 +29,18 @@ _ANEW = ("one", "1", "sure", "i ", "i'", "here", "certainly", "of course", "okay
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """How an API continues what it is sent.
 
-    `echoes`: a reply begins with it. `strips`: the blanks that a reply begins with are lost;
-    `trims`: those that it ends with may be.
+    `echoes`: a reply begins with it. `trims`: the blanks that it ends with may be lost.
     """
 
     echoes: bool = False
-    strips: bool = False
     trims: bool = False
 
     @property
     def in_words(self) -> str:
         """For people."""
-        blanks = [
-            *(["drops blanks before a reply"] if self.strips else []),
-            *(["may drop blanks behind what it is sent"] if self.trims else []),
-        ]
         first = "exact, behind what it repeats" if self.echoes else "exact"
-        return ", ".join([first, *(blanks or ["keeps blanks"])])
+        blanks = "may drop blanks behind what it is sent" if self.trims else "keeps blanks"
+        return f"{first}, {blanks}"
 
 
 async def capabilities(engine: TextEngine) -> Capabilities:
@@ -61,9 +56,8 @@ class _Probe:
 
     async def capabilities(self) -> Capabilities:
         await self._continues()
-        strips = await self._strips()
-        trims = strips or await self._trims()
-        return Capabilities(echoes=self._echoes, strips=strips, trims=trims)
+        await self._require_blanks()
+        return Capabilities(echoes=self._echoes, trims=await self._trims())
 
     async def _continues(self) -> None:
         """Raises `CloudRejected` for one that does not."""
@@ -89,10 +83,14 @@ class _Probe:
         self._echoes = True
         return reply.removeprefix(_ODD)
 
-    async def _strips(self) -> bool:
-        """Whether blanks are lost before a reply."""
+    async def _require_blanks(self) -> None:
+        """Raises `CloudRejected` where blanks are lost before a reply: words would run together."""
         reply = await self._reply(_WORDS)
-        return not self._blanks and reply.startswith("five")
+        if not self._blanks and reply.startswith("five"):
+            raise CloudRejected(
+                f"{self._engine.url!r} drops the blank before the words that it adds",
+                hint="choose another provider, or an engine by token ids",
+            )
 
     async def _trims(self) -> bool:
         """Whether blanks behind what is sent are lost, or not even taken."""
