@@ -238,7 +238,6 @@ def test_a_header_of_any_bytes_has_a_vocabulary_or_none(data: bytes) -> None:
         ("qwen3:0.6b", "edge", "ollama:qwen3:0.6b"),
         ("tiny.gguf", "edge", "lmstudio:own/tiny/tiny.gguf"),
         ("http://localhost:11434", "edge", "ollama:NAME"),
-        ("http://127.0.0.1:1234/", "edge", "lmstudio:NAME"),
         ("gpt-4o", "cloud", "cloud_model"),
         ("gpt-oss:20b", "cloud", "ollama:gpt-oss:20b"),
         ("openai:gpt-4o", "cloud", "cloud_model"),
