@@ -180,7 +180,7 @@ def engine_at(address: str) -> str:
     for transformers, or for MLX if they say so.
     """
     if is_url(with_scheme(address)):
-        return "llama-server"
+        return "server"
     if address == "bundled" or _file(address) is not None:
         return "llamacpp"
     if folder := local_folder(address):
