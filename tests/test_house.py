@@ -102,8 +102,8 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 2_550,
-    "edgewise/cli": 2_234,
+    "edgewise": 2_528,
+    "edgewise/cli": 2_228,
     "edgewise/cloud": 3_903,
     "edgewise/costs": 530,
     "edgewise/edge": 5_310,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_210, 180
+PRODUCT_LINES, PRODUCT_FILES = 29_182, 180
 
 
 def test_every_package_keeps_its_budget() -> None:
