@@ -102,11 +102,11 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 2_550,
-    "edgewise/cli": 2_234,
-    "edgewise/cloud": 3_903,
+    "edgewise": 2_528,
+    "edgewise/cli": 2_228,
+    "edgewise/cloud": 3_878,
     "edgewise/costs": 530,
-    "edgewise/edge": 5_310,
+    "edgewise/edge": 5_309,
     "edgewise/engines": 2_598,
     "edgewise/gateway": 1_455,
     "edgewise/grammar": 945,
@@ -117,7 +117,7 @@ BUDGET = {
     "edgewise/prompts": 913,
     "edgewise/routers": 1_012,
     "edgewise/sandbox": 240,
-    "edgewise/server": 3_169,
+    "edgewise/server": 3_155,
     "edgewise/testing": 495,
     "edgewise/wire": 264,
     "edgewise_lab": 451,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_210, 180
+PRODUCT_LINES, PRODUCT_FILES = 29_142, 180
 
 
 def test_every_package_keeps_its_budget() -> None:
