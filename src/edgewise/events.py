@@ -151,9 +151,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     vain; `correction_tokens` are first tokens of consults that differ from what the edge would have
     written. `cloud_prompt_cached` and `cloud_prompt_computed` are of answered consults, by the
     engine's meter, None if it left one out; `cloud_completion_tokens` is what the cloud wrote in
-    them, in its own vocabulary. `edge_error` says why the cloud went on without the edge, None if it
-    did not. `sent` had left when the answer ended, `cost` is what that came to,
-    if a price is known.
+    them, in its own vocabulary. `edge_error` says why the cloud went on without the edge, None if
+    it did not. `sent` had left when the answer ended, `cost` is what that came to, if a price is
+    known.
     """
 
     prompt_tokens: int
