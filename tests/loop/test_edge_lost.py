@@ -39,7 +39,6 @@ def test_the_cloud_goes_on_from_the_same_prefix(
         prompt = pair.prompt(ASKED)
         answer = pair.ask(ASKED, max_tokens=LENGTH)
         lost = next(i for i, one in enumerate(answer.tokens) if one.reason == "edge_lost")
-        assert lost <= at
         assert all(one.source == "cloud" for one in answer.tokens[lost:])
         assert answer.usage.edge_error is not None
         assert served.url in answer.usage.edge_error
