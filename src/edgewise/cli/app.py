@@ -98,14 +98,9 @@ class _Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         rows = [(name, command.help) for name, command in _BUILT_IN.items()]
-        packages = {
-            point.name: point.dist.name if point.dist else point.module
-            for point in entry_points(group=_ADDED.group)
-        }
-        rows += [
-            (name, _LABORATORY.get(name, f"Of the package {package}."))
-            for name, package in packages.items()
-        ]
+        for point in entry_points(group=_ADDED.group):
+            package = point.dist.name if point.dist else point.module
+            rows.append((point.name, _LABORATORY.get(point.name, f"Of the package {package}.")))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
