@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 import typer
 
 from edgewise import settings
-from edgewise.addresses import is_url, with_scheme
+from edgewise.addresses import each, is_url
 from edgewise.cli import render
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
 from edgewise.settings import FIELDS, NAMES, Settings, names_in
@@ -79,6 +79,7 @@ _PANELS = {
     **dict.fromkeys(("models", "connection", "tokenizer", "machine"), "Models"),
     **dict.fromkeys(("routing", "policy"), "Routing"),
     **dict.fromkeys(("sampling", "draws"), "Writing"),
+    "tiers": "Routing",
     "privacy": "Privacy",
     "costs": "Money",
 }
@@ -113,7 +114,7 @@ def takes(
         @wraps(command)
         def settled(**values: Any) -> None:
             context = values[asked] if asked else values.pop(_CONTEXT)
-            flags = {name: values.pop(name) for name in options}
+            flags = {name: _joined(values.pop(name)) for name in options}
             flags |= {name: _first(values[name]) for name in reads if name in own}
             load = partial(
                 settings.load, flags, refused=refused, reader=context.command_path, vet=vet
@@ -186,12 +187,18 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
                 f"router in {of_file['router']} runs code, which a file may not",
                 hint="name it with --router or EDGEWISE_ROUTER",
             )
-    cloud = with_scheme(chosen.cloud or "")
-    if is_url(cloud):
+    if "trust" in of_file:
+        raise UsageError(
+            f"trust in {of_file['trust']} says who sees what is local, which a file may not",
+            hint="name it with --trust or EDGEWISE_TRUST",
+        )
+    urls = [cloud for cloud in each(chosen.cloud or "") if is_url(cloud)]
+    if urls:
         from edgewise.engines.http import require_keyless
 
-        require_keyless(cloud)
-    if "cloud" in of_file and is_url(cloud):
+        for url in urls:
+            require_keyless(url)
+    if "cloud" in of_file and urls:
         if chosen.cloud_key and places["cloud_key"] != of_file["cloud"]:
             raise UsageError(
                 f"{of_file['cloud']} names the cloud {chosen.cloud!r}, and a file may not say "
@@ -214,6 +221,11 @@ def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | Non
     return None if where is None or where in str(error) else where
 
 
+def _joined(given: object) -> object:
+    """Of an option that may be repeated, as the settings have it."""
+    return ",".join(map(str, given)) or None if isinstance(given, list) else given
+
+
 def _first(given: object) -> object:
     return given[0] if isinstance(given, list) and given else given
 
@@ -233,7 +245,8 @@ def _option(name: str) -> inspect.Parameter:
     kinds = [k for k in (get_args(annotation) if union else (annotation,)) if k is not NoneType]
     # A choice between a word and a number comes as text, which `settings.load` converts; so does a
     # share, which may be in percent.
-    kind = kinds[0] if len(kinds) == 1 and name != "cloud_share" else str
+    kind: Any = kinds[0] if len(kinds) == 1 and name != "cloud_share" else str
+    kind = list[str] if name == "cloud" else kind  # may be repeated
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # bounds are `load`'s
     extra = meta.extra
     panel = _PANELS[extra["group"]]

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import yarl
 
 from edgewise.errors import UsageError
-from edgewise.settings import Settings
+from edgewise.settings import Settings, spelled
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -22,31 +22,23 @@ class Host(NamedTuple):
         return self.name if self.port is None else f"{self.name}:{self.port}"
 
 
-def hosts_of(listed: str | None) -> tuple[Host, ...] | None:
-    """Hosts separated by commas, each with a port or without; None for any host.
+def hosts_of(listed: str | None, setting: str = "cloud_hosts") -> tuple[Host, ...] | None:
+    """Hosts separated by commas, each with a port or without; None where nothing is set.
 
     Raises `UsageError` for what is not a host, and for an empty list.
     """
     if listed is None:
         return None
-    hosts = tuple(_host(part.strip()) for part in listed.split(",") if part.strip())
+    named = spelled(setting)
+    hosts = tuple(_host(part.strip(), named) for part in listed.split(",") if part.strip())
     if not hosts:
-        raise UsageError("cloud-hosts names no host", hint="name one, or leave it out")
+        raise UsageError(f"{named} names no host", hint="name one, or leave it out")
     return hosts
 
 
 def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
     """Raises `UsageError` for a cloud elsewhere; nothing is connected to."""
-    if hosts is None:
-        return
-    try:
-        # As it is read here, and as what connects reads it: they must agree.
-        parts, connected = urlsplit(url), yarl.URL(url)
-        host = Host(_plain(parts.hostname), parts.port or _PORTS.get(parts.scheme))
-        agree = host == (_plain(connected.raw_host), connected.port)
-    except ValueError:
-        host, agree = Host(""), False
-    if not agree or (host not in hosts and Host(host.name) not in hosts):
+    if hosts is not None and not is_at(url, hosts):
         raise UsageError(
             f"The cloud {url!r} is at none of the hosts that are allowed "
             f"({', '.join(map(str, hosts))}), so nothing is sent there",
@@ -55,7 +47,19 @@ def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
         )
 
 
-def _host(given: str) -> Host:
+def is_at(url: str, hosts: Sequence[Host]) -> bool:
+    """Whether a URL leads to one of the hosts, for whoever reads it."""
+    try:
+        # As it is read here, and as what connects reads it: they must agree.
+        parts, connected = urlsplit(url), yarl.URL(url)
+        host = Host(_plain(parts.hostname), parts.port or _PORTS.get(parts.scheme))
+        agree = host == (_plain(connected.raw_host), connected.port)
+    except ValueError:
+        return False
+    return agree and (host in hosts or Host(host.name) in hosts)
+
+
+def _host(given: str, setting: str) -> Host:
     try:
         port = urlsplit(f"//{given}").port
         name = _plain(yarl.URL(f"http://{given}").raw_host)
@@ -63,7 +67,7 @@ def _host(given: str) -> Host:
         name, port = "", None
     if not name or any(char in "/@?#\\*%" or char.isspace() for char in given):
         raise UsageError(
-            f"cloud-hosts names {given!r}, which is not a host",
+            f"{setting} names {given!r}, which is not a host",
             hint="give names such as host.example or 10.0.0.2:8080, separated by commas",
         )
     return Host(name, port)

@@ -14,7 +14,7 @@ from edgewise.cloud.record import SentAnswer
 from edgewise.completion import Completion, Sent
 from edgewise.costs.meter import AnswerCosts
 from edgewise.errors import Blocked, CloudError, CloudTimeout, NothingUsable
-from edgewise.events import Consult
+from edgewise.events import Consult, Usage
 from edgewise.loop.health import Breaker, Latency
 from edgewise.loop.policy import Budget
 from edgewise.loop.state import Rules
@@ -22,7 +22,7 @@ from edgewise.loop.state import Rules
 FLIGHTS = 4
 """Consults in flight at once."""
 
-Refusal = Literal["mid_word", "blocked", "circuit_open", "cost"]
+Refusal = Literal["mid_word", "blocked", "circuit_open", "cost", "budget"]
 """Why nothing was sent; `mid_word` for now only."""
 
 _GRACE = 0.25
@@ -30,13 +30,14 @@ _GRACE = 0.25
 
 
 class Flight(NamedTuple):
-    """A consult in flight: `ask` tokens at `position`.
+    """A consult in flight: `ask` tokens at `position`, where the edge would write `token`.
 
     `deadline` in seconds from `begun`; `first` if the answer had no completion before.
     """
 
     position: int
     ask: int
+    token: int
     begun: float
     deadline: float
     first: bool
@@ -84,13 +85,16 @@ class Consults:
         if self._meter is None and self._policy.may_ask(budget):
             self._session.prefetch(ids, self.sent.prefetch(ids))
 
-    def ask(self, ids: Sequence[int], n: int) -> Flight | Refusal:
-        """The consult for the token after `ids`: sent now, or in flight since a draft."""
+    def ask(self, ids: Sequence[int], n: int, token: int) -> Flight | Refusal:
+        """The consult for the token after `ids`: sent now, or in flight since a draft.
+
+        The edge would write `token` there.
+        """
         ahead = self._flights.get(len(ids))
         if ahead is not None and ahead.ask != n:
             self._drop([ahead])
             ahead = None
-        flight = ahead or self._ask_now(ids, n)
+        flight = ahead or self._ask_now(ids, n, token)
         if not isinstance(flight, Flight) or self._insists:
             return flight
         if not self._breaker.is_open or flight.future.done():
@@ -102,7 +106,7 @@ class Consults:
             self._drop([flight])
         return "circuit_open"
 
-    def ask_ahead(self, ids: Sequence[int], n: int, budget: Budget) -> Refusal | None:
+    def ask_ahead(self, ids: Sequence[int], n: int, token: int, budget: Budget) -> Refusal | None:
         """Send a consult from a draft, if it may fly; returns why nothing may be sent there.
 
         Never where costs are limited: what drafts in vain cost would decide on the answer's own
@@ -113,7 +117,7 @@ class Consults:
         allowed = len(self._flights) < FLIGHTS and not self._breaker.is_open
         if allowed and self._policy.may_ask_ahead(budget, n, self.wasted):
             try:
-                self._send(ids, n)
+                self._send(ids, n, token)
             except Blocked as error:
                 return _refusal(error)
         return None
@@ -127,17 +131,14 @@ class Consults:
             self.waited += time.monotonic() - flight.begun - elapsed
         return flight.future.done()
 
-    def completion(self, flight: Flight, ids: Sequence[int], token: int) -> Completion:
-        """Wait for the outcome; raises the `CloudError` that it is.
-
-        Behind `ids` the edge would have written `token`.
-        """
+    def completion(self, flight: Flight, ids: Sequence[int]) -> Completion:
+        """Wait for the outcome behind `ids`; raises the `CloudError` that it is."""
         begun = time.monotonic()
         self._flights.pop(flight.position, None)
         try:
             completion = self._result(flight)
             if (boundaries := self._rules.boundaries) is not None:
-                completion = boundaries.joined(completion, ids, self._rules.prompt, token)
+                completion = boundaries.joined(completion, ids, self._rules.prompt, flight.token)
         except BaseException as error:
             if isinstance(error, NothingUsable):
                 self._breaker.succeeded()
@@ -149,7 +150,11 @@ class Consults:
         self._breaker.succeeded()
         return completion
 
-    def report(self, flight: Flight, outcome: Completion | CloudError, index: int) -> Consult:
+    def judged(self, *, changed: bool, kept: int) -> None:
+        """Of the last completion so many tokens are kept; the first may differ from the edge's."""
+        self.latency.judged(changed=changed)
+
+    def report(self, flight: Flight, outcome: Completion | CloudError, index: int) -> list[Consult]:
         """The event that the consult for token `index` is over."""
         sent = flight.sent
         event = Consult(
@@ -164,14 +169,19 @@ class Consults:
             host=self.sent.host if sent.bytes else "",
         )
         if isinstance(outcome, CloudError):
-            return replace(event, outcome=outcome.reason, message=str(outcome))
-        return replace(
+            return [replace(event, outcome=outcome.reason, message=str(outcome))]
+        answered = replace(
             event,
             answered=len(outcome.ids),
             cached=outcome.cached,
             computed=outcome.computed,
             engine_seconds=outcome.engine_seconds,
         )
+        return [answered]
+
+    def summed(self, usage: Usage, left: int) -> Usage:
+        """The counts of an answer, of which `left` tokens of the last completion are not used."""
+        return replace(usage, cloud_calls=usage.cloud_calls + self.dropped, sent=self.sent.counts())
 
     def drop(self, start: int = 0, end: float = math.inf) -> int:
         """Cancel what was sent for positions from `start` on, before `end`; returns how many."""
@@ -181,7 +191,7 @@ class Consults:
         self._drop(stale)
         return len(stale)
 
-    def _ask_now(self, ids: Sequence[int], n: int) -> Flight | Refusal:
+    def _ask_now(self, ids: Sequence[int], n: int, token: int) -> Flight | Refusal:
         breaker = self._breaker
         # Asked before the meter, which books what the consult may cost.
         if not self._insists and not breaker.allow():
@@ -191,7 +201,7 @@ class Consults:
             if self._meter is not None and not (requests := self._meter.admits(ids, n)):
                 breaker.forgone()
                 return "cost"
-            flight = self._send(ids, n, requests)
+            flight = self._send(ids, n, token, requests)
         except BaseException as error:
             # Else the breaker would wait for ever for a probe that was not sent.
             breaker.forgone()
@@ -202,7 +212,7 @@ class Consults:
             flight.future.add_done_callback(self._probed)
         return flight
 
-    def _send(self, ids: Sequence[int], n: int, requests: int | None = None) -> Flight:
+    def _send(self, ids: Sequence[int], n: int, token: int, requests: int | None = None) -> Flight:
         begun, sent = time.monotonic(), self.sent.consult(ids)
         sent.most = requests
         deadline = math.inf
@@ -216,7 +226,7 @@ class Consults:
         except CloudError as error:
             future = Future[Completion]()
             future.set_exception(error)
-        flight = Flight(len(ids), n, begun, deadline, self._first, sent, future)
+        flight = Flight(len(ids), n, token, begun, deadline, self._first, sent, future)
         self._flights[flight.position] = flight
         if self._meter is not None:
             self._meter.sent(ids, n, sent, future)
