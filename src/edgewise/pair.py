@@ -149,7 +149,11 @@ class Pair:
     ) -> list[CloudModel]:
         """Nearest first; `opened` closes those that are opened here."""
         parts, own, edge = _listed(cloud), self.settings, self.edge
-        addresses = [_address(part) for part in parts if part is not None]
+        addresses = [
+            _address(part) if isinstance(part, str | Path) else part.name
+            for part in parts
+            if part is not None
+        ]
         clouds: list[CloudModel] = []
         for part, one in zip(parts, each_cloud(own, addresses), strict=True):
             if part is None or isinstance(part, str | Path):

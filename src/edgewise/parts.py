@@ -96,7 +96,10 @@ def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[
     made = [replace(settings, **one) for one in own]
     if len(clouds) > 1 and "none" in clouds:
         raise UsageError("none is not one of several clouds", hint="leave it out", setting="cloud")
-    return [replace(one, redact=None) if is_trusted(one) else one for one in made]
+    return [
+        replace(one, redact=None) if is_trusted(one, at) else one
+        for one, at in zip(made, clouds, strict=True)
+    ]
 
 
 def require_one_cloud(settings: Settings) -> None:
