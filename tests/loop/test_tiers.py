@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 
 from edgewise.cloud.base import CloudModel
-from edgewise.errors import CloudError, CloudProtocolError, CloudTimeout, CloudUnavailable
+from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudRefused,
+    CloudTimeout,
+    CloudUnavailable,
+    UsageError,
+)
 from edgewise.events import Consult
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.policy import INITIAL_CREDIT, Policy
@@ -18,10 +26,11 @@ from edgewise.pair import Pair
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Constant, Random
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import Script, ScriptedEdge, noise, replying
+from edgewise.testing.scripted_edge import ByteTokenizer, Script, ScriptedEdge, noise, replying
 from tests.cloud.recording import ids_of, recording
 from tests.doubles.around import late
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.server.in_process import CHAT, app
 
 PROMPT = "Q: sky? A:"
 IDS = tuple(PROMPT.encode())
@@ -289,3 +298,81 @@ def test_no_byte_of_what_is_private_reaches_a_cloud_that_is_not_trusted(redact: 
         sent = [bytes(ids_of(message)) + message for message in hosted.messages]
         assert bool(sent) == (redact == "email")
         assert not any(b"anna" in one for one in sent)
+
+
+def test_each_cloud_gets_its_own_key_and_no_other() -> None:
+    with closing(ScriptedEngine()) as one, closing(ScriptedEngine()) as other:
+        edge, clouds = ScriptedEdge(noise()), [one.url, other.url]
+        one.key, other.key = None, "sk-far"
+        with pytest.raises(UsageError, match="cloud-key") as caught:
+            Pair(edge, cloud=clouds, cloud_key="sk-far")
+        assert "sk-far" not in str(caught.value)
+        with Pair(edge, cloud=clouds, cloud_key=",sk-far", trust="127.0.0.1") as pair:
+            assert [one.name for one in pair.clouds] == clouds
+        other.key = None
+        one.key = "sk-far"
+        with pytest.raises(CloudRefused):
+            Pair(edge, cloud=clouds, cloud_key=",sk-far")
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tier_share": "2%,1%"}, "tier-share"),
+    ({"tier_share": 1.5}, "tier-share"),
+    ({"tier_threshold": "high"}, "tier-threshold"),
+    ({"price": "1,0.1,2"}, "price"),
+    ({"trust": "http://box"}, "trust"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), REFUSED, ids=str)
+def test_what_cannot_be_honoured_is_refused(settings: dict[str, Any], said: str) -> None:
+    clouds = [saying("a"), saying("b")]
+    with pytest.raises(UsageError, match=said):
+        Pair(ScriptedEdge(noise()), cloud=clouds, **settings)
+    with pytest.raises(UsageError, match="tier-share"):
+        Pair(ScriptedEdge(noise()), cloud=clouds[0], tier_share=0.1)
+
+
+def test_the_price_is_that_of_the_last_cloud() -> None:
+    near, far = saying("blue", unsure=[0]), saying("blue")
+    near.name = "box"
+    options: dict[str, Any] = {"price": "1,1,1", "trust": "box", "threshold": 0.0, "tier_share": 1}
+    with Pair(ScriptedEdge(noise()), cloud=[near, far], router=Constant(1.0), **options) as pair:
+        answer = pair.ask(IDS)
+    assert answer.usage.cost is not None
+    assert (len(near.asks), len(far.asks)) == (5, 1)
+    assert answer.usage.cost.output_tokens == 1
+
+
+def test_behind_a_cloud_that_is_asked_between_words_the_next_is_too() -> None:
+    own = ByteTokenizer("<other>")
+    near = ScriptedCloud(noise(2), tokenizer=own)
+    far = ScriptedCloud(replying("blue sea and sky", prompt=PROMPT))
+    edge = ScriptedEdge(replying("gray sea and sky", prompt=PROMPT))
+    clouds = [Bridge(near, own=own, edge=edge.tokenizer), far]
+    with Pair(edge, cloud=clouds, router=Constant(1.0), threshold=0.0, tier_share=1) as pair:
+        answer = pair.ask(IDS, max_tokens=24)
+    assert near.asks
+    assert far.asks
+    begun = {"", "blue", "blue sea", "blue sea and"}
+    assert answer.text.startswith("blue")
+    texts = [bytes(ids)[len(IDS) :].decode() for ids, _ in far.asks]
+    assert all(text in begun for text in texts[:1])
+
+
+def test_a_server_tells_what_each_cloud_did_and_sends_local_words_to_trusted_ones() -> None:
+    near, far = (ScriptedCloud(noise(one)) for one in (1, 2))
+    near.name, far.name = "http://box:1", "http://far:2"
+    with app([near, far], trust="box:1", tier_share=1, tier_threshold=0.0, threshold=0.0) as client:
+        body = {**CHAT, "max_tokens": 3}
+        other = [{"role": "user", "content": "sea: "}]
+        local = client.post("/v1/chat/completions", json={**body, "edgewise": {"cloud": "none"}})
+        assert local.status_code == 200
+        assert near.asks
+        assert far.opened == 0
+        reply = client.post("/v1/chat/completions", json={**body, "messages": other})
+        tiers = reply.json()["usage"]["edgewise"]["tiers"]
+        metrics = client.get("/metrics").text
+    assert [one["cloud"] for one in tiers] == ["box:1", "far:2"]
+    assert tiers[1]["asked"] > 0
+    assert 'edgewise_tier_total{cloud="far:2",count="asked",model="edgewise"}' in metrics

@@ -20,7 +20,7 @@ from edgewise.loop.health import Breaker, Latency
 from edgewise.loop.policy import Budget, Policy
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import Rules
-from edgewise.loop.tiers import AnyConsults, Link, Tier, TieredConsults
+from edgewise.loop.tiers import AnyConsults, Tier, TieredConsults, TierLink
 from edgewise.prompts import Prompt, ToolCall, last_turn
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
@@ -213,7 +213,7 @@ class Decoder:
             opened.append(consults)
         if not self.further or not opened:
             return opened[0] if opened else None
-        links = [Link(tier, one, ids) for tier, one in zip(tiers, opened, strict=True)]
+        links = [TierLink(tier, one, ids) for tier, one in zip(tiers, opened, strict=True)]
         for link in links:
             stack.callback(link.settle)
         return TieredConsults(links)

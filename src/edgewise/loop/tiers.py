@@ -57,7 +57,7 @@ class Tier:
         return self.trusted or not (prompt.local_only or self.cloud.local_only(prompt))
 
 
-class Link:
+class TierLink:
     """A tier in one answer: its consults, its budget, its counts."""
 
     def __init__(self, tier: Tier, consults: Consults, ids: list[int]) -> None:
@@ -147,14 +147,14 @@ class TieredConsults:
     Drafts send consults to the nearest only; nothing is prefetched to the others.
     """
 
-    def __init__(self, links: Sequence[Link]) -> None:
+    def __init__(self, links: Sequence[TierLink]) -> None:
         self._links, self._nearest = links, links[0].consults
         self.latency = self._nearest.latency
         self._n = self._token = 0
-        self._over: list[tuple[Link, Flight, Completion | CloudError]] = []
-        self._flying: tuple[Link, Flight] | None = None
+        self._over: list[tuple[TierLink, Flight, Completion | CloudError]] = []
+        self._flying: tuple[TierLink, Flight] | None = None
         # Whose words are to be taken, among those that are over; then whose were.
-        self._best: tuple[Link, Flight, Completion] | None = None
+        self._best: tuple[TierLink, Flight, Completion] | None = None
         self._calls = self._failed = self._unused = 0
         self.prefetch, self.ask_ahead = self._nearest.prefetch, self._nearest.ask_ahead
 
@@ -247,7 +247,7 @@ class TieredConsults:
         score = best[0].unsure(best[2]) if best else 1.0
         self._ask_from(self._links.index(link) + 1, score)
 
-    def _compare(self, link: Link, flight: Flight, completion: Completion) -> None:
+    def _compare(self, link: TierLink, flight: Flight, completion: Completion) -> None:
         """Words that a farther cloud agrees with stand; others it overrules."""
         agrees = False
         if self._best is not None:
