@@ -21,7 +21,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
 .PHONY: help install native demo test test-deep test-training test-native test-mlx test-vllm test-litellm \
-	test-lmeval test-llm test-agents test-webui lint docs pocket faults bench lock sbom digests image wheel clean
+	test-lmeval test-llm test-agents test-webui web test-web lint docs pocket faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -175,6 +175,16 @@ test-agents: .venv/tested .venv-agents/installed  ## run Codex, Claude Code, Con
 test-webui: .venv/tested .venv-webui/installed  ## run Open WebUI against the server, in a browser (1 GB)
 	OPEN_WEBUI=$(CURDIR)/.venv-webui/bin/open-webui $(BIN)/python -m $(PYTEST) tests/server/test_open_webui.py
 
+web/node_modules/.installed: web/package-lock.json
+	npm ci --prefix web --ignore-scripts --no-fund --no-audit
+	touch $@
+
+web: web/node_modules/.installed  ## put what the gateway's page needs beside it (needs npm)
+	node web/build.js
+
+test-web: .venv/tested web  ## run the tests of the browser's package and of the gateway's page (needs npm)
+	$(BIN)/python -m $(PYTEST) tests/web
+
 lint: .venv/tested  ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check src tests
@@ -259,5 +269,5 @@ try: wheel  ## install the wheel as a stranger would, with uvx, pip and uv, and 
 	$(call SERVES,uv)
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-* .cache \
+	rm -rf .venv .venv-* .cache web/node_modules \
 		build dist

@@ -20,15 +20,14 @@ the other places at which the cloud would have written another token get the mea
 import argparse
 import random
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
-from edgewise.completion import Completion, Sent
+from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel, Floats, Needs, Step, Written
 from edgewise.edge.step import LogitsStep
 from edgewise.loop.policy import LONGEST_DEADLINE
@@ -38,8 +37,8 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, read_card, start_at
 from edgewise.routers.named import identity_named, identity_of, router_named, router_of
 from edgewise.routers.start import own_thresholds
-from edgewise.sampling import Sampling
 from edgewise.settings import Settings
+from edgewise_lab.around import Around, AroundSession, Flying
 from edgewise_lab.evaluation.plan import COMMIT_POINT, manifest
 from edgewise_lab.evaluation.report import CLOUD, EDGE, rows
 from edgewise_lab.evaluation.statistics import difference_interval
@@ -176,41 +175,29 @@ class _KnownSession:
     def close(self) -> None: ...
 
 
-class KnownCloud(WrappedCloud):
+class KnownCloud(Around):
     """A cloud model in this process whose completions are computed once, in one session."""
 
     def __init__(self, cloud: CloudModel) -> None:
-        super().__init__(cloud)
+        super().__init__(cloud, self._once)
         self.known = dict[tuple[Ids, int], Completion]()
         self.one = cloud.open(Prompt(()))
 
     def open(self, prompt: Prompt) -> CloudSession:
-        return _KnownCloudSession(self)
+        return _KnownCloudSession(self.one, self.how)
 
     def forget(self) -> None:
         self.known.clear()
 
-
-class _KnownCloudSession(WrappedSession):
-    def __init__(self, cloud: KnownCloud) -> None:
-        super().__init__(cloud.one)
-        self._cloud = cloud
-
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> "Future[Completion]":
-        key = tuple(ids), n
-        if key not in self._cloud.known:
-            self._cloud.known[key] = self.session.ask(ids, n, sampling, deadline, sent).result()
-        done: Future[Completion] = Future()
-        done.set_result(self._cloud.known[key])
+    def _once(self, ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        key, done = (tuple(ids), n), Flying()
+        if key not in self.known:
+            self.known[key] = send().result()
+        done.set_result(self.known[key])
         return done
 
+
+class _KnownCloudSession(AroundSession):
     def close(self) -> None: ...
 
 

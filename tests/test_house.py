@@ -29,7 +29,7 @@ LAYERS = (
     ("cli",),
     ("__main__",),
     ("lab",),
-    ("lab.sequences",),
+    ("lab.sequences", "lab.around"),
     ("lab.rollouts", "lab.tables"),
     ("lab.evaluation",),
     ("lab.bench", "lab.training"),
@@ -102,33 +102,33 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 2_498,
-    "edgewise/cli": 2_247,
-    "edgewise/cloud": 4_062,
-    "edgewise/costs": 539,
+    "edgewise": 2_520,
+    "edgewise/cli": 2_224,
+    "edgewise/cloud": 3_844,
+    "edgewise/costs": 530,
     "edgewise/edge": 4_610,
-    "edgewise/engines": 2_600,
-    "edgewise/gateway": 1_323,
+    "edgewise/engines": 2_598,
+    "edgewise/gateway": 1_455,
     "edgewise/grammar": 945,
     "edgewise/hub": 711,
-    "edgewise/keys": 774,
-    "edgewise/listening": 579,
-    "edgewise/loop": 1_558,
+    "edgewise/keys": 759,
+    "edgewise/listening": 569,
+    "edgewise/loop": 1_553,
     "edgewise/prompts": 913,
-    "edgewise/routers": 1_011,
+    "edgewise/routers": 1_012,
     "edgewise/sandbox": 240,
-    "edgewise/server": 3_201,
+    "edgewise/server": 3_169,
     "edgewise/testing": 501,
-    "edgewise/wire": 260,
-    "edgewise_lab": 399,
-    "edgewise_lab/bench": 2_342,
-    "edgewise_lab/commands": 1_511,
-    "edgewise_lab/evaluation": 2_579,
-    "edgewise_lab/training": 2_161,
+    "edgewise/wire": 264,
+    "edgewise_lab": 451,
+    "edgewise_lab/bench": 2_312,
+    "edgewise_lab/commands": 1_570,
+    "edgewise_lab/evaluation": 2_718,
+    "edgewise_lab/training": 2_133,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 28_572, 180
+PRODUCT_LINES, PRODUCT_FILES = 28_417, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

@@ -1,20 +1,23 @@
 """Advice on a user's own pair: what is fastest and cheapest, and what routing buys here.
 
-Speeds are measured by a few steps and requests (`edge_step`, `cloud_pace`). Times and bills follow
+Speeds are measured by a few steps and requests (`edge_step`, `cloud_pace`). Times and costs follow
 by formula, over an answer of `ANSWER` tokens behind a prompt of `PROMPT` that both models have
 read. How right the answers are no formula knows.
 """
 
 import time
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from statistics import median
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from edgewise.cloud.base import CloudModel
+from edgewise.completion import Completion
 from edgewise.costs.price import Price
 from edgewise.edge.base import EdgeModel, Tokenizer
+from edgewise.errors import CloudRejected
 from edgewise.prompts import Message, prompt_of
 from edgewise.sampling import Sampling
 
@@ -28,7 +31,8 @@ System = Literal["edge", "routing", "streaming"]
 
 _NAMES: dict[System, str] = {"edge": "edge", "routing": "pair", "streaming": "cloud streamed"}
 
-_ASKED = (Message("user", "Count in words from one to twenty, separated by spaces."),)
+_COUNT = "Count in words from one to twenty, separated by spaces."
+_LINE = "The heron stands in the shallow water and waits, line {} of a text that is the same. "
 _BEGUN = "one two three four"
 _STEPS, _FEW, _MORE = 8, 1, 9
 # Tokens more in the longer reply, or the difference is all noise.
@@ -38,9 +42,9 @@ _ENOUGH = 4
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """What is advised, and what it follows from; seconds a token.
 
-    `streaming` is None where it could not be measured, `bill` (routing over streaming) without a
-    price. Up to `break_even`, a share, routing is no slower than streaming. `sentences` are about
-    speed, cost and what to do.
+    `streaming` is None where it could not be measured, `cost_ratio` (routing over streaming)
+    without a price. Up to `break_even`, a share, routing is no slower than streaming. `sentences`
+    are about speed, cost and what to do.
     """
 
     fastest: System
@@ -48,7 +52,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     routing: float
     streaming: float | None
     break_even: float | None
-    bill: float | None
+    cost_ratio: float | None
     sentences: tuple[str, str, str]
 
 
@@ -78,15 +82,20 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CloudPace(NamedTuple):
-    """Seconds: of a `consult`, link and all, of which the `engine`'s own, and a further `token`.
+    """Seconds: of the `first` consult, of a later `consult`, and of a further `token`.
 
-    None where it does not say its own time, and where it ended its answers too soon or was no
-    slower with the longer one. `requests` were made, of so many `tokens` in all, prompts included.
+    Of a consult `engine` is the engine's own time, None where it does not say. `token` is None
+    where the cloud ended its answers too soon, or was no slower with the longer one. Of a prompt of
+    `prompt` tokens, sent again, `computed` were computed again; None without a meter. `requests`
+    were made, of so many `tokens` in all, prompts included.
     """
 
+    first: float
     consult: float
     engine: float | None
     token: float | None
+    prompt: int
+    computed: int | None
     requests: int
     tokens: int
 
@@ -112,7 +121,7 @@ def advise(
     fastest = min(speeds, key=lambda system: speeds[system])
     each = " · ".join(f"{_NAMES[system]} {_ms(seconds)}" for system, seconds in speeds.items())
     unknown = ", the cloud streamed: not measured" if streaming is None else ""
-    bill = None if price is None else bill_over_streaming(at, price)
+    ratio = None if price is None else cost_over_streaming(at, price)
     even = break_even(at)
     return Advice(
         fastest=fastest,
@@ -120,24 +129,24 @@ def advise(
         routing=speeds["routing"],
         streaming=streaming,
         break_even=even,
-        bill=bill,
+        cost_ratio=ratio,
         sentences=(
             f"{each} a token{unknown}, {place}: {_NAMES[fastest]} is fastest",
-            _cost(price, bill, local=local),
+            _cost(price, ratio, local=local),
             _what_to_do(at, speeds["routing"], streaming, even),
         ),
     )
 
 
-def _cost(price: Price | None, bill: float | None, *, local: bool) -> str:
+def _cost(price: Price | None, ratio: float | None, *, local: bool) -> str:
     if price is None:
         free = "nothing is billed: the cloud model runs on this device"
         return free if local else "unknown without a price"
-    if bill is None:
+    if ratio is None:
         return "nothing is billed: its price is nothing"
-    ratio = f"{bill:.1f} times" if bill >= 0.1 else "less than a tenth of"
+    times = f"{ratio:.1f} times" if ratio >= 0.1 else "less than a tenth of"
     return (
-        f"edge nothing · pair {ratio} what streaming costs, with a prompt of {PROMPT} tokens and "
+        f"edge nothing · pair {times} what streaming costs, with a prompt of {PROMPT} tokens and "
         f"an answer of {ANSWER}"
     )
 
@@ -169,7 +178,7 @@ def edge_step(model: EdgeModel) -> float:
     """Seconds a token of the edge, median, behind a short prompt."""
     taken: list[float] = []
     with closing(model.session()) as session:
-        session.open(prompt_of(model.tokenizer, _ASKED).ids)
+        session.open(prompt_of(model.tokenizer, [Message("user", _COUNT)]).ids)
         proposed = session.step().proposed
         for _ in range(_STEPS):
             session.extend([proposed])
@@ -180,31 +189,49 @@ def edge_step(model: EdgeModel) -> float:
     return median(taken)
 
 
-def cloud_pace(cloud: CloudModel, tokenizer: Tokenizer, deadline: float) -> CloudPace:
-    """Four short requests, each of which has something new to read, as in an answer.
+def cloud_pace(
+    cloud: CloudModel, tokenizer: Tokenizer, deadline: float, *, lines: Sequence[int] = (0,)
+) -> CloudPace:
+    """Four requests, each of which has something new to read, as in an answer.
 
-    `deadline` in seconds a request. Raises a `CloudError`.
+    The prompt has so many more `lines` of text, the first that the engine does not reject: caches
+    have blocks of up to 1,024 tokens. `deadline` in seconds a request. Raises a `CloudError`.
     """
-    prompt, begun = prompt_of(tokenizer, _ASKED), tokenizer.encode(_BEGUN)
-    measured: list[tuple[float, float | None, int]] = []
-    tokens = 0
+    for count in lines[:-1]:
+        with suppress(CloudRejected):
+            return _paced(cloud, tokenizer, deadline, count)
+    return _paced(cloud, tokenizer, deadline, lines[-1])
+
+
+def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int) -> CloudPace:
+    text = "".join(map(_LINE.format, range(lines))) + _COUNT
+    prompt, begun = prompt_of(tokenizer, [Message("user", text)]), tokenizer.encode(_BEGUN)
+    seconds: list[float] = []
+    replies: list[Completion] = []
     with closing(cloud.open(prompt)) as session:
         for more, n in enumerate((_FEW, _FEW, _MORE, _MORE)):
-            ids = [*prompt.ids, *begun[:more]]
             left = time.monotonic()
-            completion = session.ask(ids, n, Sampling(), deadline).result()
-            measured.append((time.monotonic() - left, completion.engine_seconds, completion.billed))
-            tokens += len(ids) + completion.billed
+            ids = [*prompt.ids, *begun[:more]]
+            replies.append(session.ask(ids, n, Sampling(), deadline).result())
+            seconds.append(time.monotonic() - left)
     # The first one may have opened a connection, and has the prompt to read.
-    consult, engine, few = measured[1]
-    seconds, _, most = min(measured[2:], key=lambda one: one[0] / max(1, one[2]))
-    token = (seconds - consult) / (most - few) if most - few >= _ENOUGH else 0.0
+    consult, engine, few = seconds[1], replies[1].engine_seconds, replies[1].billed
+    longest, most = min(
+        zip(seconds[2:], (reply.billed for reply in replies[2:]), strict=True),
+        key=lambda one: one[0] / max(1, one[1]),
+    )
+    token = (longest - consult) / (most - few) if most - few >= _ENOUGH else 0.0
+    computed, cached = replies[-1].computed, replies[-1].cached
+    read = 0 if computed is None or cached is None else computed + cached
     return CloudPace(
+        first=seconds[0],
         consult=consult,
         engine=None if engine is None else min(engine, consult),
         token=token if token > 0 else None,
-        requests=len(measured),
-        tokens=tokens,
+        prompt=read or len(prompt.ids),
+        computed=computed if read else None,
+        requests=len(replies),
+        tokens=sum(len(prompt.ids) + more + reply.billed for more, reply in enumerate(replies)),
     )
 
 
@@ -237,7 +264,7 @@ def break_even(at: MeasuredConditions) -> float | None:
     return 0.0 if gain <= 0 else min(1.0, gain / each) if each else 1.0
 
 
-def bill_over_streaming(at: MeasuredConditions, price: Price) -> float | None:
+def cost_over_streaming(at: MeasuredConditions, price: Price) -> float | None:
     """What the consults bill over what streaming does; None if that bills nothing.
 
     Streaming is one request: P i + T o. Of N = p T consults of a token each bills its prompt, and

@@ -135,7 +135,7 @@ class CloudRejected(CloudError):
 
 
 class OtherVocabulary(CloudRejected):
-    """The cloud model, proven once, was replaced by one whose ids mean other bytes."""
+    """The cloud model, checked once, was replaced by one whose ids mean other bytes."""
 
 
 class NothingUsable(CloudRejected):

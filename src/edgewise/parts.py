@@ -20,7 +20,7 @@ from edgewise.addresses import (
 )
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import Bridge, checked
-from edgewise.cloud.bridge.context_filter import ContextFilter, ContextFilterMaker
+from edgewise.cloud.bridge.context_filter import ContextFilter
 from edgewise.cloud.hosts import cloud_key, hosts_of, is_at, require_allowed
 from edgewise.costs.daily import DailyTotal, spent_place
 from edgewise.costs.meter import Billing, Limits
@@ -40,7 +40,7 @@ from edgewise.routers.named import (
     router_named,
     router_of,
 )
-from edgewise.routers.start import own_thresholds, tuned_thresholds
+from edgewise.routers.start import KEEP, own_thresholds, tuned_thresholds
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, fraction, shared, spelled
 
@@ -130,7 +130,7 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
         trusted = is_trusted(settings, cloud.name) or bool(further and cloud.local)
         if by_words and cloud.boundaries is None:
             own = edge.tokenizer
-            cloud = Bridge(cloud, own=own, edge=own, words=True)
+            cloud = Bridge(cloud, own=own, edge=own)
         by_words = by_words or cloud.boundaries is not None
         tiers.append(Tier(cloud, threshold=threshold, share=share, trusted=trusted))
     if settings.price is not None and not all(tier.trusted for tier in tiers[:-1]):
@@ -218,18 +218,13 @@ def open_cloud(
     return checked(local, edge.tokenizer, context_filter=shown)
 
 
-def context_filter(settings: Settings) -> ContextFilterMaker | None:
+def context_filter(settings: Settings) -> ContextFilter | None:
     """What the cloud gets to see; None for everything. Raises `UsageError`."""
-    from edgewise.cloud.bridge.context_filter import Recent, amount_of
     from edgewise.cloud.redaction.base import redaction_of
     from edgewise.cloud.redaction.filter import Redacted
 
     rules = redaction_of(settings.redact)
-    view = Redacted(rules) if rules.active else ContextFilter()
-    if settings.cloud_context is None:
-        return (lambda _: view) if rules.active else None
-    most = amount_of(settings.cloud_context)
-    return lambda tokenizer: Recent(view, most, tokenizer)
+    return Redacted(rules) if rules.active else None
 
 
 def _require_no_url_settings(settings: Settings, address: str) -> None:
@@ -331,12 +326,16 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
 
 
 def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
-    """The policy: a fixed threshold, or a share that starts at its threshold among `starts`."""
-    share = settings.cloud_share
-    if settings.threshold is None and share is None:
+    """The policy: a fixed threshold, or a share that starts at its threshold among `starts`.
+
+    Without either in the settings the threshold that keeps a quality is fixed, if there is one.
+    """
+    share, fixed = settings.cloud_share, settings.threshold
+    if fixed is None and share is None and (fixed := starts.get(KEEP)) is None:
         share = DEFAULT_SHARE
-    fitting = None if share is None else start_at(starts, share)
-    start = settings.threshold if settings.threshold is not None else fitting
+    by_share = {name: value for name, value in starts.items() if name != KEEP}
+    fitting = None if share is None else start_at(by_share, share)
+    start = fitting if fixed is None else fixed
     values = shared(settings, Policy)
     values |= {"threshold": 0.5 if start is None else start, "cloud_share": share}
     return Policy(**values)

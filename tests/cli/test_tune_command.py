@@ -52,3 +52,30 @@ def test_too_few_prompts_are_refused(edgewise: Edgewise, tmp_path: Path) -> None
     done = edgewise("tune", "mine.jsonl")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "19 prompts" in done.err
+
+
+def test_what_is_kept_is_what_a_pair_answers_at(
+    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_prompts(tmp_path / "mine.jsonl", 40)
+    done = edgewise("tune", "mine.jsonl", "--keep", "50%", "--max-tokens", "12", "--json")
+    assert done.code == 0, done.err
+    kept = json.loads(done.out)["kept"]
+    assert kept["least"] >= 0.5
+    with Pair("bundled", cloud="bundled") as pair:
+        assert (pair.policy.threshold, pair.policy.cloud_share) == (kept["threshold"], None)
+    # A share is another promise, and starts where it started before.
+    with Pair("bundled", cloud="bundled", cloud_share=0.05) as pair:
+        assert pair.card is not None
+        assert pair.policy.threshold == pytest.approx(pair.card.thresholds["0.05"])
+
+
+@pytest.mark.parametrize(("keep", "named"), [("95%", "59"), ("100%", "between 0 and 1")])
+def test_what_so_few_prompts_cannot_show_is_refused(
+    keep: str, named: str, edgewise: Edgewise, tmp_path: Path
+) -> None:
+    write_prompts(tmp_path / "mine.jsonl", 58)
+    done = edgewise("tune", "mine.jsonl", "--keep", keep)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert named in done.err

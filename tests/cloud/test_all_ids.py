@@ -21,6 +21,7 @@ from edgewise.engines.base import Client
 from edgewise.engines.detokenization import compare_all
 from edgewise.errors import (
     CloudProtocolError,
+    CloudRejected,
     OtherVocabulary,
     VocabularyMismatch,
 )
@@ -87,12 +88,12 @@ class TestRealServers:
             with pytest.raises(VocabularyMismatch, match="<tool_response>"):
                 told(url, older.tokenizer)
             reached = connect(url, older.tokenizer, own=later.tokenizer)
-            how = reached.proof
+            how = reached.vocabulary_check
             reached.close()
             assert reached.boundaries is not None
             assert "all 277 ids stand for the same" in how
             reached = connect(url, later.tokenizer)
-            how = reached.proof
+            how = reached.vocabulary_check
             reached.close()
             assert reached.boundaries is None
             assert "all 277 ids" in how
@@ -154,6 +155,13 @@ def vocabularies(bpe_path: Path, spm_path: Path) -> Iterator[dict[str, Tokenizer
         LlamaModel(bundled("edge"), threads=1, context=32) as own,
     ):
         yield {"bpe": bpe.tokenizer, "spm": spm.tokenizer, "bundled": own.tokenizer}
+
+
+class Large(ByteTokenizer):
+    size = 50_000
+
+    def piece(self, token: int) -> bytes:
+        return super().piece(token) if token < 258 else b"w%d " % token
 
 
 class Decoding(PlainEngine):
@@ -222,22 +230,27 @@ class TestEngines:
         engine.detokenizes = False
         how = told(engine.url)
         assert how.startswith("5 strings have the same ids")
-        assert how.endswith("its other ids are not proven, since it does not detokenise")
+        assert how.endswith("its other ids are not compared (it does not detokenise)")
 
-    def test_of_a_large_vocabulary_the_last_words_and_a_sample_are_compared(self) -> None:
-        class Large(ByteTokenizer):
-            size = 20_000
-
-            def piece(self, token: int) -> bytes:
-                return super().piece(token) if token < 258 else b"w%d " % token
-
+    @pytest.mark.parametrize("swapped", [(300, 301), (19_999, 19_000), (5_000, 40_000)])
+    def test_of_a_large_vocabulary_every_id_is_compared(self, swapped: tuple[int, int]) -> None:
         known = Large()
         engine = Detokenizing(known, joined)
         said = asyncio.run(compare_all(engine, known))
-        assert said == "; 4,098 of 20,000 ids stand for the same"
-        engine.swapped = known.size - 1, known.size - 1000
+        assert said == "; all 50,000 ids stand for the same"
+        engine.swapped = swapped
         with pytest.raises(VocabularyMismatch):
             asyncio.run(compare_all(engine, known))
+
+    def test_what_was_compared_until_an_engine_declines_counts(self) -> None:
+        class Busy(Detokenizing):
+            async def detokenize(self, ids: Sequence[int], client: Client | None = None) -> Any:
+                if self.requests >= 4:
+                    raise CloudRejected("enough.")
+                return await super().detokenize(ids, client)
+
+        said = asyncio.run(compare_all(Busy(Large(), joined), Large()))
+        assert "; 24,576 of 50,000 ids stand for the same" in said
 
     def test_another_model_under_the_same_name_is_found_out_after_a_reconnect(
         self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch

@@ -106,7 +106,7 @@ def test_a_dialect_of_a_package_is_asked_by_text(add: Add) -> None:
     add(words=f"{__name__}:MyText")
     with closing(ScriptedText("chat")) as server:
         cloud = connect(server.url, ByteTokenizer(), engine="words")
-        proof = cloud.proof
+        proof = cloud.vocabulary_check
         with closing(cloud):
             assert "my words" in proof
     with pytest.raises(UsageError):

@@ -5,7 +5,8 @@ from contextlib import closing
 
 import pytest
 
-from edgewise.cloud.bridge.capabilities import Capabilities, Reuse, capabilities, reuse
+from edgewise.advice import cloud_pace
+from edgewise.cloud.bridge.capabilities import Capabilities, capabilities
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.engines.base import NOBODY
 from edgewise.engines.replies import TextContinuation
@@ -30,12 +31,11 @@ def test_one_that_goes_on_is_exact() -> None:
 
 
 @pytest.mark.parametrize("trims", [False, True])
-@pytest.mark.parametrize("strips", [False, True])
 @pytest.mark.parametrize("echoes", [False, True])
-def test_what_becomes_of_blanks(echoes: bool, strips: bool, trims: bool) -> None:
-    engine = TextDouble(echoes=echoes, strips=strips, trims=trims)
-    # What is lost before a reply hides what is lost behind what was sent.
-    assert found(engine) == Capabilities(echoes=echoes, strips=strips, trims=trims or strips)
+def test_what_becomes_of_blanks(echoes: bool, trims: bool) -> None:
+    assert found(TextDouble(echoes=echoes, trims=trims)) == Capabilities(echoes=echoes, trims=trims)
+    with pytest.raises(CloudRejected, match="drops the blank"):
+        found(TextDouble(echoes=echoes, trims=trims, strips=True))
 
 
 def test_blanks_behind_that_are_not_taken_are_never_sent() -> None:
@@ -86,7 +86,6 @@ def test_one_that_takes_the_beginning_for_a_turn_of_its_own_is_refused() -> None
 def test_a_model_that_cannot_count_may_go_on_all_the_same(speaks: Speaks) -> None:
     seen = found(TextDouble(speaks))
     assert not seen.echoes
-    assert not seen.strips
 
 
 def test_an_api_that_does_not_take_the_beginning_is_refused() -> None:
@@ -111,18 +110,15 @@ def test_an_echo_that_leaves_no_room_is_refused() -> None:
         found(Full(echoes=True))
 
 
-def test_what_is_computed_again_is_measured() -> None:
-    edge = ByteTokenizer()
-    engine = TextDouble(writing("The heron stands in the water"))
+def test_a_pace_is_measured_with_as_long_a_prompt_as_the_engine_takes() -> None:
+    edge, full = ByteTokenizer(), CloudRejected("too long.")
+    engine = TextDouble(writing("one two three four five"))
     with closing(TextCloud(engine, edge=edge)) as cloud:
-        measured = reuse(cloud, edge, 30.0)
-        assert measured == Reuse(prompt=4, computed=2)
-        engine.metered = False
-        assert reuse(cloud, edge, 30.0) is None
-        engine.metered = True
-        full = CloudRejected("too long.")
+        longest = cloud_pace(cloud, edge, 30.0, lines=(70, 12))
         engine.fault = lambda number: full if len(str(engine.told[-1])) > 4000 else None
-        assert reuse(cloud, edge, 30.0) == measured
+        shorter = cloud_pace(cloud, edge, 30.0, lines=(70, 12))
+        assert 4000 < 2 * shorter.tokens < longest.tokens
+        assert (longest.computed, shorter.computed) == (None, None)  # a meter of nothing is none
         engine.fault = lambda number: full
         with pytest.raises(CloudRejected, match="too long"):
-            reuse(cloud, edge, 30.0)
+            cloud_pace(cloud, edge, 30.0, lines=(70, 12))

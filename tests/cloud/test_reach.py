@@ -7,8 +7,9 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 
 from edgewise.addresses import bundled
+from edgewise.advice import cloud_pace
 from edgewise.cloud.bridge.adapter import Bridge
-from edgewise.cloud.bridge.capabilities import Capabilities, reuse
+from edgewise.cloud.bridge.capabilities import Capabilities
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
@@ -69,7 +70,7 @@ def answered(cloud: TextCloud, *, seed: int = 0) -> Answer:
 def test_a_dialect_that_is_named_is_the_one_that_is_asked(name: str) -> None:
     with scripted(name) as server:
         cloud = connect(server.url, EDGE, engine=name)
-        proof = cloud.proof
+        proof = cloud.vocabulary_check
         with closing(cloud):
             assert isinstance(cloud, TextCloud)
             assert "exact, keeps blanks" in proof
@@ -90,7 +91,7 @@ def test_an_edgewise_server_is_called_what_it_is() -> None:
         assert cloud.engine.dialect == "Edgewise"
 
 
-@pytest.mark.parametrize("habit", ["exact", "echo", "strip"])
+@pytest.mark.parametrize("habit", ["exact", "echo"])
 @pytest.mark.parametrize("dialect", ["chat", "mistral", "deepseek", "qwen", "moonshot", "ollama"])
 def test_an_unknown_api_is_asked_by_text_as_it_likes(
     dialect: str, habit: Habit, caplog: pytest.LogCaptureFixture
@@ -101,7 +102,6 @@ def test_an_unknown_api_is_asked_by_text_as_it_likes(
         with closing(cloud):
             assert isinstance(cloud, TextCloud)
             assert cloud.capabilities.echoes == (habit == "echo")
-            assert cloud.capabilities.strips == (habit == "strip")
             for seed in range(3):
                 answer = answered(cloud, seed=seed)
                 assert answer.text == COUNTED
@@ -110,12 +110,18 @@ def test_an_unknown_api_is_asked_by_text_as_it_likes(
     assert server.url in told
 
 
-@pytest.mark.parametrize("habit", ["restart", "refuse"])
-def test_one_that_goes_on_in_no_dialect_is_one_sentence(habit: Habit) -> None:
+@pytest.mark.parametrize(
+    ("habit", "why"),
+    [
+        ("restart", "begins an answer anew"),
+        ("refuse", "does not take the beginning"),
+        ("strip", "drops the blank"),
+    ],
+)
+def test_one_that_goes_on_in_no_dialect_is_one_sentence(habit: Habit, why: str) -> None:
     with scripted("chat", habit) as server:
         with pytest.raises(CloudRejected, match="in no dialect") as refused:
             connect(server.url, EDGE)
-        why = "begins an answer anew" if habit == "restart" else "does not take the beginning"
         assert why in refused.value.message
         assert "chat" in refused.value.message
         assert "name the cloud's tokenizer" in (refused.value.hint or "")
@@ -159,7 +165,7 @@ def test_a_tokenizer_is_used_or_refused() -> None:
 def test_an_engine_by_ids_stays_one() -> None:
     with closing(ScriptedEngine()) as engine:
         cloud = connect(engine.url, EDGE)
-        proof = cloud.proof
+        proof = cloud.vocabulary_check
         with closing(cloud):
             assert isinstance(cloud, EngineCloud)
             assert "same ids" in proof
@@ -184,8 +190,8 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
         assert cloud.engine.dialect == "llama-server"
         (told,) = [one.message for one in caplog.records if "by text" in one.message]
         assert "vocabularies differ" in told
-        found = reuse(cloud, edge, 60.0)
-        assert found is not None
+        found = cloud_pace(cloud, edge, 60.0, lines=(70, 12))
+        assert found.computed is not None
         assert found.computed < found.prompt / 2
         own = stack.enter_context(LlamaModel(OTHER, threads=1)).tokenizer
         by_ids = connect(url, edge, own=own)

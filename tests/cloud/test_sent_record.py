@@ -66,8 +66,8 @@ class Wired:
     engine: ScriptedEngine
     fixed: frozenset[bytes] = frozenset()
 
-    def prove(self) -> "Wired":
-        """Once proven, whatever its proofs send is the same whoever asks what."""
+    def check(self) -> "Wired":
+        """What a vocabulary check sends is the same whoever asks what."""
         self.cloud.check(ByteTokenizer())
         self.fixed = frozenset(one for one in self.recorder.messages if one[:1] == b"{")
         self.recorder.forget()
@@ -129,7 +129,7 @@ def wired(request: pytest.FixtureRequest) -> Iterator[Wired]:
         recorder = stack.enter_context(recording(target))
         cloud = CLOUDS[name](recorder.url)
         stack.callback(cloud.close)
-        yield Wired(cloud, recorder, SentRecord(), engine).prove()
+        yield Wired(cloud, recorder, SentRecord(), engine).check()
 
 
 def test_the_record_is_what_crossed_the_socket(wired: Wired) -> None:

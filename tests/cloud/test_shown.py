@@ -1,4 +1,4 @@
-"""What a bridge's cloud gets to see: the last messages, placeholders, or nothing at all."""
+"""What a bridge's cloud gets to see: placeholders, or nothing at all."""
 
 import logging
 import random
@@ -20,7 +20,7 @@ from edgewise.cloud.record import SentRecord
 from edgewise.cloud.redaction.normal import Normal
 from edgewise.completion import Completion
 from edgewise.engines.registry import BY_TEXT
-from edgewise.errors import Blocked, CloudRejected, UsageError
+from edgewise.errors import CloudRejected, UsageError
 from edgewise.events import Consult, Event, Token
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
@@ -64,12 +64,6 @@ def ask(model: Bridge, answer: str, n: int = 1, asked: str | Prompt = ASKED) -> 
         return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(60)
 
 
-def conversation(*contents: str) -> Prompt:
-    roles = ("user", "assistant")
-    told = [Message(roles[at % 2], one) for at, one in enumerate(contents)]  # type: ignore[arg-type]
-    return prompt_of(EDGE, [Message("system", "Be brief."), *told])
-
-
 def seen(cloud: ScriptedCloud) -> list[str]:
     return [bytes(ids).decode() for ids, _ in cloud.asks]
 
@@ -92,38 +86,6 @@ def test_what_stands_for_nothing_is_dropped() -> None:
     # What is whole before it is kept.
     model, _ = bridge(replying("so mail to <EMAIL_7> now", prompt=TOLD), redact="email")
     assert bytes(ask(model, "so", 2).ids).decode() == " mail to"
-
-
-def test_the_last_messages() -> None:
-    prompt = conversation("one", "two", "three", "four", "five")
-    for given, shown in {
-        "1": "Be brief.\n\nfive",
-        # It begins with a message of the user's.
-        "2": "Be brief.\n\nfive",
-        "3messages": "Be brief.\n\nthree\n\nfour\n\nfive",
-        "9": "Be brief.\n\none\n\ntwo\n\nthree\n\nfour\n\nfive",
-        # A token is a byte here; the system message counts.
-        "13tokens": "Be brief.\n\nfive",
-        "22 tokens": "Be brief.\n\nthree\n\nfour\n\nfive",
-    }.items():
-        model, cloud = bridge(replying("", prompt=""), cloud_context=given)
-        ask(model, "so", asked=prompt)
-        assert seen(cloud)[0] == f"{shown}so"
-
-
-def test_a_message_that_is_too_long_is_not_cut() -> None:
-    model, cloud = bridge(replying("", prompt=""), cloud_context="12tokens")
-    for prompt in (conversation("one", "two", "three"), Prompt(tuple(b"x" * 13))):
-        with pytest.raises(Blocked, match="not within the last 12 tokens"):
-            ask(model, "", asked=prompt)
-    assert cloud.opened == 0
-    ask(model, "", asked=Prompt(tuple(b"x" * 12)))
-
-
-def test_placeholders_do_not_change_as_the_window_moves() -> None:
-    model, cloud = bridge(replying("", prompt=""), cloud_context="1", redact="email")
-    ask(model, "", asked=conversation("a@b.example", "so", "c@d.example or a@b.example"))
-    assert seen(cloud) == ["Be brief.\n\n<EMAIL_2> or <EMAIL_1>"]
 
 
 def answered(
@@ -320,7 +282,7 @@ def test_settings_reach_the_bridge() -> None:
         assert "redacted: email" in pair.cloud.identity()
         own = pair.cloud
         with pytest.raises(UsageError, match="decides itself what it shows"):
-            Pair(ScriptedEdge(replying("so", prompt="")), cloud=own, cloud_context="6")
+            Pair(ScriptedEdge(replying("so", prompt="")), cloud=own, redact="ip")
     with Pair(ScriptedEdge(replying("so", prompt="")), cloud="none", redact="email") as pair:
         assert pair.cloud is None
     with pytest.raises(UsageError, match="no class 'emial'"):

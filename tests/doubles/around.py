@@ -2,40 +2,17 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
-from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.cloud.bridge.word_boundary import WordBoundaries
 from edgewise.completion import Completion
 from edgewise.errors import CloudUnavailable
 from edgewise.loop.health import Breaker
-from edgewise.prompts import Prompt
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import Script, noise
-
-Flying = Future[Completion]
-How = Callable[[Sequence[int], int, Callable[[], Flying]], Flying]
-"""From a consult's ids and number of tokens, and what sends it, to the future that is seen."""
-
-
-class Around(WrappedCloud):
-    """`cloud`, each of whose consults goes through `how`."""
-
-    def __init__(self, cloud: CloudModel, how: How) -> None:
-        super().__init__(cloud)
-        self.how = how
-
-    def open(self, prompt: Prompt) -> Any:
-        return _Session(self.cloud.open(prompt), self.how)
-
-
-class _Session(WrappedSession):
-    def __init__(self, session: CloudSession, how: How) -> None:
-        super().__init__(session)
-        self._how = how
-
-    def ask(self, ids: Sequence[int], n: int, *more: Any) -> Flying:  # type: ignore[override]
-        return self._how(ids, n, lambda: self.session.ask(ids, n, *more))
+from edgewise_lab.around import Around, Flying
 
 
 class Late(Flying):
@@ -85,6 +62,14 @@ class HeldCloud(Around):
         self.flying.append(Flying())
         self.asked.set()
         return self.flying[-1]
+
+
+class WordBridge(Bridge):
+    """Asked where a word opens alone, as a cloud that takes text is."""
+
+    @property
+    def boundaries(self) -> WordBoundaries:
+        return WordBoundaries(self.edge)
 
 
 class NeverOpen(Breaker):

@@ -48,12 +48,12 @@ def lasting_port() -> int:
 class GatewayProcess:
     """`edgewise gateway` on a port of its own; it may be killed, ended and started again."""
 
-    def __init__(self, engine: str, keys: Path, told: Path) -> None:
-        """What it writes to stderr goes to the file `told`."""
+    def __init__(self, engine: str, keys: Path, told: Path, *more: str) -> None:
+        """What it writes to stderr goes to the file `told`; `more` are further flags."""
         self.port = lasting_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine]
-        self._command += ["--keys", str(keys), "--port", str(self.port)]
+        self._command += ["--keys", str(keys), "--port", str(self.port), *more]
         self._told = told
         self._process: subprocess.Popen[bytes] | None = None
 

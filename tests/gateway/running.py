@@ -13,6 +13,7 @@ import uvicorn
 from edgewise.engines.base import Engine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.gateway.app import Gateway
+from edgewise.gateway.browser_page import FOLDER, Page, PageModel
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.sessions import Sessions
 from edgewise.keys.keys import Keys
@@ -40,8 +41,14 @@ def gateway(
     idle: float = 60.0,
     concurrency: int = 16,
     queue: int = 64,
+    origins: Sequence[str] = (),
+    page: PageModel | None = None,
+    folder: Path = FOLDER,
 ) -> Iterator[Running]:
-    """Serve until the block ends, which kills it: connections are cut, sessions are lost."""
+    """Serve until the block ends, which kills it: connections are cut, sessions are lost.
+
+    `page` has its files in `folder`.
+    """
     made = Gateway(
         Fleet([_engine(one) for one in engines], concurrency=concurrency, queue=queue),
         Keys(keys),
@@ -49,8 +56,9 @@ def gateway(
         KeyLimits(limits) if limits else None,
     )
     port = port or free_port()
+    shown = page and Page(page, made.fleet, keys=keys is not None, folder=folder)
     config = uvicorn.Config(
-        made.app(),
+        made.app(origins=origins, page=shown),
         host="127.0.0.1",
         port=port,
         ws="websockets-sansio",

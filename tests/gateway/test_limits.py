@@ -165,24 +165,21 @@ async def test_ids_are_charged_and_owed(clock: Clock) -> None:
             spent.computed = 5000
         assert await waits(limits, limited) == pytest.approx(49, abs=2)
         assert limits.charge(limited, 10**9) == pytest.approx(MOST_DEBT / 100, rel=0.01)
-        assert not await limits.may_warm(limited, 1)
+        assert not await limits.may_prefetch(limited, 1)
 
 
 async def test_a_days_tokens_are_a_promise(limits: KeyLimits, clock: Clock, name: str) -> None:
     """They are given back to their own day, also by a clock that goes back."""
     limited = key(name, tokens_per_day=10)
 
-    day = await limits.reserve(limited, 8)
-    assert await waits(limits, limited, 3) == DAY_SECONDS / 2
-    await limits.give_back(limited, day, 6)
-    assert await limits.reserve(limited, 8) == day
-    assert await waits(limits, limited)
-    clock.now += DAY_SECONDS
-    await limits.reserve(limited, 10)
-    await limits.give_back(limited, day, 10)
+    async with limits.spending(limited, 8) as spent:
+        assert await waits(limits, limited, 3) == DAY_SECONDS / 2
+        spent.tokens = 2
+        clock.now += DAY_SECONDS
+        await consult(limits, limited, 10, 10)
     assert await waits(limits, limited)
     clock.now -= DAY_SECONDS
-    await limits.reserve(limited, 10)
+    await consult(limits, limited, 8, 8)
     assert await waits(limits, limited)
     with pytest.raises(OverLimit) as refused:
         await consult(limits, limited, 11)
@@ -194,7 +191,7 @@ async def test_keys_are_counted_apart_and_stores_together(store: Store, name: st
         several = [await stack.enter_async_context(limits_in(store())) for _ in range(4)]
 
         async def granted(limited: Key, tokens: int) -> int:
-            every = [one.reserve(limited, tokens) for one in several for _ in range(10)]
+            every = [consult(one, limited, tokens, tokens) for one in several for _ in range(10)]
             done = await asyncio.gather(*every, return_exceptions=True)
             return sum(not isinstance(one, OverLimit) for one in done)
 
@@ -305,7 +302,7 @@ async def test_without_limits_nothing_is_asked() -> None:
 
     async with limits_in(Broken(None)) as limits:
         await consult(limits, ANYBODY, 4096, 4096, ids=10**9)
-        assert await limits.may_warm(ANYBODY, 10**9)
+        assert await limits.may_prefetch(ANYBODY, 10**9)
 
 
 @pytest.fixture
@@ -334,7 +331,7 @@ async def test_nothing_is_granted_while_the_store_is_down(told: LogCapture) -> N
         for _ in range(5):
             with pytest.raises(OverLimit):
                 await consult(limits, limited, 1)
-            assert not await limits.may_warm(limited, 0)
+            assert not await limits.may_prefetch(limited, 0)
         failing.down = False
         await consult(limits, limited, 1, 1)
     assert [entry["event"].split(":")[0] for entry in told.entries] == [

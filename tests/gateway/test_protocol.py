@@ -21,7 +21,7 @@ from edgewise.wire.protocol import (
     NeedFull,
     Open,
     Opened,
-    Push,
+    Prefetch,
     Reply,
     encode,
     from_device,
@@ -49,7 +49,7 @@ def test_frames_survive_the_wire(ids: list[int], more: list[int], number: int) -
     ledger.put(0, ids)
     for frame in (
         Open(1, "0" * 16, "name"),
-        Push(len(ids), more, ledger.check),
+        Prefetch(len(ids), more, ledger.check),
         Ask(number, 0, ids, ledger.check, 4, 100, 5, (0.7, 40, 0.9, 0.0, 3)),
         Cancel(number),
         Close(),
@@ -139,10 +139,10 @@ def test_what_are_no_ids_is_a_sentence(ids: list[int]) -> None:
 
 
 def test_a_full_prefix_is_small() -> None:
-    data = encode(Push(0, [70_000] * MAX_IDS, 0))
+    data = encode(Prefetch(0, [70_000] * MAX_IDS, 0))
     tracemalloc.start()
     frame = from_device(data)
-    assert isinstance(frame, Push)
+    assert isinstance(frame, Prefetch)
     ledger = Ledger(frame.ids)
     del frame
     size = tracemalloc.get_traced_memory()[0]

@@ -24,7 +24,8 @@ from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise, replying
 from edgewise.testing.scripted_edge import SIZE
-from tests.doubles.around import Around, Flying, HeldCloud
+from edgewise_lab.around import Around, Flying
+from tests.doubles.around import HeldCloud
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())

@@ -97,8 +97,8 @@ class Conversation:
             name, _, rest = text.partition(" ")
             if name not in self._commands:
                 close = get_close_matches(name, self._commands, 1)
-                meant = f"did you mean {close[0]}? " if close else ""
-                raise UsageError(f"There is no command {name}; {meant}/help lists them.")
+                hint = f"did you mean {close[0]}? " if close else ""
+                raise UsageError(f"There is no command {name}; {hint}/help lists them.")
             self._commands[name](rest.strip())
         elif text:
             self._answer(text)
@@ -185,9 +185,9 @@ class Conversation:
     def _cost(self) -> str:
         """What the conversation cost so far, where that is more than its one answer."""
         billing = self._pair.billing
-        if billing is None or (sums := billing.savings()).answers < 2:
+        if billing is None or billing.sums.answers < 2:
             return ""
-        return f"; the conversation: {render.costed(sums.cost)}"
+        return f"; the conversation: {render.costed(billing.savings())}"
 
     def _share(self, text: str) -> None:
         try:

@@ -1,7 +1,6 @@
 """`edgewise doctor`: what works here, what does not, and what to do about it."""
 
 import platform
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -26,22 +25,18 @@ from edgewise.advice import (
 from edgewise.cli import options, render
 from edgewise.cli.options import ANSWERING, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.capabilities import Reuse, reuse
-from edgewise.cloud.bridge.context_filter import amount_of
-from edgewise.cloud.bridge.text import PROBE_SECONDS
 from edgewise.cloud.redaction.base import redaction_of
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
-from edgewise.edge.engine import default_threads
 from edgewise.edge.llamacpp import library as binding
 from edgewise.engines.base import Abilities
-from edgewise.errors import CloudError, EdgewiseError
-from edgewise.loop.policy import LONGEST_DEADLINE
-from edgewise.prompts import Message, prompt_of
-from edgewise.sampling import Sampling
+from edgewise.errors import EdgewiseError
 from edgewise.settings import Settings
 
-_SAMPLE = "A short question: naïve café, 12345, 日本語 🙂."
+_SECONDS = 60.0
+"""For a request of a long prompt, whose first one is read whole."""
+_LINES = (70, 12)
+"""More of a prompt: about 1,400 or 300 tokens, as caches have blocks of up to 1,024."""
 _TRAIN = "edgewise train PROMPTS.jsonl, for this pair and your own prompts, makes a better one"
 _MEASURED = {
     "entropy": "at 5% it recovered none of the gap between two real models",
@@ -108,14 +103,13 @@ class _Doctor:
         self._chosen, self._stack, self._parameters = chosen, stack, parameters
         self._edge: EdgeModel | None = None
         self._cloud: CloudModel | None = None
-        self._reused: Reuse | None = None
+        self._pace: CloudPace | None = None
         self.advice: Advice | None = None
 
     def checks(self) -> Iterator[Check]:
         """One after the other; what needs a part that is missing is left out."""
         yield Check("python", "ok", platform.python_version())
         yield self._guarded("engine", _engine)
-        yield _threads(self._chosen)
         yield self._guarded("edge model", self._open_edge)
         if (edge := self._edge) is not None:
             yield _rollback(edge)
@@ -127,15 +121,13 @@ class _Doctor:
                 yield self._guarded("further cloud", lambda one=one: self._further(one, edge))
         if edge is not None and (cloud := self._cloud) is not None:
             kind = "one" if cloud.boundaries is None else "two, by words of text"
-            yield Check("vocabulary", "ok", f"{kind}: {cloud.proof}")
+            yield Check("vocabulary", "ok", f"{kind}: {cloud.vocabulary_check}")
             if cloud.abilities is not None:
                 yield _abilities(cloud.abilities)
-            yield self._guarded("consult", lambda: _consult(cloud, edge, self._chosen))
-            if is_url(parts.cloud_address(self._chosen)):
-                yield self._guarded("prompt cache", lambda: self._reuse(cloud, edge))
+            yield self._guarded("consult", lambda: self._measure(cloud, edge))
+            if self._pace is not None and is_url(parts.cloud_address(self._chosen)):
+                yield _cache(self._pace)
         yield self._guarded("what leaves the device", lambda: _leaves(self._chosen))
-        if edge is not None and self._cloud is not None:
-            yield self._advise(self._cloud, edge)
 
     def _guarded(self, name: str, check: Callable[[], Check]) -> Check:
         try:
@@ -157,7 +149,7 @@ class _Doctor:
         assert cloud is not None
         with closing(cloud):
             trusted = " (trusted)" if parts.is_trusted(chosen) else ""
-            return Check("further cloud", "ok", f"{cloud.name}{trusted}: {cloud.proof}")
+            return Check("further cloud", "ok", f"{cloud.name}{trusted}: {cloud.vocabulary_check}")
 
     def _open_cloud(self, chosen: Settings, edge: EdgeModel) -> Check:
         cloud = self._cloud = parts.open_cloud(chosen, edge)
@@ -170,39 +162,34 @@ class _Doctor:
             return Check("cloud model", "warn", text, "swap the two models")
         return Check("cloud model", "ok", cloud.name + (f", {_millions(size)}" if size else ""))
 
-    def _reuse(self, cloud: CloudModel, model: EdgeModel) -> Check:
-        """What of a prompt that was just sent is computed, and billed, again."""
-        try:
-            reused = self._reused = reuse(cloud, model.tokenizer, PROBE_SECONDS)
-        except CloudError as error:
-            fix = "keep prompts short, or give the engine a longer context or more time"
-            text = f"not measured: {error.message.rstrip('.')}"
-            return Check("prompt cache", "warn", text, fix)
-        fix = "let consults be few and longer (--span 4), or choose one that caches and says so"
-        if reused is None:
-            text = "it does not tell what it had: each consult may be billed as a whole prompt"
-            return Check("prompt cache", "warn", text, fix)
-        text = f"of {reused.prompt} prompt tokens sent again {reused.computed} were computed"
-        if 2 * reused.computed <= reused.prompt:
-            return Check("prompt cache", "ok", text)
-        return Check("prompt cache", "warn", f"{text}: each consult costs a whole prompt", fix)
-
-    def _advise(self, cloud: CloudModel, model: EdgeModel) -> Check:
-        """Whatever it says, or cannot: advice is no failure."""
-        chosen = self._chosen
-        deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
-        try:
-            step, pace = edge_step(model), cloud_pace(cloud, model.tokenizer, deadline)
-        except EdgewiseError as error:
-            text = f"none, since a speed could not be measured: {error.message.rstrip('.')}"
-            return Check("advice", "warn", text, options.fix(error, self._parameters))
-        self.advice = advise(
-            _conditions(chosen, step, pace, self._reused),
-            price=None if chosen.price is None else price_of(chosen.price),
-            local=not is_url(parts.cloud_address(chosen)),
+    def _measure(self, cloud: CloudModel, edge: EdgeModel) -> Check:
+        """Four consults, and the advice that follows from their times."""
+        chosen, local = self._chosen, not is_url(parts.cloud_address(self._chosen))
+        lines = (0,) if local else _LINES
+        pace = self._pace = cloud_pace(cloud, edge.tokenizer, _SECONDS, lines=lines)
+        engine = pace.consult if pace.engine is None else pace.engine
+        conditions = MeasuredConditions(
+            step=edge_step(edge),
+            round_trip=pace.consult - engine,
+            consult=engine,
+            cloud_token=pace.token,
+            # What a router asks for and changes is only known of answers.
+            asked=parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share,
+            changed=TYPICAL_CHANGED,
+            speculate=chosen.speculate,
+            cached=0.0 if pace.computed is None else 1 - pace.computed / pace.prompt,
         )
-        asked = f"{pace.requests} requests of {pace.tokens} tokens in all were made to measure"
-        return Check("advice", "ok", asked)
+        price = None if chosen.price is None else price_of(chosen.price)
+        self.advice = advise(conditions, price=price, local=local)
+        first = f"{1000 * pace.first:.1f} ms at first, {pace.prompt} tokens to read"
+        warm = f"{1000 * pace.consult:.1f} ms warm"
+        asked = f"measured by {pace.requests} requests of {pace.tokens} tokens in all"
+        text = f"{first}; {warm}; {asked}"
+        if chosen.deadline is not None and pace.consult > chosen.deadline:
+            return Check(
+                "consult", "warn", text, f"give more than {chosen.deadline:g} s (--deadline)"
+            )
+        return Check("consult", "ok", text)
 
 
 def _millions(parameters: int) -> str:
@@ -217,20 +204,11 @@ def _engine() -> Check:
     return Check("engine", "ok", text)
 
 
-def _threads(chosen: Settings) -> Check:
-    most = default_threads()
-    used = chosen.threads or most
-    if used > most + 1:
-        text = f"{used} on {most + 1} cores"
-        return Check("threads", "warn", text, f"use --threads {most}")
-    return Check("threads", "ok", f"{used}")
-
-
 def _rollback(model: EdgeModel) -> Check:
-    """How the edge goes back where the cloud says otherwise."""
+    """How the edge rolls back where the cloud rejects its draft."""
     how = model.abilities.rewinds
     if how == "no":
-        text = "none: going back reads the sequence again, so each consult is waited for"
+        text = "none: a rollback reads the sequence again, so each consult is waited for"
         return Check("rollback", "warn", text, "name a GGUF of the model (--edge)")
     if how == "anywhere":
         return Check("rollback", "ok", "anywhere: the KV cache is cut, and nothing read again")
@@ -267,41 +245,16 @@ def _abilities(able: Abilities) -> Check:
     return Check("cloud engine", "ok", "; ".join(words))
 
 
-def _conditions(
-    chosen: Settings, step: float, pace: CloudPace, reused: Reuse | None
-) -> MeasuredConditions:
-    """As measured; what a router asks for and changes is only known of answers."""
-    engine = pace.consult if pace.engine is None else pace.engine
-    return MeasuredConditions(
-        step=step,
-        round_trip=pace.consult - engine,
-        consult=engine,
-        cloud_token=pace.token,
-        asked=parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share,
-        changed=TYPICAL_CHANGED,
-        speculate=chosen.speculate,
-        cached=0.0 if reused is None else 1 - reused.computed / reused.prompt,
-    )
-
-
-def _consult(cloud: CloudModel, model: EdgeModel, chosen: Settings) -> Check:
-    ids = model.tokenizer.encode(_SAMPLE)
-    deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
-    asked = prompt_of(model.tokenizer, [Message("user", _SAMPLE)])
-    session = cloud.open(asked)
-    try:
-        seconds: list[float] = []
-        for more in range(4):
-            begun = time.monotonic()
-            # As in an answer: each time there is something new to read.
-            session.ask([*asked.ids, *ids[:more]], 1, Sampling(), deadline).result()
-            seconds.append(time.monotonic() - begun)
-    finally:
-        session.close()
-    warm = min(seconds[1:])
-    first = f"{1000 * seconds[0]:.1f} ms at first, {len(asked.ids)} tokens to read"
-    again = f"{1000 * warm:.1f} ms warm, one more to read (best of {len(seconds) - 1})"
-    return Check("consult", "ok", f"{first}; {again}")
+def _cache(pace: CloudPace) -> Check:
+    """What of a prompt that was just sent is computed, and billed, again."""
+    fix = "let consults be few and longer (--span 4), or choose one that caches and says so"
+    if pace.computed is None:
+        text = "it does not tell what it had: each consult may be billed as a whole prompt"
+        return Check("prompt cache", "warn", text, fix)
+    text = f"of {pace.prompt} prompt tokens sent again {pace.computed} were computed"
+    if 2 * pace.computed <= pace.prompt:
+        return Check("prompt cache", "ok", text)
+    return Check("prompt cache", "warn", f"{text}: each consult costs a whole prompt", fix)
 
 
 def _leaves(chosen: Settings) -> Check:
@@ -315,8 +268,6 @@ def _leaves(chosen: Settings) -> Check:
         "each consult sends the prompt and the answer so far, as token ids or text, to "
         f"{', '.join(urls)}; to a gateway they go as they come"
     )
-    if chosen.cloud_context is not None:
-        text += f"; of the conversation the last {amount_of(chosen.cloud_context)}"
     if rules := str(redaction_of(chosen.redact)):
         text += f"; redaction: {rules}, which misses some"
     if chosen.trust is not None:

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from edgewise.addresses import is_url, with_scheme
-from edgewise.cli.keys import Limits, require_keys
+from edgewise.cli.keys import Limits
 from edgewise.cli.listening import (
     Certificate,
     Connections,
@@ -18,17 +20,21 @@ from edgewise.cli.listening import (
     PrivateKey,
     listening_at,
     require_extra,
+    require_guarded,
 )
 from edgewise.cli.options import everything_but, takes
 from edgewise.cloud.hosts import cloud_key
 from edgewise.errors import UsageError
 from edgewise.keys.keys import Keys
 from edgewise.listening.logs import Level
-from edgewise.listening.sockets import LOOPBACK, is_loopback
+from edgewise.listening.sockets import LOOPBACK
 from edgewise.settings import Settings
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from edgewise.gateway.app import Gateway
+    from edgewise.gateway.browser_page import PageModel
 
 Engines = Annotated[
     list[str] | None,
@@ -41,6 +47,17 @@ SessionIds = Annotated[int, typer.Option(min=1, help="Token ids held by all sess
 Idle = Annotated[float, typer.Option(min=0, help="Seconds that a session waits for its device.")]
 Queue = Annotated[
     int, typer.Option(min=0, help="Consults that may wait for an engine; more are refused.")
+]
+Origin = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ORIGIN", help="Let pages of this origin in, too; repeatable."),
+]
+PageFlag = Annotated[
+    bool, typer.Option("--page", help="Serve a page that decodes in the browser, at /page/.")
+]
+PageModelAddress = Annotated[
+    str | None,
+    typer.Option(help="The page's edge model: bundled (default), smollm2, a GGUF file, ..."),
 ]
 LogLevel = Annotated[Level, typer.Option(help="What is logged: debug, info, warning or error.")]
 
@@ -57,6 +74,9 @@ def gateway(
     port: Port = 8400,
     certificate: Certificate = None,
     private_key: PrivateKey = None,
+    origin: Origin = None,
+    page: PageFlag = False,
+    page_model: PageModelAddress = None,
     connections: Connections = None,
     log_level: LogLevel = "info",
     sessions: Annotated[int, typer.Option(min=1, help="Sessions held at most.")] = 20_000,
@@ -68,24 +88,34 @@ def gateway(
     """Serve many devices in front of your engines: gateway --engine URL --keys FILE."""
     if not engine:
         raise UsageError("A gateway needs an engine; name one with --engine URL, or bundled.")
-    _require_guarded(host, keys)
+    require_guarded(host, keys, ways="--keys FILE")
     require_extra("gateway", "starlette", "uvicorn", "websockets")
     engines = [_address(one) for one in engine]
+    origins = [_named_origin(one) for one in origin or ()]
+    model = _page_model(page_model, page=page)
     from edgewise.gateway.app import Gateway
+    from edgewise.gateway.browser_page import Page
     from edgewise.gateway.fleet import Fleet, engines_at
     from edgewise.gateway.sessions import Sessions
     from edgewise.keys.limit_stores import limits_at
     from edgewise.listening.logs import log_lines
 
-    async def served(listening: Listening) -> None:
+    async def serve(listening: Listening) -> None:
         known, used = Keys(keys), limits_at(limits, keys)
-        key, model = cloud_key(chosen), chosen.cloud_model
-        opened = await engines_at(engines, key=key, kind=engine_kind, model=model)
+        key, served = cloud_key(chosen), chosen.cloud_model
+        opened = await engines_at(engines, key=key, kind=engine_kind, model=served)
         fleet = Fleet(opened, concurrency=concurrency, queue=queue)
         held = Sessions(most=sessions, most_ids=session_ids, idle=idle)
         # With keys any name will do, since no page of a browser knows a key.
         hosts = ("*",) if keys else (*LOOPBACK, host)
-        await _listen(Gateway(fleet, known, held, used), listening, hosts, engines)
+        shown = Page(model, fleet, keys=keys is not None) if model else None
+        # Here, so that a problem is a sentence and not a failed start of the server.
+        await fleet.start()
+        if shown is not None:
+            shown.require_same_vocabulary()
+        made = Gateway(fleet, known, held, used)
+        app = made.app(hosts=hosts, origins=origins, page=shown)
+        await _listen(made, app, listening, engines)
 
     reserve = len(engines) * concurrency
     tls = (certificate, private_key)
@@ -93,11 +123,11 @@ def gateway(
         listening_at(host, port, tls, connections, reserve=reserve) as listening,
         log_lines("json", log_level),
     ):
-        asyncio.run(served(listening))
+        asyncio.run(serve(listening))
 
 
 async def _listen(
-    gateway: "Gateway", listening: Listening, hosts: Sequence[str], engines: Sequence[str]
+    gateway: "Gateway", app: "Starlette", listening: Listening, engines: Sequence[str]
 ) -> None:
     """Until a signal ends it."""
     import structlog
@@ -106,13 +136,11 @@ async def _listen(
     from edgewise.listening.server import Listener
     from edgewise.wire.protocol import MAX_FRAME
 
-    # Here, so that a problem is a sentence and not a failed start of the server.
-    await gateway.fleet.start()
     await gateway.limits.open()
     log = structlog.get_logger("edgewise.gateway")
     log.info("listening", engines=engines, at=listening.url)
     await Listener(
-        gateway.app(hosts=hosts),
+        app,
         listening.socket,
         **listening.limits,
         max_message=MAX_FRAME,
@@ -133,10 +161,37 @@ def _address(engine: str) -> str:
     return named
 
 
-def _require_guarded(host: str, keys: Path | None) -> None:
-    if keys is None and not is_loopback(host):
+def _named_origin(origin: str) -> str:
+    """Raises `UsageError` for one that no page can have, and for all of them."""
+    from edgewise.listening.origins import ANY, require_origin
+
+    if origin == ANY:
         raise UsageError(
-            f"Without keys anybody who reaches {host} could use the engine; give --keys FILE."
+            "Pages of every origin would be let in", hint="name each origin", setting="origin"
         )
-    if keys is not None:
-        require_keys(keys)
+    return require_origin(origin, setting="origin")
+
+
+def _page_model(address: str | None, *, page: bool) -> "PageModel | None":
+    """The model at `address`, loaded once to read its vocabulary. Raises `UsageError`."""
+    if address is not None and not page:
+        raise UsageError("--page-model is for a gateway that serves a page; give --page.")
+    if not page:
+        return None
+    from edgewise.addresses import resolve
+    from edgewise.gateway.browser_page import PageModel
+    from edgewise.parts import DEFAULT_SHARE, chosen_router, open_edge, router_folder
+    from edgewise.wire.protocol import tokenizer_fingerprint
+
+    address = address or "bundled"
+    try:
+        file = resolve(address, "edge")
+        settings = Settings(edge=address if address == "bundled" else str(file))
+        with closing(open_edge(settings)) as edge:
+            chosen = chosen_router(settings, edge)
+            tokenizer = tokenizer_fingerprint(edge.tokenizer)
+    except UsageError as error:
+        error.setting = "page_model"  # and not the setting of a device
+        raise
+    folder = router_folder(replace(settings, router=chosen))
+    return PageModel(address, file, tokenizer, folder, DEFAULT_SHARE)

@@ -7,7 +7,7 @@ needs no call.
 import logging
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -58,7 +58,7 @@ class CloudModel(Protocol):
 
     name: str
 
-    proof: str = ""
+    vocabulary_check: str = ""
     """How `check` compared the vocabularies, in words: all ids, a sample, or fixed strings."""
 
     def open(self, prompt: Prompt) -> CloudSession:
@@ -66,7 +66,7 @@ class CloudModel(Protocol):
         ...
 
     def check(self, tokenizer: Tokenizer) -> str:
-        """Connect, and check that the model shares `tokenizer`; returns `proof`.
+        """Connect, and check that the model shares `tokenizer`; returns `vocabulary_check`.
 
         Raises `VocabularyMismatch` or a `CloudError`.
         """
@@ -160,47 +160,3 @@ def log_failure(done: "Future[None]") -> None:
         _log.info("in the background: %s", error)
     elif error is not None:
         _log.error("a call in the background failed", exc_info=error)
-
-
-class WrappedCloud(CloudModel if TYPE_CHECKING else object):
-    """Implements `CloudModel` by `cloud`. A subclass writes what differs."""
-
-    # `CloudModel` is no base at run time: its defaults would hide the members of `cloud`.
-
-    def __init__(self, cloud: CloudModel) -> None:
-        self.cloud, self.name = cloud, cloud.name
-
-    def open(self, prompt: Prompt) -> CloudSession:
-        return self.cloud.open(prompt)
-
-    def check(self, tokenizer: Tokenizer) -> str:
-        return self.cloud.check(tokenizer)
-
-    def close(self) -> None:
-        self.cloud.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cloud, name)
-
-
-class WrappedSession:
-    """Implements `CloudSession` by `session`, as `WrappedCloud` does a model."""
-
-    def __init__(self, session: CloudSession) -> None:
-        self.session = session
-
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> "Future[Completion]":
-        return self.session.ask(ids, n, sampling, deadline, sent)
-
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        return self.session.prefetch(ids, sent)
-
-    def close(self) -> None:
-        self.session.close()

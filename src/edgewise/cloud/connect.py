@@ -12,7 +12,7 @@ from typing import Any
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import checked
-from edgewise.cloud.bridge.context_filter import ContextFilterMaker
+from edgewise.cloud.bridge.context_filter import ContextFilter
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.base import Tokenizer
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 def open_engine(
     url: str, *, key: str | None = None, engine: str = AUTO, model: str | None = None
 ) -> CloudModel:
-    """The cloud model at `url`, by an engine of that name that takes ids; nothing is proven.
+    """The cloud model at `url`, by an engine of that name that takes ids; nothing is checked.
 
     With "auto" it is asked what it is. Of several models there, `model` names one. Raises
     `UsageError` for another engine's name, for one that takes text, and for a model's where that
@@ -76,9 +76,9 @@ def connect(
     engine: str = AUTO,
     model: str | None = None,
     own: Tokenizer | None = None,
-    context_filter: ContextFilterMaker | None = None,
+    context_filter: ContextFilter | None = None,
 ) -> CloudModel:
-    """The cloud model at `url`, checked for an `edge`; `proof` says how.
+    """The cloud model at `url`, checked for an `edge`; `vocabulary_check` says how.
 
     `own` is the cloud's tokenizer; `engine` is a name of `ENGINES`. With "auto" the server says
     what it is; where its vocabulary is another and `own` is None, it is asked by text. What else is
@@ -125,7 +125,7 @@ def _by_text(
     key: str | None,
     model: str | None,
     own: Tokenizer | None,
-    context_filter: ContextFilterMaker | None,
+    context_filter: ContextFilter | None,
     name: str,
 ) -> CloudModel:
     """In the dialect of that name."""
@@ -145,9 +145,8 @@ def _by_text(
             hint="leave the tokenizer out",
             setting="cloud_tokenizer",
         )
-    # Nothing here counts as the cloud does; the edge's tokens are of about its size.
-    view = context_filter(edge) if context_filter else None
-    return checked(TextCloud(make(url, key=key, **more), edge=edge, view=view), edge)
+    made = TextCloud(make(url, key=key, **more), edge=edge, context_filter=context_filter)
+    return checked(made, edge)
 
 
 def _by_any_text(

@@ -45,10 +45,10 @@ class EngineCloud(RemoteCloud):
 
     def check(self, tokenizer: Tokenizer) -> str:
         """Probe the engine; compare the ids of fixed strings, and where it can a sample of all."""
-        check = VocabularyCheck(self.engine, lambda: self._prove(tokenizer))
+        check = VocabularyCheck(self.engine, lambda: self._accept(tokenizer))
         self.check_remotely(check.run(), PROBE_SECONDS + COMPARE_SECONDS, tokenizer)
         self._check = check
-        return self.proof
+        return self.vocabulary_check
 
     async def complete(
         self, ids: list[int], n: int, sampling: Sampling, client: Client
@@ -59,9 +59,9 @@ class EngineCloud(RemoteCloud):
         complete = self.engine.complete if self._check is None else self._check.complete
         return self.checked(await complete(ids, n, sampling, client), n, len(ids))
 
-    async def _prove(self, tokenizer: Tokenizer) -> None:
-        strings = self.engine.prove(tokenizer)
-        self.proof = strings + await compare_all(self.engine, tokenizer)
+    async def _accept(self, tokenizer: Tokenizer) -> None:
+        strings = self.engine.compare_strings(tokenizer)
+        self.vocabulary_check = strings + await compare_all(self.engine, tokenizer)
 
     async def _hang_up(self) -> None:
         await self.engine.close()

@@ -95,7 +95,7 @@ class GatewayCloud(RemoteCloud):
                 hint="choose two models of one family, or name its own tokenizer",
                 setting="cloud_tokenizer",
             ) from error
-        return self.proof
+        return self.vocabulary_check
 
     def close(self) -> None:
         with contextlib.suppress(CloudError):
@@ -180,7 +180,7 @@ class GatewayCloud(RemoteCloud):
         self.links.add(link)
         self.give(link)
         same = f"the gateway's {opened.engine} engine has the same ids for {len(PROBES)} strings"
-        self.proof = same + compared
+        self.vocabulary_check = same + compared
 
     async def _leave(self) -> None:
         for link in list(self.links):

@@ -64,8 +64,8 @@ class LocalCloud(CloudModel):
                 f"The edge model and the cloud model {self.name!r} have different vocabularies",
                 hint="choose two models of one family",
             )
-        self.proof = "all ids and the ids of fixed strings hash alike"
-        return self.proof
+        self.vocabulary_check = "all ids and the ids of fixed strings hash alike"
+        return self.vocabulary_check
 
     def scored(
         self, ids: Sequence[int], *, top: int = 1, start: int = 0

@@ -54,13 +54,6 @@ class CostReport(NamedTuple):
         )
 
 
-class Savings(NamedTuple):
-    """What answers cost together."""
-
-    answers: int
-    cost: AnswerCost
-
-
 class Billing:
     """Price, limits and sums of the answers of a pair or a server; thread-safe."""
 
@@ -77,24 +70,22 @@ class Billing:
         self._lock = threading.Lock()
         self.forget()
 
-    def savings(self) -> Savings:
+    def savings(self) -> AnswerCost:
         """Of all answers so far."""
-        with self._lock:
-            sums = self._sums
-        return Savings(sums.answers, sums.shown(self.price))
+        return self.sums.shown(self.price)
 
     def add(self, report: CostReport) -> None:
         """An answer is over."""
         with self._lock:
-            billed, alone, answers = self._sums
-            self._sums = CostReport(
+            billed, alone, answers = self.sums
+            self.sums = CostReport(
                 billed + report.billed, alone + report.alone, answers + report.answers
             )
 
     def forget(self) -> None:
         """Begin new sums; limits are not touched."""
         with self._lock:
-            self._sums = CostReport(answers=0)
+            self.sums = CostReport(answers=0)
 
 
 class CloudTokens:

@@ -191,15 +191,15 @@ class Engine(ABC):
             expected.append(self.watched.text)
         return await parallel(*looks) == expected
 
-    def prove(self, tokenizer: Tokenizer) -> str:
-        """Compare what both make of the fixed strings, after a probe; says how it was proven.
+    def compare_strings(self, tokenizer: Tokenizer) -> str:
+        """Compare what both make of the fixed strings, after a probe; says how.
 
         Raises `VocabularyMismatch`.
         """
         if self.vocabulary is None:
             raise VocabularyMismatch(
-                f"The engine at {self.url!r} does not say how it tokenises, so nothing proves that "
-                "its vocabulary is the edge model's",
+                f"The engine at {self.url!r} does not say how it tokenises, so its vocabulary "
+                "cannot be compared with the edge model's",
                 hint="serve its tokenizer too",
             )
         for text, ids in zip(PROBES, self.vocabulary, strict=True):

@@ -5,8 +5,8 @@ text cannot look the same: a control token, and an id that stands for nothing, b
 that it cannot change places with its neighbour; part of a character between letters; all else in an
 order drawn at random, where what differs in two ids does not cancel out.
 
-Generations of a family differ in control tokens and in their last ids: those are all asked for, and
-others by a sample.
+All ids are compared: first control tokens and the last words, in which generations of a family
+differ, then the others.
 """
 
 import asyncio
@@ -21,11 +21,13 @@ from edgewise.engines.base import Client, Engine, Watched, parallel
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, VocabularyMismatch
 
 COMPARE_SECONDS = 20.0
-"""How long comparing may take; else the fixed strings alone are what is proven."""
+"""How long comparing may take; what was compared until then is what counts."""
 
-MARKS, LAST, SAMPLE = 2048, 1024, 3072
-"""Ids that are compared at most: control tokens and those that stand for nothing; the last ones of
-the others; and a sample of the rest."""
+MARKS = 2048
+"""Control tokens, and ids that stand for nothing, that are compared first, and after reconnects."""
+
+AT_ONCE, LAST = 12_288, 1024
+"""Ids of one request, the first of which has the last words of the vocabulary."""
 
 BEYOND = 512
 """So many ids behind the last one must stand for nothing."""
@@ -44,7 +46,7 @@ class Detokenization:
     """What a tokenizer's ids are written as.
 
     `nothing` are ids that stand for nothing. `marks`, these and control tokens, and `words`, all
-    others, are those to compare.
+    others, are those to compare, in this order.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -59,12 +61,14 @@ class Detokenization:
         )
         self.ends = frozenset(self.text(token) for token in tokenizer.eos_ids)
         self.nothing = frozenset(t for t in range(self.size) if not self.text(t))
-        self.marks = [*self._special, *sorted(self.nothing - self._special.keys())][:MARKS]
+        self.marks = [*self._special, *sorted(self.nothing - self._special.keys())]
         words = [token for token in self._pieces if token not in self.nothing]
-        drawing = random.Random(0)
-        sample = drawing.sample(words[:-LAST], min(SAMPLE, len(words[:-LAST])))
-        self.words = [*sample, *words[-LAST:]]
-        drawing.shuffle(self.words)
+        last, drawing = words[-LAST:], random.Random(0)
+        del words[-LAST:]
+        drawing.shuffle(words)
+        first = [*last, *words[: AT_ONCE - LAST]]
+        drawing.shuffle(first)
+        self.words = [*first, *words[AT_ONCE - LAST :]]
 
     @property
     def legible(self) -> bool:
@@ -104,25 +108,29 @@ async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
     texts = detokenization_of(tokenizer)
     if not texts.legible:
         return "; its ids are not compared one by one, since none stands for a letter"
+    words, why = list[int](), "it does not detokenise"
     try:
         async with asyncio.timeout(COMPARE_SECONDS):
-            detokenizes = await _compared(engine, texts)
+            if await _compared(engine, texts, words):
+                why = ""
     except TimeoutError:
-        return _not_all(f"it took longer than {COMPARE_SECONDS:g} s")
+        why = f"it took longer than {COMPARE_SECONDS:g} s"
     except CloudError as error:
         answered = error.declined or isinstance(error, CloudProtocolError | CloudRejected)
         if not answered:
             raise
-        return _not_all(error.message.rstrip("."))
-    if not detokenizes:
-        return "; its other ids are not proven, since it does not detokenise"
-    count = len(texts.marks) + len(texts.words)
-    some = f"{count:,} of {texts.size:,}" if count < texts.size else f"all {count:,}"
-    return f"; {some} ids stand for the same"
+        why = error.message.rstrip(".")
+    if not why:
+        return f"; all {texts.size:,} ids stand for the same"
+    some = f"{sum(words):,} of {texts.size:,} ids stand for the same, " if words else ""
+    return f"; {some}its other ids are not compared ({why})"
 
 
-async def _compared(engine: Engine, texts: Detokenization) -> bool:
-    """Whether the engine detokenizes; raises `VocabularyMismatch`."""
+async def _compared(engine: Engine, texts: Detokenization, words: list[int]) -> bool:
+    """Whether the engine detokenizes; raises `VocabularyMismatch`.
+
+    Adds to `words` how many of them each request has shown to be the same.
+    """
     client = Client(end=time.monotonic() + COMPARE_SECONDS)
     size = engine.described.size
     missing = None if size is None else texts.missing(size)
@@ -136,6 +144,8 @@ async def _compared(engine: Engine, texts: Detokenization) -> bool:
         said = await engine.detokenize(ids, client)
         if said is not None and (other := difference(said, own, marks=marks)):
             raise _mismatch(engine, "writes {!r} where the edge model has {!r}".format(*other))
+        if said is not None and not marks:
+            words.append(len(tokens))
         return said
 
     async def nothing_beyond() -> None:
@@ -148,15 +158,25 @@ async def _compared(engine: Engine, texts: Detokenization) -> bool:
 
     beyond = range(texts.size, texts.size + BEYOND)
     marks = [t for t in (*texts.marks, *beyond) if t < (size or texts.size)]
+    first = marks[:MARKS]
     said, *_ = await parallel(
-        same(marks, marks=True),
-        same(texts.words, marks=False),
+        same(first, marks=True),
+        same(texts.words[:AT_ONCE], marks=False),
         _require_end(engine, texts),
         *([] if size else [nothing_beyond()]),
     )
-    if said is not None:
-        engine.watched = Watched(texts.asked(marks)[0], said)
-    return said is not None
+    if said is None:
+        return False
+    engine.watched = Watched(texts.asked(first)[0], said)
+    await parallel(
+        *(same(some, marks=True) for some in _divided(marks[MARKS:])),
+        *(same(some, marks=False) for some in _divided(texts.words[AT_ONCE:])),
+    )
+    return True
+
+
+def _divided(tokens: Sequence[int]) -> list[Sequence[int]]:
+    return [tokens[at : at + AT_ONCE] for at in range(0, len(tokens), AT_ONCE)]
 
 
 async def _require_end(engine: Engine, texts: Detokenization) -> None:
@@ -172,10 +192,6 @@ def _mismatch(engine: Engine, what: str) -> VocabularyMismatch:
         hint="choose two models of one family, or name its own tokenizer",
         setting="cloud_tokenizer",
     )
-
-
-def _not_all(why: str) -> str:
-    return f"; its other ids are not proven ({why})"
 
 
 def difference(said: str, own: str, *, marks: bool) -> tuple[str, str] | None:

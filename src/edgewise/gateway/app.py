@@ -9,11 +9,13 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from edgewise.gateway.browser_page import Page
 from edgewise.gateway.connection import Connection
 from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.detokenizing import detokenize
@@ -24,7 +26,7 @@ from edgewise.keys.keys import Keys
 from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import KeyLimits
 from edgewise.listening.origins import ANY, OriginCheck
-from edgewise.wire.protocol import PATH, VERSION
+from edgewise.wire.protocol import KEY_SUBPROTOCOL, PATH, VERSION
 
 SWEEP_SECONDS = 0.25
 """Time between two looks for sessions that have expired and keys that were revoked."""
@@ -57,10 +59,17 @@ class Gateway:
         metrics.connections.set_function(lambda: len(self.connections))
         metrics.engines.set_function(lambda: fleet.up)
 
-    def app(self, *, hosts: Sequence[str] = (ANY,)) -> Starlette:
+    def app(
+        self,
+        *,
+        hosts: Sequence[str] = (ANY,),
+        origins: Sequence[str] = (),
+        page: Page | None = None,
+    ) -> Starlette:
         """The application; its lifespan starts and closes the fleet.
 
-        `hosts` are what requests may be addressed to; pages of other origins are refused always.
+        `hosts` are what requests may be addressed to. Of pages only the gateway's own and those of
+        `origins` may ask.
         """
         routes = [
             WebSocketRoute(PATH, self._serve),
@@ -69,9 +78,16 @@ class Gateway:
             Route("/v1/models", self._models),
             Route("/detokenize", self._detokenize, methods=["POST"]),
             Route("/metrics", self._metrics),
+            *(page.routes() if page else ()),
         ]
-        guard = Middleware(OriginCheck, hosts=hosts)
-        return Starlette(routes=routes, middleware=[guard], lifespan=self._lifespan)
+        middleware = [Middleware(OriginCheck, hosts=hosts, origins=origins)]
+        if origins:
+            methods, headers = ["GET", "POST"], ["Authorization", "Content-Type"]
+            shared = Middleware(
+                CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=headers
+            )
+            middleware.append(shared)
+        return Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)
 
     async def drain(self) -> None:
         """Take no new sessions, let consults in flight end, send the devices elsewhere."""
@@ -111,7 +127,7 @@ class Gateway:
                 log.exception("sweep failed")
 
     async def _serve(self, socket: WebSocket) -> None:
-        key = self.keys.find(_bearer(socket))
+        key = self.keys.find(_secret(socket))
         if key is None or self.draining:
             refused = self._refused(socket, 503 if self.draining else 401)
             await socket.send_denial_response(refused)
@@ -125,7 +141,7 @@ class Gateway:
 
     def _refused(self, asked: Request | WebSocket, status: Literal[401, 503]) -> JSONResponse:
         """The log has the reason. The reply is the same whatever is wrong with a key."""
-        shown = "wrong key" if _bearer(asked) else "missing key"
+        shown = "wrong key" if _secret(asked) else "missing key"
         peer = asked.client.host if asked.client else "?"
         log.info("refused", why=shown if status == 401 else "draining", peer=peer)
         self.metrics.opens.labels("refused").inc()
@@ -147,7 +163,7 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         """The model that the engines serve."""
-        if self.keys.find(_bearer(request)) is None:
+        if self.keys.find(_secret(request)) is None:
             return self._refused(request, 401)
         fleet = self.fleet
         meta = {"n_vocab": fleet.size, "eos_token": fleet.end or None}
@@ -156,13 +172,18 @@ class Gateway:
 
     async def _detokenize(self, request: Request) -> Response:
         """The engines' text for ids."""
-        key = self.keys.find(_bearer(request))
+        key = self.keys.find(_secret(request))
         if key is None:
             return self._refused(request, 401)
         return await detokenize(request, key, self.fleet, self.limits)
 
 
-def _bearer(request: Request | WebSocket) -> str:
+def _secret(request: Request | WebSocket) -> str:
+    """The key that is shown, as a bearer token or, by a page, as a subprotocol; "" for none."""
     shown = request.headers.get("authorization", "")
     scheme, _, secret = shown.partition(" ")
-    return secret.strip() if scheme.lower() == "bearer" else ""
+    if scheme.lower() == "bearer":
+        return secret.strip()
+    offered: list[str] = request.scope.get("subprotocols", [])
+    keys = (name for name in offered if name.startswith(KEY_SUBPROTOCOL))
+    return next(keys, "").removeprefix(KEY_SUBPROTOCOL)

@@ -15,6 +15,7 @@ from edgewise.gateway.sessions import Session, Sessions
 from edgewise.keys.keys import Key, Keys
 from edgewise.wire.protocol import (
     MAX_IDS,
+    SUBPROTOCOL,
     VERSION,
     VOCABULARY,
     Ask,
@@ -27,7 +28,7 @@ from edgewise.wire.protocol import (
     NeedFull,
     Open,
     Opened,
-    Push,
+    Prefetch,
     encode,
     from_device,
 )
@@ -66,11 +67,7 @@ class Received(NamedTuple):
 def _decoded(data: bytes) -> Received:
     """Raises `CloudProtocolError`."""
     frame = from_device(data)
-    return Received(frame, Ledger(frame.ids if isinstance(frame, Ask | Push) else ()))
-
-
-class DeviceLeft(Exception):
-    """The device does not read what it is sent."""
+    return Received(frame, Ledger(frame.ids if isinstance(frame, Ask | Prefetch) else ()))
 
 
 class Connection:
@@ -91,10 +88,11 @@ class Connection:
 
     async def serve(self) -> None:
         """Until the device leaves, or breaks the protocol."""
-        await self._socket.accept()
+        offered = SUBPROTOCOL in self._socket.scope.get("subprotocols", ())
+        await self._socket.accept(SUBPROTOCOL if offered else None)
         try:
             await self._talk()
-        except (WebSocketDisconnect, DeviceLeft):
+        except WebSocketDisconnect:
             pass
         except TimeoutError:
             await self._end(_revoked())
@@ -124,29 +122,30 @@ class Connection:
         """Until the device closes its session; raises `TimeoutError` once the key is revoked."""
         async with asyncio.timeout(None) as self._in_force:
             try:
-                self._session = await self._open()
+                await self._open()
                 while session := self._session:
                     await self._take(await self._frame(), session)
             finally:
                 self._in_force = None
 
-    async def _open(self) -> Session:
+    async def _open(self) -> None:
         frame = await self._first_frame()
-        session = self._session_for(frame)
-        try:
-            how = "resumed" if session.name == frame.session else "new"
-            self._consults.metrics.opens.labels(how).inc()
-            about = {"session": session.name[:8], "how": how, "peer": _peer(self._socket)}
-            log.info("open", key=self._key.name, **about)
-            ledger, fleet = session.ledger, self._consults.fleet
-            opened = Opened(
-                VERSION, session.name, len(ledger), ledger.check, fleet.engine, fleet.model[:200]
-            )
-            await self._send(opened)
-        except BaseException:
-            self._sessions.leave(session)
-            raise
-        return session
+        key, sessions = self._key, self._sessions
+        if key.sessions and sessions.attached(key.name) >= key.sessions:
+            message = f"The key has its {key.sessions} sessions open already."
+            raise _Ended(TRY_LATER, "unavailable", message, 1.0)
+        session = self._session = sessions.open(frame.session, key.name)
+        if session is None:
+            raise _Ended(TRY_LATER, "unavailable", "The gateway holds no more sessions.", 1.0)
+        how = "resumed" if session.name == frame.session else "new"
+        self._consults.metrics.opens.labels(how).inc()
+        peer = _peer(self._socket)
+        log.info("open", key=key.name, session=session.name[:8], how=how, peer=peer)
+        ledger, fleet = session.ledger, self._consults.fleet
+        known, check = len(ledger), ledger.check
+        await self._send(
+            Opened(VERSION, session.name, known, check, fleet.engine, fleet.model[:200])
+        )
 
     async def _first_frame(self) -> Open:
         """Both sides must have the same protocol and vocabulary."""
@@ -165,16 +164,6 @@ class Connection:
         if not known or frame.tokenizer != known:
             raise _Ended(POLICY, VOCABULARY, "The vocabulary is not that of the gateway's model.")
         return frame
-
-    def _session_for(self, frame: Open) -> Session:
-        key, sessions = self._key, self._sessions
-        if key.sessions and sessions.attached(key.name) >= key.sessions:
-            message = f"The key has its {key.sessions} sessions open already."
-            raise _Ended(TRY_LATER, "unavailable", message, 1.0)
-        session = sessions.open(frame.session, key.name)
-        if session is None:
-            raise _Ended(TRY_LATER, "unavailable", "The gateway holds no more sessions.", 1.0)
-        return session
 
     async def _receive(self) -> bytes:
         """The next binary message; starlette's own method stumbles over a text message."""
@@ -231,13 +220,13 @@ class Connection:
         frame = received.frame
         if isinstance(frame, Ask):
             self._begin(frame, self._put(received, frame, session))
-        elif isinstance(frame, Push):
+        elif isinstance(frame, Prefetch):
             prefix = self._put(received, frame, session)
             if prefix is None:
-                self._consults.metrics.pushes.labels("need_full").inc()
+                self._consults.metrics.prefetches.labels("need_full").inc()
                 await self._send(NeedFull())
             elif not self._asks:
-                # The engine computes what was pushed last while nobody waits.
+                # The engine computes the last prefetch while nobody waits.
                 self._stop_warming()
                 self._warming = asyncio.create_task(self._consults.warm(prefix))
         elif isinstance(frame, Cancel):
@@ -249,7 +238,9 @@ class Connection:
         else:
             raise CloudProtocolError("A session is opened once.")
 
-    def _put(self, received: Received, frame: Ask | Push, session: Session) -> SessionPrefix | None:
+    def _put(
+        self, received: Received, frame: Ask | Prefetch, session: Session
+    ) -> SessionPrefix | None:
         """What the session holds after this frame. A later frame may replace it."""
         if frame.position + len(received.ids) > MAX_IDS:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
@@ -274,28 +265,28 @@ class Connection:
                 answer = _crowded(frame) if crowded else await self._consults.answer(frame, prefix)
                 outcome = answer.reason if isinstance(answer, Failed) else "answered"
             await self._send(answer)
-        except DeviceLeft:
+        except WebSocketDisconnect:
             outcome = "device left"
         finally:
             self._consults.metrics.asks.labels(outcome).inc()
             self._consults.metrics.seconds.observe(time.monotonic() - begun)
 
     async def _send(self, frame: FromGateway) -> None:
-        """Raises `DeviceLeft`."""
+        """Raises `WebSocketDisconnect`, also for a device that does not read what it is sent."""
         data = encode(frame)
         try:
             async with self._sending, asyncio.timeout(OPEN_SECONDS):
                 await self._socket.send_bytes(data)
-        except (WebSocketDisconnect, RuntimeError, TimeoutError) as error:
+        except (RuntimeError, TimeoutError) as error:
             # Starlette's word for a socket that was closed meanwhile is a RuntimeError.
-            raise DeviceLeft from error
+            raise WebSocketDisconnect from error
 
     async def _end(self, end: "_Ended") -> None:
         """Say why, and hang up."""
         log.info("ended", why=str(end)[:200], key=self._key.name, peer=_peer(self._socket))
         milliseconds = None if end.retry_after is None else int(1000 * end.retry_after)
         seconds = END_SECONDS if end.reason == "refused" else None
-        with contextlib.suppress(DeviceLeft, WebSocketDisconnect, RuntimeError, TimeoutError):
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._send(Failed(None, end.reason, str(end)[:500], milliseconds))
                 await self._socket.close(end.code)

@@ -31,8 +31,8 @@ HEALTH_SECONDS = 2.0
 PREFILL_SECONDS = 60.0
 """How long warming may take: an engine that lost it would keep a consult's place for ever."""
 
-KEPT_TEXTS = 16
-"""Texts that are remembered: three for each vocabulary that devices have."""
+KEPT_TEXTS = 32
+"""Texts that are remembered: a large vocabulary has twenty."""
 
 MOST_WATCHED = 4096
 """Ids of a text that is compared again at each vocabulary check."""
@@ -102,13 +102,13 @@ class Replica:
         self.check = VocabularyCheck(engine, lambda: accept(engine))
         self.up = False
         self.asked = 0
-        self._problem: str | None = None
+        self._reported: str | None = None
         self._turns = asyncio.Semaphore(concurrency)
         self._concurrency = concurrency
 
     async def check_health(self) -> BaseException | None:
-        """Check that it is ready and still the engine that was accepted. Returns the problem,
-        whatever an engine raises, even a cancellation."""
+        """Check that it is ready and still the engine that was accepted; log a change. Returns the
+        problem, whatever an engine raises, even a cancellation."""
         problem: BaseException | None = None
         try:
             async with asyncio.timeout(CHECK_SECONDS):
@@ -122,18 +122,20 @@ class Replica:
             problem = error
             self.check.forget()
         self.up = problem is None
+        why = None if problem is None else _message(problem)
+        if why not in (None, self._reported):
+            bug = None if isinstance(problem, EdgewiseError | TimeoutError) else problem
+            log.warning("engine not used", engine=self.engine.url, why=why, exc_info=bug)
+        elif why is None and self._reported is not None:
+            log.info("engine used again", engine=self.engine.url)
+        self._reported = why
         return problem
 
-    def report(self, problem: BaseException | None) -> None:
-        """Log a change since the last time, a bug with its traceback."""
-        why = None if problem is None else _message(problem)
-        if why is not None and why != self._problem:
-            known = isinstance(problem, EdgewiseError | TimeoutError)
-            bug = {} if known else {"exc_info": problem}
-            log.warning("engine not used", engine=self.engine.url, why=why, **bug)
-        if why is None and self._problem is not None:
-            log.info("engine used again", engine=self.engine.url)
-        self._problem = why
+    async def watch(self) -> None:
+        """Check it as long as the gateway runs. No replica waits for another."""
+        while True:
+            await asyncio.sleep(HEALTH_SECONDS)
+            await self.check_health()
 
     async def close(self) -> None:
         """Stop the watches, close the connections."""
@@ -167,7 +169,7 @@ class Fleet:
         self.engine = self.model = self.end = ""
         self.size: int | None = None
         self._queue = queue
-        self._texts = Texts()
+        self._texts: dict[tuple[int, ...], str] = {}
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -187,9 +189,7 @@ class Fleet:
         except BaseException:
             await self.close()
             raise
-        for replica, problem in zip(self.replicas, problems, strict=True):
-            replica.report(problem)
-        self._watches = [asyncio.create_task(_keep_checking(replica)) for replica in self.replicas]
+        self._watches = [asyncio.create_task(replica.watch()) for replica in self.replicas]
 
     def warn_of_shared_caches(self) -> None:
         """Log what the operator should change if keys share the engines' caches."""
@@ -241,12 +241,25 @@ class Fleet:
     async def detokenize(self, ids: Sequence[int]) -> str | None:
         """The text of `ids`, of which all engines make the same; None where one makes none.
 
-        Raises a `CloudError`, `OtherVocabulary` where two differ.
+        It is remembered: an engine that comes later must make the same of it. Raises a
+        `CloudError`, `OtherVocabulary` where two differ.
         """
+        if (known := self._texts.get(tuple(ids))) is not None:
+            return known
         engines = [replica.engine for replica in self._healthy]
         if not engines:
             raise _none_ready()
-        return await self._texts.of(ids, engines)
+        replies = await asyncio.gather(*(engine.detokenize(ids) for engine in engines))
+        text = replies[0]
+        if text is None or None in replies:
+            return None
+        for engine, own in zip(engines, replies, strict=True):
+            if not _same(engine, ids, own, text):
+                raise OtherVocabulary("The gateway's engines write the same ids differently.")
+        self._texts[tuple(ids)] = text
+        if len(self._texts) > KEPT_TEXTS:
+            del self._texts[next(iter(self._texts))]
+        return text
 
     async def prefill(self, ids: Sequence[int], client: Client) -> None:
         """Warm the session's replica, unless consults wait for it.
@@ -258,7 +271,7 @@ class Fleet:
                 async with replica.turn(0), asyncio.timeout(PREFILL_SECONDS):
                     await replica.engine.prefill(ids, client)
             except TimeoutError as error:
-                raise CloudTimeout("The engine did not compute what was pushed.") from error
+                raise CloudTimeout("The engine did not prefetch in time.") from error
 
     def _ranked(self, session: str) -> list[Replica]:
         def weight(replica: Replica) -> bytes:
@@ -281,7 +294,8 @@ class Fleet:
         known, size = fingerprint(engine.vocabulary), engine.described.size
         others = size is not None and self.size is not None and size != self.size
         others = others or bool(self.tokenizer and known != self.tokenizer)
-        if others or not await self._texts.hold(engine):
+        texts = list(self._texts.items())
+        if others or not all([_same(engine, i, await engine.detokenize(i), t) for i, t in texts]):
             raise UsageError(
                 f"The engine at {engine.url!r} has another vocabulary than the others",
                 hint="one gateway serves one model",
@@ -289,44 +303,6 @@ class Fleet:
         self.tokenizer, self.engine = known, engine.abilities.engine
         self.model, self.size = engine.described.model or "", size or self.size
         self.end = await engine.end_text() or self.end
-
-
-class Texts:
-    """The texts that devices were given for ids. All engines must make the same of them.
-
-    A gateway has no tokenizer: devices compare, and it makes sure that its engines agree, also
-    those that come later.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, ...], str] = {}
-
-    async def of(self, ids: Sequence[int], engines: Sequence[Engine]) -> str | None:
-        """The text that every one of `engines` makes of `ids`; None where one makes none.
-
-        Raises a `CloudError`, `OtherVocabulary` where two differ.
-        """
-        known = self._known.get(tuple(ids))
-        if known is not None:
-            return known
-        replies = await asyncio.gather(*(engine.detokenize(ids) for engine in engines))
-        text = replies[0]
-        if text is None or None in replies:
-            return None
-        for engine, own in zip(engines, replies, strict=True):
-            if not _same(engine, ids, own, text):
-                raise OtherVocabulary("The gateway's engines write the same ids differently.")
-        self._known[tuple(ids)] = text
-        if len(self._known) > KEPT_TEXTS:
-            del self._known[next(iter(self._known))]
-        return text
-
-    async def hold(self, engine: Engine) -> bool:
-        """Whether an engine that came, or came back, makes the same texts."""
-        for ids, text in list(self._known.items()):
-            if not _same(engine, ids, await engine.detokenize(ids), text):
-                return False
-        return True
 
 
 def _same(engine: Engine, ids: Sequence[int], own: str | None, text: str) -> bool:
@@ -342,13 +318,6 @@ def _same(engine: Engine, ids: Sequence[int], own: str | None, text: str) -> boo
     if engine.watched is None and len(ids) <= MOST_WATCHED:
         engine.watched = Watched(ids, own)
     return True
-
-
-async def _keep_checking(replica: Replica) -> None:
-    """As long as the gateway runs. No replica waits for another."""
-    while True:
-        await asyncio.sleep(HEALTH_SECONDS)
-        replica.report(await replica.check_health())
 
 
 def _none_ready() -> CloudUnavailable:

@@ -86,7 +86,7 @@ ANYBODY = Key(
 
 
 class Keys:
-    """The keys of a file, looked up by their secrets. Logs every change, by name."""
+    """The keys of a file, looked up by their secrets. Logs the names of those that change."""
 
     def __init__(
         self, path: Path | None, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -148,23 +148,14 @@ class Keys:
         before, self._in_force = self._in_force, self._unexpired()
         if before != self._in_force:
             self._changes += 1
-            self._log_changes(before)
+            names = before.keys() | self._in_force.keys()
+            changed = [name for name in names if before.get(name) != self._in_force.get(name)]
+            _log().info("keys changed", keys=sorted(changed))
         return self._changes
 
     def _unexpired(self) -> dict[str, Key]:
         now = self._clock()
         return {key.name: key for key in self._all if not key.expired(now)}
-
-    def _log_changes(self, before: dict[str, Key]) -> None:
-        """A line for each key that is new, gone or changed: names only."""
-        listed = {key.name for key in self._all}
-        for name in sorted(before.keys() | self._in_force.keys()):
-            if name not in self._in_force:
-                _log().info("key expired" if name in listed else "key revoked", key=name)
-            elif name not in before:
-                _log().info("key added", key=name)
-            elif before[name] != self._in_force[name]:
-                _log().info("key changed", key=name)
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:

@@ -151,11 +151,13 @@ class KeyLimits:
 
     @asynccontextmanager
     async def spending(self, key: Key, tokens: int, *, ids: int = 0) -> AsyncGenerator[Spent]:
-        """Around a consult for `tokens` that came with `ids`. Raises `OverLimit`."""
+        """Around a consult for `tokens` that came with `ids`. Raises `OverLimit`.
+
+        The day's tokens are reserved before; those that were not written are given back.
+        """
         self.admit(key, ids)
-        asks, _ = self._buckets[key.name]
-        asks.take(1, key.asks_per_second, self._clock())
-        day = await self.reserve(key, tokens)
+        self._buckets[key.name][0].take(1, key.asks_per_second, self._clock())
+        day = await self._reserve(key, tokens)
         spent = Spent()
         try:
             yield spent
@@ -169,39 +171,8 @@ class KeyLimits:
             raise
         finally:
             self.charge(key, max(0, spent.computed - ids))
-            await self.give_back(key, day, tokens - spent.tokens)
-
-    async def reserve(self, key: Key, tokens: int) -> int:
-        """Reserve `tokens` of the day before a cloud is asked for them. Raises `OverLimit`.
-
-        Returns the day, for `give_back`. What is never given back stays charged.
-        """
-        most = key.tokens_per_day
-        if not most:
-            return 0
-        if tokens > most:
-            message = f"The key may write {most} tokens a day, not {tokens} at once."
-            raise OverLimit("rejected", message)
-        now = self._calendar()
-        day = int(now // DAY_SECONDS)
-        reserving = self._begin(self._tried(self._store.reserve(key.name, day, tokens, most)))
-        try:
-            granted = await asyncio.shield(reserving)
-        except asyncio.CancelledError:
-            self._begin(self._undo(reserving, key, day, tokens))
-            raise
-        except LimitsDown as error:
-            message = "The server cannot count what the key uses now; try again later."
-            raise OverLimit("unavailable", message, DOWN_SECONDS) from error
-        if not granted:
-            message = "The key's tokens of the day are used up, or promised to other requests."
-            raise OverLimit("unavailable", message, (day + 1) * DAY_SECONDS - now)
-        return day
-
-    async def give_back(self, key: Key, day: int, unused: int) -> None:
-        """Give back what was reserved and not written; below 0 where more was written."""
-        if key.tokens_per_day and unused:
-            await asyncio.shield(self._begin(self._given_back(key, day, unused)))
+            if key.tokens_per_day and (unused := tokens - spent.tokens):
+                await asyncio.shield(self._begin(self._give_back(key, day, unused)))
 
     def admit(self, key: Key, ids: int) -> None:
         """Charge `ids`, which came in any case. Raises `OverLimit` for what came before."""
@@ -216,11 +187,11 @@ class KeyLimits:
                 message = f"Too many {what} in too short a time; try again later."
                 raise OverLimit("unavailable", message, wait)
 
-    async def may_warm(self, key: Key, ids: int) -> bool:
-        """Whether pushed `ids` may be computed: the key could make a consult now."""
+    async def may_prefetch(self, key: Key, ids: int) -> bool:
+        """Whether prefetched `ids` may be computed: the key could make a consult now."""
         try:
             self.admit(key, ids)
-            await self.reserve(key, 0)
+            await self._reserve(key, 0)
         except OverLimit:
             return False
         return True
@@ -231,16 +202,38 @@ class KeyLimits:
         bucket.take(ids, key.ids_per_second, now)
         return bucket.wait(key.ids_per_second, now)
 
-    async def _undo(self, reserving: "asyncio.Task[bool]", key: Key, day: int, tokens: int) -> None:
-        """The request was cancelled while its tokens were being reserved."""
-        with suppress(LimitsDown):
-            if await reserving:
-                await self._given_back(key, day, tokens)
+    async def _reserve(self, key: Key, tokens: int) -> int:
+        """Returns the day, to give back to. Raises `OverLimit`."""
+        most = key.tokens_per_day
+        if not most:
+            return 0
+        if tokens > most:
+            message = f"The key may write {most} tokens a day, not {tokens} at once."
+            raise OverLimit("rejected", message)
+        now = self._calendar()
+        day = int(now // DAY_SECONDS)
+        reserving = self._begin(self._tried(self._store.reserve(key.name, day, tokens, most)))
+        try:
+            granted = await asyncio.shield(reserving)
+        except asyncio.CancelledError:
+            self._begin(self._give_back(key, day, tokens, reserving))
+            raise
+        except LimitsDown as error:
+            message = "The server cannot count what the key uses now; try again later."
+            raise OverLimit("unavailable", message, DOWN_SECONDS) from error
+        if not granted:
+            message = "The key's tokens of the day are used up, or promised to other requests."
+            raise OverLimit("unavailable", message, (day + 1) * DAY_SECONDS - now)
+        return day
 
-    async def _given_back(self, key: Key, day: int, tokens: int) -> None:
+    async def _give_back(
+        self, key: Key, day: int, tokens: int, reserving: "asyncio.Task[bool] | None" = None
+    ) -> None:
+        """Below 0 where more was written. Not where `reserving` them did not succeed."""
         # If the store is down, what was reserved stays charged: the safe side.
         with suppress(LimitsDown):
-            await self._tried(self._store.give_back(key.name, day, tokens))
+            if reserving is None or await reserving:
+                await self._tried(self._store.give_back(key.name, day, tokens))
 
     def _begin(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
         """Work that goes on after the request is gone."""
@@ -250,6 +243,7 @@ class KeyLimits:
         return task
 
     async def _tried(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """What the store answers, unless it failed a moment ago. Raises `LimitsDown`."""
         if time.monotonic() < self._down_until:
             work.close()
             raise LimitsDown("it failed a moment ago")

@@ -75,20 +75,34 @@ class Connections:
         transport.abort()
 
 
-class HttpProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, among `connections`."""
+class _Counted(asyncio.Protocol):
+    """What a protocol of uvicorn inherits to be among `connections`."""
+
+    transport: asyncio.Transport
 
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
         self._connections = connections
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._connections.add(transport)
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self.transport)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._connections.wait(self.transport, "it does not read")
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._connections.done(self.transport, "it does not read")
+
+
+class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
+    """uvicorn's HTTP/1.1, among `connections`."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._connections.add(transport)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -110,26 +124,11 @@ class HttpProtocol(H11Protocol):
         else:
             super().send_400_response(msg)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._connections.wait(self.transport, "it does not read")
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._connections.done(self.transport, "it does not read")
-
-
-class WebSocketProtocol(WebSocketsSansIOProtocol):
+class WebSocketProtocol(_Counted, WebSocketsSansIOProtocol):  # type: ignore[misc]
     """uvicorn's WebSocket, among `connections`."""
 
-    def __init__(self, connections: Connections, **given: Any) -> None:
-        super().__init__(**given)
-        self._connections = connections
-        self._upgraded = False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.remove(self.transport)
-        super().connection_lost(exc)
+    _upgraded = False
 
     def data_received(self, data: bytes) -> None:
         """uvicorn passes the upgrade request first; what follows is the device's."""
@@ -146,10 +145,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Do not read either: pings are answered at once, and the answers would pile up."""
         super().pause_writing()
         self.transport.pause_reading()
-        self._connections.wait(self.transport, "it does not read")
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._connections.done(self.transport, "it does not read")
         if not self.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()

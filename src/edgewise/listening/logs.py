@@ -70,10 +70,9 @@ def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
         foreign_pre_chain=[
             *shared,
             structlog.stdlib.add_logger_name,
-            structlog.stdlib.ExtraAdder(allow=["peer"]),
         ],
         processors=[
-            _counted,
+            structlog.stdlib.ExtraAdder(allow=["peer", "left_out"]),
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer() if form == "json" else _sentence,
@@ -102,12 +101,6 @@ def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
         root.setLevel(before)
         uvicorn.setLevel(logging.NOTSET)
         structlog.reset_defaults()
-
-
-def _counted(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    if count := getattr(event["_record"], "left_out", 0):
-        event["left_out"] = count
-    return event
 
 
 def _sentence(_: Any, __: str, event: MutableMapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ def _name(host: str) -> str:
     return host.partition(":")[0].removesuffix(".")
 
 
-def require_origin(origin: str) -> str:
+def require_origin(origin: str, *, setting: str = "cors_origin") -> str:
     """`origin` as browsers spell it. Raises `UsageError` where no page can have it."""
     if origin == ANY:
         return origin
@@ -85,7 +85,7 @@ def require_origin(origin: str) -> str:
         raise UsageError(
             f"{origin!r} is not an origin",
             hint="write it as browsers do, such as https://my.page or http://localhost:3000",
-            setting="cors_origin",
+            setting=setting,
         )
     # Browsers leave out the port that the scheme stands for.
     return origin.lower().removesuffix({"http": ":80", "https": ":443"}.get(parts[1], ""))

@@ -30,14 +30,13 @@ _GRACE = 0.25
 
 
 class Flight(NamedTuple):
-    """A consult in flight: `ask` tokens at `position`, where the edge would write `token`.
+    """A consult in flight: `ask` tokens at `position`.
 
     `deadline` in seconds from `begun`; `first` if the answer had no completion before.
     """
 
     position: int
     ask: int
-    token: int
     begun: float
     deadline: float
     first: bool
@@ -88,13 +87,13 @@ class Consults:
     def ask(self, ids: Sequence[int], n: int, token: int) -> Flight | Refusal:
         """The consult for the token after `ids`: sent now, or in flight since a draft.
 
-        The edge would write `token` there.
+        That the edge would write `token` there matters to `TieredConsults` alone.
         """
         ahead = self._flights.get(len(ids))
         if ahead is not None and ahead.ask != n:
             self._drop([ahead])
             ahead = None
-        flight = ahead or self._ask_now(ids, n, token)
+        flight = ahead or self._ask_now(ids, n)
         if not isinstance(flight, Flight) or self._insists:
             return flight
         if not self._breaker.is_open or flight.future.done():
@@ -106,7 +105,7 @@ class Consults:
             self._drop([flight])
         return "circuit_open"
 
-    def ask_ahead(self, ids: Sequence[int], n: int, token: int, budget: Budget) -> Refusal | None:
+    def ask_ahead(self, ids: Sequence[int], n: int, budget: Budget) -> Refusal | None:
         """Send a consult from a draft, if it may fly; returns why nothing may be sent there.
 
         Never where costs are limited: what drafts in vain cost would decide on the answer's own
@@ -117,7 +116,7 @@ class Consults:
         allowed = len(self._flights) < FLIGHTS and not self._breaker.is_open
         if allowed and self._policy.may_ask_ahead(budget, n, self.wasted):
             try:
-                self._send(ids, n, token)
+                self._send(ids, n)
             except Blocked as error:
                 return _refusal(error)
         return None
@@ -131,14 +130,12 @@ class Consults:
             self.waited += time.monotonic() - flight.begun - elapsed
         return flight.future.done()
 
-    def completion(self, flight: Flight, ids: Sequence[int]) -> Completion:
-        """Wait for the outcome behind `ids`; raises the `CloudError` that it is."""
+    def completion(self, flight: Flight) -> Completion:
+        """Wait for the outcome; raises the `CloudError` that it is."""
         begun = time.monotonic()
         self._flights.pop(flight.position, None)
         try:
             completion = self._result(flight)
-            if (boundaries := self._rules.boundaries) is not None:
-                completion = boundaries.joined(completion, ids, self._rules.prompt, flight.token)
         except BaseException as error:
             if isinstance(error, NothingUsable):
                 self._breaker.succeeded()
@@ -191,7 +188,7 @@ class Consults:
         self._drop(stale)
         return len(stale)
 
-    def _ask_now(self, ids: Sequence[int], n: int, token: int) -> Flight | Refusal:
+    def _ask_now(self, ids: Sequence[int], n: int) -> Flight | Refusal:
         breaker = self._breaker
         # Asked before the meter, which books what the consult may cost.
         if not self._insists and not breaker.allow():
@@ -201,7 +198,7 @@ class Consults:
             if self._meter is not None and not (requests := self._meter.admits(ids, n)):
                 breaker.forgone()
                 return "cost"
-            flight = self._send(ids, n, token, requests)
+            flight = self._send(ids, n, requests)
         except BaseException as error:
             # Else the breaker would wait for ever for a probe that was not sent.
             breaker.forgone()
@@ -212,7 +209,7 @@ class Consults:
             flight.future.add_done_callback(self._probed)
         return flight
 
-    def _send(self, ids: Sequence[int], n: int, token: int, requests: int | None = None) -> Flight:
+    def _send(self, ids: Sequence[int], n: int, requests: int | None = None) -> Flight:
         begun, sent = time.monotonic(), self.sent.consult(ids)
         sent.most = requests
         deadline = math.inf
@@ -226,7 +223,7 @@ class Consults:
         except CloudError as error:
             future = Future[Completion]()
             future.set_exception(error)
-        flight = Flight(len(ids), n, token, begun, deadline, self._first, sent, future)
+        flight = Flight(len(ids), n, begun, deadline, self._first, sent, future)
         self._flights[flight.position] = flight
         if self._meter is not None:
             self._meter.sent(ids, n, sent, future)

@@ -143,7 +143,7 @@ class Generation(Iterator[Event]):
                 return
         self._awaited = None
         try:
-            completion = self._consults.completion(flight, self._ids)
+            completion = self._consults.completion(flight)
         except CloudError as error:
             self._events.extend(self._consults.report(flight, error, state.index))
             if policy.on_cloud_error == "raise" and not isinstance(error, NothingUsable):

@@ -117,7 +117,7 @@ class Speculation:
         if not decision.ask or self._consults is None:
             return tip, decision.reason
         self._edge.checkpoint(len(ids))
-        refused = self._consults.ask_ahead(ids, decision.ask, read.token, tip.budget)
+        refused = self._consults.ask_ahead(ids, decision.ask, tip.budget)
         if refused is not None:
             return tip, refused
         return tip.expecting(decision.ask, self._rules), decision.reason

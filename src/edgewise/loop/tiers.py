@@ -94,7 +94,7 @@ class TierLink:
     def outcome(self, flight: Flight) -> Completion | CloudError:
         """Wait for it. What failed before its deadline is not charged."""
         try:
-            completion = self.consults.completion(flight, self._ids)
+            completion = self.consults.completion(flight)
         except CloudError as error:
             self.failed += 1
             if not isinstance(error, CloudTimeout):
@@ -188,7 +188,7 @@ class TieredConsults:
             self._take()
         return True
 
-    def completion(self, flight: Flight, ids: Sequence[int]) -> Completion:
+    def completion(self, flight: Flight) -> Completion:
         """The words that stand. Raises the last `CloudError` where no cloud answered."""
         while self._flying is not None:
             self._take()

@@ -34,8 +34,11 @@ PROMPTS = (
 TOKENS = 40
 """Of each answer."""
 
+KEEP = "keep"
+"""Names the threshold that `edgewise tune --keep` found, among those by cloud share."""
+
 _Thresholds = dict[
-    Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1)$")],
+    Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|keep)$")],
     Annotated[float, msgspec.Meta(ge=0, le=1)],
 ]
 """By cloud share. A file that somebody changed is measured anew."""
@@ -87,6 +90,7 @@ def _record(kind: str, edge: EdgeModel, *parts: str) -> Path | None:
 
 
 def _kept(record: Path | None) -> Mapping[str, float]:
+    """What is there; a file that somebody changed is measured anew."""
     with suppress(OSError, msgspec.DecodeError):
         if record:
             return msgspec.json.decode(record.read_bytes(), type=_Thresholds)

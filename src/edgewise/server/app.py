@@ -12,6 +12,9 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.staticfiles import StaticFiles
 from msgspec.structs import asdict
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgewise.costs.meter import Billing
 from edgewise.events import Consult, Finished, Token
@@ -21,7 +24,6 @@ from edgewise.server import chat, completions, messages, responses
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers, caller_of
 from edgewise.server.errors import ApiError, install
-from edgewise.server.guards import Guard
 from edgewise.server.models import Models, models_of, policy_for
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -71,16 +73,6 @@ def sent(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [{"model": name, **asdict(sent)} for name, sent in answers]}
 
 
-@keyed.get("/v1/savings")
-def savings(request: Request) -> dict[str, Any]:
-    """What answers cost since the server began, against the cloud alone, of models with a price."""
-    caller_of(request).require_operator()
-    billed = [(one.name, one.pair.billing) for one in models_of(request).all]
-    sums = [(name, billing.savings()) for name, billing in billed if billing]
-    data = [{"model": name, "answers": n, "cost": asdict(cost)} for name, (n, cost) in sums]
-    return {"object": "list", "data": data}
-
-
 @about.get("/health")
 async def health(request: Request) -> dict[str, Any]:
     """That it runs, with which models, and whether the cloud answers."""
@@ -114,7 +106,7 @@ def _health_of(answering: Answering) -> dict[str, Any]:
         "edge_parameters": answering.edge.parameters,
         "cloud": ", ".join(one.name for one in answering.pair.clouds) or None,
         "cloud_parameters": cloud.local.parameters if cloud and cloud.local else None,
-        "vocabulary": cloud.proof if cloud else None,
+        "vocabulary": cloud.vocabulary_check if cloud else None,
         "cloud_paused": decoder.breaker.is_open,
         "bundled": answering.bundled,
         "cloud_share": policy.cloud_share,
@@ -163,6 +155,50 @@ def make_app(
     page = StaticFiles(directory=str(files("edgewise.server") / "page"), html=True)
     app.mount("/", page)
     return app
+
+
+MAX_BODY = 8 << 20
+"""Largest request body, bytes."""
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; frame-ancestors 'none'; form-action 'none'; base-uri 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class Guard:
+    """Refuses bodies above `MAX_BODY`, whatever their headers promise. Counts requests by route and
+    status. Adds headers that keep browsers from more than the page needs."""
+
+    def __init__(self, app: ASGIApp, counter: Counter) -> None:
+        self._app, self._counter = app, counter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        left = MAX_BODY
+
+        async def limited() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, f"The body has more than {MAX_BODY >> 20} MB; send less")
+            return message
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                # Known once routed; an unknown address gets no label of its own.
+                path = getattr(scope.get("route"), "path", "other")
+                self._counter.labels(path, str(message["status"])).inc()
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        await self._app(scope, limited, with_headers)
 
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -229,4 +265,4 @@ class Metrics:
 
 
 def _cost(billing: Billing, part: str) -> float:
-    return getattr(billing.savings().cost, part)
+    return getattr(billing.savings(), part)

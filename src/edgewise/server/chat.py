@@ -11,15 +11,14 @@ from pydantic_core import PydanticCustomError
 
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.events import Candidate, Token
-from edgewise.grammar.calls import CallArguments, CallBegun, Part, call_reader
+from edgewise.grammar.calls import CallBegun, call_reader
 from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import Message, Prompt, ToolCall, prompt_of
 from edgewise.prompts.messages import said
 from edgewise.server.answering import Answering, Unread
 from edgewise.server.errors import ApiError
-from edgewise.server.guards import JsonRoute
 from edgewise.server.models import decode_request, marked, models_of
-from edgewise.server.replies import ChunkWriter, Writer, candidates_of, reply_with
+from edgewise.server.replies import ChunkWriter, Item, Writer, candidates_of, reply_with
 from edgewise.server.requests import (
     MAX_ARGUMENTS,
     MAX_CALLS,
@@ -27,6 +26,7 @@ from edgewise.server.requests import (
     ChatTurn,
     ConversationAnswerRequest,
     FunctionDefinition,
+    JsonRoute,
     JsonSchema,
     OpenAIRequest,
     PlainFormat,
@@ -238,6 +238,10 @@ class ChatReply(ChunkWriter):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._known: list[dict[str, Any]] = []
+
     @property
     def _mark(self) -> dict[str, Any]:
         return {"edgewise": {"cloud": "none"}} if self.local else {}
@@ -245,34 +249,24 @@ class ChatReply(ChunkWriter):
     def opening(self) -> dict[str, Any]:
         return {"delta": {"role": "assistant", "content": "", **self._mark}}
 
-    def piece(self, part: Part | None = None, token: Token | None = None) -> dict[str, Any]:
+    def piece(
+        self, item: Item | None = None, more: str = "", token: Token | None = None
+    ) -> dict[str, Any]:
         delta: dict[str, Any] = {}
-        if isinstance(part, CallBegun):
-            function = {"name": part.name, "arguments": ""}
-            call = {"index": part.index, "id": part.id, "type": "function", "function": function}
-            delta = {"tool_calls": [call]}
-        elif isinstance(part, CallArguments):
-            call = {"index": part.index, "function": {"arguments": part.text}}
-            delta = {"tool_calls": [call]}
-        elif part is not None:
-            delta = {"content": part.text}
+        if item is not None and item.call is None:
+            delta = {"content": more}
+        elif item is not None and item.call is not None:
+            call = {"function": {"arguments": more}} if more else _call(item.call, "")
+            delta = {"tool_calls": [{"index": item.call.index, **call}]}
         return {"delta": delta, "logprobs": self._logprobs(token)}
 
-    def body(self, pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        deltas = [piece["delta"] for piece in pieces]
-        text = "".join(delta.get("content", "") for delta in deltas)
-        calls: list[dict[str, Any]] = []
-        for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
-            if "id" in call:
-                calls.append({name: call[name] for name in ("id", "type", "function")})
-            else:
-                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+    def body(self) -> dict[str, Any]:
+        text = "".join(item.text for item in self.items if item.call is None)
+        calls = [_call(item.call, item.text) for item in self.items if item.call is not None]
         message = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         more = {"tool_calls": calls} if calls else {}
-        known = [
-            one for piece in pieces for one in (piece.get("logprobs") or {}).get("content", ())
-        ]
-        logprobs = None if self.request.candidates is None else {"content": known, "refusal": None}
+        logged = self.request.candidates is not None
+        logprobs = {"content": self._known, "refusal": None} if logged else None
         return {"message": message | more | self._mark, "logprobs": logprobs}
 
     def _logprobs(self, token: Token | None) -> dict[str, Any] | None:
@@ -283,5 +277,11 @@ class ChatReply(ChunkWriter):
         if token is None or token.logprob is None:
             return {"content": [], "refusal": None}
         (one,) = self.candidates([Candidate(token.id, token.logprob)])
-        top = self.candidates(candidates_of(token)[:most])
-        return {"content": [one | {"top_logprobs": top}], "refusal": None}
+        known = one | {"top_logprobs": self.candidates(candidates_of(token)[:most])}
+        self._known.append(known)
+        return {"content": [known], "refusal": None}
+
+
+def _call(call: CallBegun, arguments: str) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -4,8 +4,10 @@ A prompt is text or token ids, sent to the models as it is. `/tokenize`, `/detok
 `/tokenizer_info` are as vLLM has them: evaluations ask for ids.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Request
@@ -17,15 +19,14 @@ from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.scoring import Scored, scored
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.events import Candidate, Token
-from edgewise.grammar.calls import Part, Said
 from edgewise.prompts import Message, Prompt
 from edgewise.server.answering import AnswerEvent, Answering, PromptScores, Scorer, Unread
 from edgewise.server.errors import ApiError
-from edgewise.server.guards import JsonRoute
 from edgewise.server.models import cloud_alone, decode_request, edge_alone, marked, models_of
-from edgewise.server.replies import ChunkWriter, candidates_of, queued, reply_with
+from edgewise.server.replies import ChunkWriter, Item, candidates_of, queued, reply_with
 from edgewise.server.requests import (
     BoundedText,
+    JsonRoute,
     ModelName,
     OpenAIRequest,
     Strict,
@@ -75,8 +76,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     decoding = decode_request(answering, body, prompt, messages=marks)
     if body.echo and body.logprobs is not None:
         decoding = replace(decoding, scorer=_scorer(answering, body.model, body.logprobs))
-    writer = EchoReply(body, tokenizer) if body.echo else TextReply(body, tokenizer)
-    return await reply_with(writer, decoding, answering, request)
+    return await reply_with(TextReply(body, tokenizer), decoding, answering, request)
 
 
 def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
@@ -114,46 +114,64 @@ class TextReply(ChunkWriter):
     """Choices with a text; logprobs in the older form, which counts characters."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
-    _offset = 0
+
+    def __init__(self, request: CompletionRequest, tokenizer: Tokenizer) -> None:
+        super().__init__(request, tokenizer)
+        self._echoes, self._offset = request.echo, 0
+        self._scores: list[Scored] = []
+        self._logprobs: defaultdict[str, list[Any]] = defaultdict(list)
 
     def opening(self) -> dict[str, Any] | None:
         return None
 
-    def piece(self, part: Part | None = None, token: Token | None = None) -> dict[str, Any]:
-        text = part.text if isinstance(part, Said) else ""
+    def piece(
+        self, item: Item | None = None, more: str = "", token: Token | None = None
+    ) -> dict[str, Any]:
         if self.request.candidates is None or token is None:
-            return {"text": text, "logprobs": None}
+            return {"text": more, "logprobs": None}
         known = () if token.logprob is None else candidates_of(token)
-        return {"text": text, "logprobs": self.older_logprobs([(token.id, token.logprob, known)])}
+        return {"text": more, "logprobs": self._logged([(token.id, token.logprob, known)])}
 
-    def body(self, pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        text = "".join(piece["text"] for piece in pieces)
-        if self.request.candidates is None:
-            return {"text": text, "logprobs": None}
-        parts = [piece["logprobs"] for piece in pieces if piece["logprobs"]]
-        empty = self.older_logprobs([])
-        return {
-            "text": text,
-            "logprobs": {n: [v for part in parts for v in part[n]] for n in empty},
-        }
+    def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
+        if isinstance(event, PromptScores):
+            self._scores += event.scores
+            return
+        if self._echoes and not self.items:
+            yield self.chunk(self._echo())
+        yield from super().more(event)
 
-    def older_logprobs(
+    def _echo(self) -> dict[str, Any]:
+        """The prompt before its continuation, with its logprobs if they are asked for."""
+        text = b"".join(map(self.tokenizer.piece, self.prompt_ids)).decode("utf-8", "replace")
+        self.begin().text = text
+        scores = [
+            (one.id, one.logprob, None if one.logprob is None else one.top) for one in self._scores
+        ]
+        return {"text": text, "logprobs": self._logged(scores) if scores else None}
+
+    def body(self) -> dict[str, Any]:
+        self._logged([])
+        text = "".join(item.text for item in self.items)
+        logged = self.request.candidates is not None
+        return {"text": text, "logprobs": self._logprobs if logged else None}
+
+    def _logged(
         self, tokens: Sequence[tuple[int, float | None, Sequence[Candidate] | None]]
     ) -> dict[str, Any]:
-        """The older form, of ids with their logprobs and their likeliest alternatives."""
+        """Ids with their logprobs and likeliest alternatives, kept for the whole reply."""
         texts = [self.text(token) for token, _, _ in tokens]
-        offsets: list[int] = []
-        for text in texts:
-            offsets.append(self._offset)
-            self._offset += len(text)
-        return {
+        made: dict[str, list[Any]] = {
             "tokens": texts,
             "token_logprobs": [logprob for _, logprob, _ in tokens],
             "top_logprobs": [
                 None if known is None else self._alternatives(known) for _, _, known in tokens
             ],
-            "text_offset": offsets,
+            "text_offset": list(accumulate(map(len, texts), initial=self._offset))[:-1],
         }
+        self._offset += sum(map(len, texts))
+        for name, values in made.items():
+            self._logprobs[name] += values
+        return made
 
     def _alternatives(self, known: Sequence[Candidate]) -> dict[str, float]:
         """Logprobs by text; for several ids with one text, the highest."""
@@ -161,31 +179,6 @@ class TextReply(ChunkWriter):
         for one in known[: self.request.candidates]:
             best.setdefault(self.text(one.id), one.logprob)
         return best
-
-
-class EchoReply(TextReply):
-    """The prompt before its continuation, with its logprobs if they are asked for."""
-
-    def __init__(self, request: CompletionRequest, tokenizer: Tokenizer) -> None:
-        super().__init__(request, tokenizer)
-        self._scores: list[Scored] = []
-        self._echoed = False
-
-    def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
-        if isinstance(event, PromptScores):
-            self._scores += event.scores
-            return
-        if not self._echoed:
-            self._echoed = True
-            yield self.chunk(self._echo())
-        yield from super().more(event)
-
-    def _echo(self) -> dict[str, Any]:
-        text = b"".join(map(self.tokenizer.piece, self.prompt_ids)).decode("utf-8", "replace")
-        scores = [
-            (one.id, one.logprob, None if one.logprob is None else one.top) for one in self._scores
-        ]
-        return {"text": text, "logprobs": self.older_logprobs(scores) if scores else None}
 
 
 def _scorer(answering: Answering, model: str, top: int) -> Scorer:
@@ -203,10 +196,8 @@ def _scorer(answering: Answering, model: str, top: int) -> Scorer:
     )
 
 
-LEAST_CHARACTERS = 1 << 18
-CHARACTERS_A_TOKEN = 8
-LEAST_IDS = 1 << 16
-"""The most that is tokenised at a time; more if the model's context holds more."""
+MAX_TOKENIZED = 1 << 20
+"""Characters that are tokenised at a time: beside answers, and a long text takes memory."""
 
 
 class TokenizeRequest(Strict):
@@ -216,7 +207,7 @@ class TokenizeRequest(Strict):
     """
 
     model: ModelName | None = None
-    prompt: BoundedText
+    prompt: Annotated[str, Field(max_length=MAX_TOKENIZED)]
     add_special_tokens: bool = True
 
 
@@ -231,13 +222,6 @@ class DetokenizeRequest(Strict):
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """The ids of a text, by the edge model's tokenizer."""
     answering = _asked(request, body.model)
-    _require_few(
-        "characters",
-        "prompt",
-        len(body.prompt),
-        LEAST_CHARACTERS,
-        CHARACTERS_A_TOKEN * answering.edge.context,
-    )
     tokenizer = answering.edge.tokenizer
     encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
     read = partial(answering.tokenizing, lambda: encode(body.prompt, special=True))
@@ -249,7 +233,6 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str]:
     """The text of ids; parts of characters become U+FFFD."""
     edge = _asked(request, body.model).edge
-    _require_few("ids", "tokens", len(body.tokens), LEAST_IDS, edge.context)
     require_known(edge.tokenizer, body.tokens, "tokens")
     text = b"".join(_written(edge.tokenizer, token) for token in body.tokens)
     return {"prompt": text.decode("utf-8", "replace")}
@@ -271,13 +254,6 @@ async def tokenizer_info(request: Request) -> dict[str, Any]:
 def _asked(request: Request, model: str | None) -> Answering:
     models = models_of(request)
     return models.first if model is None else models.asked(model)
-
-
-def _require_few(what: str, field: str, given: int, *bounds: int) -> None:
-    """Raises `ApiError` for more than the highest of `bounds`."""
-    if given > max(bounds):
-        message = f"There are {given} {what}; send {max(bounds)} or fewer at a time."
-        raise ApiError(400, message, param=field)
 
 
 def _written(tokenizer: Tokenizer, token: int) -> bytes:

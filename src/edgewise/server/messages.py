@@ -17,7 +17,6 @@ from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import ToolCall
 from edgewise.server.chat import answered, joined, unread
 from edgewise.server.errors import NO_THREADS, ApiError, anthropic_body
-from edgewise.server.guards import JsonRoute
 from edgewise.server.models import models_of, policy_for
 from edgewise.server.replies import EventWriter, Item, UsageCounts, queued
 from edgewise.server.requests import (
@@ -30,6 +29,7 @@ from edgewise.server.requests import (
     ConversationRequest,
     EdgewiseOptions,
     FunctionDefinition,
+    JsonRoute,
     Name,
     Skipped,
     Stops,
@@ -242,7 +242,7 @@ class MessagesWriter(EventWriter):
     def failed(self, error: ApiError) -> dict[str, Any]:
         return anthropic_body(error)
 
-    def reply(self, chunks: Sequence[dict[str, Any]], end: Finished) -> dict[str, Any]:
+    def reply(self, end: Finished) -> dict[str, Any]:
         return {
             **self._head,
             "content": [block for item in self.items for block in _blocks(item)],

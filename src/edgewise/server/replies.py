@@ -5,6 +5,7 @@ import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -38,8 +39,17 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
+class Item(msgspec.Struct):
+    """A part of an answer as far as it is written: a text, or a call with its arguments."""
+
+    index: int
+    call: CallBegun | None = None
+    text: str = ""
+    id: str = msgspec.field(default_factory=lambda: secrets.token_hex(24))
+
+
 class Writer(ABC):
-    """The reply to one request, in the form of its API."""
+    """The reply to one request, in the form of its API. It keeps what was written."""
 
     end: ClassVar[str | None] = "[DONE]"
     """A stream's last data, if there is one."""
@@ -61,6 +71,7 @@ class Writer(ABC):
         self.tokenizer = tokenizer
         self.prompt_ids: Sequence[int] = ()
         """Set before anything is written."""
+        self.items: list[Item] = []
 
     @abstractmethod
     def begun(self) -> Iterator[dict[str, Any]]:
@@ -71,25 +82,31 @@ class Writer(ABC):
         """The chunks of a stream for an event."""
 
     @abstractmethod
-    def reply(self, chunks: Sequence[dict[str, Any]], end: Finished) -> dict[str, Any]:
-        """The reply in one piece, put together of the chunks of a stream."""
-
-    def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
-        """The reply in one piece."""
-        chunks = [*self.begun(), *(chunk for event in events for chunk in self.more(event))]
-        end = next(event for event in reversed(events) if isinstance(event, Finished))
-        return self.reply(chunks, end)
+    def reply(self, end: Finished) -> dict[str, Any]:
+        """The reply in one piece, of all that was written."""
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         """The chunk for an error after the answer has begun."""
         return error.body()
 
-    def parts(self, event: Token | Finished) -> list[Part]:
-        """The text and calls that an event adds."""
-        if self.calls is None:
-            return [Said(event.text)] if event.text else []
-        parts = self.calls.feed(event.text)
-        return parts + (self.calls.finish() if isinstance(event, Finished) else [])
+    def written(self, event: Token | Finished) -> Iterator[tuple[Item, str]]:
+        """The text that an event adds, with its item; an empty text begins a new item."""
+        parts: list[Part] = [Said(event.text)] if event.text else []
+        if self.calls is not None:
+            parts = self.calls.feed(event.text)
+            parts += self.calls.finish() if isinstance(event, Finished) else []
+        for part in parts:
+            call = part if isinstance(part, CallBegun) else None
+            if call or not self.items or (isinstance(part, Said) and self.items[-1].call):
+                yield self.begin(call), ""
+            if not isinstance(part, CallBegun):
+                self.items[-1].text += part.text
+                yield self.items[-1], part.text
+
+    def begin(self, call: CallBegun | None = None) -> Item:
+        """A new item."""
+        self.items.append(Item(len(self.items), call))
+        return self.items[-1]
 
     def finish_reason(self, end: Finished) -> str:
         """Why the answer ended, in OpenAI's words."""
@@ -124,34 +141,31 @@ class ChunkWriter(Writer):
             "created": int(time.time()),
             "model": request.model,
         }
+        self._own: dict[str, Any] = {"tokens": []}
 
     @abstractmethod
     def opening(self) -> dict[str, Any] | None:
         """A choice's fields before there is any text."""
 
     @abstractmethod
-    def piece(self, part: Part | None = None, token: Token | None = None) -> dict[str, Any]:
-        """A choice's fields for a part of the answer, with the logprobs of `token`."""
+    def piece(
+        self, item: Item | None = None, more: str = "", token: Token | None = None
+    ) -> dict[str, Any]:
+        """A choice's fields for `more` of an item, with the logprobs of `token`."""
 
     @abstractmethod
-    def body(self, pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """A choice's fields for a whole answer, of those of its parts."""
+    def body(self) -> dict[str, Any]:
+        """A choice's fields for a whole answer."""
 
-    def reply(self, chunks: Sequence[dict[str, Any]], end: Finished) -> dict[str, Any]:
-        body = self.body([chunk["choices"][0] for chunk in chunks if chunk["choices"]])
-        whole: dict[str, Any] = {
+    def reply(self, end: Finished) -> dict[str, Any]:
+        own = {"edgewise": self._own} if self.request.edgewise.provenance else {}
+        return {
             **self._head,
             "object": self.kind,
-            "choices": [{"index": 0, **body, **self._ended(end)}],
+            "choices": [{"index": 0, **self.body(), **self._ended(end)}],
             "usage": _usage(end.usage),
+            **own,
         }
-        if self.request.edgewise.provenance:
-            own = {"tokens": []}
-            for fields in (chunk["edgewise"] for chunk in chunks if "edgewise" in chunk):
-                own["tokens"] += [fields.pop("token")] if "token" in fields else []
-                own |= fields
-            whole["edgewise"] = own
-        return whole
 
     def begun(self) -> Iterator[dict[str, Any]]:
         opening, own = self.opening(), None
@@ -161,15 +175,17 @@ class ChunkWriter(Writer):
             yield self.chunk(opening or self.piece(), own)
 
     def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
-        own = self._own(event)
+        own = self._fields(event)
         if isinstance(event, Token | Finished):
             token = event if isinstance(event, Token) else None
             if event.text or own or token is None or self.request.candidates is not None:
-                *first, last = self.parts(event) or [None]
-                for part in first:
-                    yield self.chunk(self.piece(part))
+                # A text begins without a word, a call with its name.
+                said = [(item, more) for item, more in self.written(event) if more or item.call]
+                *first, last = said or [(None, "")]
+                for item, more in first:
+                    yield self.chunk(self.piece(item, more))
                 ended = {} if isinstance(event, Token) else self._ended(event)
-                yield self.chunk({**self.piece(last, token), **ended}, own)
+                yield self.chunk({**self.piece(*last, token), **ended}, own)
         elif own is not None:
             yield self.chunk(self.piece(), own)
         if isinstance(event, Finished) and self._with_usage:
@@ -184,9 +200,16 @@ class ChunkWriter(Writer):
         if self._with_usage:
             made["usage"] = None
         made["choices"] = [{"index": 0, "logprobs": None, "finish_reason": None, **choice}]
-        return made if own is None else {**made, "edgewise": own}
+        if own is None:
+            return made
+        for name, value in own.items():
+            if name == "token":
+                self._own["tokens"].append(value)
+            else:
+                self._own[name] = value
+        return {**made, "edgewise": own}
 
-    def _own(self, event: AnswerEvent) -> dict[str, Any] | None:
+    def _fields(self, event: AnswerEvent) -> dict[str, Any] | None:
         """Edgewise's own fields for an event; None for none."""
         if isinstance(event, Pending):
             return {"pending": {"index": event.index, "text": event.text}}
@@ -233,23 +256,10 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-class Item(msgspec.Struct):
-    """A part of an answer as far as it is written: a text, or a call with its arguments."""
-
-    index: int
-    call: CallBegun | None = None
-    text: str = ""
-    id: str = msgspec.field(default_factory=lambda: secrets.token_hex(24))
-
-
 class EventWriter(Writer):
     """Replies as typed events, of answers that are a list of items."""
 
     end, named = None, True
-
-    def __init__(self, request: AnswerRequest, tokenizer: Tokenizer, **options: Any) -> None:
-        super().__init__(request, tokenizer, **options)
-        self.items: list[Item] = []
 
     @abstractmethod
     def opened(self, item: Item) -> Iterator[dict[str, Any]]:
@@ -270,25 +280,18 @@ class EventWriter(Writer):
     def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
         if not isinstance(event, Token | Finished):
             return
-        for part in self.parts(event):
-            if isinstance(part, CallBegun):
-                yield from self._open(part)
+        for item, more in self.written(event):
+            if more:
+                yield self.grown(item, more)
                 continue
-            if isinstance(part, Said) and (not self.items or self.items[-1].call):
-                yield from self._open()
-            self.items[-1].text += part.text
-            yield self.grown(self.items[-1], part.text)
+            for before in self.items[-2:-1]:
+                yield from self.closed(before, None)
+            yield from self.opened(item)
         if isinstance(event, Finished):
             if not self.items:
-                yield from self._open()
+                yield from self.opened(self.begin())
             yield from self.closed(self.items[-1], event)
             yield from self.ended(event)
-
-    def _open(self, call: CallBegun | None = None) -> Iterator[dict[str, Any]]:
-        for item in self.items[-1:]:
-            yield from self.closed(item, None)
-        self.items.append(Item(len(self.items), call))
-        yield from self.opened(self.items[-1])
 
 
 class EventStream(EventSourceResponse):
@@ -367,11 +370,16 @@ async def reply_with(
         if writer.request.stream:
             return EventStream(writer, events, held.pop_all(), ignored_header(names))
 
-        async def collected() -> list[AnswerEvent]:
-            return [event async for event in events]
+        async def collected() -> JSONResponse:
+            end: AnswerEvent | None = None
+            # What a stream would say is kept by the writer.
+            deque(writer.begun(), maxlen=0)
+            async for end in events:
+                deque(writer.more(end), maxlen=0)
+            assert isinstance(end, Finished)
+            return JSONResponse(writer.reply(end), headers=ignored_header(names))
 
-        whole = writer.whole(await unless_gone(request, collected()))
-        return JSONResponse(whole, headers=ignored_header(names))
+        return await unless_gone(request, collected())
     # Types cannot tell that nothing above swallows exceptions.
     raise AssertionError
 

@@ -5,10 +5,14 @@ harmless value is taken with that value alone. The three chat APIs share the pie
 their requests is a `ConversationRequest`.
 """
 
+import json
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
+import msgspec
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -39,6 +43,33 @@ TOP_LOGPROBS = 5
 
 IGNORED_HEADER = "X-Edgewise-Ignored"
 _MOST_NAMES = 50
+
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""What some editors put before UTF-8."""
+
+
+class _JsonRequest(Request):
+    """Python's own reader takes NaN, numbers beyond all range and halves of characters."""
+
+    async def json(self) -> Any:
+        body = (await self.body()).removeprefix(_BYTE_ORDER_MARK)
+        try:
+            return msgspec.json.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise json.JSONDecodeError(str(error), "", 0) from error
+
+
+class JsonRoute(APIRoute):
+    """An endpoint that reads such a body."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def read(request: Request) -> Response:
+            return await handle(_JsonRequest(request.scope, request.receive))
+
+        return read
 
 
 class Strict(BaseModel, extra="allow", strict=True):

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -14,7 +14,6 @@ from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import ToolCall
 from edgewise.server.chat import FunctionCall, answered
 from edgewise.server.errors import ApiError
-from edgewise.server.guards import JsonRoute
 from edgewise.server.replies import EventWriter, Item, UsageCounts
 from edgewise.server.requests import (
     BoundedText,
@@ -24,6 +23,7 @@ from edgewise.server.requests import (
     ConversationAnswerRequest,
     EdgewiseOptions,
     FunctionDefinition,
+    JsonRoute,
     PlainFormat,
     Skipped,
     Strict,
@@ -219,9 +219,9 @@ class ResponsesWriter(EventWriter):
         yield self._event("output_item.done", output_index=item.index, item=whole)
 
     def ended(self, end: Finished) -> Iterator[dict[str, Any]]:
-        yield self._event(_status(end), response=self.reply([], end))
+        yield self._event(_status(end), response=self.reply(end))
 
-    def reply(self, chunks: Sequence[dict[str, Any]], end: Finished) -> dict[str, Any]:
+    def reply(self, end: Finished) -> dict[str, Any]:
         *before, last = self.items
         status = _status(end)
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None

@@ -19,6 +19,10 @@ from edgewise.sampling import Sampling
 VERSION = 1
 PATH = "/v1/session"
 
+SUBPROTOCOL, KEY_SUBPROTOCOL = "edgewise.v1", "edgewise.key."
+"""What a page in a browser offers, which cannot set headers: the protocol, and its key after the
+second's dot. The gateway answers the first alone."""
+
 MAX_IDS, MAX_FRAME, MAX_SPAN, MAX_TOP = 1 << 17, 1 << 20, 4096, 20
 """Most ids of a prefix, bytes of a frame (a full prefix fits), tokens and candidates."""
 
@@ -51,7 +55,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
     session: Name = ""
 
 
-class Push(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Device: ids that a later consult will need; best effort, not answered."""
 
     position: Count
@@ -110,7 +114,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
 
 
 class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
-    """Gateway: it does not hold the prefix of `ask` (None: of a push); send it from 0."""
+    """Gateway: it does not hold the prefix of `ask` (None: of a prefetch); send it from 0."""
 
     ask: Count | None = None
 
@@ -129,7 +133,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=19):
     request_id: Name | None = None
 
 
-FromDevice = Open | Push | Ask | Cancel | Close
+FromDevice = Open | Prefetch | Ask | Cancel | Close
 FromGateway = Opened | Reply | NeedFull | Failed
 
 _Frame = TypeVar("_Frame")

@@ -3,17 +3,14 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
-from edgewise.completion import Completion, Sent
+from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
-from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
+from edgewise_lab.around import Around, Flying
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -138,41 +135,23 @@ Delay = Callable[[int, int], float]
 """From tokens written and prompt tokens computed to the seconds that a completion is held back."""
 
 
-class LateCloud(WrappedCloud):
+class LateCloud(Around):
     """Implements `CloudModel`: `cloud`, each of whose completions is held back for a `delay`.
 
     Faults come as they do. Consults are held back side by side, as on a way that is long.
     """
 
     def __init__(self, cloud: CloudModel, delay: Delay) -> None:
-        super().__init__(cloud)
+        super().__init__(cloud, self._late)
         self._delay = delay
 
-    def open(self, prompt: Prompt) -> "_LateSession":
-        """A session that answers late."""
-        return _LateSession(self.cloud.open(prompt), self._delay)
-
-
-class _LateSession(WrappedSession):
-    def __init__(self, session: CloudSession, delay: Delay) -> None:
-        super().__init__(session)
-        self._delay = delay
-
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> "Future[Completion]":
-        late: Future[Completion] = Future()
-        asked = super().ask(ids, n, sampling, deadline, sent)
+    def _late(self, ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        late, asked = Flying(), send()
         late.add_done_callback(lambda _: asked.cancel() if late.cancelled() else None)
         asked.add_done_callback(lambda done: self._hold(done, late, len(ids)))
         return late
 
-    def _hold(self, done: "Future[Completion]", late: "Future[Completion]", prompt: int) -> None:
+    def _hold(self, done: Flying, late: Flying, prompt: int) -> None:
         if done.cancelled() or done.exception() is not None:
             _settle(late, done)
             return
@@ -183,7 +162,7 @@ class _LateSession(WrappedSession):
         timer.start()
 
 
-def _settle(made: "Future[Completion]", done: "Future[Completion]") -> None:
+def _settle(made: Flying, done: Flying) -> None:
     """Give `made` the outcome of `done`, unless nobody waits for it any more."""
     if done.cancelled() or not made.set_running_or_notify_cancel():
         made.cancel()

@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgewise.errors import UsageError
 
 RESAMPLES = 10_000
 
@@ -88,3 +92,13 @@ def interval_of(values: NDArray[np.float64]) -> Interval:
     # Not interpolated: between two infinities there is nothing.
     low, high = np.quantile(values, (0.025, 0.975), method="inverted_cdf")
     return float(low), float(high)
+
+
+def scipy_part(name: str) -> Any:
+    """`scipy.NAME`, or a `UsageError` that says how to get it."""
+    try:
+        return import_module(f"scipy.{name}")
+    except ImportError as error:
+        raise UsageError(
+            "Statistics need scipy", hint="install it: pip install 'edgewise[lab]'"
+        ) from error

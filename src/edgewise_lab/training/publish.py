@@ -1,7 +1,6 @@
 """The checkpoint on disk, its model card, and the way to a hub."""
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from edgewise.edge.base import Floats
-from edgewise.errors import UsageError
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
-from edgewise_lab.evaluation.statistics import Interval, mean_interval
+from edgewise_lab.evaluation.statistics import Interval, mean_interval, scipy_part
 from edgewise_lab.evaluation.tasks.base import TRAINED_ON, digest
 
 README = "README.md"
@@ -40,12 +38,7 @@ def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
 
     Raises `UsageError` without scipy.
     """
-    try:
-        optimize: Any = import_module("scipy.optimize")
-    except ImportError as error:
-        raise UsageError(
-            "Training needs scipy", hint="install it: pip install 'edgewise[lab]'"
-        ) from error
+    optimize = scipy_part("optimize")
     order = np.argsort(scores, kind="stable")
     fitted = optimize.isotonic_regression(labels[order].astype(np.float64))
     starts, ends = fitted.blocks[:-1], fitted.blocks[1:] - 1

@@ -2,16 +2,13 @@
 
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
-from edgewise.completion import Completion, Sent
+from edgewise.cloud.base import CloudModel
 from edgewise.costs.price import NOTHING, BilledTokens, Price
-from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
+from edgewise_lab.around import Around, Flying
 from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts, ignore
 
 
@@ -63,7 +60,7 @@ class SpendingMeter:
         """So far."""
         return Spending(self.tokens, time.monotonic() - self._begun)
 
-    def completed(self, future: "Future[Completion]", prompt: int) -> None:
+    def completed(self, future: Flying, prompt: int) -> None:
         """Count a consult behind `prompt` ids, once it is answered."""
         if future.cancelled() or future.exception():
             return
@@ -73,34 +70,16 @@ class SpendingMeter:
         self.count(BilledTokens(input=read - cached, cached=cached, output=reply.billed))
 
 
-class MeteredCloud(WrappedCloud):
+class MeteredCloud(Around):
     """Implements `CloudModel`: `cloud`, whose consults are counted."""
 
     def __init__(self, cloud: CloudModel, meter: SpendingMeter) -> None:
-        super().__init__(cloud)
-        self._meter = meter
+        def counted(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+            future = send()
+            future.add_done_callback(lambda done: meter.completed(done, len(ids)))
+            return future
 
-    def open(self, prompt: Prompt) -> CloudSession:
-        """A session whose consults are counted."""
-        return _MeteredSession(self.cloud.open(prompt), self._meter)
-
-
-class _MeteredSession(WrappedSession):
-    def __init__(self, session: CloudSession, meter: SpendingMeter) -> None:
-        super().__init__(session)
-        self._meter = meter
-
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> "Future[Completion]":
-        future = super().ask(ids, n, sampling, deadline, sent)
-        future.add_done_callback(lambda done: self._meter.completed(done, len(ids)))
-        return future
+        super().__init__(cloud, counted)
 
 
 class MeteredRollouts:

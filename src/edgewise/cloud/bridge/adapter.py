@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.bridge.context_filter import Context, ContextFilter, ContextFilterMaker
+from edgewise.cloud.bridge.context_filter import Context, ContextFilter
 from edgewise.cloud.bridge.session import (
     STEP,
     AdaptedCloud,
@@ -34,18 +34,12 @@ class Bridge(AdaptedCloud):
         *,
         own: Tokenizer,
         edge: Tokenizer,
-        words: bool = False,
-        view: ContextFilter | None = None,
+        context_filter: ContextFilter | None = None,
     ) -> None:
-        """`own` is the cloud's tokenizer, `view` what the cloud gets to see (default: everything).
-
-        With `words` a consult waits until a word opens, as it would for a cloud that takes text
-        only; without, until both vocabularies divide.
-        """
-        super().__init__(cloud.name, edge, view)
+        """`own` is the cloud's tokenizer; without a `context_filter` the cloud sees everything."""
+        super().__init__(cloud.name, edge, context_filter)
         self.cloud, self.own = cloud, own
-        self._boundaries = WordBoundaries(edge, None if words else own)
-        self._words = words
+        self._boundaries = WordBoundaries(edge, own)
 
     @property
     def own_tokenizer(self) -> Tokenizer:
@@ -60,8 +54,7 @@ class Bridge(AdaptedCloud):
         return self.cloud.abilities
 
     def identity(self) -> str:
-        seen = f", {self.view.name}" if self.view.name else ""
-        return f"{self.cloud.identity()} at {'words' if self._words else 'boundaries'}{seen}"
+        return f"{self.cloud.identity()} at boundaries{self.filtered}"
 
     @property
     def here(self) -> bool:
@@ -78,15 +71,15 @@ class Bridge(AdaptedCloud):
         """Prove that the cloud's ids are those of its tokenizer; raises as `CloudModel.check`."""
         self.require_edge(tokenizer)
         try:
-            proof = self.cloud.check(self.own)
+            how = self.cloud.check(self.own)
         except VocabularyMismatch as error:
             raise VocabularyMismatch(
                 f"The cloud model {self.name!r} does not read text as its tokenizer does",
                 hint="name the tokenizer of the model that it serves",
                 setting="cloud_tokenizer",
             ) from error
-        self.proof = f"the cloud's ids are those of its own tokenizer ({proof})"
-        return self.proof
+        self.vocabulary_check = f"the cloud's ids are those of its own tokenizer ({how})"
+        return self.vocabulary_check
 
     def close(self) -> None:
         self.cloud.close()
@@ -96,14 +89,13 @@ def bridged(
     cloud: CloudModel,
     edge: Tokenizer,
     own: Tokenizer | None = None,
-    context_filter: ContextFilterMaker | None = None,
+    context_filter: ContextFilter | None = None,
 ) -> CloudModel:
     """`cloud` itself where its vocabulary is the `edge`'s or not known here, else behind a bridge.
 
-    `own` is the cloud's tokenizer; that of a model in this process is in its file. Where the cloud
-    is to see less than everything there is always a bridge: what is not known to be another
-    vocabulary is taken for the edge's, which `check` proves. Raises `UsageError` for a bridge,
-    which has a view already.
+    `own` is the cloud's tokenizer; that of a model in this process is in its file. With a
+    `context_filter` there is always a bridge: an unknown vocabulary is taken for the edge's, which
+    `check` verifies. Raises `UsageError` for a bridge, which has a context filter already.
     """
     if own is None and cloud.local is not None:
         own = cloud.local.tokenizer
@@ -114,16 +106,16 @@ def bridged(
     if cloud.boundaries is not None:
         raise UsageError(
             "This cloud model decides itself what it shows",
-            hint="leave redact and cloud-context out, or give its bridge a view",
+            hint="leave redact out, or give its bridge a context filter",
         )
-    return Bridge(cloud, own=own or edge, edge=edge, view=context_filter(own or edge))
+    return Bridge(cloud, own=own or edge, edge=edge, context_filter=context_filter)
 
 
 def checked(
     cloud: CloudModel,
     edge: Tokenizer,
     own: Tokenizer | None = None,
-    context_filter: ContextFilterMaker | None = None,
+    context_filter: ContextFilter | None = None,
 ) -> CloudModel:
     """As `bridged`, and `check`ed; raises as that does, and closes `cloud` then."""
     try:

@@ -4,18 +4,12 @@ What is asked is fixed. That a model writes other words than another proves noth
 begins anew does.
 """
 
-from contextlib import closing, suppress
-from typing import NamedTuple
-
 import msgspec
 
-from edgewise.cloud.base import CloudModel
-from edgewise.edge.base import Tokenizer
 from edgewise.engines.replies import TextRequest
 from edgewise.engines.text import TextEngine
 from edgewise.errors import CloudProtocolError, CloudRejected
-from edgewise.prompts import Message, Prompt, prompt_of
-from edgewise.sampling import Sampling
+from edgewise.prompts import Message
 
 TOKENS = 6
 """A reply's, in a probe."""
@@ -31,72 +25,27 @@ _WORDS = "one two three four"
 _ANEW = ("one", "1", "sure", "i ", "i'", "here", "certainly", "of course", "okay", "ok,", "great")
 """How answers begin."""
 
-_SENTENCE = "The heron stands in the shallow water and waits, line {} of a text that is the same. "
-_LINES = (70, 12)
-"""Of prompts of about 1,400 and 300 tokens."""
-_LONG = ("The heron", "The heron stands in")
-
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """How an API continues what it is sent.
 
-    `echoes`: a reply begins with it. `strips`: the blanks that a reply begins with are lost;
-    `trims`: those that it ends with may be.
+    `echoes`: a reply begins with it. `trims`: the blanks that it ends with may be lost.
     """
 
     echoes: bool = False
-    strips: bool = False
     trims: bool = False
 
     @property
     def in_words(self) -> str:
         """For people."""
-        blanks = [
-            *(["drops blanks before a reply"] if self.strips else []),
-            *(["may drop blanks behind what it is sent"] if self.trims else []),
-        ]
         first = "exact, behind what it repeats" if self.echoes else "exact"
-        return ", ".join([first, *(blanks or ["keeps blanks"])])
-
-
-class Reuse(NamedTuple):
-    """Of a prompt sent twice, `prompt` tokens long: those that were computed the second time."""
-
-    prompt: int
-    computed: int
+        blanks = "may drop blanks behind what it is sent" if self.trims else "keeps blanks"
+        return f"{first}, {blanks}"
 
 
 async def capabilities(engine: TextEngine) -> Capabilities:
     """What it does; raises `CloudRejected` where it does not continue."""
     return await _Probe(engine).capabilities()
-
-
-def reuse(cloud: CloudModel, edge: Tokenizer, deadline: float) -> Reuse | None:
-    """Whether a prefix is computed once; None where its usage does not say.
-
-    As consults do: one and the same prompt, and an answer that grew. `deadline` in seconds a
-    request. Raises a `CloudError`.
-    """
-    *longer, short = [prompt_of(edge, (Message("user", _long(lines)),)) for lines in _LINES]
-    for prompt in longer:
-        # It may have no room for so much.
-        with suppress(CloudRejected):
-            return _reused(cloud, prompt, edge, deadline)
-    return _reused(cloud, short, edge, deadline)
-
-
-def _long(lines: int) -> str:
-    text = "".join(_SENTENCE.format(number) for number in range(lines))
-    return f"Say this again: {text.strip()}"
-
-
-def _reused(cloud: CloudModel, prompt: Prompt, edge: Tokenizer, deadline: float) -> Reuse | None:
-    with closing(cloud.open(prompt)) as session:
-        sent = [[*prompt.ids, *edge.encode(answer)] for answer in _LONG]
-        last = [session.ask(ids, 1, Sampling(), deadline).result() for ids in sent][-1]
-    if last.computed is None or last.cached is None:
-        return None
-    return Reuse(last.computed + last.cached, last.computed)
 
 
 class _Probe:
@@ -107,9 +56,8 @@ class _Probe:
 
     async def capabilities(self) -> Capabilities:
         await self._continues()
-        strips = await self._strips()
-        trims = strips or await self._trims()
-        return Capabilities(echoes=self._echoes, strips=strips, trims=trims)
+        await self._require_blanks()
+        return Capabilities(echoes=self._echoes, trims=await self._trims())
 
     async def _continues(self) -> None:
         """Raises `CloudRejected` for one that does not."""
@@ -135,10 +83,14 @@ class _Probe:
         self._echoes = True
         return reply.removeprefix(_ODD)
 
-    async def _strips(self) -> bool:
-        """Whether blanks are lost before a reply."""
+    async def _require_blanks(self) -> None:
+        """Raises `CloudRejected` where blanks are lost before a reply: words would run together."""
         reply = await self._reply(_WORDS)
-        return not self._blanks and reply.startswith("five")
+        if not self._blanks and reply.startswith("five"):
+            raise CloudRejected(
+                f"{self._engine.url!r} drops the blank before the words that it adds",
+                hint="choose another provider, or an engine by token ids",
+            )
 
     async def _trims(self) -> bool:
         """Whether blanks behind what is sent are lost, or not even taken."""

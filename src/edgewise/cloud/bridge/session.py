@@ -64,12 +64,17 @@ _log = logging.getLogger(__name__)
 
 
 class AdaptedCloud(CloudModel):
-    """A cloud that sees what a `view` leaves of a conversation, and answers in the edge's ids."""
+    """A cloud that sees what a context filter leaves, and answers in the edge's ids."""
 
-    def __init__(self, name: str, edge: Tokenizer, view: ContextFilter | None) -> None:
-        """`edge` is the edge's tokenizer, `view` what the cloud gets to see (default: all)."""
+    def __init__(self, name: str, edge: Tokenizer, context_filter: ContextFilter | None) -> None:
+        """`edge` is the edge's tokenizer; without a `context_filter` the cloud sees everything."""
         self.name, self.edge = name, edge
-        self.view = view or ContextFilter()
+        self.context_filter = context_filter or ContextFilter()
+
+    @property
+    def filtered(self) -> str:
+        """The end of `identity`: what the context filter shows; empty for everything."""
+        return f", {self.context_filter.name}" if self.context_filter.name else ""
 
     def budget(self, words: int) -> tuple[int, int]:
         """Tokens that a request for so many words asks for; after how many no more are asked."""
@@ -81,7 +86,7 @@ class AdaptedCloud(CloudModel):
         return -(-most // step), step
 
     def local_only(self, prompt: Prompt) -> bool:
-        return self.view.local_only(preceding(self.edge, prompt))
+        return self.context_filter.local_only(preceding(self.edge, prompt))
 
     def require_edge(self, tokenizer: Tokenizer) -> None:
         """Raises `VocabularyMismatch` unless this is the edge's tokenizer."""
@@ -197,7 +202,7 @@ class BridgeSession(CloudSession, ABC):
             raise self._blocked
         if self._context is None:
             try:
-                context = self.cloud.view.of(preceding(self.edge, self.prompt))
+                context = self.cloud.context_filter.of(preceding(self.edge, self.prompt))
             except Blocked as error:
                 _log.info("nothing is sent for this answer: %s", error)
                 self._blocked = error

@@ -43,10 +43,14 @@ class TextCloud(AdaptedCloud):
     """
 
     def __init__(
-        self, engine: TextEngine, *, edge: Tokenizer, view: ContextFilter | None = None
+        self,
+        engine: TextEngine,
+        *,
+        edge: Tokenizer,
+        context_filter: ContextFilter | None = None,
     ) -> None:
-        """`view` is what the cloud gets to see (default: everything)."""
-        super().__init__(engine.url, edge, view)
+        """`context_filter` says what the cloud gets to see (default: everything)."""
+        super().__init__(engine.url, edge, context_filter)
         self.engine = engine
         self.capabilities = Capabilities()
         self._served: Described | None = None
@@ -55,15 +59,12 @@ class TextCloud(AdaptedCloud):
 
     @property
     def boundaries(self) -> WordBoundaries:
-        return WordBoundaries(
-            self.edge, strips=self.capabilities.strips, reasons=self.engine.reasons
-        )
+        return WordBoundaries(self.edge, reasons=self.engine.reasons)
 
     def identity(self) -> str:
         model = self._served.model if self._served else None
-        seen = f", {self.view.name}" if self.view.name else ""
         how = self.capabilities.in_words
-        return f"{self.name} {self.engine.dialect} {model or ''} as text, {how}{seen}"
+        return f"{self.name} {self.engine.dialect} {model or ''} as text, {how}{self.filtered}"
 
     def open(self, prompt: Prompt) -> "TextBridgeSession":
         return TextBridgeSession(self, prompt)
@@ -72,8 +73,10 @@ class TextCloud(AdaptedCloud):
         """Probe how the API continues; raises as `CloudModel.check`, `CloudRejected` if not."""
         self.require_edge(tokenizer)
         self.submit(self._probe(), PROBE_SECONDS).result()
-        self.proof = f"text, as {self.engine.dialect} takes it: {self.capabilities.in_words}"
-        return self.proof
+        self.vocabulary_check = (
+            f"text, as {self.engine.dialect} takes it: {self.capabilities.in_words}"
+        )
+        return self.vocabulary_check
 
     def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
         """Run `work` on the I/O thread, at most `deadline` seconds."""
@@ -153,8 +156,7 @@ class TextBridgeSession(BridgeSession):
         return ReplyChunk(
             data=whole.encode(),
             ended=ended,
-            # Without the blank behind a word its end is not known.
-            size=consult.most if thought or able.strips else consult.step,
+            size=consult.most if thought else consult.step,
             # An API that does not report it has written no more than that.
             tokens=consult.step if reply.written is None else reply.written,
             cached=reply.cached,

@@ -11,12 +11,9 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from msgspec.structs import replace
-
-from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, ids_spelling
-from edgewise.errors import CloudProtocolError, CloudRejected, NothingUsable
+from edgewise.errors import CloudProtocolError, NothingUsable
 
 BLANKS = " \t"
 
@@ -228,15 +225,14 @@ class WordBoundaries:
         edge: Tokenizer,
         cloud: Tokenizer | None = None,
         *,
-        strips: bool = False,
         reasons: bool | None = None,
     ) -> None:
         """A boundary is where both tokenizers divide the text; without `cloud`, where a word opens.
 
-        A cloud that `strips` loses the blanks at the beginning of its replies. `reasons` says
-        whether a cloud that is not shown reasoning can continue inside a block; None: it is shown.
+        `reasons` says whether a cloud that is not shown reasoning can continue inside a block;
+        None: it is shown.
         """
-        self._edge, self._cloud, self._strips = edge, cloud, strips
+        self._edge, self._cloud = edge, cloud
         self._reasoning, self._reasons = Reasoning(edge), reasons
 
     def refused(
@@ -250,45 +246,11 @@ class WordBoundaries:
         keeps, reasons = self._reasoning.keeps, self._reasons
         if reasons is not None and keeps(ids, start, token, inside=not reasons):
             return "reasoning"
-        admitted = (divided and not self._strips) or self.admit(ids, start, token)
-        if admitted and self._strips:
-            admitted = self._blanks_before(ids, start, token) is not None
-        return None if admitted else "mid_word"
+        return None if divided or self.admit(ids, start, token) else "mid_word"
 
     def admit(self, ids: Sequence[int], start: int, token: int) -> bool:
         """Whether the text may be divided behind `ids`, as `refused`."""
         return self._judged(ids, start, token, self._cloud)
-
-    def joined(
-        self, completion: Completion, ids: Sequence[int], start: int, token: int
-    ) -> Completion:
-        """A completion about what follows `ids`, as `refused`, with the blanks that it lost.
-
-        They are those of `token`. Raises `CloudRejected` where it may have had none.
-        """
-        reply = bytes_of(self._edge, completion.ids).decode("utf-8", "replace")
-        blanks = self._blanks_before(ids, start, token) if self._strips else None
-        if not blanks or not reply or reply[0].isspace():
-            return completion
-        if _kind(reply[0]) == "":
-            raise CloudRejected("It is not known whether a blank stands before the cloud's words.")
-        ends = [one for one in completion.ids[-1:] if one in self._edge.eos_ids]
-        found = (*spelled(self._edge, ids[start:], blanks + reply), *ends)
-        return replace(completion, ids=found, logprobs=(None,) * len(found))
-
-    def _blanks_before(self, ids: Sequence[int], start: int, token: int) -> str | None:
-        """Those of `token` before the cloud's words; None where they are not known.
-
-        Empty where the answer ends with some, or has not begun.
-        """
-        written = written_text(bytes_of(self._edge, ids[max(start, len(ids) - _CONTEXT) :]))
-        data = self._edge.piece(token)
-        piece = characters(data)
-        if data and not piece.strip():
-            return None
-        if not written or written[-1].isspace():
-            return ""
-        return piece[: len(piece) - len(piece.lstrip())] or None
 
     def opens(self, ids: Sequence[int], start: int, token: int) -> bool:
         """Whether a word opens with `token` behind `ids`."""

@@ -127,9 +127,9 @@ class Redacted(ContextFilter):
 class RedactedContext(FilteredContext):
     """Any thread may ask."""
 
-    def __init__(self, before: Context, view: Redacted) -> None:
+    def __init__(self, before: Context, redaction: Redacted) -> None:
         """Raises `Blocked`."""
-        self._view, self._known = view, Placeholders(view.forms)
+        self._filter, self._known = redaction, Placeholders(redaction.forms)
         if before.messages is None:
             self.shown = Context(None, self._redacted(before.text))
         else:
@@ -150,7 +150,7 @@ class RedactedContext(FilteredContext):
         return self._known.replaced(text, self._places(self._known, text))
 
     def _places(self, known: Placeholders, text: str) -> list[Span]:
-        found = self._view.find(text)
+        found = self._filter.find(text)
         if len(known.names) + len({text[one.start : one.end] for one in found}) > MOST_FOUND:
             raise Blocked(f"It holds more than {MOST_FOUND} private words, so nothing is sent.")
         return known.places(text, found)

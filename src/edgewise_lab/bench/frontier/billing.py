@@ -1,20 +1,19 @@
 """What an answer asks of the cloud: every request, and what it costs by price list."""
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from decimal import Decimal
 from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
+from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.completion import Completion, Sent, metered
 from edgewise.costs.price import BilledTokens, Price
 from edgewise.edge.kv import common_prefix
 from edgewise.errors import CloudError
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
+from edgewise_lab.around import Around, AroundSession, Flying
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Question
 
@@ -218,7 +217,7 @@ EngineTime = Callable[[int, int], float]
 """From tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
 
 
-class RecordedCloud(WrappedCloud):
+class RecordedCloud(Around):
     """Implements `CloudModel`: `cloud`, whose consults are kept as `CloudRequest`s.
 
     For one answer at a time; nothing is pushed ahead of consults.
@@ -226,7 +225,7 @@ class RecordedCloud(WrappedCloud):
 
     def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
         """`seconds` stands in the place of the engine's meter, where the engine is slowed down."""
-        super().__init__(cloud)
+        super().__init__(cloud, lambda ids, n, send: send())
         self._seconds = seconds
         self._asks: list[_Ask] = []
 
@@ -248,9 +247,9 @@ class _Ask:
     """A consult for `n` tokens after `ids`, of which the cloud was sent `seen` before."""
 
     def __init__(
-        self, ids: Sequence[int], n: int, earlier: Sequence["_Ask"], future: "Future[Completion]"
+        self, ids: Sequence[int], n: int, earlier: Sequence["_Ask"], future: Flying
     ) -> None:
-        self._ids, self._n, self._future = list(ids), n, future
+        self._ids, self._n, self.future = list(ids), n, future
         self.seen = max((common_prefix(ask.held, self._ids) for ask in earlier), default=0)
 
     @property
@@ -261,17 +260,17 @@ class _Ask:
 
     @property
     def declined(self) -> bool:
-        error = self._future.exception() if self._over else None
+        error = self.future.exception() if self._over else None
         return isinstance(error, CloudError) and error.declined
 
     @property
     def _completion(self) -> Completion | None:
         # Read here and not in a callback, which may run after who waited goes on.
-        return None if not self._over or self._future.exception() else self._future.result()
+        return None if not self._over or self.future.exception() else self.future.result()
 
     @property
     def _over(self) -> bool:
-        return self._future.done() and not self._future.cancelled()
+        return self.future.done() and not self.future.cancelled()
 
     def request(self, seconds: EngineTime | None) -> CloudRequest:
         completion, prompt = self._completion, len(self._ids)
@@ -296,25 +295,17 @@ class _Ask:
         )
 
 
-class _RecordedSession(WrappedSession):
+class _RecordedSession(AroundSession):
     def __init__(self, session: CloudSession, asks: list[_Ask]) -> None:
-        super().__init__(session)
+        super().__init__(session, self._kept)
         self._asks = asks
         self._own: list[_Ask] = []
 
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> "Future[Completion]":
-        future = super().ask(ids, n, sampling, deadline, sent)
-        ask = _Ask(ids, n, self._own, future)
+    def _kept(self, ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        ask = _Ask(ids, n, self._own, send())
         self._own.append(ask)
         self._asks.append(ask)
-        return future
+        return ask.future
 
     def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         # The engine would read prompts that no request here shows.

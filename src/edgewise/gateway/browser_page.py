@@ -1,0 +1,151 @@
+"""The page of a gateway (`--page`): its files, the edge model that it decodes with, a router."""
+
+import hashlib
+import mimetypes
+import os
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgewise.errors import UsageError
+from edgewise.gateway.fleet import Fleet
+from edgewise.wire.protocol import VERSION
+
+AT = "/page/"
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self' blob: 'wasm-unsafe-eval'; worker-src 'self' blob:; "
+        "connect-src 'self'; style-src 'self'; img-src 'self' data:; manifest-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    # A browser gives threads (SharedArrayBuffer) only to a page that is isolated by these two.
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""Of every file below `AT`. Only the gateway's own files run as code, and workers that they make
+of themselves (`blob:`); nothing is inline."""
+
+FOLDER = Path(str(files("edgewise.gateway") / "page"))
+ENGINE = "engine/wllama.js"
+"""What decodes in the browser, in the page's folder: `make web` puts it there."""
+
+_TYPES = {
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".wasm": "application/wasm",
+    ".webmanifest": "application/manifest+json",
+    ".gguf": "application/octet-stream",
+    ".safetensors": "application/octet-stream",
+}
+"""What a system's own table of types may lack, or have otherwise."""
+
+_ROUTER = ("config.json", "model.safetensors")
+
+
+class PageModel(NamedTuple):
+    """The GGUF file that a page decodes with, and the fingerprint of its tokenizer.
+
+    `router` is the folder of the router that was trained for it, if there is one.
+    """
+
+    name: str
+    file: Path
+    tokenizer: str
+    router: Path | None
+    cloud_share: float
+
+
+class Page:
+    """Serves the page's files, the model and the router; `config.json` says what there is."""
+
+    def __init__(
+        self, model: PageModel, fleet: Fleet, *, keys: bool, folder: Path = FOLDER
+    ) -> None:
+        """`keys` says whether a page needs one. Raises `UsageError` without an engine."""
+        if not (folder / ENGINE).is_file():
+            raise UsageError(
+                "The page's engine is not here", hint="build it with make web (needs npm)"
+            )
+        for ending, kind in _TYPES.items():
+            mimetypes.add_type(kind, ending)
+        self._model, self._fleet, self._keys = model, fleet, keys
+        self._static = StaticFiles(directory=folder, html=True)
+        with model.file.open("rb") as opened:
+            self._digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        self._files = {"model.gguf": model.file}
+        if model.router:
+            self._files |= {f"router/{name}": model.router / name for name in _ROUTER}
+
+    def require_same_vocabulary(self) -> None:
+        """Raises `UsageError` for another vocabulary than that of the running fleet."""
+        if self._model.tokenizer != self._fleet.tokenizer:
+            raise UsageError(
+                f"The page's model {self._model.name!r} has another vocabulary than the engine's",
+                hint="name a GGUF of the engine's family",
+                setting="page_model",
+            )
+
+    def routes(self) -> list[BaseRoute]:
+        """Of the application."""
+        own = [Route("/config.json", self._configured)]
+        own += [Route(f"/{name}", self._sender(path)) for name, path in self._files.items()]
+        return [
+            Route("/", self._root),
+            Mount(AT.rstrip("/"), _secured(Router([*own, Mount("/", self._static)]))),
+        ]
+
+    async def _root(self, request: Request) -> Response:
+        return RedirectResponse(AT)
+
+    async def _configured(self, request: Request) -> Response:
+        model, fleet = self._model, self._fleet
+        gateway = {
+            "model": fleet.model,
+            "tokenizer": fleet.tokenizer,
+            "vocabulary": fleet.size,
+            "engine": fleet.engine,
+            "keys": self._keys,
+        }
+        described = {
+            "name": model.name,
+            "url": "model.gguf",
+            "bytes": model.file.stat().st_size,
+            "sha256": self._digest,
+            "tokenizer": model.tokenizer,
+        }
+        router = {"url": "router/", "files": _ROUTER} if model.router else None
+        content = {"protocol": VERSION, "gateway": gateway, "model": described, "router": router}
+        return JSONResponse({**content, "cloud_share": model.cloud_share})
+
+    def _sender(self, path: Path) -> Callable[[Request], Awaitable[Response]]:
+        async def send(request: Request) -> Response:
+            return self._static.file_response(path, os.stat(path), request.scope)
+
+        return send
+
+
+def _secured(app: ASGIApp) -> ASGIApp:
+    """`app`, with `HEADERS` on what it serves."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await app(scope, receive, send_with)
+
+    return served

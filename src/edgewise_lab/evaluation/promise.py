@@ -1,0 +1,125 @@
+"""The highest threshold at which a pair keeps a quality, with 95% confidence.
+
+Learn then Test (Angelopoulos, Bates, Candès, Jordan and Lei 2021, arXiv 2110.01052) with a fixed
+sequence: thresholds are chosen before any answer is seen, and tested from the lowest on, which asks
+most. Each test is exact (Clopper-Pearson). The first that fails ends the sequence, so no test needs
+a correction: in 95 of 100 draws of the prompts the threshold found keeps what was asked for.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edgewise.edge.base import EdgeModel
+from edgewise.errors import UsageError
+from edgewise.routers.base import Router
+from edgewise.routers.start import own_scores
+from edgewise_lab.evaluation.statistics import Interval, ratio_interval, scipy_part
+from edgewise_lab.evaluation.systems import Outcome, cloud_share
+
+CONFIDENCE = 0.95
+SHARES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
+"""Of the edge's own writing, how much reaches thresholds of the sequence."""
+
+_BETWEEN = 24
+"""Thresholds evenly between the first and the last of these, by log-odds."""
+
+_MOST = 100_000
+"""Prompts; nobody is told to bring more."""
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """A threshold, and what its answers to the calibration prompts came to.
+
+    `right` of `prompts` were right or agreed; `least` is the lower bound of that rate. `share` is
+    the cloud share, with its 95% interval.
+    """
+
+    threshold: float
+    right: int
+    prompts: int
+    least: float
+    share: float
+    interval: Interval
+
+
+def sequence(edge: EdgeModel, router: Router) -> list[float]:
+    """Thresholds, ascending, by the edge's own writing: no calibration prompt has a say."""
+    scores = own_scores(edge, router)
+    by_share = np.quantile(scores, [1 - s for s in SHARES]) if scores else 1 - np.array(SHARES)
+    bounded = np.clip(by_share, 1e-6, 1 - 1e-6)
+    odds = np.log(bounded / (1 - bounded))
+    even = 1 / (1 + np.exp(-np.linspace(odds[0], odds[-1], _BETWEEN)))
+    return sorted({float(threshold) for threshold in (*by_share, *even)})
+
+
+def fewest(keep: float) -> int:
+    """Prompts that can bear a promise of `keep`: if all of so many are right, it holds."""
+    return math.ceil(math.log(1 - CONFIDENCE) / math.log(keep))
+
+
+def require_prompts(keep: float, prompts: int) -> None:
+    """Raise `UsageError` for a rate that is none, or more than so many prompts can show."""
+    if not 0 < keep < 1:
+        raise UsageError(f"keep must lie between 0 and 1, not {keep:g}.", setting="keep")
+    if prompts < fewest(keep):
+        raise UsageError(
+            f"{prompts} prompts cannot show that {100 * keep:g}% of the answers are kept, not even "
+            f"if all are; it takes {fewest(keep)}",
+            hint="give more, or keep less",
+            setting="keep",
+        )
+
+
+def keeping(
+    keep: float,
+    thresholds: Sequence[float],
+    answers: Callable[[float], Sequence[Outcome]],
+) -> Promise:
+    """The last threshold of the sequence before the first at which `keep` cannot be shown.
+
+    `answers` are those to the calibration prompts at a threshold, graded. Raises `UsageError` where
+    not even the first will do.
+    """
+    found: Promise | None = None
+    for threshold in thresholds:
+        tested = _kept(threshold, answers(threshold))
+        if tested.least < keep:
+            if found is None:
+                raise _refused(keep, tested)
+            break
+        found = tested
+    assert found is not None
+    return found
+
+
+def _kept(threshold: float, outcomes: Sequence[Outcome]) -> Promise:
+    right, n = sum(outcome.right for outcome in outcomes), len(outcomes)
+    cloud = [o.cloud_tokens + o.wasted_tokens for o in outcomes]
+    interval = ratio_interval(cloud, [o.output_tokens for o in outcomes])
+    return Promise(threshold, right, n, least(right, n), cloud_share(outcomes), interval)
+
+
+def least(right: int, prompts: int) -> float:
+    """Clopper-Pearson: the lower bound of a rate of which `right` of `prompts` were seen."""
+    if not right:
+        return 0.0
+    stats: Any = scipy_part("stats")
+    return float(stats.beta.ppf(1 - CONFIDENCE, right, prompts - right + 1))
+
+
+def _refused(keep: float, first: Promise) -> UsageError:
+    rate = first.right / first.prompts
+    sizes = takewhile(lambda n: n < _MOST, (math.ceil(first.prompts * 1.1**i) for i in range(100)))
+    enough = next((n for n in sizes if least(math.floor(rate * n), n) >= keep), None)
+    hint = "keep less" if enough is None else f"give about {enough} prompts, or keep less"
+    return UsageError(
+        f"{first.right} of {first.prompts} answers with a cloud share of {first.share:.0%} are "
+        f"kept, which does not show that {100 * keep:g}% are",
+        hint=hint,
+        setting="keep",
+    )

@@ -1,0 +1,248 @@
+"""A gateway that pages in browsers may ask: origins, keys as subprotocols, the page's own files."""
+
+import hashlib
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx2
+import msgspec
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from edgewise.addresses import bundled
+from edgewise.errors import UsageError
+from edgewise.gateway.browser_page import ENGINE, Page, PageModel
+from edgewise.gateway.bundled import BundledEngine
+from edgewise.gateway.fleet import Fleet
+from edgewise.keys.keys import add_key, revoke_key
+from tests.cli.conftest import Edgewise, edgewise
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.gateway.doubles import PlainEngine
+from tests.gateway.plain_client import check
+from tests.gateway.processes import GatewayProcess, until
+from tests.gateway.running import gateway
+
+__all__ = ["edgewise"]  # a fixture
+
+APP, HOSTILE = "https://app.example", "https://hostile.example"
+MODEL = PageModel("bundled", bundled("edge"), "141b49fbc0933471", bundled("router"), 0.05)
+
+
+class Served(NamedTuple):
+    """A gateway, and its file of keys."""
+
+    url: str
+    keys: Path
+
+    def socket(self, key: str | None, *, origin: str | None = None) -> ClientConnection:
+        """As a page connects; its origin is the gateway's own unless another one is named."""
+        offered = ["edgewise.v1", *([f"edgewise.key.{key}"] if key else [])]
+        return connect(
+            self.url.replace("http", "ws", 1) + "/v1/session",
+            subprotocols=offered,  # type: ignore[arg-type]
+            origin=origin or self.url,  # type: ignore[arg-type]
+            compression=None,
+        )
+
+    def refusal(self, key: str | None, *, origin: str | None = None) -> int:
+        """Its status."""
+        with pytest.raises(InvalidStatus) as refused, self.socket(key, origin=origin):
+            pass
+        return refused.value.response.status_code
+
+    def lets_in(self, key: str) -> bool:
+        """By a key in a header."""
+        bearer = {"Authorization": f"Bearer {key}"}
+        return httpx2.get(f"{self.url}/v1/models", headers=bearer).is_success
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The bundled engine, with a page beside a file that is not the page's."""
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "secret.py").write_text("secret = 1")
+    page, keys = folder / "page", folder / "keys.json"
+    (page / ENGINE).parent.mkdir(parents=True)
+    (page / ENGINE).write_text("export {};")
+    (page / "engine" / "wllama.wasm").write_bytes(b"\0asm")
+    (page / "index.html").write_text("<!doctype html><title>page</title>")
+    add_key(keys, "first")
+    with gateway([BundledEngine()], keys=keys, origins=[APP], page=MODEL, folder=page) as running:
+        until(lambda: running.gateway.fleet.up)
+        yield Served(running.url, keys)
+
+
+@pytest.fixture
+def key(served: Served, request: pytest.FixtureRequest) -> str:
+    """One for each test, of its name."""
+    secret = add_key(served.keys, request.node.name[:60])
+    until(lambda: served.lets_in(secret), "the key")
+    return secret
+
+
+@pytest.mark.parametrize("origin", [None, APP])
+def test_the_own_page_and_named_ones_consult(served: Served, key: str, origin: str | None) -> None:
+    ids = [2106, 2113]
+    with served.socket(key, origin=origin) as opened:
+        assert opened.subprotocol == "edgewise.v1"
+        # The key is never sent back.
+        assert opened.response is not None
+        assert key not in str(opened.response.headers)
+        opened.send(msgspec.msgpack.encode([1, 1, MODEL.tokenizer, ""]))
+        assert msgspec.msgpack.decode(opened.recv(30))[0] == 16
+        opened.send(msgspec.msgpack.encode([3, 1, 0, ids, check(ids), 1, 60_000]))
+        assert msgspec.msgpack.decode(opened.recv(60))[:2] == [17, 1]
+
+
+def test_a_hostile_page_is_refused(served: Served, key: str) -> None:
+    """Whatever key it has, by whatever request."""
+    assert served.refusal(key, origin=HOSTILE) == 403
+    headers = {"Origin": HOSTILE, "Authorization": f"Bearer {key}"}
+    for path in ("/v1/models", "/page/", "/page/config.json", "/page/model.gguf"):
+        assert httpx2.get(served.url + path, headers=headers).status_code == 403
+    wanted = {"Origin": HOSTILE, "Access-Control-Request-Method": "GET"}
+    preflight = httpx2.options(f"{served.url}/v1/models", headers=wanted)
+    assert "access-control-allow-origin" not in preflight.headers
+
+
+def test_a_named_page_may_send_its_key_in_a_header(served: Served, key: str) -> None:
+    wanted = {
+        "Origin": APP,
+        "Access-Control-Request-Method": "GET",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    preflight = httpx2.options(f"{served.url}/v1/models", headers=wanted)
+    assert preflight.headers["access-control-allow-origin"] == APP
+    assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
+    headers = {"Origin": APP, "Authorization": f"Bearer {key}"}
+    models = httpx2.get(f"{served.url}/v1/models", headers=headers)
+    assert (models.status_code, models.headers["access-control-allow-origin"]) == (200, APP)
+
+
+def test_a_key_that_is_not_in_force_is_refused(
+    served: Served, key: str, request: pytest.FixtureRequest
+) -> None:
+    for wrong in (None, "ew-wrong", key[:-1]):
+        assert served.refusal(wrong) == 401
+    short = add_key(served.keys, "short", expires=datetime.now(UTC) + timedelta(seconds=3))
+    until(lambda: served.lets_in(short), "the short-lived key")
+    with served.socket(short), served.socket(key):
+        until(lambda: not served.lets_in(short), "the key's end")
+        revoke_key(served.keys, request.node.name[:60])
+        until(lambda: not served.lets_in(key), "the revocation")
+    for ended in (short, key):
+        assert served.refusal(ended) == 401
+
+
+def test_no_key_is_in_the_log(engine: ScriptedEngine, tmp_path: Path) -> None:
+    """Not even where everything is logged, be the key good or wrong."""
+    keys = tmp_path / "keys.json"
+    good = add_key(keys, "laptop")
+    process = GatewayProcess(engine.url, keys, tmp_path / "log", "--log-level", "debug")
+    process.start()
+    try:
+        plain = Served(process.url, keys)
+        with plain.socket(good):
+            pass
+        assert plain.refusal("ew-secretly-wrong") == 401
+        # Without --origin no other page is let in.
+        assert plain.refusal(good, origin=APP) == 403
+        until(lambda: "wrong key" in process.told())
+        for secret in (good, "ew-secretly-wrong", "edgewise.key."):
+            assert secret not in process.told()
+        assert httpx2.get(f"{process.url}/page/config.json").status_code == 404
+    finally:
+        process.close()
+
+
+def test_the_page_has_what_it_needs(served: Served) -> None:
+    base = f"{served.url}/page/"
+    first = httpx2.get(f"{served.url}/", follow_redirects=True)
+    assert (str(first.url), first.headers["content-type"][:9]) == (base, "text/html")
+    for name, kind in (("wllama.js", "text/javascript"), ("wllama.wasm", "application/wasm")):
+        found = httpx2.get(f"{base}engine/{name}").headers["content-type"]
+        assert found.partition(";")[0] == kind
+    config = httpx2.get(f"{base}config.json").json()
+    assert config["gateway"]["keys"] is True
+    content = bundled("edge").read_bytes()
+    assert config["model"]["bytes"] == len(content)
+    assert config["model"]["sha256"] == hashlib.sha256(content).hexdigest()
+    assert config["model"]["tokenizer"] == config["gateway"]["tokenizer"] == MODEL.tokenizer
+    model = httpx2.get(base + config["model"]["url"])
+    assert (model.content, model.headers["content-type"]) == (content, "application/octet-stream")
+    part = httpx2.get(base + config["model"]["url"], headers={"Range": "bytes=4-11"})
+    assert (part.status_code, part.content) == (206, content[4:12])
+    known = {"If-None-Match": model.headers["etag"]}
+    assert httpx2.get(base + config["model"]["url"], headers=known).status_code == 304
+    for name in config["router"]["files"]:
+        own = httpx2.get(base + config["router"]["url"] + name)
+        assert own.content == (bundled("router") / name).read_bytes()
+
+
+def test_only_own_files_run_as_code(served: Served) -> None:
+    """Threads of WASM need an isolated page; nothing inline, nothing from elsewhere."""
+    for path in ("", "config.json", "model.gguf", "engine/wllama.js"):
+        headers = httpx2.get(f"{served.url}/page/{path}").headers
+        rules = headers["content-security-policy"].split(";")
+        policy = dict(rule.strip().split(" ", 1) for rule in rules)
+        assert policy["default-src"] == "'none'"
+        for rule in ("script-src", "worker-src", "connect-src"):
+            allowed = set(policy[rule].split())
+            assert "'self'" in allowed
+            assert allowed <= {"'self'", "blob:", "'wasm-unsafe-eval'"}
+        assert headers["cross-origin-opener-policy"] == "same-origin"
+        assert headers["cross-origin-embedder-policy"] == "require-corp"
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+OTHERS = (
+    "../secret.py %2e%2e/secret.py ..%2fsecret.py %2e%2e%2fsecret.py engine/../../secret.py "
+    "..%5csecret.py //etc/passwd %2fetc%2fpasswd router/README.md router/../../secret.py %00"
+)
+
+
+@pytest.mark.parametrize("path", OTHERS.split())
+def test_no_other_file_is_served(served: Served, path: str) -> None:
+    """Sent as it is: a client would tidy it up."""
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), 30) as raw:
+        raw.sendall(f"GET /page/{path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+        with raw.makefile("rb") as reply:
+            assert reply.readline().split()[1] in (b"400", b"404")
+
+
+@pytest.mark.anyio
+async def test_a_page_that_cannot_work_is_refused(tmp_path: Path) -> None:
+    """Without its engine, or with a model of another vocabulary than the gateway's."""
+    fleet = Fleet([PlainEngine()], concurrency=1, queue=1)
+    with pytest.raises(UsageError):
+        Page(MODEL, fleet, keys=False, folder=tmp_path)
+    (tmp_path / ENGINE).parent.mkdir()
+    (tmp_path / ENGINE).touch()
+    page = Page(MODEL, fleet, keys=False, folder=tmp_path)
+    await fleet.start()
+    with pytest.raises(UsageError) as refused:
+        page.require_same_vocabulary()
+    assert refused.value.setting == "page_model"
+    await fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "quoted"),
+    [
+        (["--origin", "*"], "origin"),
+        (["--origin", "app.example"], "app.example"),
+        (["--page-model", "bundled"], "--page"),
+        (["--page", "--page-model", "./none.gguf"], "./none.gguf"),
+    ],
+)
+def test_flags_that_cannot_be_honoured_are_refused(
+    edgewise: Edgewise, flags: list[str], quoted: str
+) -> None:
+    refused = edgewise("gateway", "--engine", "bundled", *flags)
+    assert refused.code == 2
+    assert quoted in refused.err

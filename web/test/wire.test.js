@@ -1,0 +1,172 @@
+// What a gateway may do wrong, and what an answer makes of it.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Gateway, Policy, routerNamed, stream } from "../src/index.js";
+import { decode, encode } from "../src/msgpack.js";
+import { PROBES, fingerprint, fromGateway } from "../src/protocol.js";
+
+const PROMPT = [72, 105];
+const eosIds = new Set([256]);
+const vocabulary = { tokenizer: "03dcc9c69416dc10", size: 257, eosIds };
+const opened = ["session", 0, 0, "engine", "model"];
+
+/** Writes the letter a, unsure of it. */
+const edge = () => ({
+  size: 257,
+  context: 64,
+  eosIds,
+  open() {},
+  extend() {},
+  piece: (id) => Uint8Array.from([id]),
+  step: () => ({ size: 257, entropy: 1, top: [{ id: 97, logprob: Math.log(0.5) }] }),
+});
+
+/** A gateway: `answer(frame, socket)` returns the frame to reply with, bytes, or nothing. */
+function serving(answer, { open = () => [16, 1, ...opened] } = {}) {
+  const state = { connections: 0, frames: [] };
+  state.connect = () => {
+    state.connections += 1;
+    const socket = {
+      readyState: 1,
+      close() {
+        socket.readyState = 3;
+        queueMicrotask(() => socket.onclose?.({}));
+      },
+      send(data) {
+        const frame = decode(data);
+        state.frames.push(frame);
+        const reply = frame[0] === 1 ? open(frame) : answer(frame, socket);
+        const bytes = reply instanceof Uint8Array ? reply : reply && encode(reply);
+        if (bytes) queueMicrotask(() => socket.onmessage?.({ data: bytes.slice().buffer }));
+      },
+    };
+    queueMicrotask(() => (open() ? socket.onopen?.() : socket.onerror?.()));
+    return socket;
+  };
+  return state;
+}
+
+const replying = (frame) => (frame[0] === 3 ? [17, frame[1], [98], [null]] : null);
+
+async function answered(state, { plug, maxTokens = 6, deadline = 0.2, ...policy } = {}) {
+  const gateway = new Gateway("http://127.0.0.1/", vocabulary, { connect: state.connect });
+  const events = [];
+  const options = { edge: edge(), router: routerNamed("max-prob"), gateway, maxTokens };
+  for await (const event of stream(PROMPT, { ...options, policy: new Policy({ threshold: 0.3, deadline, ...policy }) })) {
+    events.push(event);
+    plug?.(gateway, event);
+  }
+  gateway.close();
+  const tokens = events.filter(({ type }) => type === "token");
+  return { text: tokens.map(({ text }) => text).join(""), reasons: tokens.map(({ reason }) => reason), events };
+}
+
+test("the vocabulary of bytes has the fingerprint that the protocol's page says", () => {
+  assert.equal(fingerprint(PROBES.map((text) => [...new TextEncoder().encode(text)])), vocabulary.tokenizer);
+});
+
+test("a frame that is not of the protocol is refused", () => {
+  const good = encode([17, 5, [1, 2], [-0.5, null], false, 3, 1, 0.25, [[[1, -0.5]], []]]);
+  assert.equal(fromGateway(good).ids.length, 2);
+  const wrong = [
+    ...Array.from({ length: good.length }, (_, end) => good.slice(0, end)),
+    Uint8Array.from([...good, 0]),
+    Uint8Array.from([0xdd, 255, 255, 255, 255]),
+    Uint8Array.from(Array(40).fill(0x91)),
+    ...[[17, -1, [], []], [17, 1, ["1"], []], [17, 1, [1.5], [0.5]], [17, 1, [2 ** 32], []], [99], [16, 1, "s".repeat(65), 0, 0, "e"], 7, "text", [18, "1"], [19, null, 1, "m"]].map((one) => {
+      try {
+        return encode(one);
+      } catch {
+        return Uint8Array.of(0xc1);
+      }
+    }),
+  ];
+  for (const data of wrong) assert.throws(() => fromGateway(data), { name: "CloudError", reason: "protocol" });
+});
+
+for (const [name, reply] of Object.entries({
+  "more tokens than were asked for": (ask) => [17, ask, [98, 98], [null, null]],
+  "no token": (ask) => [17, ask, [], []],
+  "an id that the vocabulary lacks": (ask) => [17, ask, [300], [null]],
+  "other logprobs than tokens": (ask) => [17, ask, [98], []],
+  "a probability above 1": (ask) => [17, ask, [98], [0.5]],
+  "bytes of no frame": () => Uint8Array.of(0xc1),
+})) {
+  test(`a reply with ${name} writes nothing`, async () => {
+    const { text, reasons } = await answered(serving((frame) => (frame[0] === 3 ? reply(frame[1]) : null)));
+    assert.equal(text, "aaaaaa");
+    assert.equal(reasons[0], "protocol");
+  });
+}
+
+test("a gateway that cannot be reached ends no answer, and is left alone after three failures", async () => {
+  const state = serving(replying, { open: () => null });
+  const { text, reasons } = await answered(state);
+  assert.equal(text, "aaaaaa");
+  assert.deepEqual(reasons.slice(0, 4), ["unavailable", "unavailable", "unavailable", "circuit_open"]);
+});
+
+test("a silent gateway is waited for once", async () => {
+  const { text, reasons } = await answered(serving(() => null));
+  assert.equal(text, "aaaaaa");
+  assert.deepEqual(reasons.slice(0, 2), ["timeout", "circuit_open"]);
+});
+
+test("a link that breaks is made anew, and all ids are sent again", async () => {
+  let broken = false;
+  const state = serving((frame, socket) => {
+    if (frame[0] !== 3 || broken) return replying(frame);
+    broken = true;
+    socket.close();
+    return null;
+  });
+  const { text } = await answered(state, { deadline: 5 });
+  assert.equal(text, "bbbbbb");
+  assert.equal(state.connections, 2);
+  const [, after] = state.frames.filter(([kind]) => kind === 3);
+  assert.deepEqual([after[2], after[3]], [0, PROMPT]);
+});
+
+test("a gateway that lost the session is given it again", async () => {
+  let lost = false;
+  const state = serving((frame) => {
+    if (frame[0] !== 3 || lost) return replying(frame);
+    lost = true;
+    return [18, frame[1]];
+  });
+  const { text } = await answered(state);
+  assert.equal(text, "bbbbbb");
+});
+
+test("nothing is sent, and nothing opened, at a share of 0", async () => {
+  const state = serving(replying);
+  const { text } = await answered(state, { cloudShare: 0 });
+  assert.equal(text, "aaaaaa");
+  assert.deepEqual([state.connections, state.frames], [0, []]);
+});
+
+test("unplugged in the middle, the edge goes on alone and nothing more is sent", async () => {
+  let sent = 0;
+  const state = serving(replying);
+  const { text, reasons } = await answered(state, {
+    plug(gateway, { index, type }) {
+      if (type !== "token" || index !== 2) return;
+      gateway.unplug();
+      sent = state.frames.length;
+    },
+  });
+  assert.equal(text, "bbbaaa");
+  assert.deepEqual(reasons.slice(3), ["no_cloud", "no_cloud", "no_cloud"]);
+  assert.equal(state.frames.length, sent);
+});
+
+test("an answer that is stopped while it waits ends", async () => {
+  const stopping = new AbortController();
+  const gateway = new Gateway("http://127.0.0.1/", vocabulary, { connect: serving(() => null).connect });
+  setTimeout(() => stopping.abort(), 20);
+  const policy = new Policy({ threshold: 0.3, deadline: 30 });
+  const options = { edge: edge(), router: routerNamed("max-prob"), gateway, policy, signal: stopping.signal };
+  let last;
+  for await (const event of stream(PROMPT, options)) last = event;
+  assert.equal(last.finishReason, "stopped");
+});
