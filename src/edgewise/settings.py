@@ -54,6 +54,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     edge_engine: Annotated[
         str, _about("models", "The library that runs the edge model, or auto.", "NAME", rare=True)
     ] = "auto"
+    edge_model: Annotated[
+        str | None, _about("models", "Model of the edge's server; default: the first.", "NAME")
+    ] = None
+    edge_tokenizer: Annotated[
+        str | None,
+        _about("models", "Its tokenizer: GGUF, folder or repository.", "MODEL", rare=True),
+    ] = None
+    edge_hosts: Annotated[
+        str | None,
+        _about("models", "Hosts beyond private networks it may be at.", "HOSTS", rare=True),
+    ] = None
+    edge_key: Annotated[
+        str | None, _about("key", "Key for the edge's server, sent as a bearer token.", "KEY")
+    ] = None
     cloud_engine: Annotated[
         str, _about("connection", "What answers at the cloud's URL, or auto.", "NAME", rare=True)
     ] = "auto"

@@ -185,13 +185,6 @@ def test_a_cloud_of_another_vocabulary(edgewise: Edgewise, other_path: Path) -> 
     assert answer["usage"]["cloud_completion_tokens"]
 
 
-@pytest.mark.parametrize("command", ["", "run", "demo", "doctor", "eval", "bench", "bench edge"])
-def test_every_command_explains_itself(edgewise: Edgewise, command: str) -> None:
-    result = edgewise(*command.split(), "--help")
-    assert (result.code, result.err) == (0, "")
-    assert result.out.startswith(" ".join(["Usage: edgewise", *command.split()]))
-
-
 @pytest.mark.parametrize("command", ["", "bench"])
 def test_a_command_that_is_told_nothing_shows_its_help(edgewise: Edgewise, command: str) -> None:
     result = edgewise(*command.split())

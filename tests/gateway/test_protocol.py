@@ -29,6 +29,7 @@ from edgewise.wire.protocol import (
     packed,
     unpacked,
 )
+from tests.gateway.plain_client import check as plain
 
 IDS = st.lists(st.integers(0, 151_935), max_size=40)
 
@@ -36,11 +37,6 @@ IDS = st.lists(st.integers(0, 151_935), max_size=40)
 def test_nested_lists_do_not_exhaust_the_stack() -> None:
     with pytest.raises(CloudProtocolError):
         from_device(b"\x91" * 100_000)
-
-
-def test_a_frame_too_long() -> None:
-    with pytest.raises(CloudProtocolError, match="at most"):
-        from_device(b"\x00" * (protocol.MAX_FRAME + 1))
 
 
 @given(IDS, IDS, st.integers(0, 2**32 - 1))
@@ -102,14 +98,6 @@ PART = st.tuples(
 
 def numbers(length: int, first: int) -> list[int]:
     return [(first + 2_654_435_761 * index) % 2**32 for index in range(length)]
-
-
-def plain(ids: list[int]) -> int:
-    """As docs/protocol.md says."""
-    check = 0
-    for token in ids:
-        check = (check * 1_000_003 + token + 1) % (2**61 - 1)
-    return check
 
 
 @given(st.lists(st.tuples(PART, st.floats(0, 1)), max_size=8))

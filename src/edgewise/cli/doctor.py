@@ -57,7 +57,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 # The flags of the command that failed, all of them: those of answers change nothing here.
-@takes(*ANSWERING, reads=["cloud_key"])
+@takes(*ANSWERING, reads=["cloud_key", "edge_key"])
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:
     """Check Python, engine, models, router, cloud and vocabulary; exit code 1 if one fails.
 
