@@ -313,7 +313,7 @@ def _same(engine: Engine, ids: Sequence[int], own: str | None, text: str) -> boo
     if own is None:
         return False
     # Either may tidy up.
-    if difference(own, text, marks=False) and difference(text, own, marks=False):
+    if difference(own, text, control=False) and difference(text, own, control=False):
         return False
     if engine.watched is None and len(ids) <= MOST_WATCHED:
         engine.watched = Watched(ids, own)
