@@ -38,7 +38,7 @@ def data_of(stream: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def app(
-    cloud: CloudModel | None = None,
+    cloud: CloudModel | list[CloudModel] | None = None,
     *,
     score: float = 1.0,
     context: int = 4096,
@@ -58,7 +58,7 @@ def app(
 
 def answering_of(
     edge: ScriptedEdge,
-    cloud: CloudModel | None = None,
+    cloud: CloudModel | list[CloudModel] | None = None,
     *,
     score: float = 1.0,
     queue: int = 1,
