@@ -125,6 +125,21 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
 
 
+class TierUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several clouds in an answer; `cloud` is its host, or its name.
+
+    It was `wanted` for so many critical tokens, `asked` where its budget and its link allowed it,
+    in vain where it `failed`; it `wrote` so many tokens of the answer.
+    """
+
+    cloud: str
+    wanted: int = 0
+    asked: int = 0
+    failed: int = 0
+    wrote: int = 0
+    sent: SentCounts = SentCounts()
+
+
 class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
     """What consults cost by a price list, and what the cloud alone would have cost.
 
@@ -153,7 +168,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     engine's meter, None if it left one out; `cloud_completion_tokens` is what the cloud wrote in
     them, in its own vocabulary. `edge_error` says why the cloud went on without the edge, None if
     it did not. `sent` had left when the answer ended, `cost` is what that came to, if a price is
-    known.
+    known. `tiers` are the clouds, nearest first, where there are several.
     """
 
     prompt_tokens: int
@@ -171,6 +186,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     edge_error: str | None = None
     sent: SentCounts = SentCounts()
     cost: AnswerCost | None = None
+    tiers: tuple[TierUsage, ...] = ()
 
     @property
     def alone(self) -> bool:

@@ -20,16 +20,16 @@ from edgewise.events import (
     Pending,
     Reason,
     RolledBack,
-    SentCounts,
     Source,
     Timing,
     Token,
     Usage,
 )
-from edgewise.loop.consults import Consults, Flight
+from edgewise.loop.consults import Flight
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import Read, Rules, State
+from edgewise.loop.tiers import AnyConsults
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Generation(Iterator[Event]):
         ids: list[int],
         rules: Rules,
         speculation: Speculation,
-        consults: Consults | None,
+        consults: AnyConsults | None,
         *,
         budget: Budget,
         costs: AnswerCosts | None,
@@ -131,7 +131,9 @@ class Generation(Iterator[Event]):
             outcome: Flight | Reason = decision.reason
             if decision.ask:
                 consults = self._consults
-                outcome = consults.ask(self._ids, decision.ask) if consults else "no_cloud"
+                outcome = "no_cloud"
+                if consults is not None:
+                    outcome = consults.ask(self._ids, decision.ask, read.token)
             if isinstance(outcome, Flight):
                 self._awaited = outcome, read.detailed()
             else:
@@ -143,11 +145,7 @@ class Generation(Iterator[Event]):
         if self._lost is not None or consults is None or rules.policy.on_edge_error != "cloud":
             raise error
         _log.warning("the cloud goes on alone: %s", error)
-        self._lost, self._awaited = error, None
-        dropped = len(self._speculation.drafts)
-        cancelled = self._speculation.drop(len(self._ids))
-        if rules.pending and dropped > 1:
-            self._events.append(RolledBack(self._state.index, dropped - 1, cancelled))
+        self._lost = error
         # Where a word begins only the edge's next token would tell.
         self._rules = rules._replace(policy=rules.policy.without_edge(), boundaries=None)
 
@@ -156,7 +154,7 @@ class Generation(Iterator[Event]):
         assert self._consults is not None
         rules = self._rules
         ask = min(rules.policy.decide(1.0, state.budget).ask, rules.max_tokens - state.index)
-        flight = self._consults.ask(self._ids, ask) if ask else "cap"
+        flight = self._consults.ask(self._ids, ask, 0) if ask else "cap"
         if not isinstance(flight, Flight):
             raise lost
         try:
@@ -182,7 +180,7 @@ class Generation(Iterator[Event]):
         try:
             completion = self._consults.completion(flight)
         except CloudError as error:
-            self._events.append(self._consults.report(flight, error, state.index))
+            self._events.extend(self._consults.report(flight, error, state.index))
             if policy.on_cloud_error == "raise" and not isinstance(error, NothingUsable):
                 raise
             self._write_edge(state.failed(error, flight.ask, self._rules), read, error.reason)
@@ -197,11 +195,12 @@ class Generation(Iterator[Event]):
         if (constraint := self._rules.constraint) is not None:
             fit = constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
         token = read.token if read is not None else next(iter(completion.ids), 0)
-        self._consults.latency.judged(changed=fit > 0 and completion.ids[0] != token)
         state = self._state.answered(completion, token, fit, self._rules)
+        changed = fit > 0 and completion.ids[0] != token
+        self._consults.judged(changed=changed, kept=len(state.queue))
         if not fit:
             outcome = BreaksGrammar("The response format allows nothing that the cloud wrote here.")
-        self._events.append(self._consults.report(flight, outcome, state.index))
+        self._events.extend(self._consults.report(flight, outcome, state.index))
         if fit:
             self._write_cloud(state, "critical" if read else "edge_lost", read)
         elif read is not None:
@@ -293,13 +292,12 @@ class Generation(Iterator[Event]):
             wasted_tokens=wasted,
             correction_tokens=counts.corrections,
             cloud_share=min(1.0, (counts.cloud + wasted) / state.index),
-            cloud_calls=counts.calls + (consults.dropped if consults else 0),
+            cloud_calls=counts.calls,
             failed_calls=counts.failed,
             cloud_prompt_cached=counts.cached,
             cloud_prompt_computed=counts.computed,
             cloud_completion_tokens=counts.billed,
             edge_error=None if self._lost is None else str(self._lost),
-            sent=consults.sent.counts() if consults else SentCounts(),
             cost=self._costs.cost(self._ids) if self._costs else None,
         )
         total = time.monotonic() - self._started
@@ -308,7 +306,7 @@ class Generation(Iterator[Event]):
                 text=text,
                 finish_reason=state.end,
                 stop=stopped or state.stopped,
-                usage=usage,
+                usage=consults.summed(usage, len(state.queue)) if consults else usage,
                 timing=Timing(ttft=self._ttft, total=total, wait=self._waited),
             )
         )
