@@ -36,7 +36,7 @@ from edgewise.wire.protocol import (
 )
 from edgewise_lab.tables import line
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.listening.processes import Process, server
+from tests.gateway.processes import ServerProcess, server
 
 SILENT, SLOW, FLOODS = 1100, 50, 20
 PROBE_SECONDS, PAUSE = 5.0, 0.02
@@ -137,7 +137,9 @@ async def probed(probe: Probe, port: int, seconds: float, seen: Seen) -> None:
         await asyncio.sleep(PAUSE)
 
 
-def measured(process: Process, probes: dict[str, Probe], rounds: int, seconds: float) -> list[str]:
+def measured(
+    process: ServerProcess, probes: dict[str, Probe], rounds: int, seconds: float
+) -> list[str]:
     """A line of the table for each kind of probe beside each kind of stranger."""
     context = multiprocessing.get_context("spawn")
     silent, others = context.Event(), context.Event()
@@ -148,13 +150,13 @@ def measured(process: Process, probes: dict[str, Probe], rounds: int, seconds: f
     try:
         for _ in range(rounds):
             for beside in BESIDE:
-                before = process.told.stat().st_size
+                before = len(process.told())
                 (others.set if beside == ALL else others.clear)()
                 (silent.clear if beside == QUIET else silent.set)()
                 time.sleep(3.0)  # all are there
                 for name, probe in probes.items():
                     asyncio.run(probed(probe, process.port, seconds, seen[name, beside]))
-                log[beside] += process.told.stat().st_size - before
+                log[beside] += len(process.told()) - before
                 silent.clear()
                 time.sleep(2.0)  # and gone
     finally:

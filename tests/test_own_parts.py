@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_bad_input import rows
+
 pytestmark = pytest.mark.deep
 
 ROOT = Path(__file__).parents[1]
@@ -105,22 +107,6 @@ def test_an_own_router_answers_as_the_one_that_it_is(edgewise: Edgewise) -> None
     ]
 
 
-def test_an_own_router_is_calibrated(edgewise: Edgewise, tmp_path: Path) -> None:
-    arguments = ("--kind", "surprise", "--stage", "calibrate", "--calibration", "6")
-    passed(edgewise("train", "pocketqa", "--out", "calibrated", *arguments))
-    card = json.loads((tmp_path / "calibrated" / "config.json").read_text())
-    assert (card["kind"], len(card["thresholds"])) == ("surprise", 7)
-    shown = passed(edgewise("router", "show", "calibrated"))
-    assert "surprise" in shown
-    evaluated = edgewise(
-        "eval", "pocketqa", *QUICK, "--router", "calibrated", "--cloud-share", "0.05"
-    )
-    assert json.loads(passed(evaluated))["router"] == "calibrated"
-    other = ("--stage", "calibrate", "--calibration", "6")
-    again = edgewise("train", "pocketqa", "--out", "calibrated", *other)
-    assert {"'surprise'", "'mlp'"} <= set(re.findall(r"'\w+'", refused(again)))
-
-
 @pytest.mark.parametrize(
     ("kind", "recorded"),
     [
@@ -167,28 +153,16 @@ def test_an_own_task_is_evaluated_and_trained_on(edgewise: Edgewise, tmp_path: P
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
-    [
-        (("eval", "alphabet", "--data", "x.jsonl"), "has its own questions and grading"),
-        (("eval", "alphabeta"), "name alphabet, commonsenseqa, gsm8k, pocketqa or a JSON Lines"),
-        (("run", "Hello", "--router", "linear"), "A router of the kind 'linear' is trained"),
-        (
-            ("train", "alphabet", "--out", "r", "--kind", "surprise"),
-            "'surprise' cannot be trained: it has no fit",
-        ),
-        (
-            ("train", "alphabet", "--out", "r", "--kind", "linear", "--label", "second"),
-            "There is no label 'second'",
-        ),
-        (
-            (
-                *("train", "alphabet", "--out", "r", "--kind", "linear"),
-                *("--label", "first-mismatch", "--rounds", "2"),
-            ),
-            "The label 'first-mismatch' takes no rounds; drop it: it takes no options",
-        ),
-    ],
+    rows("""
+eval alphabet --data x.jsonl | has its own questions and grading
+eval alphabeta | name alphabet, commonsenseqa, gsm8k, pocketqa or a JSON Lines
+run Hello --router linear | A router of the kind 'linear' is trained
+train alphabet --out r --kind surprise | 'surprise' cannot be trained: it has no fit
+train alphabet --out r --kind linear --label second | There is no label 'second'
+train alphabet --out r --kind linear --label first-mismatch --rounds 2 | takes no rounds; drop it
+"""),
 )
 def test_what_they_do_not_take_is_refused(
-    edgewise: Edgewise, arguments: tuple[str, ...], problem: str
+    edgewise: Edgewise, arguments: list[str], problem: str
 ) -> None:
     assert problem in refused(edgewise(*arguments))

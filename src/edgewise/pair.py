@@ -12,6 +12,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
 from edgewise.cloud.record import PayloadsFile, SentRecord
 from edgewise.edge.base import EdgeAbilities, EdgeModel
+from edgewise.edge.named import SERVER
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
 from edgewise.grammar.calls import call_reader, collected
@@ -155,7 +156,7 @@ class Pair:
         """
         own, cloud = self.settings, self.cloud
         by_text = cloud is not None and cloud.boundaries is not None and cloud.local is None
-        greedy = by_text or own.edge == _DEFAULTS.edge or edge_engine(own) == "llama-server"
+        greedy = by_text or own.edge == _DEFAULTS.edge or edge_engine(own) == SERVER
         if own.temperature is not None or greedy:
             return None
         return drawn_as(self.edge.sampling)
@@ -272,8 +273,8 @@ def open_models(settings: Settings) -> Pair:
 
 _NEVER = "constant:0"
 _DEFAULTS = Settings()
-_OF_LOADING = ("edge_engine", *names_in("machine"))
-_OF_CONNECTING = names_in("connection", "key", "tokenizer")
+_OF_EDGE = ("edge_engine", "edge_model", "edge_tokenizer", "edge_hosts", "edge_key")
+_OF_CONNECTING = (*names_in("connection", "tokenizer"), "cloud_key")
 
 
 def _chosen(parts: Mapping[str, object], settings: Mapping[str, object], slots: int) -> Settings:
@@ -284,7 +285,9 @@ def _chosen(parts: Mapping[str, object], settings: Mapping[str, object], slots: 
     if _is_open(parts["cloud"]):
         fixed += _OF_CONNECTING
     if _is_open(parts["edge"]) and (_is_open(parts["cloud"]) or cloud_address(chosen) == "none"):
-        fixed += _OF_LOADING
+        fixed += names_in("machine")
+    if _is_open(parts["edge"]):
+        fixed += _OF_EDGE
     unread = [name for name in fixed if getattr(chosen, name) != getattr(_DEFAULTS, name)]
     if "threads" in fixed and slots != 1:
         unread.append("slots")

@@ -1,7 +1,7 @@
 """From settings to the parts of a pair."""
 
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
@@ -21,12 +21,12 @@ from edgewise.addresses import (
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import checked
 from edgewise.cloud.bridge.context_filter import ContextFilter
-from edgewise.cloud.hosts import cloud_key
+from edgewise.cloud.hosts import cloud_key, edge_key, hosts_of, require_allowed, require_near
 from edgewise.costs.daily import DailyTotal, spent_place
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions
-from edgewise.edge.named import EDGES
+from edgewise.edge.named import EDGES, SERVER
 from edgewise.errors import ModelError, RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
 from edgewise.registry import is_code
@@ -53,8 +53,21 @@ _DEFAULTS = Settings()
 def open_edge(settings: Settings, *, slots: int = 1, keep_prefixes: bool = False) -> EdgeModel:
     """Load the edge model that the settings name; see `EdgeOptions` for the other arguments."""
     options = _options(settings, slots, keep_prefixes)
+    engine = edge_engine(settings)
+    if engine == SERVER:
+        require_near(with_scheme(settings.edge), hosts_of(settings.edge_hosts, "edge_hosts"))
+        options = replace(
+            options,
+            model=settings.edge_model,
+            tokenizer=settings.edge_tokenizer,
+            key=edge_key(settings),
+        )
+    else:
+        _require_default(
+            settings, ("edge_model", "edge_tokenizer"), f"an edge model at a URL, not {engine}"
+        )
     with _named_by("edge"):
-        return EDGES.load(edge_engine(settings))(settings.edge, options)
+        return EDGES.load(engine)(settings.edge, options)
 
 
 @contextmanager
@@ -89,8 +102,6 @@ def open_cloud(
     this process. Raises `UsageError` for an unknown engine, for an engine without a URL, and for a
     URL at a host that is not allowed.
     """
-    from edgewise.cloud.hosts import hosts_of, require_allowed
-
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
         from edgewise.engines.registry import check_name
 
@@ -114,7 +125,11 @@ def open_cloud(
             own=open_tokenizer(tokenizer) if tokenizer else None,
             context_filter=shown,
         )
-    _require_no_url_settings(settings, address)
+    _require_default(
+        settings,
+        ("cloud_engine", "cloud_tokenizer", "cloud_model"),
+        f"a cloud at a URL, not for the cloud {address!r}",
+    )
     if address == "none":
         return None
     from edgewise.cloud.local import LocalCloud
@@ -134,14 +149,12 @@ def context_filter(settings: Settings) -> ContextFilter | None:
     return Redacted(rules) if rules.active else None
 
 
-def _require_no_url_settings(settings: Settings, address: str) -> None:
-    """Raise `UsageError` for settings of a URL if the cloud's `address` is not one."""
-    for setting in ("cloud_engine", "cloud_tokenizer", "cloud_model"):
+def _require_default(settings: Settings, names: Sequence[str], instead: str) -> None:
+    """Raise `UsageError` for those of the settings that are set: they are for something else."""
+    for setting in names:
         if getattr(settings, setting) != getattr(_DEFAULTS, setting):
             raise UsageError(
-                f"{spelled(setting)} is for a cloud at a URL, not for the cloud {address!r}",
-                hint="leave it out",
-                setting=setting,
+                f"{spelled(setting)} is for {instead}", hint="leave it out", setting=setting
             )
 
 

@@ -33,25 +33,6 @@ def test_json_tells_the_pair_and_every_system(edgewise: Edgewise) -> None:
     assert told["cloud_work"] == pair["cloud_work"]
 
 
-def test_the_same_run_gives_the_same_figures_to_the_digit(
-    edgewise: Edgewise, tmp_path: Path
-) -> None:
-    """Anew, kept, and read back; only the seconds are the machine's."""
-    routers = ("--router", "bundled", "--router", "random", "--router", "margin")
-    command = ("eval", "pocketqa", "--limit", "5", "--calibration", "4", "--no-baselines", *routers)
-
-    def figures(*out: str) -> list[dict[str, object]]:
-        assert edgewise(*command, *out, "--csv", "figures.csv").code == 0
-        lines = list(csv.DictReader((tmp_path / "figures.csv").read_text().splitlines()))
-        assert all(line.pop("tokens_per_second") for line in lines)
-        return lines
-
-    first = figures()
-    assert figures() == first
-    assert figures("--out", "kept") == first
-    assert figures("--out", "kept") == first
-
-
 def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
     arguments = ("--limit", "6", "--calibration", "6", "--router", "margin", "--router", "entropy")
     shares = ("--cloud-share", "0.05", "--cloud-share", "0.1")
@@ -66,31 +47,6 @@ def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
     assert again.out == first.out
     for said in ("strictly", "computed", "cached", "written", "work"):
         assert said in first.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("mmlu",), "There is no task 'mmlu'"),
-        (("pocketqa", "--limit", "0"), "limit must be 1 or more"),
-        (("pocketqa", "--calibration", "0"), "calibration must be 1 or more"),
-        (("pocketqa", "--cloud-share", "0"), "between 0 and 1"),
-        (("pocketqa", "--cloud", "none"), "name one (--cloud)"),
-        (("pocketqa", "--router", "nope"), "There is no router 'nope'"),
-        (("pocketqa", "--router", "./entropy", "--router", "entropy"), "no router './entropy'"),
-        (("mine.jsonl", "--calibration", "5"), "leave none beside"),
-        (("mine.jsonl", "--calibration", "1", "--csv", "no/x.csv"), "cannot be written"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    edgewise: Edgewise, tmp_path: Path, arguments: tuple[str, ...], problem: str
-) -> None:
-    lines = [json.dumps({"prompt": f"Say {i}.", "answer": f"{i}"}) + "\n" for i in range(3)]
-    (tmp_path / "mine.jsonl").write_text("".join(lines))
-    done = edgewise("eval", *arguments)
-    assert done.code == 2
-    assert problem in done.err
-    assert done.err.count("\n") == 1
 
 
 def test_own_questions(edgewise: Edgewise, tmp_path: Path) -> None:

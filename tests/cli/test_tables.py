@@ -10,30 +10,15 @@ from edgewise_lab.commands import shared
 from edgewise_lab.evaluation.report import CLOUD, EDGE, rows
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import Outcome
+from tests.evaluation.test_report import outcomes as of_a_family
 
 FAMILIES = ("facts", "two-hop", "steps", "sorting", "choices", "free-text")
 LONG = "a-router-of-a-very-long-name-indeed.py:Mine"
 
 
 def outcomes(right: str, *, families: tuple[str, ...] = FAMILIES, cloud: int = 0) -> list[Outcome]:
-    """One answer of ten tokens a letter and family; x is right, X strictly so."""
-    return [
-        Outcome(
-            question=f"{family}{i}",
-            family=family,
-            text="",
-            right=letter in "xX",
-            strict=letter == "X",
-            output_tokens=10,
-            cloud_tokens=cloud,
-            consults=cloud,
-            cached=3 * cloud,
-            computed=cloud,
-            seconds=0.5,
-        )
-        for family in families
-        for i, letter in enumerate(right)
-    ]
+    """One answer of ten tokens a letter and family."""
+    return [one for name in families for one in of_a_family(right, family=name, cloud=cloud)]
 
 
 def found(families: tuple[str, ...] = FAMILIES) -> dict[Cell, list[Outcome]]:
@@ -50,30 +35,6 @@ def shown(capsys: pytest.CaptureFixture[str], outcomes: dict[Cell, list[Outcome]
     capsys.readouterr()
     shared.figures_tables("animals, 24 questions", rows(outcomes))
     return capsys.readouterr().out.splitlines()
-
-
-def test_both_readings_and_the_clouds_reading_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, found())
-    text = "\n".join(lines)
-    for said in ("strictly", "by family", "computed", "cached", "written", "work", *FAMILIES):
-        assert said in text
-    alone, pair, oracle = (
-        [line.split() for line in lines if line.startswith(name)]
-        for name in ("cloud ", "query-level at 5%", "oracle")
-    )
-    # Accuracies, by family, costs; a cloud that reads ten tokens and writes ten.
-    assert alone[0][1:4] == ["100.0%", "100.0%", "75.0%"]
-    assert alone[1][1:4] == ["100", "/", "75"]
-    assert alone[2][1:] == ["10.0", "10.0", "30.0", "10.0", "0.0", "100%"]
-    assert pair[2][3:] == ["2.0", "2.0", "6.0", "2.0", "0.0", "20%"]
-    assert oracle[2][1:] == ["1.0", "-", "-", "1.0", "0.0", "-"]
-
-
-def test_families_without_a_gap_are_named_by_reading(capsys: pytest.CaptureFixture[str]) -> None:
-    same = outcomes("xX", families=("steps",), cloud=10)
-    mixed = {cell: [*some, *same] for cell, some in found(("facts",)).items()}
-    text = "\n".join(shown(capsys, mixed))
-    assert " ".join(text.split()).partition("leaves out")[2].count("steps") >= 2
 
 
 def test_in_a_pipe_nothing_is_cut_or_folded(capsys: pytest.CaptureFixture[str]) -> None:

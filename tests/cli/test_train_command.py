@@ -44,59 +44,6 @@ class Idle:
 FEW = ("--limit", "40", "--calibration", "6")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("--inputs", "logits"), "--inputs can be hidden"),
-        (("--hidden", "-1"), "--hidden 0 or more"),
-        (("--epochs", "0"), "must be 1 or more"),
-        (("--label", "citer", "--rounds", "3"), "rounds must be 1 or 2"),
-        (("--label", "mismatch", "--rounds", "2"), "label 'mismatch' takes no rounds"),
-        (("--rounds", "1"), "label 'value' takes no rounds"),
-        (("--judge", "cloud"), "label 'value' takes no judge"),
-        (("--label", "r2r", "--judge", "coin"), "no judge 'coin'; it is cloud or outcome"),
-        (("--label", "r2r", "--limit", "3"), "is not a judge"),
-        (("--label", "magic"), "no label 'magic'"),
-        (("--kind", "magic"), "no router 'magic'"),
-        (("--kind", "entropy"), "cannot be trained"),
-        (("--inputs", "hidden", "--top-k", "5"), "belongs to the input top_logprobs"),
-        (("--cloud", "none"), "name one (--cloud)"),
-        (("--stage", "label"), "run the stage collect first"),
-        (("--stage", "calibrate"), "There is no router"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    edgewise: Edgewise, arguments: tuple[str, ...], problem: str
-) -> None:
-    pytest.importorskip("torch")
-    done = edgewise("train", "pocketqa", "--out", "router", *arguments)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert problem in done.err
-
-
-def test_stage_by_stage_is_as_all_at_once(edgewise: Edgewise, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    for stage in ("collect", "label", "fit", "calibrate"):
-        done = edgewise("train", "pocketqa", "--out", "staged", *FEW, "--stage", stage)
-        assert done.code == 0, done.err
-    done = edgewise("train", "pocketqa", "--out", "whole", *FEW)
-    assert done.code == 0, done.err
-    cards = [
-        json.loads((tmp_path / name / "config.json").read_text()) for name in ("staged", "whole")
-    ]
-    # What is decoded together differs, and with it the last digits (exactly: test_stages).
-    numbers = ("thresholds", "realised", "probability", "loss", "baseline_loss")
-    figures = [[card.pop(name) for name in numbers] for card in cards]
-    assert cards[0] == cards[1]
-    assert list(figures[0][0]) == list(figures[1][0])
-    assert len(figures[0][0]) == 7
-    asked = ("--limit", "3", "--cloud-share", "0.05", "--no-baselines", "--json")
-    told = json.loads(edgewise("eval", "pocketqa", "--router", "whole", *asked).out)
-    assert told["router"] == "whole"
-    again = edgewise("train", "pocketqa", "--out", "whole", "--limit", "41", "--calibration", "6")
-    assert (again.code, "other models, questions" in again.err) == (2, True)
-
-
 def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Path) -> None:
     """Fitted to noise and calibrated on two questions: it is made, and told what it is."""
     (tmp_path / "idle.py").write_text(IDLE)
@@ -112,20 +59,6 @@ def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Pa
     checks = json.loads(edgewise("doctor", "--router", "r", "--json").out)["checks"]
     (router,) = (check for check in checks if check["name"] == "router")
     assert (router["status"], "constant" in router["detail"]) == ("warn", True)
-
-
-@pytest.mark.parametrize("label", ["citer", "r2r --judge outcome"])
-def test_every_label_makes_a_router(edgewise: Edgewise, tmp_path: Path, label: str) -> None:
-    pytest.importorskip("torch")
-    embedded = ("--inputs", "hidden", "--inputs", "token_embedding")
-    done = edgewise("train", "pocketqa", "--out", "r", "--label", *label.split(), *embedded, *FEW)
-    assert done.code == 0, done.err
-    shown = edgewise("router", "show", "r")
-    assert shown.code == 0, shown.err
-    assert "hidden, token_embedding" in shown.out
-    checked = edgewise("router", "check", "r")
-    assert checked.code == 0, checked.err
-    assert "40 training questions" in checked.out
 
 
 def test_training_through_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
@@ -181,24 +114,13 @@ def test_held_out_questions_are_not_trained_on() -> None:
     assert set(recorded) == {digest(prompt) for prompt in trained}
 
 
-def questions(path: Path, count: int = 60) -> Path:
-    """Some of the training questions as anyone would write them down."""
-    lines = [
-        {"prompt": q.prompt, "answer": q.answer, "choices": q.choices}
-        for q in pocketqa("train").questions
-        if q.choices
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines[:count]))
-    return path
-
-
 def test_one_prompt_never_stands_on_both_sides(edgewise: Edgewise, tmp_path: Path) -> None:
     """A file with doubles: those of the calibration questions are left out of training."""
     pytest.importorskip("torch")
-    mine = questions(tmp_path / "mine.jsonl", 30)
-    mine.write_text(mine.read_text() * 2)
-    arguments = ("--check", "choice", "--calibration", "30", "--out", "r", "--stage", "collect")
-    done = edgewise("train", str(mine), *arguments)
+    lines = [json.dumps({"prompt": f"Say {n}.", "answer": f"{n}"}) + "\n" for n in range(30)]
+    (tmp_path / "mine.jsonl").write_text("".join(lines) * 2)
+    arguments = ("--calibration", "30", "--out", "r", "--stage", "collect")
+    done = edgewise("train", "mine.jsonl", *arguments)
     assert done.code == 2
     assert "none beside 30" in done.err
 
@@ -213,20 +135,6 @@ def test_show_and_check_the_bundled_router(edgewise: Edgewise) -> None:
     checked = edgewise("router", "check", "bundled")
     assert checked.code == 0
     assert "of a step" in checked.out
-
-
-@pytest.mark.parametrize("command", ["show", "check", "push"])
-@pytest.mark.parametrize("name", ["max-prob", "./nothing"])
-def test_what_is_no_checkpoint(edgewise: Edgewise, command: str, name: str) -> None:
-    more = ("me/router",) if command == "push" else ()
-    done = edgewise("router", command, name, *more)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-
-
-def test_a_checkpoint_of_another_edge_model(edgewise: Edgewise, bpe_path: Path) -> None:
-    done = edgewise("router", "check", "bundled", "--edge", str(bpe_path))
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "edge model" in done.err
 
 
 def test_push_publishes_what_run_can_use(

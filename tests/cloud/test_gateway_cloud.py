@@ -35,12 +35,12 @@ from edgewise.wire.protocol import (
     NeedFull,
     Open,
     Opened,
-    Push,
+    Prefetch,
     Reply,
     encode,
     from_device,
 )
-from tests.background import Background
+from tests.background import Served
 
 PROMPT = Prompt((1, 2, 3))
 PATIENCE = 60.0
@@ -50,28 +50,14 @@ OPENED = Opened(VERSION, "name", 0, 0, "vLLM", "qwen")
 Say = Callable[[web.WebSocketResponse, FromDevice], Awaitable[None]]
 
 
-class FakeGateway:
+class FakeGateway(Served):
     """Answers frames as `say` does, from a thread of its own; `heard` are the devices' frames."""
 
     def __init__(self, say: Say, *, status: int | None = None) -> None:
+        super().__init__()
         self.say, self.status = say, status
         self.heard: list[FromDevice] = []
-        self._background = Background()
-        self.url: str = self._background.do(self._start())
-
-    def close(self) -> None:
-        """Stop."""
-        self._background.close(self._runner.cleanup())
-
-    async def _start(self) -> str:
-        app = web.Application()
-        app.router.add_get(PATH, self._session)
-        self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
-        )
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"http://127.0.0.1:{self.serve([web.get(PATH, self._session)])}"
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
         if self.status is not None:
@@ -93,7 +79,7 @@ async def politely(socket: web.WebSocketResponse, frame: FromDevice) -> None:
     """As a gateway does."""
     if isinstance(frame, Ask):
         await socket.send_bytes(encode(reply(frame)))
-    elif not isinstance(frame, Push | Cancel):
+    elif not isinstance(frame, Prefetch | Cancel):
         await socket.send_bytes(encode(OPENED))
 
 
@@ -223,7 +209,7 @@ def test_a_whole_prefix_is_sent_where_it_is_asked_for(fake: Callable[..., FakeGa
 def test_a_link_that_breaks_is_made_anew(fake: Callable[..., FakeGateway]) -> None:
     made = fake(saying("hang up", "hang up", reply))
     assert consult(made.url) == (97,)
-    openings = [frame for frame in made.heard if not isinstance(frame, Ask | Push | Cancel)]
+    openings = [frame for frame in made.heard if not isinstance(frame, Ask | Prefetch | Cancel)]
     assert [opening.session for opening in openings[:3]] == ["", "name", "name"]
 
 

@@ -156,21 +156,19 @@ def test_a_bad_checkpoint(tmp_path: Path, name: str) -> None:
     assert_one_sentence(str(caught.value))
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\xff" * 64, b"\x08" + b"\0" * 7 + b"{}      "])
+BF16 = b'{"mean":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
+"""Of a kind that numpy lacks."""
+LACKING = len(BF16).to_bytes(8, "little") + BF16 + b"\0\0"
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\xff" * 64, b"\x08" + b"\0" * 7 + b"{}      ", LACKING]
+)
 def test_unreadable_weights(tmp_path: Path, content: bytes | None) -> None:
     folder = write(tmp_path / "router", weights(WIDTH, 1))
     (folder / WEIGHTS).unlink()
     if content is not None:
         (folder / WEIGHTS).write_bytes(content)
-    with pytest.raises(UsageError) as caught:
-        Mlp(CARD, folder)
-    assert_one_sentence(str(caught.value))
-
-
-def test_weights_of_a_kind_that_numpy_lacks(tmp_path: Path) -> None:
-    folder = write(tmp_path / "router", weights(WIDTH, 1))
-    header = b'{"mean":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
-    (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0")
     with pytest.raises(UsageError) as caught:
         Mlp(CARD, folder)
     assert_one_sentence(str(caught.value))

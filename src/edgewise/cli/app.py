@@ -135,18 +135,13 @@ class _Options(TyperCommand):
                 if one.param_type_name == "argument":
                     heading = "Arguments"
                 sections.setdefault(heading, []).append(record)
-        for heading in sorted(sections, key=_place):
+        order = {heading: place for place, heading in enumerate(_HEADINGS)}
+        for heading in sorted(sections, key=lambda one: order.get(one, len(order))):
             with formatter.section(heading):
                 formatter.write_dl(sections[heading])
 
 
-_HEADINGS = (
-    *("Arguments", "Options", "Models", "Routing", "Writing", "Privacy", "Money", "Output"),
-)
-
-
-def _place(heading: str) -> int:
-    return _HEADINGS.index(heading) if heading in _HEADINGS else len(_HEADINGS)
+_HEADINGS = ["Arguments", "Options", "Models", "Routing", "Writing", "Privacy", "Money", "Output"]
 
 
 def _command(name: str, target: Any) -> Any:

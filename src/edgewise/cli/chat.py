@@ -37,7 +37,7 @@ _ROOM = 4
 """An answer gets a part of the context like this, unless it may only be shorter."""
 
 
-@takes(*ANSWERING, reads=["cloud_key"])
+@takes(*ANSWERING, reads=["cloud_key", "edge_key"])
 def chat(
     context: typer.Context,
     chosen: Settings,
@@ -97,8 +97,8 @@ class Conversation:
             name, _, rest = text.partition(" ")
             if name not in self._commands:
                 close = get_close_matches(name, self._commands, 1)
-                meant = f"did you mean {close[0]}? " if close else ""
-                raise UsageError(f"There is no command {name}; {meant}/help lists them.")
+                hint = f"did you mean {close[0]}? " if close else ""
+                raise UsageError(f"There is no command {name}; {hint}/help lists them.")
             self._commands[name](rest.strip())
         elif text:
             self._answer(text)

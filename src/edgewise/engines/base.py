@@ -184,12 +184,12 @@ class Engine(ABC):
 
         Raises a `CloudError` where it is not ready.
         """
-        looks: list[Awaitable[object]] = [self.ready(), self.describe(), self.tokenize(_ALL)]
+        checks: list[Awaitable[object]] = [self.ready(), self.describe(), self.tokenize(_ALL)]
         expected: list[object] = [None, self.described, self._joint_ids]
         if self.watched:
-            looks.append(self.detokenize(self.watched.ids))
+            checks.append(self.detokenize(self.watched.ids))
             expected.append(self.watched.text)
-        return await parallel(*looks) == expected
+        return await parallel(*checks) == expected
 
     def compare_strings(self, tokenizer: Tokenizer) -> str:
         """Compare what both make of the fixed strings, after a probe; says how.

@@ -271,7 +271,7 @@ class Fleet:
                 async with replica.turn(0), asyncio.timeout(PREFILL_SECONDS):
                     await replica.engine.prefill(ids, client)
             except TimeoutError as error:
-                raise CloudTimeout("The engine did not compute what was pushed.") from error
+                raise CloudTimeout("The engine did not prefetch in time.") from error
 
     def _ranked(self, session: str) -> list[Replica]:
         def weight(replica: Replica) -> bytes:
@@ -313,7 +313,7 @@ def _same(engine: Engine, ids: Sequence[int], own: str | None, text: str) -> boo
     if own is None:
         return False
     # Either may tidy up.
-    if difference(own, text, marks=False) and difference(text, own, marks=False):
+    if difference(own, text, control=False) and difference(text, own, control=False):
         return False
     if engine.watched is None and len(ids) <= MOST_WATCHED:
         engine.watched = Watched(ids, own)
