@@ -91,6 +91,13 @@ def with_scheme(address: str) -> str:
     return f"http://{address}" if _HERE.fullmatch(address) and not _file(address) else address
 
 
+def each(addresses: str) -> list[str]:
+    """Those that stand between commas, unless a file is called so: clouds, nearest first."""
+    if os.path.exists(from_home(addresses)):
+        return [addresses]
+    return [with_scheme(one.strip()) for one in addresses.split(",")]
+
+
 def from_home(name: str | Path) -> Path:
     """The path, ~ and ~user being home folders; as it is where there is no such user."""
     return Path(os.path.expanduser(name))

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 import typer
 
 from edgewise import settings
-from edgewise.addresses import is_url, with_scheme
+from edgewise.addresses import each, is_url, with_scheme
 from edgewise.cli import render
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
 from edgewise.settings import FIELDS, NAMES, Settings, names_in
@@ -80,6 +80,7 @@ _PANELS = {
     **dict.fromkeys(("models", "connection", "tokenizer", "machine"), "Models"),
     **dict.fromkeys(("routing", "policy"), "Routing"),
     **dict.fromkeys(("sampling", "draws"), "Writing"),
+    "tiers": "Routing",
     "privacy": "Privacy",
     "costs": "Money",
 }
@@ -114,7 +115,7 @@ def takes(
         @wraps(command)
         def settled(**values: Any) -> None:
             context = values[asked] if asked else values.pop(_CONTEXT)
-            flags = {name: values.pop(name) for name in options}
+            flags = {name: _joined(values.pop(name)) for name in options}
             flags |= {name: _first(values[name]) for name in reads if name in own}
             load = partial(
                 settings.load, flags, refused=refused, reader=context.command_path, vet=vet
@@ -187,7 +188,13 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
                 f"router in {of_file['router']} runs code, which a file may not",
                 hint="name it with --router or EDGEWISE_ROUTER",
             )
-    for role, address in (("cloud", chosen.cloud or ""), ("edge", chosen.edge)):
+    if "trust" in of_file:
+        raise UsageError(
+            f"trust in {of_file['trust']} says who sees what is local, which a file may not",
+            hint="name it with --trust or EDGEWISE_TRUST",
+        )
+    clouds = [("cloud", address) for address in each(chosen.cloud or "")]
+    for role, address in (*clouds, ("edge", chosen.edge)):
         if not is_url(url := with_scheme(address)):
             continue
         from edgewise.engines.http import require_keyless
@@ -223,6 +230,11 @@ def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | Non
     return None if where is None or where in str(error) else where
 
 
+def _joined(given: object) -> object:
+    """Of an option that may be repeated, as the settings have it."""
+    return ",".join(map(str, given)) or None if isinstance(given, list) else given
+
+
 def _first(given: object) -> object:
     return given[0] if isinstance(given, list) and given else given
 
@@ -242,7 +254,8 @@ def _option(name: str) -> inspect.Parameter:
     kinds = [k for k in (get_args(annotation) if union else (annotation,)) if k is not NoneType]
     # A choice between a word and a number comes as text, which `settings.load` converts; so does a
     # share, which may be in percent.
-    kind = kinds[0] if len(kinds) == 1 and name != "cloud_share" else str
+    kind: Any = kinds[0] if len(kinds) == 1 and name != "cloud_share" else str
+    kind = list[str] if name == "cloud" else kind  # may be repeated
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # bounds are `load`'s
     extra = meta.extra
     panel = _PANELS[extra["group"]]

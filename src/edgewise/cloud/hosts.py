@@ -35,7 +35,8 @@ class Host(NamedTuple):
 
 
 def hosts_of(
-    listed: str | None, setting: Literal["cloud_hosts", "edge_hosts"] = "cloud_hosts"
+    listed: str | None,
+    setting: Literal["cloud_hosts", "edge_hosts", "trust"] = "cloud_hosts",
 ) -> tuple[Host, ...] | None:
     """Hosts separated by commas, each with a port or without; None where there is no list.
 
@@ -52,16 +53,19 @@ def hosts_of(
 
 def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
     """Raises `UsageError` for a cloud elsewhere; nothing is connected to."""
-    if hosts is None:
-        return
-    host = _host_in(url)
-    if host is None or (host not in hosts and Host(host.name) not in hosts):
+    if hosts is not None and not is_at(url, hosts):
         raise UsageError(
             f"The cloud {url!r} is at none of the hosts that are allowed "
             f"({', '.join(map(str, hosts))}), so nothing is sent there",
             hint="name another cloud, or add its host",
             setting="cloud_hosts",
         )
+
+
+def is_at(url: str, hosts: Sequence[Host]) -> bool:
+    """Whether a URL leads to one of the hosts, for whoever reads it."""
+    host = _host_in(url)
+    return host is not None and (host in hosts or Host(host.name) in hosts)
 
 
 def require_near(url: str, hosts: Sequence[Host] | None) -> None:
@@ -78,8 +82,7 @@ def require_near(url: str, hosts: Sequence[Host] | None) -> None:
             hint="give http://127.0.0.1:PORT, and a key as EDGEWISE_EDGE_KEY",
             setting="edge",
         )
-    listed = host in (hosts or ()) or Host(host.name) in (hosts or ())
-    if not listed and not _is_near(host.name):
+    if not is_at(url, hosts or ()) and not _is_near(host.name):
         raise AddressError(
             f"The edge model's server {url!r} is on no private network, and prompts would leave "
             "yours",

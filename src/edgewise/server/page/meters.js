@@ -45,13 +45,14 @@ function counts(answer) {
   return own ? [...found, ...atTheEnd(own, cloudOf(answer))] : found;
 }
 
-function atTheEnd({ cloud_calls, cloud_prompt_cached, cloud_prompt_computed, sent, cost }, cloud) {
+function atTheEnd({ cloud_calls, cloud_prompt_cached, cloud_prompt_computed, sent, cost, tiers }, cloud) {
   const count = (known) => (known == null ? "–" : known.toLocaleString("en"));
   // The meter is that of answered consults; what the others made the cloud read nobody knows.
   const read = cloud_calls && !cloud ? [null, null] : [cloud_prompt_cached, cloud_prompt_computed];
   const found = [
     ["read", "prompts cached / computed", read.map(count).join(" / ")],
     ["bytes", "left this device", `${count(sent?.bytes)} bytes`],
+    ...(tiers ?? []).map((one) => ["tier", one.cloud, `wanted ${one.wanted}, asked ${one.asked}, wrote ${one.wrote}`]),
   ];
   if (!cost) return found;
   // Against what the cloud alone would have cost.
