@@ -1,9 +1,8 @@
-"""What the bundled pair keeps, learns without answers, and gains by whole words.
+"""What the bundled pair keeps, and what it learns without answers.
 
 `python -m benchmarks.quality keep`: 20 splits of the test questions; on one part of each a
 threshold that keeps a quality is looked for, on the rest it is judged. `... final`: routers of 130
-prompts without answers beside those that need no training. `... words`: consults that go on to the
-end of a word where they changed a token, by a loop of its own, which counts what they write.
+prompts without answers beside those that need no training.
 What either model makes of a prefix is computed once for all systems. Prints Markdown.
 """
 
@@ -17,13 +16,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from benchmarks.real_pair import KnownCloud, KnownEdge, checkpoint
-from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
 from edgewise.pair import open_models
 from edgewise.parts import open_router
 from edgewise.routers.base import Router
 from edgewise.routers.named import router_named
-from edgewise.sampling import Sampling
 from edgewise.settings import Settings
 from edgewise_lab.evaluation.calibration import Answers
 from edgewise_lab.evaluation.promise import keeping, sequence
@@ -33,9 +30,6 @@ from edgewise_lab.evaluation.systems import (
     Outcome,
     cloud_share,
     edge_alone,
-    question_ids,
-    question_prompt,
-    text_of,
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task, is_right
@@ -202,76 +196,9 @@ def points(one: Sequence[Outcome], other: Sequence[Outcome]) -> str:
     return f"{100 * (np.mean(first) - np.mean(second)):.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
-def words(pair: Pair, questions: int) -> list[str]:
-    """Single tokens and whole words, at the thresholds that come nearest to a share."""
-    task = pocketqa("test").first(questions)
-    routers = {"bundled": pair.router, "entropy": router_named("entropy")}
-    lines = line(["router", "asked", "consult", "share", "right", "above, points"], head=True)
-    for name, router in routers.items():
-        ats = pair.tried(router, task)
-        whole: dict[bool, By] = {way: {at: [] for at in ats} for way in (False, True)}
-
-        def answer(question: Question, router: Router = router, whole: Any = whole) -> None:
-            for way, by in whole.items():
-                for at, outcomes in by.items():
-                    outcomes.append(written(pair, router, at, task.max_tokens, question, way))
-
-        pair.by_question(task, answer)
-        for asked in (0.05, 0.1):
-            one, word = (nearest(whole[way], asked) for way in (False, True))
-            head = [name, f"{asked:.0%}"]
-            lines += line([*head, "a token", *shown(one), ""])
-            lines += line([*head, "to the word's end", *shown(word), points(word, one)])
-    return lines
-
-
-def written(
-    pair: Pair, router: Router, at: float, most: int, question: Question, whole: bool
-) -> Outcome:
-    """An answer; what the cloud computes to see that a word has ended is not counted."""
-    tokenizer: Tokenizer = pair.edge.tokenizer
-    prompt = question_ids(tokenizer, question)
-    ids, cloud = list(prompt), 0
-    asked, session = pair.cloud.open(question_prompt(tokenizer, question)), pair.edge.session()
-    session.open(ids)
-
-    def further() -> int:
-        return asked.ask(ids, 1, Sampling(), 60.0).result().ids[0]
-
-    def add(token: int) -> None:
-        ids.append(token)
-        session.extend([token])
-
-    while len(ids) - len(prompt) < most and ids[-1] not in tokenizer.eos_ids:
-        step = session.step()
-        if router.score(step) < at:
-            add(step.proposed)
-            continue
-        add(further())
-        cloud += 1
-        while whole and ids[-1] != step.proposed and ids[-1] not in tokenizer.eos_ids:
-            token = further()
-            if token in tokenizer.eos_ids or not tokenizer.piece(token)[:1].isalnum():
-                break
-            add(token)
-            cloud += 1
-    text = text_of(tokenizer, ids[len(prompt) :])
-    right = is_right(question, text)
-    n = len(ids) - len(prompt)
-    return Outcome(
-        question=question.id,
-        family=question.family,
-        text=text,
-        right=right,
-        strict=right,
-        output_tokens=n,
-        cloud_tokens=cloud,
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["keep", "final", "words"])
+    parser.add_argument("part", choices=["keep", "final"])
     parser.add_argument("--questions", type=int, default=600)
     parser.add_argument("--calibration", type=int, default=200)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "quality")
@@ -281,8 +208,6 @@ def main() -> None:
     pair = Pair()
     if chosen.part == "keep":
         lines = keep(pair, chosen.questions, chosen.calibration)
-    elif chosen.part == "words":
-        lines = words(pair, chosen.questions)
     else:
         lines = final(pair, chosen.questions, chosen.work, chosen.variant, chosen.seeds)
     print("\n".join(lines))
