@@ -29,7 +29,7 @@ from edgewise.wire.protocol import (
     Ledger,
     Open,
     Opened,
-    Push,
+    Prefetch,
     encode,
     from_device,
     from_gateway,
@@ -99,7 +99,7 @@ class Device:
 
     def push(self, position: int, ids: Sequence[int], why: str) -> None:
         self._ledger.put(position, list(ids))
-        self._send(Push(position, list(ids), self._ledger.check), why)
+        self._send(Prefetch(position, list(ids), self._ledger.check), why)
 
     def ask(self, number: int, position: int, ids: Sequence[int], why: str, **more: object) -> None:
         """Ids that lie past the end are sent, but not held."""

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.models import byte_level, finish, write_recurrent
+from tests.models import byte_level, finish
 
 KERNEL = 4
 """Ids that a convolution looks at."""
@@ -277,6 +277,4 @@ class HybridPaths:
 
     def __getitem__(self, kind: str) -> Path:
         path = self._folder / f"{kind}.gguf"
-        if path.exists():
-            return path
-        return write_recurrent(path) if kind == "mamba" else write(path, kind)
+        return path if path.exists() else write(path, kind)

@@ -160,24 +160,6 @@ def write_transformer(
     return finish(writer, vocabulary, _packed(tensors) if packed else tensors, path)
 
 
-def write_recurrent(path: Path, *, seed: int = 3) -> Path:
-    """(d) A mamba with random weights; other kinds are in `hybrid_models`."""
-    writer = gguf.GGUFWriter(path, "mamba")
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(0)
-    writer.add_head_count(0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_ssm_conv_kernel(4)
-    writer.add_ssm_inner_size(2 * WIDTH)
-    writer.add_ssm_state_size(16)
-    writer.add_ssm_time_step_rank(4)
-    vocabulary = byte_level()
-    tensors = _mamba(np.random.default_rng(seed), len(vocabulary.tokens))
-    return finish(writer, vocabulary, tensors, path)
-
-
 def finish(writer: gguf.GGUFWriter, vocabulary: Vocabulary, tensors: Tensors, path: Path) -> Path:
     """Write what was described, and the tensors (bytes are q4_0), to `path`."""
     vocabulary.describe(writer)
@@ -223,19 +205,3 @@ def _packed(tensors: Tensors) -> Iterator[tuple[str, Array | NDArray[np.uint8]]]
     for name, tensor in tensors:
         q4_0 = gguf.GGMLQuantizationType.Q4_0
         yield name, gguf.quantize(tensor, q4_0) if tensor.ndim == 2 else tensor
-
-
-def _mamba(rng: np.random.Generator, size: int) -> Tensors:
-    yield from _ends(rng, size)
-    inner, state, rank = 2 * WIDTH, 16, 4
-    yield "blk.0.attn_norm.weight", np.ones(WIDTH, np.float32)
-    yield "blk.0.ssm_in.weight", _random(rng, 2 * inner, WIDTH)
-    yield "blk.0.ssm_conv1d.weight", _random(rng, inner, 4)
-    yield "blk.0.ssm_conv1d.bias", np.zeros(inner, np.float32)
-    yield "blk.0.ssm_x.weight", _random(rng, rank + 2 * state, inner)
-    yield "blk.0.ssm_dt.weight", _random(rng, inner, rank)
-    yield "blk.0.ssm_dt.bias", np.zeros(inner, np.float32)
-    # A decay this slow keeps the first ids in sight.
-    yield "blk.0.ssm_a", np.full((inner, state), -0.1, np.float32)
-    yield "blk.0.ssm_d", np.ones(inner, np.float32)
-    yield "blk.0.ssm_out.weight", _random(rng, WIDTH, inner)

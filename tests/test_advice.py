@@ -17,10 +17,10 @@ from edgewise.advice import (
     PROMPT,
     MeasuredConditions,
     advise,
-    bill_over_streaming,
     break_even,
     cloud_alone,
     cloud_pace,
+    cost_over_streaming,
     edge_step,
     excess,
 )
@@ -88,15 +88,15 @@ def test_at_its_break_even_the_pair_is_as_fast_as_streaming(at: MeasuredConditio
 def test_bills_by_hand() -> None:
     """500 tokens of prompt, 300 of answer and 15 consults."""
     alone = PROMPT * 0.28 + ANSWER * 0.42
-    assert bill_over_streaming(AT, PRICE) == pytest.approx(15 * (650 * 0.28 + 0.42) / alone)
+    assert cost_over_streaming(AT, PRICE) == pytest.approx(15 * (650 * 0.28 + 0.42) / alone)
     cached = 650 * (0.28 + 14 * 0.028) + 15 * 0.42
-    assert bill_over_streaming(replace(AT, cached=1.0), PRICE) == pytest.approx(cached / alone)
+    assert cost_over_streaming(replace(AT, cached=1.0), PRICE) == pytest.approx(cached / alone)
 
 
 @given(conditions)
 def test_bills_grow_with_what_is_asked(at: MeasuredConditions) -> None:
     def bill(**changed: float) -> float:
-        return bill_over_streaming(replace(at, **changed), PRICE) or 0.0
+        return cost_over_streaming(replace(at, **changed), PRICE) or 0.0
 
     assert bill(asked=0.0) == 0
     assert bill() >= bill(asked=at.asked / 2)
@@ -130,17 +130,17 @@ def test_a_share_that_breaks_even_is_named() -> None:
 
 def test_the_bill_goes_by_the_price() -> None:
     dear, cheap = advise(AT, price=PRICE), advise(replace(AT, cached=1, asked=0.01), price=PRICE)
-    assert (cheap.bill or 0) < 1 < (dear.bill or 0)
-    assert f"{dear.bill:.1f} times" in dear.sentences[1]
+    assert (cheap.cost_ratio or 0) < 1 < (dear.cost_ratio or 0)
+    assert f"{dear.cost_ratio:.1f} times" in dear.sentences[1]
 
 
 def test_what_is_not_known_is_said() -> None:
     unknown = advise(replace(AT, cloud_token=None))
-    assert (unknown.streaming, unknown.break_even, unknown.bill) == (None, None, None)
+    assert (unknown.streaming, unknown.break_even, unknown.cost_ratio) == (None, None, None)
     assert "not measured" in unknown.sentences[0]
     assert "nothing is billed" in advise(AT, local=True).sentences[1]
     free = advise(AT, price=Price(input=Decimal(0), cached=Decimal(0), output=Decimal(0)))
-    assert free.bill is None
+    assert free.cost_ratio is None
     assert "price is nothing" in free.sentences[1]
     assert advise(replace(AT, asked=0.0)).routing == pytest.approx(AT.step)
 

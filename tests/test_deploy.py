@@ -1,6 +1,5 @@
 """The deployment's files hold what they promise, and name flags, files and ports that exist."""
 
-import fnmatch
 import json
 import os
 import re
@@ -10,25 +9,50 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
+import typer.main
+import yaml
 from packaging.requirements import Requirement
 
-from tests.deployment import DEPLOY, ROOT, compose, parsed
+from edgewise.cli.app import app
+from tests.documents import ROOT
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.processes import lasting_port
 from tests.gateway.running import gateway
 
+DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 GATEWAYS = {"gateway-llama-server": "llama-server", "gateway-vllm": "vllm"}
 
 
-def service(name: str) -> dict[str, Any]:
-    return compose()["services"][name]
+OLDEST = "1.30"
+"""The first Kubernetes that knows everything that is used here."""
+WORKLOADS = ("Deployment gateway", "StatefulSet vllm", "StatefulSet limits")
+
+
+def compose() -> dict[str, Any]:
+    """The compose file's services, its anchors resolved."""
+    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+
+
+def manifests() -> dict[str, dict[str, Any]]:
+    """Every object for Kubernetes, by kind and name."""
+    paths = [p for p in (DEPLOY / "kubernetes").rglob("*.yaml") if p.name != "kustomization.yaml"]
+    found = [one for path in sorted(paths) for one in yaml.safe_load_all(path.read_text())]
+    return {f"{one['kind']} {one['metadata']['name']}": one for one in found}
+
+
+def parsed(arguments: list[str]) -> dict[str, Any]:
+    """What `edgewise gateway` makes of these; fails for a flag that it does not have."""
+    assert arguments[0] == "gateway"
+    command: Any = typer.main.get_command(app)
+    return command.commands["gateway"].make_context("gateway", arguments[1:]).params
 
 
 @pytest.mark.parametrize("name", GATEWAYS)
 def test_a_gateways_command_is_one_that_exists(name: str) -> None:
-    found, engine = service(name), service(GATEWAYS[name])
+    found, engine = compose()[name], compose()[GATEWAYS[name]]
     options = parsed(found["command"])
     (address,) = options["engine"]
     host, port = re.fullmatch(r"http://([\w-]+):(\d+)", address).groups()  # type: ignore[union-attr]
@@ -48,9 +72,9 @@ def test_compose_keeps_to_the_schema() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("name", compose()["services"])
+@pytest.mark.parametrize("name", compose())
 def test_a_container_may_do_little(name: str) -> None:
-    found = service(name)
+    found = compose()[name]
     assert found["read_only"] is True
     assert found["cap_drop"] == ["ALL"]
     assert found["security_opt"] == ["no-new-privileges:true"]
@@ -62,36 +86,23 @@ def test_a_container_may_do_little(name: str) -> None:
     assert found["logging"]["options"].keys() >= {"max-size", "max-file"}
 
 
-def images() -> set[str]:
-    return set(re.findall(r"^(\w+_IMAGE)=", (DEPLOY / "images.txt").read_text(), re.MULTILINE))
-
-
 FAKE_DOCKER = """#!/bin/sh
-case "$4" in {refused}) echo "no such manifest" >&2; exit 1;; esac
 echo "sha256:$(printf %s "$4" | sha256sum | cut -c -64)"
 """
 
 
-def digests(folder: Path, *arguments: str, refused: str = "nothing") -> str:
-    """Run `deploy/digests.py` in a copy, with a docker that knows all images but one."""
-    for name in ("digests.py", "images.txt"):
-        (folder / name).write_text((DEPLOY / name).read_text())
-    (folder / "kubernetes").mkdir()
-    docker = folder / "bin" / "docker"
-    docker.parent.mkdir()
-    docker.write_text(FAKE_DOCKER.format(refused=refused))
-    docker.chmod(0o755)
-    paths = os.environ | {"PATH": f"{docker.parent}:{os.environ['PATH']}"}
-    command = [sys.executable, str(folder / "digests.py"), *arguments]
-    done = subprocess.run(command, env=paths, capture_output=True, text=True)
-    assert bool(done.returncode) == bool(done.stderr)
-    return done.stderr
-
-
 def test_digests_are_looked_up_for_every_image(tmp_path: Path) -> None:
-    assert digests(tmp_path, "GATEWAY_IMAGE=host:5000/edgewise:0.1.0") == ""
+    for name in ("digests.py", "images.txt"):
+        (tmp_path / name).write_text((DEPLOY / name).read_text())
+    (tmp_path / "kubernetes").mkdir()
+    (tmp_path / "docker").write_text(FAKE_DOCKER)
+    (tmp_path / "docker").chmod(0o755)
+    paths = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [sys.executable, str(tmp_path / "digests.py")]
+    subprocess.run([*command, "GATEWAY_IMAGE=host:5000/edgewise:0.1.0"], env=paths, check=True)
     lines = (tmp_path / "images.env").read_text().splitlines()
-    assert {line.partition("=")[0] for line in lines} == images() | {"GATEWAY_IMAGE"}
+    images = re.findall(r"^(\w+_IMAGE)=", (DEPLOY / "images.txt").read_text(), re.MULTILINE)
+    assert {line.partition("=")[0] for line in lines} == {*images, "GATEWAY_IMAGE"}
     assert all(re.search(r"=\S+:\S+@sha256:[0-9a-f]{64}$", line) for line in lines)
     component = (tmp_path / "kubernetes" / "images" / "kustomization.yaml").read_text()
     assert "kind: Component" in component
@@ -99,69 +110,28 @@ def test_digests_are_looked_up_for_every_image(tmp_path: Path) -> None:
     assert re.search(r"{name: vllm, newName: vllm/vllm-openai, digest: sha256:", component)
 
 
-def locked(name: str) -> dict[str, list[Requirement]]:
-    """The pins of a lock file; each has a version, hashes and nothing else."""
-    found: dict[str, list[Requirement]] = {}
-    text = (DEPLOY / name).read_text().replace("\\\n", " ")
-    for line in text.splitlines():
-        pin, *hashes = line.split(" --hash=sha256:")
-        assert hashes
-        assert all(re.fullmatch(r"[0-9a-f]{64}\s*", one) for one in hashes)
-        requirement = Requirement(pin)
-        assert re.fullmatch(r"==[^*]+", str(requirement.specifier))
-        assert requirement.url is None
-        found.setdefault(requirement.name, []).append(requirement)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("lock", "wanted"),
-    [
-        ("requirements.lock", "dependencies"),
-        ("requirements.lock", "gateway"),
-        ("requirements.lock", "gateway-redis"),
-        ("requirements.lock", "serve"),
-        ("build.lock", ""),
-    ],
-)
-def test_the_lock_covers_what_is_needed(lock: str, wanted: str) -> None:
+@pytest.mark.parametrize("lock", ["requirements.lock", "build.lock"])
+def test_a_lock_pins_and_hashes_all_that_is_needed(lock: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    if wanted == "dependencies":
-        needed = project["project"]["dependencies"]
-    elif wanted:
-        needed = project["project"]["optional-dependencies"][wanted]
-    else:
+    if lock == "build.lock":
         lines = (DEPLOY / "build.in").read_text().splitlines()
         needed = [line for line in lines if not line.startswith("#")]
         needed += project["build-system"]["requires"]
-    pins = locked(lock)
-    for line in needed:
-        requirement = Requirement(line)
-        if requirement.name == "edgewise":
-            continue
-        found = pins[requirement.name.replace("_", "-").lower()]
-        for pin in found:
-            (version,) = pin.specifier
-            assert requirement.specifier.contains(version.version), line
-
-
-def ignored(path: str) -> bool:
-    """Whether a path stays out of the build, by the rules of .dockerignore: the last match wins."""
-    out = False
-    for line in (ROOT / ".dockerignore").read_text().splitlines():
-        rule = line.removeprefix("!")
-        if rule and not rule.startswith("#") and _matches(path.split("/"), rule.split("/")):
-            out = not line.startswith("!")
-    return out
-
-
-def _matches(path: list[str], rule: list[str]) -> bool:
-    """Whether a rule matches a path or a folder above it."""
-    if not rule:
-        return True
-    if rule[0] == "**":
-        return any(_matches(path[at:], rule[1:]) for at in range(len(path) + 1)) and bool(path)
-    return bool(path) and fnmatch.fnmatchcase(path[0], rule[0]) and _matches(path[1:], rule[1:])
+    else:
+        extras = project["project"]["optional-dependencies"]
+        needed = [*project["project"]["dependencies"]]
+        needed += [line for name in ("gateway", "gateway-redis", "serve") for line in extras[name]]
+    pins: dict[str, list[str]] = {}
+    for line in (DEPLOY / lock).read_text().replace("\\\n", " ").splitlines():
+        found = re.fullmatch(
+            r"([\w.-]+)(?:\[.*\])?==([\w.]+)(?: *;.*?)?((?: +--hash=sha256:[0-9a-f]{64})+)\s*", line
+        )
+        assert found, line
+        pins.setdefault(found[1], []).append(found[2])
+    for requirement in map(Requirement, needed):
+        if requirement.name != "edgewise":
+            versions = pins[requirement.name.replace("_", "-").lower()]
+            assert all(map(requirement.specifier.contains, versions)), requirement
 
 
 SECRETS = """
@@ -172,9 +142,14 @@ pocket/work/edge.gguf router/model.safetensors results/cell.json .git/config .ve
 """
 
 
-@pytest.mark.parametrize("path", SECRETS.split())
-def test_what_may_not_get_into_an_image_does_not(path: str) -> None:
-    assert ignored(path)
+def test_what_may_not_get_into_an_image_does_not() -> None:
+    """By the rules of .dockerignore, which stand for paths from the root."""
+    pathspec = pytest.importorskip("pathspec")
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    rules = [re.sub("^!?", r"\g<0>/", line) for line in lines if line and line[0] != "#"]
+    ignored = pathspec.PathSpec.from_lines("gitignore", rules)
+    assert [path for path in SECRETS.split() if not ignored.match_file(path)] == []
+    assert not ignored.match_file("src/edgewise/pair.py")
 
 
 def answering(*arguments: str, environment: dict[str, str] | None = None) -> int:
@@ -221,3 +196,75 @@ def test_the_version_is_that_of_the_changelog() -> None:
     first = re.search(r"^## (\S+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert first
     assert first[1] == version
+
+
+def pod(workload: str) -> dict[str, Any]:
+    return manifests()[workload]["spec"]["template"]["spec"]
+
+
+def main(workload: str) -> dict[str, Any]:
+    """Its container."""
+    (container,) = pod(workload)["containers"]
+    return container
+
+
+@pytest.mark.parametrize("name", manifests())
+@pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
+def test_a_manifest_keeps_to_the_schema(name: str, version: str) -> None:
+    kubernetes_validate.validate(manifests()[name], version, strict=True)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_pod_may_do_little(workload: str) -> None:
+    found = pod(workload)
+    assert found["automountServiceAccountToken"] is False
+    # Services' names would turn into variables of ours, and VLLM_PORT is one of vLLM's.
+    assert found["enableServiceLinks"] is False
+    assert found["securityContext"]["runAsNonRoot"] is True
+    assert found["securityContext"]["runAsUser"] > 0
+    assert found["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in [*found["containers"], *found.get("initContainers", [])]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+        assert "memory" in container["resources"]["limits"]
+    assert {"readinessProbe", "livenessProbe"} <= set(main(workload))
+    labels = manifests()["Namespace edgewise"]["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_the_gateways_command_names_every_replica() -> None:
+    container = main("Deployment gateway")
+    options = parsed(container["args"])
+    engines = manifests()["StatefulSet vllm"]
+    service = manifests()[f"Service {engines['spec']['serviceName']}"]
+    assert service["spec"]["clusterIP"] == "None"
+    (port,) = service["spec"]["ports"]
+    replicas = [
+        f"http://vllm-{number}.{service['metadata']['name']}:{port['port']}"
+        for number in range(engines["spec"]["replicas"])
+    ]
+    assert list(options["engine"]) == replicas
+    assert [{"name": "devices", "containerPort": options["port"]}] == container["ports"]
+    (waiting,) = pod("Deployment gateway")["initContainers"]
+    assert waiting["args"] == ["--wait", *(f"{replica}/health" for replica in replicas)]
+    assert f"COPY deploy/answers.py {waiting['command'][1]}" in DOCKERFILE
+
+
+def test_only_gateways_reach_engines() -> None:
+    everybody = manifests()["NetworkPolicy nobody"]["spec"]
+    assert everybody == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    engines = manifests()["StatefulSet vllm"]["spec"]["selector"]
+    callers: list[str] = []
+    for name, found in manifests().items():
+        if found["kind"] == "NetworkPolicy" and found["spec"]["podSelector"] == engines:
+            assert "egress" not in found["spec"], name
+            for rule in found["spec"]["ingress"]:
+                callers += (
+                    peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"]
+                    for peer in rule["from"]
+                )
+    assert callers == ["gateway"]

@@ -15,11 +15,11 @@ import pytest
 from openai import AuthenticationError, OpenAI
 
 from edgewise.addresses import bundled
-from tests.deployment import DEPLOY, compose
 from tests.gateway.processes import lasting_port, until
 from tests.llama_server_process import llama_server
+from tests.test_deploy import DEPLOY, compose
 
-SERVICES = compose()["services"]
+SERVICES = compose()
 GATEWAY, SERVE, PAGE = (SERVICES[name] for name in ("gateway-llama-server", "serve", "open-webui"))
 
 

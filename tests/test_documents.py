@@ -2,37 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
-from edgewise.addresses import bundled
-from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import Fault
 from edgewise.events import Reason
-from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import Policy
 from tests.documents import PAGES, RECORDS, name_of
 
 ROOT = Path(__file__).parents[1]
-
-
-def python_blocks(document: str) -> list[str]:
-    """The Python in a document."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
-
-
-def test_a_router_in_ten_lines() -> None:
-    block, *_ = python_blocks("docs/routers.md")
-    names: dict[str, Any] = {}
-    exec(block, names)
-    assert len(names["Surprise"].__dict__) > 0
-    assert block[block.index("class") :].count("\n") <= 10
-    with LlamaModel(bundled("edge"), threads=1) as edge:
-        decoder = Decoder(edge, router=names["Surprise"](), policy=Policy(threshold=0.5))
-        answer = decoder.generate(edge.tokenizer.encode_prompt("Hello"), max_tokens=8)
-    assert all(0 <= token.score <= 1 for token in answer.tokens if token.score is not None)
-    assert {token.reason for token in answer.tokens} <= {"below_threshold", "no_cloud"}
 
 
 def test_every_defence_names_a_test_that_is_there() -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import huggingface_hub
 import msgspec
@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 FROM_DEVICE = [
     protocol.Open(1, "0" * 16, "s"),
-    protocol.Push(0, [1, 2, 3], 7),
+    protocol.Prefetch(0, [1, 2, 3], 7),
     protocol.Ask(1, 3, [4], 9, n=4, deadline=100, top=5, sampling=(0.7, 40, 0.9, 0.05, 3)),
     protocol.Cancel(1),
     protocol.Close(),
@@ -77,7 +77,7 @@ def test_frames_from_a_device(data: bytes) -> None:
         frame = protocol.from_device(data)
         if isinstance(frame, protocol.Ask):
             protocol.unpacked(frame.sampling)
-        if isinstance(frame, protocol.Ask | protocol.Push):
+        if isinstance(frame, protocol.Ask | protocol.Prefetch):
             ledger = protocol.Ledger()
             ledger.put(frame.position, frame.ids)
             assert 0 <= ledger.check < 1 << 61
@@ -219,11 +219,6 @@ KEYS: Any = {
 }
 
 
-@given(json_like(KEYS))
-def test_a_file_of_keys(folder: Path, data: bytes) -> None:
-    reading(folder / "keys.json", data, read_keys)
-
-
 TOML = b"""edge = "bundled"
 cloud-share = 0.05
 max-tokens = 64
@@ -231,15 +226,6 @@ gpu-layers = "auto"
 [more]
 at = 2026-01-01T00:00:00Z
 """
-
-
-@given(bytes_like(TOML, TOML.partition(b"[")[0]))
-def test_edgewise_toml(folder: Path, data: bytes) -> None:
-    place = folder / "settings"
-    place.mkdir(exist_ok=True)
-    reading(
-        place / "edgewise.toml", data, lambda path: load({}, environment={}, folder=path.parent)
-    )
 
 
 QUESTION: Any = {
@@ -260,18 +246,41 @@ COMMONSENSE: Any = {
 PROBLEM: Any = {"question": "2 + 2?", "answer": "2 + 2 is <<2+2=4>>4\n#### 4"}
 
 
-@pytest.mark.parametrize("check", ["exact", "regex", "choice", "number"])
-@given(data=st.data())
-def test_questions(folder: Path, check: Grading, data: st.DataObject) -> None:
-    lines = data.draw(lines_like(QUESTION))
-    reading(folder / "q.jsonl", lines, lambda path: open_task(str(path), check=check))
+SAMPLE = Sample("1", (1, 2), (3, 4), (-0.5, -1.5), True)
+LABELLED: Any = {"question": "1", "values": [0.0, 1.0], "router": "entropy"}
+FILES: dict[str, tuple[st.SearchStrategy[bytes], Callable[[Path], object]]] = {
+    "keys.json": (json_like(KEYS), read_keys),
+    "edgewise.toml": (
+        bytes_like(TOML, TOML.partition(b"[")[0]),
+        lambda path: load({}, environment={}, folder=path.parent),
+    ),
+    **{
+        f"{check}.jsonl": (
+            lines_like(QUESTION),
+            lambda path, check=check: open_task(str(path), check=check),
+        )
+        for check in get_args(Grading)
+    },
+    # A task's published file.
+    "commonsenseqa.jsonl": (
+        lines_like(COMMONSENSE),
+        lambda path: open_task("commonsenseqa", data=path),
+    ),
+    "gsm8k.jsonl": (lines_like(PROBLEM), lambda path: open_task("gsm8k", data=path)),
+    # What an evaluation or a training left.
+    "samples.jsonl": (
+        lines_like(msgspec.to_builtins(SAMPLE)),
+        lambda path: store.read(path, Sample),
+    ),
+    "labels.jsonl": (lines_like(LABELLED), lambda path: store.read(path, Labelled)),
+}
 
 
-@pytest.mark.parametrize(("task", "line"), [("commonsenseqa", COMMONSENSE), ("gsm8k", PROBLEM)])
+@pytest.mark.parametrize("name", FILES)
 @given(data=st.data())
-def test_a_tasks_published_file(folder: Path, task: str, line: object, data: st.DataObject) -> None:
-    lines = data.draw(lines_like(line))
-    reading(folder / "task.jsonl", lines, lambda path: open_task(task, data=path))
+def test_a_file(folder: Path, name: str, data: st.DataObject) -> None:
+    like, read = FILES[name]
+    reading(folder / name, data.draw(like), read)
 
 
 def parquet() -> bytes:
@@ -294,21 +303,6 @@ def test_a_hub_datasets_file(folder: Path, data: bytes) -> None:
         patched.setattr(records, "dataset_file", lambda *_: folder / "rows.parquet")
         for kind in (gsm8k.Gsm8k, commonsenseqa.CommonsenseQa):
             reading(folder / "rows.parquet", data, lambda _, kind=kind: kind().open("test"))
-
-
-# What an evaluation or a training left.
-
-SAMPLE = Sample("1", (1, 2), (3, 4), (-0.5, -1.5), True)
-LABELLED: Any = {"question": "1", "values": [0.0, 1.0], "router": "entropy"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "line"), [(Sample, msgspec.to_builtins(SAMPLE)), (Labelled, LABELLED)]
-)
-@given(data=st.data())
-def test_a_journal(folder: Path, kind: Any, line: object, data: st.DataObject) -> None:
-    lines = data.draw(lines_like(line))
-    reading(folder / "journal.jsonl", lines, lambda path: store.read(path, kind))
 
 
 @given(data=st.data())

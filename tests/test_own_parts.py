@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_bad_input import rows
+
 pytestmark = pytest.mark.deep
 
 ROOT = Path(__file__).parents[1]
@@ -167,28 +169,16 @@ def test_an_own_task_is_evaluated_and_trained_on(edgewise: Edgewise, tmp_path: P
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
-    [
-        (("eval", "alphabet", "--data", "x.jsonl"), "has its own questions and grading"),
-        (("eval", "alphabeta"), "name alphabet, commonsenseqa, gsm8k, pocketqa or a JSON Lines"),
-        (("run", "Hello", "--router", "linear"), "A router of the kind 'linear' is trained"),
-        (
-            ("train", "alphabet", "--out", "r", "--kind", "surprise"),
-            "'surprise' cannot be trained: it has no fit",
-        ),
-        (
-            ("train", "alphabet", "--out", "r", "--kind", "linear", "--label", "second"),
-            "There is no label 'second'",
-        ),
-        (
-            (
-                *("train", "alphabet", "--out", "r", "--kind", "linear"),
-                *("--label", "first-mismatch", "--rounds", "2"),
-            ),
-            "The label 'first-mismatch' takes no rounds; drop it: it takes no options",
-        ),
-    ],
+    rows("""
+eval alphabet --data x.jsonl | has its own questions and grading
+eval alphabeta | name alphabet, commonsenseqa, gsm8k, pocketqa or a JSON Lines
+run Hello --router linear | A router of the kind 'linear' is trained
+train alphabet --out r --kind surprise | 'surprise' cannot be trained: it has no fit
+train alphabet --out r --kind linear --label second | There is no label 'second'
+train alphabet --out r --kind linear --label first-mismatch --rounds 2 | takes no rounds; drop it
+"""),
 )
 def test_what_they_do_not_take_is_refused(
-    edgewise: Edgewise, arguments: tuple[str, ...], problem: str
+    edgewise: Edgewise, arguments: list[str], problem: str
 ) -> None:
     assert problem in refused(edgewise(*arguments))

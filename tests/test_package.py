@@ -19,22 +19,6 @@ def test_examples_run(example: Path) -> None:
     assert done.stdout.strip()
 
 
-def loaded_with(module: str) -> set[str]:
-    """The packages that are imported with it."""
-    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-def test_the_root_is_light() -> None:
-    """Nothing of the command line, of servers, of plots or of training comes with the library."""
-    heavy = {"torch", "scipy", "matplotlib", "pyarrow", "huggingface_hub", "typer", "rich"}
-    heavy |= {"fastapi", "starlette", "uvicorn", "prometheus_client", "structlog", "websockets"}
-    found = loaded_with("edgewise")
-    assert "edgewise" in found
-    assert not heavy & found
-
-
 def test_extras_that_are_installed_exist() -> None:
     """A name that pip does not know installs nothing, with a warning alone."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -17,6 +17,7 @@ from edgewise.routers.card import CONFIG, RouterCard
 from edgewise.routers.named import ROUTERS, identity_named, is_router, router_named
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import HIDDEN, ByteTokenizer, ScriptedEdge, noise
+from tests.installed import install
 
 GOOD = """
 from edgewise.edge.base import Needs
@@ -38,11 +39,8 @@ class Site:
     def module(self, name: str, source: str) -> None:
         (self.folder / f"{name}.py").write_text(source)
 
-    def package(self, name: str, *points: str, group: str = "edgewise.routers") -> None:
-        info = self.folder / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *points]) + "\n")
+    def package(self, name: str, *points: str) -> None:
+        install(self.folder, name, *points, group="edgewise.routers")
 
 
 @pytest.fixture

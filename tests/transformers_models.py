@@ -1,6 +1,5 @@
 """Tiny random models in transformers' form, a folder each, with wide weights: text varies."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,54 +24,34 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def llama(**more: Any) -> Any:
-    """Attention alone."""
-    from transformers import LlamaConfig
-
-    return LlamaConfig(**(SHAPE | {"vocab_size": size()} | more))
-
-
-def gemma3(**more: Any) -> Any:
-    """A sliding window in one of two layers."""
-    from transformers import Gemma3TextConfig
-
-    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
-    return Gemma3TextConfig(**(SHAPE | kinds | {"vocab_size": size()} | more))
-
-
-def lfm2(**more: Any) -> Any:
-    """A short convolution beside attention."""
-    from transformers import Lfm2Config
-
-    kinds = {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3}
-    return Lfm2Config(**(SHAPE | kinds | {"vocab_size": size()} | more))
-
-
-def qwen3_5(**more: Any) -> Any:
-    """A recurrent layer (Gated DeltaNet) beside attention."""
-    from transformers import Qwen3_5TextConfig
-
-    kinds = {
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    }
-    return Qwen3_5TextConfig(**(SHAPE | kinds | {"vocab_size": size()} | more))
-
-
-CONFIGS: dict[str, Callable[..., Any]] = {
-    "llama": llama,
-    "gemma3": gemma3,
-    "lfm2": lfm2,
-    "qwen3_5": qwen3_5,
+LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW},
+    ),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3}),
+    "qwen3_5": (
+        "Qwen3_5TextConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        },
+    ),
 }
+"""Attention alone; a window in one of two layers; hybrids (a short convolution, Gated DeltaNet)."""
 
 
-def size() -> int:
-    """Ids of the vocabulary."""
-    return len(models.byte_level().tokens)
+def config(kind: str) -> Any:
+    """A model's configuration."""
+    import transformers
+
+    name, layers = LAYERS[kind]
+    size = len(models.byte_level().tokens)
+    return getattr(transformers, name)(**SHAPE, **layers, vocab_size=size)
 
 
 def write_hub_model(folder: Path, config: Any, *, seed: int = 0) -> Path:

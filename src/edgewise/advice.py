@@ -1,6 +1,6 @@
 """Advice on a user's own pair: what is fastest and cheapest, and what routing buys here.
 
-Speeds are measured by a few steps and requests (`edge_step`, `cloud_pace`). Times and bills follow
+Speeds are measured by a few steps and requests (`edge_step`, `cloud_pace`). Times and costs follow
 by formula, over an answer of `ANSWER` tokens behind a prompt of `PROMPT` that both models have
 read. How right the answers are no formula knows.
 """
@@ -42,9 +42,9 @@ _ENOUGH = 4
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """What is advised, and what it follows from; seconds a token.
 
-    `streaming` is None where it could not be measured, `bill` (routing over streaming) without a
-    price. Up to `break_even`, a share, routing is no slower than streaming. `sentences` are about
-    speed, cost and what to do.
+    `streaming` is None where it could not be measured, `cost_ratio` (routing over streaming)
+    without a price. Up to `break_even`, a share, routing is no slower than streaming. `sentences`
+    are about speed, cost and what to do.
     """
 
     fastest: System
@@ -52,7 +52,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     routing: float
     streaming: float | None
     break_even: float | None
-    bill: float | None
+    cost_ratio: float | None
     sentences: tuple[str, str, str]
 
 
@@ -121,7 +121,7 @@ def advise(
     fastest = min(speeds, key=lambda system: speeds[system])
     each = " · ".join(f"{_NAMES[system]} {_ms(seconds)}" for system, seconds in speeds.items())
     unknown = ", the cloud streamed: not measured" if streaming is None else ""
-    bill = None if price is None else bill_over_streaming(at, price)
+    ratio = None if price is None else cost_over_streaming(at, price)
     even = break_even(at)
     return Advice(
         fastest=fastest,
@@ -129,24 +129,24 @@ def advise(
         routing=speeds["routing"],
         streaming=streaming,
         break_even=even,
-        bill=bill,
+        cost_ratio=ratio,
         sentences=(
             f"{each} a token{unknown}, {place}: {_NAMES[fastest]} is fastest",
-            _cost(price, bill, local=local),
+            _cost(price, ratio, local=local),
             _what_to_do(at, speeds["routing"], streaming, even),
         ),
     )
 
 
-def _cost(price: Price | None, bill: float | None, *, local: bool) -> str:
+def _cost(price: Price | None, ratio: float | None, *, local: bool) -> str:
     if price is None:
         free = "nothing is billed: the cloud model runs on this device"
         return free if local else "unknown without a price"
-    if bill is None:
+    if ratio is None:
         return "nothing is billed: its price is nothing"
-    ratio = f"{bill:.1f} times" if bill >= 0.1 else "less than a tenth of"
+    times = f"{ratio:.1f} times" if ratio >= 0.1 else "less than a tenth of"
     return (
-        f"edge nothing · pair {ratio} what streaming costs, with a prompt of {PROMPT} tokens and "
+        f"edge nothing · pair {times} what streaming costs, with a prompt of {PROMPT} tokens and "
         f"an answer of {ANSWER}"
     )
 
@@ -264,7 +264,7 @@ def break_even(at: MeasuredConditions) -> float | None:
     return 0.0 if gain <= 0 else min(1.0, gain / each) if each else 1.0
 
 
-def bill_over_streaming(at: MeasuredConditions, price: Price) -> float | None:
+def cost_over_streaming(at: MeasuredConditions, price: Price) -> float | None:
     """What the consults bill over what streaming does; None if that bills nothing.
 
     Streaming is one request: P i + T o. Of N = p T consults of a token each bills its prompt, and

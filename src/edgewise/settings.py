@@ -234,7 +234,7 @@ def _require_honoured(chosen: Settings, refused: Mapping[str, str], reader: str)
         raise UsageError(f"{reader} cannot honour {which}", hint=f"take {them} out there")
 
 
-def file_bytes(path: Path, called: str, *, own: bool = False) -> bytes:
+def file_bytes(path: Path, called: str, *, own: bool = False, most: int = MAX_FILE) -> bytes:
     """The content of a file of settings, `called` so in errors; `own`: it must be this user's.
 
     Nobody else decides where a user's prompts and key go. Raises `UsageError`.
@@ -245,7 +245,7 @@ def file_bytes(path: Path, called: str, *, own: bool = False) -> bytes:
         with path.open("rb") as file:
             # Of what was opened: the path may lead elsewhere by now.
             owner = os.fstat(file.fileno()).st_uid
-            content = file.read(MAX_FILE + 1)
+            content = file.read(most + 1)
     except OSError as error:
         raise UsageError(f"{called} cannot be read: {error.strerror}.") from error
     if own and hasattr(os, "getuid") and owner not in (os.getuid(), 0):
@@ -253,8 +253,8 @@ def file_bytes(path: Path, called: str, *, own: bool = False) -> bytes:
             f"{called} in this folder belongs to another user",
             hint="copy it if you trust it, or run in a folder of your own",
         )
-    if len(content) > MAX_FILE:
-        raise UsageError(f"{called} has more than {MAX_FILE} bytes", hint="shorten it")
+    if len(content) > most:
+        raise UsageError(f"{called} has more than {most} bytes", hint="shorten it")
     return content
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.completion import Completion, Sent
+from edgewise.edge.base import Tokenizer
 from edgewise.prompts import Prompt
 
 Flying = Future[Completion]
@@ -20,10 +21,16 @@ class Around(CloudModel if TYPE_CHECKING else object):
     # `CloudModel` is no base at run time: its defaults would hide the members of `cloud`.
 
     def __init__(self, cloud: CloudModel, how: How) -> None:
-        self.cloud, self.how = cloud, how
+        self.cloud, self.how, self.name = cloud, how, cloud.name
 
     def open(self, prompt: Prompt) -> CloudSession:
         return AroundSession(self.cloud.open(prompt), self.how)
+
+    def check(self, tokenizer: Tokenizer) -> str:
+        return self.cloud.check(tokenizer)
+
+    def close(self) -> None:
+        self.cloud.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.cloud, name)

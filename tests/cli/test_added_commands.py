@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.installed import install
+
 CODE = """
 import typer
 
@@ -24,21 +26,14 @@ def two() -> None:
     print("two")
 """
 
-POINTS = """[edgewise.commands]
-hello = own_commands:hello
-many = own_commands:many
-broken = own_commands:nothing
-"""
+POINTS = [f"{name} = own_commands:{name}" for name in ("hello", "many", "nothing")]
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A folder with a package that is installed in it."""
     (tmp_path / "own_commands.py").write_text(CODE)
-    info = tmp_path / "own_commands-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-commands\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(POINTS)
+    install(tmp_path, "own_commands", *POINTS, group="edgewise.commands")
     return tmp_path
 
 
@@ -64,7 +59,7 @@ def test_a_package_adds_commands(package: Path, arguments: list[str], said: str)
 
 
 def test_one_that_cannot_be_loaded_is_a_sentence(package: Path) -> None:
-    done = ran(package, "broken", "--with", "arguments")
+    done = ran(package, "nothing", "--with", "arguments")
     assert done.returncode == 2
     assert "'own_commands:nothing'" in done.stderr
     assert "Traceback" not in done.stderr

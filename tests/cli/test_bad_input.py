@@ -23,6 +23,7 @@ from tests import models
 from tests.cli.conftest import Edgewise, Result
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.hybrid_models import HybridPaths
+from tests.pocket_models import OTHER
 
 NOWHERE = "http://127.0.0.1:9"
 NOBODY = "~nobody-of-this-name/file"
@@ -110,6 +111,92 @@ doctor --threads=0 | threads
 eval {NOBODY} | {NOBODY}
 serve --model=one={NOBODY} | {NOBODY}
 models pull {NOBODY} | {NOBODY}
+models pull bundled | 'bundled'
+models pull {NOWHERE} | '{NOWHERE}'
+models pull small.gguf | 'small.gguf'
+run Hello --max-cost=1 | max-cost needs to know what the cloud's tokens cost
+run Hello --max-cost-day=1 | max-cost-day needs to know
+run Hello --price=2,0.5,8 --max-cost=nan | max-cost in the flags
+run Hello --price=2,0.5,8 --max-cost-day=inf | max-cost-day in the flags
+run Hello --price=1,2 | does not have three numbers
+run Hello --price=prices.toml | neither three numbers nor a file
+run Hello --price=1,x,2 | neither three numbers nor a file
+keys list --keys none.json | none.json
+keys list --keys . | '.'
+keys list --keys text | 'text'
+keys add x --keys keys.json --expires soon | --expires
+keys add x --keys keys.json --expires 2026-02-30 | --expires
+keys add x --keys keys.json --expires 2020-01-01 | expired
+keys add x --keys keys.json --expires 0d | expired
+keys add x --keys keys.json --expires 9999-12-31 | --expires
+keys add x --keys keys.json --ids-per-second -1 | limits
+keys add x --keys keys.json --asks-per-second nan | limits
+keys add a\x1b[2J --keys keys.json | printable
+keys add {"a" * 65} --keys keys.json | 64
+keys add laptop --keys keys.json | already
+keys add x --keys none/keys.json | none/keys.json
+keys revoke phone --keys keys.json | phone
+gateway --port 8400 | needs an engine
+gateway --engine bundled --host 0.0.0.0 | give --keys FILE
+gateway --engine bundled --keys none.json | edgewise keys add
+gateway --engine bundled --certificate c.pem | both --certificate
+gateway --engine bundled --engine-kind vllm | bundled
+gateway --engine ftp://x | no http://
+gateway --engine bundeld | name an engine's URL, or bundled (--engine)
+gateway --engine ./large.gguf | name an engine's URL, or bundled (--engine)
+gateway --engine localhost:9 | The cloud at 'http://localhost:9' cannot be reached
+gateway --engine {NOWHERE} | cannot be reached
+gateway --engine {NOWHERE} --engine-kind vllm | No engine is ready
+gateway --engine {NOWHERE} --engine-kind vlm | 'vlm'; did you mean 'vllm'?
+gateway --engine bundled --limits memory | --keys
+gateway --engine bundled --keys keys.json --limits http://:s3cret@host | http://
+gateway --engine bundled --keys keys.json --limits redis://:s3cret@host:port | Redis
+gateway --engine bundled --keys keys.json --limits none/limits | none/limits
+gateway --engine bundled --keys keys.json --limits keys.json | keys.json
+"""
+LABORATORY = f"""
+eval mmlu | There is no task 'mmlu'
+eval pocketqa --limit 0 | limit must be 1 or more
+eval pocketqa --calibration 0 | calibration must be 1 or more
+eval pocketqa --cloud-share 0 | between 0 and 1
+eval pocketqa --cloud none | name one (--cloud)
+eval pocketqa --router nope | There is no router 'nope'
+eval pocketqa --router ./entropy --router entropy | no router './entropy'
+eval mine.jsonl --calibration 5 | leave none beside
+eval mine.jsonl --calibration 1 --csv no/x.csv | cannot be written
+train pocketqa --out r --inputs logits | --inputs can be hidden
+train pocketqa --out r --hidden -1 | --hidden 0 or more
+train pocketqa --out r --epochs 0 | must be 1 or more
+train pocketqa --out r --label citer --rounds 3 | rounds must be 1 or 2
+train pocketqa --out r --label mismatch --rounds 2 | label 'mismatch' takes no rounds
+train pocketqa --out r --rounds 1 | label 'value' takes no rounds
+train pocketqa --out r --judge cloud | label 'value' takes no judge
+train pocketqa --out r --label r2r --judge coin | no judge 'coin'; it is cloud or outcome
+train pocketqa --out r --label r2r --limit 3 | is not a judge
+train pocketqa --out r --label magic | no label 'magic'
+train pocketqa --out r --kind magic | no router 'magic'
+train pocketqa --out r --kind entropy | cannot be trained
+train pocketqa --out r --inputs hidden --top-k 5 | belongs to the input top_logprobs
+train pocketqa --out r --cloud none | name one (--cloud)
+train pocketqa --out r --stage label | run the stage collect first
+train pocketqa --out r --stage calibrate | There is no router
+router show max-prob | max-prob
+router show ./nothing | ./nothing
+router check max-prob | max-prob
+router check ./nothing | ./nothing
+router check bundled --edge bpe.gguf | edge model
+router push max-prob me/router | max-prob
+router push ./nothing me/router | ./nothing
+bench link --cloud none | needs a cloud
+bench link --cloud https://127.0.0.1:1 | plain HTTP
+bench link --round-trip -1 | --round-trip
+bench link --cloud-share 2 | cloud-share
+bench link --pace missing.gguf | missing.gguf
+bench link --loss 0.9 | --loss
+bench frontier --cloud {bundled("cloud")} --round-trip 5 | No link leads to
+bench frontier --larger-edge missing.gguf | missing.gguf
+bench frontier --cloud {OTHER} | one vocabulary
+bench frontier nothing | no task
 """
 
 
@@ -125,7 +212,29 @@ def test_run_refuses(edgewise: Edgewise, zoo: None, arguments: list[str], words:
 
 
 @pytest.mark.parametrize(("arguments", "words"), rows(OTHERS))
-def test_other_commands_refuse(edgewise: Edgewise, arguments: list[str], words: str) -> None:
+def test_other_commands_refuse(
+    edgewise: Edgewise, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    edgewise("keys", "add", "laptop", "--keys", "keys.json")
+    before = (tmp_path / "keys.json").read_bytes()
+    (tmp_path / "text").write_text("hello")
+    result = edgewise(*arguments)
+    assert_one_sentence(result, words)
+    assert "\x1b" not in result.err
+    assert "s3cret" not in result.err
+    assert (tmp_path / "keys.json").read_bytes() == before
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("arguments", "words"), rows(LABORATORY))
+def test_commands_of_the_laboratory_refuse(
+    edgewise: Edgewise, tmp_path: Path, bpe_path: Path, arguments: list[str], words: str
+) -> None:
+    if arguments[0] == "train":
+        pytest.importorskip("torch")
+    (tmp_path / "bpe.gguf").symlink_to(bpe_path)
+    lines = [json.dumps({"prompt": f"Say {i}.", "answer": f"{i}"}) + "\n" for i in range(3)]
+    (tmp_path / "mine.jsonl").write_text("".join(lines))
     assert_one_sentence(edgewise(*arguments), words)
 
 

@@ -30,26 +30,6 @@ def test_a_link_is_measured_on_the_bundled_pair(edgewise: Edgewise) -> None:
     assert row["thrown_away"] == pytest.approx(row["decodes_per_token"] - 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--cloud", "none"), "needs a cloud"),
-        (("--cloud", "https://127.0.0.1:1"), "plain HTTP"),
-        (("--round-trip", "-1"), "--round-trip"),
-        (("--cloud-share", "2"), "cloud-share"),
-        (("--pace", "missing.gguf"), "missing.gguf"),
-        (("--loss", "0.9"), "--loss"),
-    ],
-)
-def test_a_link_that_cannot_be_measured_is_refused(
-    edgewise: Edgewise, arguments: tuple[str, ...], sentence: str
-) -> None:
-    result = edgewise(*LINK, *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert sentence in result.err
-    assert result.err.count("\n") == 1
-
-
 def test_the_edge_beside_the_bare_engine(edgewise: Edgewise) -> None:
     done = edgewise("bench", "edge", "--json", "--context", "16", "--tokens", "8")
     assert done.code == 0, done.err

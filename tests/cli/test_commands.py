@@ -379,3 +379,22 @@ def test_a_prompt_is_utf8_whatever_the_locale(cli: Run) -> None:
     plain = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = cli("run", "Écris", "--max-tokens", "2", "--cloud", "none", **plain)
     assert done.returncode == 0, done.stderr
+
+
+def prompt_tokens(edgewise: Edgewise, *arguments: str) -> int:
+    found = answer(edgewise, *arguments, "--cloud", "none", "--max-tokens", "1")
+    return found["usage"]["prompt_tokens"]
+
+
+def test_without_a_template_a_prompt_is_read_as_its_writer_made_it(edgewise: Edgewise) -> None:
+    raw = "<|user|>Hi<|end|><|assistant|>"
+    assert prompt_tokens(edgewise, raw, "--no-template") == prompt_tokens(edgewise, "Hi")
+
+
+@pytest.mark.parametrize("argument", ["--system", None])
+def test_with_one_they_are_text(edgewise: Edgewise, argument: str | None) -> None:
+    harmless, loaded = (
+        prompt_tokens(edgewise, *(["Hi", argument, said] if argument else [said]))
+        for said in ("Hi", "Hi<|end|>")
+    )
+    assert loaded > harmless + 1

@@ -82,25 +82,6 @@ def test_a_broken_file_ends_it_at_once(edgewise: Edgewise, state: Path) -> None:
     assert edgewise("run", QUESTION, *PRICE, "--max-tokens", "4").code == 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--max-cost", "1"), "max-cost needs to know what the cloud's tokens cost"),
-        (("--max-cost-day", "1"), "max-cost-day needs to know"),
-        ((*PRICE, "--max-cost", "nan"), "max-cost in the flags"),
-        ((*PRICE, "--max-cost-day", "inf"), "max-cost-day in the flags"),
-        (("--price", "1,2"), "does not have three numbers"),
-        (("--price", "prices.toml"), "neither three numbers nor a file"),
-        (("--price", "1,x,2"), "neither three numbers nor a file"),
-    ],
-)
-def test_what_can_mean_nothing(edgewise: Edgewise, flags: tuple[str, ...], said: str) -> None:
-    done = edgewise("run", QUESTION, *flags, "--edge", "no.gguf")
-    assert (done.code, done.out) == (2, "")
-    assert said in done.err
-    assert done.err.count("\n") == 1
-
-
 def test_a_chat_sums_up_its_conversation(edgewise: Edgewise) -> None:
     lines = f"{QUESTION}\nAnd iron?\n/new\n{QUESTION}\n"
     done = edgewise("chat", "--cloud-share", "0.3", *PRICE, stdin=lines.encode())

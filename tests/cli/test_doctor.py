@@ -141,7 +141,7 @@ def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
     assert advice["edge"] < advice["routing"] < advice["streaming"]
     assert advice["streaming"] == pytest.approx(pace.token, rel=0.5)
     # Nearly all of a prompt sent again is cached, and 15 consults bill it all the same.
-    assert advice["bill"] > 1
+    assert advice["cost_ratio"] > 1
     assert len(advice["sentences"]) == 3
     assert "4 requests of" in checks["consult"]["detail"]
     lines = dict(line.split(": ", 1) for line in shown.out.splitlines()[-4:])
@@ -152,7 +152,7 @@ def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
 def test_the_bundled_pair_is_advised_without_a_bill(edgewise: Edgewise) -> None:
     _, advice = report(edgewise)
     assert advice is not None
-    assert advice["bill"] is None
+    assert advice["cost_ratio"] is None
     assert advice["edge"] < advice["routing"]
 
 

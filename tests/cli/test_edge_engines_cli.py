@@ -11,7 +11,7 @@ from edgewise.addresses import bundled
 from tests.asked import HARD
 from tests.cli.conftest import Edgewise
 from tests.onnx_models import require_onnx
-from tests.transformers_models import llama, write_hub_model
+from tests.transformers_models import config, write_hub_model
 
 pytestmark = pytest.mark.deep
 
@@ -97,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model in transformers' form."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    return write_hub_model(tmp_path_factory.mktemp("hub") / "tiny", llama())
+    return write_hub_model(tmp_path_factory.mktemp("hub") / "tiny", config("llama"))
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])

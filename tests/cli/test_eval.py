@@ -68,31 +68,6 @@ def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
         assert said in first.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("mmlu",), "There is no task 'mmlu'"),
-        (("pocketqa", "--limit", "0"), "limit must be 1 or more"),
-        (("pocketqa", "--calibration", "0"), "calibration must be 1 or more"),
-        (("pocketqa", "--cloud-share", "0"), "between 0 and 1"),
-        (("pocketqa", "--cloud", "none"), "name one (--cloud)"),
-        (("pocketqa", "--router", "nope"), "There is no router 'nope'"),
-        (("pocketqa", "--router", "./entropy", "--router", "entropy"), "no router './entropy'"),
-        (("mine.jsonl", "--calibration", "5"), "leave none beside"),
-        (("mine.jsonl", "--calibration", "1", "--csv", "no/x.csv"), "cannot be written"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    edgewise: Edgewise, tmp_path: Path, arguments: tuple[str, ...], problem: str
-) -> None:
-    lines = [json.dumps({"prompt": f"Say {i}.", "answer": f"{i}"}) + "\n" for i in range(3)]
-    (tmp_path / "mine.jsonl").write_text("".join(lines))
-    done = edgewise("eval", *arguments)
-    assert done.code == 2
-    assert problem in done.err
-    assert done.err.count("\n") == 1
-
-
 def test_own_questions(edgewise: Edgewise, tmp_path: Path) -> None:
     line = json.dumps({"prompt": "Hello", "answer": "Hello|small sums"})
     lines = [line.replace('Hello"', f'Hello {i}"', 1) for i in range(4)]

@@ -8,7 +8,7 @@ import pytest
 from edgewise.addresses import bundled
 from tests.cli.conftest import Edgewise
 from tests.llama_server_process import llama_server
-from tests.pocket_models import MID, OTHER
+from tests.pocket_models import MID
 
 pytestmark = pytest.mark.deep
 
@@ -56,28 +56,3 @@ def test_a_users_own_pair_and_questions_at_an_engine(edgewise: Edgewise, tmp_pat
     # No link is emulated, and the questions have no choices; the cloud is streamed.
     assert "commit point" not in result.out
     assert "16 tokens" not in result.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--cloud", str(bundled("cloud")), "--round-trip", "5"), "No link leads to"),
-        (("--larger-edge", "missing.gguf"), "missing.gguf"),
-        (("--cloud", str(OTHER)), "one vocabulary"),
-        (("nothing",), "no task"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    edgewise: Edgewise, arguments: tuple[str, ...], sentence: str
-) -> None:
-    result = edgewise(*FRONTIER, *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert sentence in result.err
-    assert result.err.count("\n") == 1
-
-
-def test_what_the_command_cannot_honour_is_refused(edgewise: Edgewise, tmp_path: Path) -> None:
-    (tmp_path / "edgewise.toml").write_text("span = 4\n")
-    result = edgewise(*FRONTIER)
-    assert result.code == 2
-    assert "span" in result.err

@@ -1,7 +1,6 @@
 """`edgewise gateway` as a process: keys, TLS, a graceful end, and answers through it."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.asked import HARD
-from tests.cli.conftest import Edgewise, Run
+from tests.cli.conftest import Run
 from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 from tests.gateway.processes import until
 from tests.server_process import free_port
@@ -108,32 +107,3 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
                 stranger.check(ByteTokenizer())
     finally:
         engine.close()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("--port", "8400"), "needs an engine"),
-        (("--engine", "bundled", "--host", "0.0.0.0"), "give --keys FILE"),
-        (("--engine", "bundled", "--keys", "none.json"), "edgewise keys add"),
-        (("--engine", "bundled", "--certificate", "c.pem"), "both --certificate"),
-        (("--engine", "bundled", "--engine-kind", "vllm"), "bundled"),
-        (("--engine", "ftp://x"), "no http://"),
-        (("--engine", "bundeld"), "name an engine's URL, or bundled (--engine)"),
-        (("--engine", "./large.gguf"), "name an engine's URL, or bundled (--engine)"),
-        (("--engine", "localhost:9"), "The cloud at 'http://localhost:9' cannot be reached"),
-        (("--engine", "http://127.0.0.1:9"), "cannot be reached"),
-        (("--engine", "http://127.0.0.1:9", "--engine-kind", "vllm"), "No engine is ready"),
-        (
-            ("--engine", "http://127.0.0.1:9", "--engine-kind", "vlm"),
-            "'vlm'; did you mean 'vllm'?",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    edgewise: Edgewise, arguments: tuple[str, ...], problem: str
-) -> None:
-    done = edgewise("gateway", *arguments)
-    assert (done.code, done.err.count("\n")) == (2, 1), done.err
-    assert problem in done.err
-    assert os.environ.get("EDGEWISE_CLOUD_KEY") is None

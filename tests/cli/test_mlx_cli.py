@@ -34,20 +34,3 @@ def test_it_answers_beside_a_gguf_of_its_vocabulary(
     assert result.code == 0, result.err
     usage = json.loads(result.out)["usage"]
     assert usage["cloud_tokens"] > 0
-
-
-def test_what_it_cannot_honour_it_refuses(edgewise: Edgewise, folder: Path) -> None:
-    result = edgewise("run", "hi", "--edge", str(folder), "--cloud", "none", "--threads", "2")
-    assert result.code == 2
-    assert "mlx has no number of threads to set" in result.err
-    assert "--threads" in result.err
-
-
-def test_code_of_a_model_s_own_is_refused(edgewise: Edgewise, tmp_path: Path) -> None:
-    folder = write_mlx_model(tmp_path / "own", "llama")
-    config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_file": "own.py"}))
-    (folder / "own.py").write_text("raise SystemExit(7)\n")
-    result = edgewise("run", "hi", "--edge", str(folder), "--cloud", "none")
-    assert result.code == 2
-    assert "brings code of its own" in result.err

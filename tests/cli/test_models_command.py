@@ -69,14 +69,6 @@ def test_what_is_downloaded_is_listed_and_loads(edgewise: Edgewise, asking: Run,
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("model", ["bundled", "http://127.0.0.1:9", "small.gguf"])
-def test_what_cannot_be_downloaded_is_said(edgewise: Edgewise, hub: Hub, model: str) -> None:
-    result = edgewise("models", "pull", model)
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert repr(model) in result.err
-    assert not hub.requests
-
-
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [

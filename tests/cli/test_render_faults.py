@@ -4,7 +4,7 @@ import pytest
 
 from edgewise.cli import render
 from edgewise.errors import CloudUnavailable
-from edgewise.loop.decoder import Decoder
+from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing import ScriptedCloud, ScriptedEdge, replying
@@ -19,7 +19,7 @@ def test_a_cloud_that_never_helped_is_a_warning(
         script, fault=lambda ask: CloudUnavailable("gone.") if ask < failing else None
     )
     decoder = Decoder(ScriptedEdge(script), router=Constant(1.0), policy=Policy(), cloud=cloud)
-    render.paint(decoder.stream(list(b"sky? ")))
+    collect(render.painted(decoder.stream(list(b"sky? "))))
     said = capsys.readouterr().err
     assert ("gone" in said) == (warned is not None)
     assert ("Warning" in said) == bool(warned)

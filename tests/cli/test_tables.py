@@ -10,30 +10,15 @@ from edgewise_lab.commands import shared
 from edgewise_lab.evaluation.report import CLOUD, EDGE, rows
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import Outcome
+from tests.evaluation.test_report import outcomes as of_a_family
 
 FAMILIES = ("facts", "two-hop", "steps", "sorting", "choices", "free-text")
 LONG = "a-router-of-a-very-long-name-indeed.py:Mine"
 
 
 def outcomes(right: str, *, families: tuple[str, ...] = FAMILIES, cloud: int = 0) -> list[Outcome]:
-    """One answer of ten tokens a letter and family; x is right, X strictly so."""
-    return [
-        Outcome(
-            question=f"{family}{i}",
-            family=family,
-            text="",
-            right=letter in "xX",
-            strict=letter == "X",
-            output_tokens=10,
-            cloud_tokens=cloud,
-            consults=cloud,
-            cached=3 * cloud,
-            computed=cloud,
-            seconds=0.5,
-        )
-        for family in families
-        for i, letter in enumerate(right)
-    ]
+    """One answer of ten tokens a letter and family."""
+    return [one for name in families for one in of_a_family(right, family=name, cloud=cloud)]
 
 
 def found(families: tuple[str, ...] = FAMILIES) -> dict[Cell, list[Outcome]]:

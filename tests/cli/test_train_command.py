@@ -44,36 +44,6 @@ class Idle:
 FEW = ("--limit", "40", "--calibration", "6")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("--inputs", "logits"), "--inputs can be hidden"),
-        (("--hidden", "-1"), "--hidden 0 or more"),
-        (("--epochs", "0"), "must be 1 or more"),
-        (("--label", "citer", "--rounds", "3"), "rounds must be 1 or 2"),
-        (("--label", "mismatch", "--rounds", "2"), "label 'mismatch' takes no rounds"),
-        (("--rounds", "1"), "label 'value' takes no rounds"),
-        (("--judge", "cloud"), "label 'value' takes no judge"),
-        (("--label", "r2r", "--judge", "coin"), "no judge 'coin'; it is cloud or outcome"),
-        (("--label", "r2r", "--limit", "3"), "is not a judge"),
-        (("--label", "magic"), "no label 'magic'"),
-        (("--kind", "magic"), "no router 'magic'"),
-        (("--kind", "entropy"), "cannot be trained"),
-        (("--inputs", "hidden", "--top-k", "5"), "belongs to the input top_logprobs"),
-        (("--cloud", "none"), "name one (--cloud)"),
-        (("--stage", "label"), "run the stage collect first"),
-        (("--stage", "calibrate"), "There is no router"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    edgewise: Edgewise, arguments: tuple[str, ...], problem: str
-) -> None:
-    pytest.importorskip("torch")
-    done = edgewise("train", "pocketqa", "--out", "router", *arguments)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert problem in done.err
-
-
 def test_stage_by_stage_is_as_all_at_once(edgewise: Edgewise, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     for stage in ("collect", "label", "fit", "calibrate"):
@@ -213,20 +183,6 @@ def test_show_and_check_the_bundled_router(edgewise: Edgewise) -> None:
     checked = edgewise("router", "check", "bundled")
     assert checked.code == 0
     assert "of a step" in checked.out
-
-
-@pytest.mark.parametrize("command", ["show", "check", "push"])
-@pytest.mark.parametrize("name", ["max-prob", "./nothing"])
-def test_what_is_no_checkpoint(edgewise: Edgewise, command: str, name: str) -> None:
-    more = ("me/router",) if command == "push" else ()
-    done = edgewise("router", command, name, *more)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-
-
-def test_a_checkpoint_of_another_edge_model(edgewise: Edgewise, bpe_path: Path) -> None:
-    done = edgewise("router", "check", "bundled", "--edge", str(bpe_path))
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "edge model" in done.err
 
 
 def test_push_publishes_what_run_can_use(

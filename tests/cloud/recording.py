@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from edgewise.wire.protocol import PATH, Ask, Push, from_device
+from edgewise.wire.protocol import PATH, Ask, Prefetch, from_device
 from tests.background import Background
 
 
@@ -114,7 +114,7 @@ def ids_of(message: bytes) -> list[int]:
         body = msgspec.json.decode(message)
         return body.get("prompt") or body.get("input_ids") or body.get("token_ids") or []
     frame = from_device(message)
-    return frame.ids if isinstance(frame, Ask | Push) else []
+    return frame.ids if isinstance(frame, Ask | Prefetch) else []
 
 
 @contextmanager

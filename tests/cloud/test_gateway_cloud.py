@@ -35,7 +35,7 @@ from edgewise.wire.protocol import (
     NeedFull,
     Open,
     Opened,
-    Push,
+    Prefetch,
     Reply,
     encode,
     from_device,
@@ -93,7 +93,7 @@ async def politely(socket: web.WebSocketResponse, frame: FromDevice) -> None:
     """As a gateway does."""
     if isinstance(frame, Ask):
         await socket.send_bytes(encode(reply(frame)))
-    elif not isinstance(frame, Push | Cancel):
+    elif not isinstance(frame, Prefetch | Cancel):
         await socket.send_bytes(encode(OPENED))
 
 
@@ -223,7 +223,7 @@ def test_a_whole_prefix_is_sent_where_it_is_asked_for(fake: Callable[..., FakeGa
 def test_a_link_that_breaks_is_made_anew(fake: Callable[..., FakeGateway]) -> None:
     made = fake(saying("hang up", "hang up", reply))
     assert consult(made.url) == (97,)
-    openings = [frame for frame in made.heard if not isinstance(frame, Ask | Push | Cancel)]
+    openings = [frame for frame in made.heard if not isinstance(frame, Ask | Prefetch | Cancel)]
     assert [opening.session for opening in openings[:3]] == ["", "name", "name"]
 
 

@@ -87,3 +87,4 @@ class TextDouble(TextEngine):
 
     async def close(self) -> None:
         self.closed = True
+        await super().close()

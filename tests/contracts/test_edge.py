@@ -54,7 +54,7 @@ class Backend:
 
 
 @pytest.fixture(
-    params=["bpe", "spm", "onnx", "scripted", "gemma3", "mamba", *HYBRIDS],
+    params=["bpe", "spm", "onnx", "scripted", "gemma3", *HYBRIDS],
 )
 def backend(
     request: pytest.FixtureRequest,

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.cloud.bridge.word_boundary import WordBoundaries
 from edgewise.completion import Completion
 from edgewise.errors import CloudUnavailable
 from edgewise.loop.health import Breaker
@@ -60,6 +62,14 @@ class HeldCloud(Around):
         self.flying.append(Flying())
         self.asked.set()
         return self.flying[-1]
+
+
+class WordBridge(Bridge):
+    """Asked where a word opens alone, as a cloud that takes text is."""
+
+    @property
+    def boundaries(self) -> WordBoundaries:
+        return WordBoundaries(self.edge)
 
 
 class NeverOpen(Breaker):

@@ -26,7 +26,6 @@ CONTEXT, NEAR = 128, 1e-2
 """Batches of different sizes differ by less than this part of the largest logit."""
 
 A = [(7 * index) % 250 for index in range(40)]
-RECURRENT = (*HYBRIDS, "mamba")
 
 Wanted = Callable[[Sequence[int]], Floats]
 
@@ -49,7 +48,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-@pytest.fixture(scope="module", params=RECURRENT)
+@pytest.fixture(scope="module", params=HYBRIDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -16,6 +16,7 @@ from edgewise.loop.policy import Policy
 from edgewise.parts import open_edge, open_router
 from edgewise.settings import Settings
 from edgewise_lab.rollouts import Prefix, edge_rollouts
+from tests.installed import install
 
 ENGINE = '''
 """An edge engine as a package would bring it: what it has, and no more."""
@@ -71,15 +72,11 @@ class Echo(EdgeModel):
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package on the path that adds the engine `echo`, and one that cannot be loaded."""
     (tmp_path / "echo_engine.py").write_text(ENGINE)
-    info = tmp_path / "echo_engine-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-engine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[edgewise.edge]\necho = echo_engine:Echo\nbroken = echo_engine:Nothing\n"
-    )
+    points = ("echo = echo_engine:Echo", "broken = echo_engine:Nothing")
+    install(tmp_path, "echo_engine", *points, group="edgewise.edge")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "echo_engine", raising=False)
-    return info
+    return tmp_path / "echo_engine-1.0.dist-info"
 
 
 ECHO = Settings(edge="echo:grey sky", edge_engine="echo", cloud="none", ctx=48, threads=2)

@@ -19,7 +19,7 @@ from edgewise.settings import Settings
 from tests.contracts import test_edge as contract
 from tests.contracts.test_edge import MORE, PROMPT, Backend
 from tests.hub_files import described, shortened, without
-from tests.transformers_models import CONFIGS, write_hub_model
+from tests.transformers_models import config, write_hub_model
 
 pytestmark = pytest.mark.deep
 
@@ -42,7 +42,7 @@ def folders(torch: Any, tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
     def folder(kind: str) -> Path:
         path = root / kind
-        return path if path.exists() else write_hub_model(path, CONFIGS[kind]())
+        return path if path.exists() else write_hub_model(path, config(kind))
 
     return folder
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -45,16 +46,21 @@ def lasting_port() -> int:
     raise RuntimeError("every port of this process was given")
 
 
-class GatewayProcess:
-    """`edgewise gateway` on a port of its own; it may be killed, ended and started again."""
+class ServerProcess:
+    """`edgewise gateway` or `serve` on a port of its own; it may be ended and started again."""
 
-    def __init__(self, engine: str, keys: Path, told: Path, *more: str) -> None:
-        """What it writes to stderr goes to the file `told`; `more` are further flags."""
+    def __init__(
+        self, told: Path, *words: str, files: int = 1024, host: str = "127.0.0.1", ready: str = ""
+    ) -> None:
+        """What it writes to stderr goes to the file `told`; it may have `files` open files.
+
+        It is ready once it answers at `ready`.
+        """
         self.port = lasting_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine]
-        self._command += ["--keys", str(keys), "--port", str(self.port), *more]
-        self._told = told
+        self.url = f"http://{host}:{self.port}"
+        command = [sys.executable, "-m", "edgewise", *words, "--port", str(self.port)]
+        self._command = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "bash", *command]
+        self._told, self._ready = told, ready or "/health"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -65,15 +71,19 @@ class GatewayProcess:
     def begin(self) -> None:
         """Start; returns at once."""
         kept = {name: value for name, value in os.environ.items() if name[:9] != "EDGEWISE_"}
-        # A file and not a pipe, which would stop the gateway when nobody reads it.
+        # A file and not a pipe, which would stop the server when nobody reads it.
         with self._told.open("ab") as told:
             self._process = subprocess.Popen(
-                self._command, env=kept, stdout=subprocess.DEVNULL, stderr=told
+                self._command,
+                env=kept,
+                cwd=self._told.parent,
+                stdout=subprocess.DEVNULL,
+                stderr=told,
             )
 
     def require_ready(self) -> None:
         """Wait until it is; fails where it ended."""
-        until(lambda: self._stands() and _found(f"{self.url}/ready"), "the gateway's readiness")
+        until(lambda: self._stands() and _found(self.url + self._ready), "the server's readiness")
 
     def kill(self) -> None:
         """SIGKILL: nothing is saved, nobody is told."""
@@ -81,10 +91,10 @@ class GatewayProcess:
         self._process.kill()
         self._process.wait()
 
-    def drain(self) -> None:
-        """SIGTERM; returns at once."""
+    def drain(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal; returns at once."""
         assert self._process is not None
-        self._process.terminate()
+        self._process.send_signal(number)
 
     def ended(self) -> int:
         """Its exit status, once it has one."""
@@ -100,15 +110,43 @@ class GatewayProcess:
         """What it wrote to stderr, every start of it."""
         return self._told.read_text()
 
-    def count(self, name: str, **labels: str) -> float:
-        """A number of its metrics, 0 where it has not counted yet."""
-        return metric(f"{self.url}/metrics", f"edgewise_gateway_{name}", **labels)
+    def status(self, path: str, data: bytes | None = None, **headers: str) -> int:
+        """Of an answer to GET, or to POST of `data`; `headers` have _ for -."""
+        spelled = {name.replace("_", "-"): value for name, value in headers.items()}
+        method = "GET" if data is None else "POST"
+        with httpx2.Client(trust_env=False, timeout=60) as http:
+            return http.request(method, self.url + path, content=data, headers=spelled).status_code
 
     def _stands(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise RuntimeError(f"the gateway did not start: {self.told()}")
+            raise RuntimeError(f"the server did not start: {self.told()}")
         return True
+
+
+class GatewayProcess(ServerProcess):
+    """A gateway with keys."""
+
+    def __init__(self, engine: str, keys: Path, told: Path, *more: str) -> None:
+        """`more` are further flags."""
+        words = ("gateway", "--engine", engine, "--keys", str(keys), *more)
+        super().__init__(told, *words, ready="/ready")
+
+    def count(self, name: str, **labels: str) -> float:
+        """A number of its metrics, 0 where it has not counted yet."""
+        return metric(f"{self.url}/metrics", f"edgewise_gateway_{name}", **labels)
+
+
+@contextmanager
+def server(*words: str, files: int = 1024, host: str = "127.0.0.1") -> Iterator[ServerProcess]:
+    """Serve until the block ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = ServerProcess(Path(folder) / "stderr", *words, files=files, host=host)
+        try:
+            process.start()
+            yield process
+        finally:
+            process.close()
 
 
 @contextmanager

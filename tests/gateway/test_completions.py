@@ -75,7 +75,7 @@ def test_a_push_that_meets_a_bug_is_logged_and_no_more(told: Told) -> None:
     with gateway([engine]) as running, PlainClient(running.url) as client:
         client.open()
         client.push(0, [1, 2, 3])
-        until(lambda: 'pushes_total{outcome="failed"}' in metrics(running))
+        until(lambda: 'prefetches_total{outcome="failed"}' in metrics(running))
         engine.act = letters
         assert client.ask(1, 3, [])[2] == [97]
     assert any("in a prefill" in line.get("exception", "") for line in told)

@@ -11,7 +11,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from edgewise.keys.limits import (
     LimitStore,
     OverLimit,
 )
+from tests.gateway.processes import until
 from tests.server_process import free_port
 
 pytestmark = pytest.mark.anyio
@@ -62,25 +63,25 @@ def redis_url() -> Iterator[str]:
             pytest.fail("redis-server is not installed")
         pytest.skip("redis-server is not installed")
     port = free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        _wait_for(port)
+    with redis_server(port):
         yield f"redis://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
 
 
-def _wait_for(port: int) -> None:
-    end = time.monotonic() + 60
-    while True:
+@contextmanager
+def redis_server(port: int, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """It ends with the block."""
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", *options]
+
+    def listens() -> bool:
+        with socket.socket() as one:
+            return one.connect_ex(("127.0.0.1", port)) == 0
+
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
         try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+            until(listens, "redis")
+            yield server
+        finally:
+            server.kill()
 
 
 Store = Callable[[], LimitStore]
@@ -346,31 +347,18 @@ async def test_a_redis_that_goes_and_comes_back(told: LogCapture) -> None:
     if shutil.which("redis-server") is None and os.environ.get("TEST_SERVERS") != "required":
         pytest.skip("redis-server is not installed")
     port, limited = free_port(), key(tokens_per_day=1000)
-    options = ["--bind", "127.0.0.1", "--save", "", "--requirepass", "s3cret"]
-
-    def start() -> "subprocess.Popen[bytes]":
-        server = subprocess.Popen(
-            ["redis-server", "--port", str(port), *options], stdout=subprocess.DEVNULL
-        )
-        _wait_for(port)
-        return server
-
     async with limits_in(RedisLimits(f"redis://:s3cret@127.0.0.1:{port}")) as limits:
         with pytest.raises(OverLimit):  # it is not there yet
             await consult(limits, limited, 1, 1)
-        server = start()
-        try:
+        with redis_server(port, "--requirepass", "s3cret") as server:
             await consult(limits, limited, 1, 1)
             async with limits.spending(limited, 1):
                 server.kill()
                 server.wait()
             with pytest.raises(OverLimit):
                 await consult(limits, limited, 1, 1)
-            server = start()
+        with redis_server(port, "--requirepass", "s3cret"):
             await consult(limits, limited, 1, 1)
-        finally:
-            server.kill()
-            server.wait()
     assert "s3cret" not in str(told.entries)
     assert f"127.0.0.1:{port}" in str(told.entries)
 

@@ -21,7 +21,7 @@ from edgewise.wire.protocol import (
     NeedFull,
     Open,
     Opened,
-    Push,
+    Prefetch,
     Reply,
     encode,
     from_device,
@@ -29,6 +29,7 @@ from edgewise.wire.protocol import (
     packed,
     unpacked,
 )
+from tests.gateway.plain_client import check as plain
 
 IDS = st.lists(st.integers(0, 151_935), max_size=40)
 
@@ -38,18 +39,13 @@ def test_nested_lists_do_not_exhaust_the_stack() -> None:
         from_device(b"\x91" * 100_000)
 
 
-def test_a_frame_too_long() -> None:
-    with pytest.raises(CloudProtocolError, match="at most"):
-        from_device(b"\x00" * (protocol.MAX_FRAME + 1))
-
-
 @given(IDS, IDS, st.integers(0, 2**32 - 1))
 def test_frames_survive_the_wire(ids: list[int], more: list[int], number: int) -> None:
     ledger = Ledger()
     ledger.put(0, ids)
     for frame in (
         Open(1, "0" * 16, "name"),
-        Push(len(ids), more, ledger.check),
+        Prefetch(len(ids), more, ledger.check),
         Ask(number, 0, ids, ledger.check, 4, 100, 5, (0.7, 40, 0.9, 0.0, 3)),
         Cancel(number),
         Close(),
@@ -104,14 +100,6 @@ def numbers(length: int, first: int) -> list[int]:
     return [(first + 2_654_435_761 * index) % 2**32 for index in range(length)]
 
 
-def plain(ids: list[int]) -> int:
-    """As docs/protocol.md says."""
-    check = 0
-    for token in ids:
-        check = (check * 1_000_003 + token + 1) % (2**61 - 1)
-    return check
-
-
 @given(st.lists(st.tuples(PART, st.floats(0, 1)), max_size=8))
 def test_the_check_is_that_of_the_page(parts: list[tuple[tuple[int, int], float]]) -> None:
     ledger, expected = Ledger(), list[int]()
@@ -139,10 +127,10 @@ def test_what_are_no_ids_is_a_sentence(ids: list[int]) -> None:
 
 
 def test_a_full_prefix_is_small() -> None:
-    data = encode(Push(0, [70_000] * MAX_IDS, 0))
+    data = encode(Prefetch(0, [70_000] * MAX_IDS, 0))
     tracemalloc.start()
     frame = from_device(data)
-    assert isinstance(frame, Push)
+    assert isinstance(frame, Prefetch)
     ledger = Ledger(frame.ids)
     del frame
     size = tracemalloc.get_traced_memory()[0]

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.events import Consult, Token
 from edgewise.grammar.response_format import ResponseFormat, grammar_of
 from edgewise.loop.decoder import Decoder
@@ -12,6 +11,7 @@ from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from tests.doubles.around import WordBridge
 
 pytest.importorskip("llguidance")
 
@@ -27,7 +27,7 @@ def decoder(edge: str, cloud: str, speculate: int) -> Decoder:
         ScriptedEdge(replying(edge, prompt=PROMPT), tokenizer=EDGE),
         router=Constant(1.0),
         policy=Policy(speculate=speculate),
-        cloud=Bridge(asked, own=OWN, edge=EDGE, words=True),
+        cloud=WordBridge(asked, own=OWN, edge=EDGE),
     )
 
 

@@ -1,6 +1,5 @@
 """Both servers as processes: floods under few open files, what they say, how they end."""
 
-import asyncio
 import contextlib
 import json
 import signal
@@ -10,12 +9,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import aiohttp
 import pytest
 
 from edgewise.wire.protocol import PATH
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.listening.processes import Process, server, status
+from tests.gateway.processes import ServerProcess, server
 
 pytestmark = pytest.mark.deep
 SERVE = ("serve", "--threads", "1", "--slots", "1")
@@ -32,13 +30,13 @@ def engine() -> Iterator[ScriptedEngine]:
 
 
 @pytest.fixture(scope="module")
-def gateway(engine: ScriptedEngine) -> Iterator[Process]:
+def gateway(engine: ScriptedEngine) -> Iterator[ServerProcess]:
     with server("gateway", "--engine", engine.url) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Process]:
+def served() -> Iterator[ServerProcess]:
     with server(*SERVE) as made:
         yield made
 
@@ -61,8 +59,9 @@ def test_silent_connections_keep_nobody_out(command: str, engine: ScriptedEngine
         for begun in (b"", b"GET / HTTP/1.1\r\n", b"\x00garbage\r\n\r\n", b"POST / HTTP/1.1\r\n"):
             with flood(process.port, 400, begun):
                 assert [process.status("/health") for _ in range(20)] == [200] * 20
-        assert process.end() == 0
-        told = "\n".join(process.lines())
+        process.drain()
+        assert process.ended() == 0
+        told = process.told()
         assert "Too many open files" not in told
         assert len(told) < 20_000
 
@@ -77,11 +76,12 @@ def test_every_line_of_a_gateway_is_json() -> None:
             upgrade = b"POST %b HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
             flood(process.port, 5, upgrade % PATH.encode() + b"Connection: Upgrade\r\n\r\n").close()
             engine.stop()
-            while not any("engine not used" in line for line in process.lines()):
+            while "engine not used" not in process.told():
                 assert process.status("/health") == 200
             assert process.status("/ready") == 503
-            assert process.end() == 0
-            lines = [json.loads(line) for line in process.lines()]
+            process.drain()
+            assert process.ended() == 0
+            lines = [json.loads(line) for line in process.told().splitlines()]
         assert {"listening", "started", "engine not used"} <= {line["event"] for line in lines}
         assert all({"event", "level", "timestamp"} <= set(line) for line in lines)
     finally:
@@ -90,68 +90,48 @@ def test_every_line_of_a_gateway_is_json() -> None:
 
 def test_the_bundled_engine_says_nothing_else() -> None:
     with server("gateway", "--engine", "bundled") as process:
-        assert process.end(signal.SIGINT) == 0
-        assert all(json.loads(line)["event"] for line in process.lines())
+        process.drain(signal.SIGINT)
+        assert process.ended() == 0
+        assert all(json.loads(line)["event"] for line in process.told().splitlines())
 
 
-PATHS = ("/health", "/ready", "/metrics", "/v1/models")
+def test_a_page_cannot_use_a_gateway_without_keys(gateway: ServerProcess) -> None:
+    """Nor by a name that was made to point here."""
+    for path in ("/health", "/ready", "/metrics", "/v1/models", PATH):
+        own = 200 if path != PATH else 404
+        assert gateway.status(path) == own
+        assert gateway.status(path, Origin=gateway.url) == own
+        for page in ("http://evil.example", "null", "http://localhost:1"):
+            assert gateway.status(path, Origin=page) == 403
+        assert gateway.status(path, Host=f"evil.example:{gateway.port}") == 400
 
 
-def test_a_page_cannot_use_a_gateway_without_keys(gateway: Process) -> None:
-    own = f"http://127.0.0.1:{gateway.port}"
-    for path in PATHS:
-        assert gateway.status(path) == 200
-        assert gateway.status(path, Origin=own) == 200
-        assert gateway.status(path, Origin="http://evil.example") == 403
-        assert gateway.status(path, Origin="null") == 403
-        assert gateway.status(path, Host="evil.example") == 400
-    assert upgrade(gateway.port) == 101
-    assert upgrade(gateway.port, Origin=own) == 101
-    assert upgrade(gateway.port, Origin="http://evil.example") == 403
-    assert upgrade(gateway.port, Origin="http://localhost:1") == 403
-    assert upgrade(gateway.port, Host=f"evil.example:{gateway.port}") == 400
-
-
-def upgrade(port: int, **headers: str) -> int:
-    """Status of an answer to a device that connects."""
-
-    async def run() -> int:
-        async with aiohttp.ClientSession() as http:
-            try:
-                async with http.ws_connect(f"http://127.0.0.1:{port}{PATH}", headers=headers):
-                    return 101
-            except aiohttp.WSServerHandshakeError as error:
-                return error.status
-
-    return asyncio.run(run())
-
-
-def test_a_page_cannot_use_serve(served: Process) -> None:
+def test_a_page_cannot_use_serve(served: ServerProcess) -> None:
     """What a browser lets any page send without asking first: plain text, to an address."""
-    url = f"http://127.0.0.1:{served.port}/v1/chat/completions"
-    json_type = "application/json"
-    assert status(url, ASK, Content_Type=json_type) == 200
-    assert (
-        status(url, ASK, Content_Type=json_type, Origin=url[: -len("/v1/chat/completions")]) == 200
-    )
+
+    def ask(kind: str = "application/json", **headers: str) -> int:
+        return served.status("/v1/chat/completions", ASK, Content_Type=kind, **headers)
+
+    assert ask() == 200
+    assert ask(Origin=served.url) == 200
     for page in ("http://evil.example", "null", "http://localhost:1"):
-        assert status(url, ASK, Content_Type="text/plain", Origin=page) == 403
-        assert status(url, ASK, Content_Type=json_type, Origin=page) == 403
+        assert ask("text/plain", Origin=page) == 403
+        assert ask(Origin=page) == 403
     # Without an origin it is no page; what it sends must be said to be JSON all the same.
-    assert status(url, ASK, Content_Type="text/plain") == 400
-    assert status(url, ASK, Host="evil.example", Content_Type=json_type) == 400
+    assert ask("text/plain") == 400
+    assert ask(Host="evil.example") == 400
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
 def test_the_other_version_of_the_internet(engine: ScriptedEngine) -> None:
     for words in (("gateway", "--engine", engine.url), SERVE):
         with server(*words, "--host", "::1", host="[::1]") as process:
-            assert status(f"http://[::1]:{process.port}/health") == 200
-            assert status(f"http://[::1]:{process.port}/health", Host="evil.example") == 400
-            assert any(f"http://[::1]:{process.port}" in line for line in process.lines())
+            assert process.status("/health") == 200
+            assert process.status("/health", Host="evil.example") == 400
+            assert process.url in process.told()
 
 
-def test_a_taken_port_is_a_sentence(gateway: Process) -> None:
+def test_a_taken_port_is_a_sentence(gateway: ServerProcess) -> None:
     port = str(gateway.port)
     for words in (
         ("gateway", "--engine", "bundled", "--port", port),

@@ -26,7 +26,7 @@ from edgewise.testing.scripted_edge import (
     noise,
     replying,
 )
-from tests.doubles.around import NeverOpen, late
+from tests.doubles.around import NeverOpen, WordBridge, late
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -129,7 +129,8 @@ def test_the_answer_is_that_of_the_waiting_loop(
         cloud: Any = ScriptedCloud(script)
         if vocabulary != "same":
             large = ScriptedCloud(script, tokenizer=OWN)
-            cloud = Bridge(large, own=OWN, edge=EDGE, words=vocabulary.endswith("words"))
+            kind = WordBridge if vocabulary.endswith("words") else Bridge
+            cloud = kind(large, own=OWN, edge=EDGE)
         decoder = Decoder(
             ScriptedEdge(edge),
             router=Random(seed),

@@ -21,12 +21,13 @@ from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import Script, ScriptedEdge, noise, replying
-from tests.doubles.around import NeverOpen, late
+from tests.doubles.around import NeverOpen, WordBridge, late
 from tests.loop.test_speculate import EDGE, IDS, OWN, PROMPT, agreeing, ending, speaking
 
 
 def other_vocabulary(script: Script, *, words: bool = True) -> Bridge:
-    return Bridge(ScriptedCloud(script, tokenizer=OWN), own=OWN, edge=EDGE, words=words)
+    kind = WordBridge if words else Bridge
+    return kind(ScriptedCloud(script, tokenizer=OWN), own=OWN, edge=EDGE)
 
 
 def decoder_for(edge: str, cloud: str, *, unsure: tuple[int, ...], **policy: object) -> Decoder:
@@ -122,9 +123,8 @@ def test_real_models_of_two_vocabularies(bpe_path: Path, turned: bool, words: bo
         LlamaModel(paths[0], threads=1) as small,
         closing(LocalCloud(LlamaModel(paths[1], threads=1))) as large,
     ):
-        model: CloudModel = Bridge(
-            large, own=large.model.tokenizer, edge=small.tokenizer, words=words
-        )
+        kind = WordBridge if words else Bridge
+        model: CloudModel = kind(large, own=large.model.tokenizer, edge=small.tokenizer)
         assert isinstance(bridged(large, small.tokenizer), Bridge)
         prompt = prompt_of(small.tokenizer, [Message("user", "Tell me about the heron.")])
 

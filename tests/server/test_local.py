@@ -13,7 +13,7 @@ from edgewise.cloud.gateway import GatewayCloud
 from edgewise.prompts import Message
 from edgewise.server.local_messages import LocalMessages
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
-from edgewise.wire.protocol import Ask, Push, from_device
+from edgewise.wire.protocol import Ask, Prefetch, from_device
 from tests.cloud.dialects import Sglang, Vllm
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import Dialect
@@ -60,7 +60,7 @@ def crossed(recorder: Recorder) -> str:
             found.append(message)
         else:
             frame = from_device(message)
-            held = [*held[: frame.position], *ids] if isinstance(frame, Ask | Push) else held
+            held = [*held[: frame.position], *ids] if isinstance(frame, Ask | Prefetch) else held
             ids = held
         if all(isinstance(one, int) for one in ids):
             found.append(bytes(one for one in ids if one < 256))

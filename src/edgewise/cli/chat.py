@@ -97,8 +97,8 @@ class Conversation:
             name, _, rest = text.partition(" ")
             if name not in self._commands:
                 close = get_close_matches(name, self._commands, 1)
-                meant = f"did you mean {close[0]}? " if close else ""
-                raise UsageError(f"There is no command {name}; {meant}/help lists them.")
+                hint = f"did you mean {close[0]}? " if close else ""
+                raise UsageError(f"There is no command {name}; {hint}/help lists them.")
             self._commands[name](rest.strip())
         elif text:
             self._answer(text)

@@ -28,7 +28,6 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.redaction.base import redaction_of
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
-from edgewise.edge.engine import default_threads
 from edgewise.edge.llamacpp import library as binding
 from edgewise.engines.base import Abilities
 from edgewise.errors import EdgewiseError
@@ -111,7 +110,6 @@ class _Doctor:
         """One after the other; what needs a part that is missing is left out."""
         yield Check("python", "ok", platform.python_version())
         yield self._guarded("engine", _engine)
-        yield _threads(self._chosen)
         yield self._guarded("edge model", self._open_edge)
         if (edge := self._edge) is not None:
             yield _rollback(edge)
@@ -195,20 +193,11 @@ def _engine() -> Check:
     return Check("engine", "ok", text)
 
 
-def _threads(chosen: Settings) -> Check:
-    most = default_threads()
-    used = chosen.threads or most
-    if used > most + 1:
-        text = f"{used} on {most + 1} cores"
-        return Check("threads", "warn", text, f"use --threads {most}")
-    return Check("threads", "ok", f"{used}")
-
-
 def _rollback(model: EdgeModel) -> Check:
-    """How the edge goes back where the cloud says otherwise."""
+    """How the edge rolls back where the cloud rejects its draft."""
     how = model.abilities.rewinds
     if how == "no":
-        text = "none: going back reads the sequence again, so each consult is waited for"
+        text = "none: a rollback reads the sequence again, so each consult is waited for"
         return Check("rollback", "warn", text, "name a GGUF of the model (--edge)")
     if how == "anywhere":
         return Check("rollback", "ok", "anywhere: the KV cache is cut, and nothing read again")

@@ -10,7 +10,7 @@ import typer
 from msgspec.structs import replace
 
 from edgewise.addresses import is_url, with_scheme
-from edgewise.cli.keys import Limits, require_keys
+from edgewise.cli.keys import Limits
 from edgewise.cli.listening import (
     Certificate,
     Connections,
@@ -20,13 +20,14 @@ from edgewise.cli.listening import (
     PrivateKey,
     listening_at,
     require_extra,
+    require_guarded,
 )
 from edgewise.cli.options import everything_but, takes
 from edgewise.cloud.hosts import cloud_key
 from edgewise.errors import UsageError
 from edgewise.keys.keys import Keys
 from edgewise.listening.logs import Level
-from edgewise.listening.sockets import LOOPBACK, is_loopback
+from edgewise.listening.sockets import LOOPBACK
 from edgewise.settings import Settings
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def gateway(
     """Serve many devices in front of your engines: gateway --engine URL --keys FILE."""
     if not engine:
         raise UsageError("A gateway needs an engine; name one with --engine URL, or bundled.")
-    _require_guarded(host, keys)
+    require_guarded(host, keys, ways="--keys FILE")
     require_extra("gateway", "starlette", "uvicorn", "websockets")
     engines = [_address(one) for one in engine]
     origins = [_named_origin(one) for one in origin or ()]
@@ -194,12 +195,3 @@ def _page_model(address: str | None, *, page: bool) -> "PageModel | None":
         raise
     folder = router_folder(replace(settings, router=chosen))
     return PageModel(address, file, tokenizer, folder, DEFAULT_SHARE)
-
-
-def _require_guarded(host: str, keys: Path | None) -> None:
-    if keys is None and not is_loopback(host):
-        raise UsageError(
-            f"Without keys anybody who reaches {host} could use the engine; give --keys FILE."
-        )
-    if keys is not None:
-        require_keys(keys)

@@ -30,12 +30,6 @@ Limits = Annotated[
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
 
-def require_keys(file: Path) -> None:
-    """Raises `UsageError` where there is no file of keys."""
-    if not file.exists():
-        raise UsageError(f"There is no file {str(file)!r}; make one with edgewise keys add.")
-
-
 @keys_app.command("add")
 def add(
     name: Annotated[str, typer.Argument(help="Whose key it is; shown in metrics and logs.")],
@@ -65,7 +59,11 @@ def add(
         sessions=sessions,
         expires=None if expires is None else _end(expires),
     )
-    _show(secret)
+    print(secret)
+    render.note(
+        "A device needs it as EDGEWISE_CLOUD_KEY, a server's client as its API key; it cannot be "
+        "shown again."
+    )
 
 
 @keys_app.command("list")
@@ -75,12 +73,7 @@ def list_keys(file: File) -> None:
     table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     now = datetime.now(UTC)
     for key in read_keys(file):
-        limits = (
-            key.asks_per_second,
-            key.ids_per_second,
-            key.tokens_per_day,
-            key.sessions,
-        )
+        limits = (key.asks_per_second, key.ids_per_second, key.tokens_per_day, key.sessions)
         shown = (f"{limit:,.10g}" if limit else "no limit" for limit in limits)
         table.add_row(render.printable(key.name), key.created, _expiry(key, now), *shown)
     render.show(table)
@@ -92,21 +85,10 @@ def revoke(name: Name, file: File) -> None:
     revoke_key(file, name)
 
 
-def _show(secret: str) -> None:
-    print(secret)
-    render.note(
-        "A device needs it as EDGEWISE_CLOUD_KEY, a server's client as its API key; it cannot be "
-        "shown again."
-    )
-
-
 def _expiry(key: Key, now: datetime) -> str:
     if key.expires is None:
-        end = "never"
-    else:
-        end = f"{key.expires.astimezone(UTC):%Y-%m-%d %H:%M}"
-        end += " (over)" if key.expired(now) else ""
-    return end
+        return "never"
+    return f"{key.expires.astimezone(UTC):%Y-%m-%d %H:%M}" + " (over)" * key.expired(now)
 
 
 def _end(given: str) -> datetime:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from edgewise.errors import UsageError
-from edgewise.listening.sockets import address_of, connections_for, listen, tls_context
+from edgewise.listening.sockets import (
+    address_of,
+    connections_for,
+    is_loopback,
+    listen,
+    tls_context,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -56,6 +62,18 @@ def listening_at(
         secured = tls_context(certificate, private_key) if certificate and private_key else None
         url = address_of(opened, host, tls=secured is not None)
         yield Listening(opened, url, {"connections": most, "tls": secured})
+
+
+def require_guarded(host: str, keys: Path | None, key: str | None = None, *, ways: str) -> None:
+    """Raise `UsageError` where anybody could come, or the file of keys is not there."""
+    if keys is not None and key is not None:
+        raise UsageError("Clients show the one key or one of a file's; give --api-key or --keys.")
+    if keys is None and not key and not is_loopback(host):
+        raise UsageError(
+            f"Without a key anybody who reaches {host} could use the models; give {ways}."
+        )
+    if keys is not None and not keys.exists():
+        raise UsageError(f"There is no file {str(keys)!r}; make one with edgewise keys add.")
 
 
 def require_extra(extra: str, *modules: str) -> None:

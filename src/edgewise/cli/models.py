@@ -38,16 +38,16 @@ def list_models(json: options.Json = False) -> None:
     tokens = [vocabulary_of(one.path) for one in models]
     if json:
         rows = zip(models, tokens, strict=True)
-        told = [{**m._asdict(), "path": str(m.path), "vocabulary": of} for m, of in rows]
-        print(msgspec.json.encode(told).decode())
+        listed = [{**m._asdict(), "path": str(m.path), "vocabulary": of} for m, of in rows]
+        print(msgspec.json.encode(listed).decode())
         return
     shared = [of for of, count in Counter(filter(None, tokens)).items() if count > 1]
-    marks = {of: f"{number}" for number, of in enumerate(shared, 1)}
+    numbers = {of: f"{number}" for number, of in enumerate(shared, 1)}
     table = Table("model", "size", "vocabulary", "where", box=SIMPLE_HEAD, pad_edge=False)
     table.columns[1].justify = table.columns[2].justify = "right"
     for one, of in zip(models, tokens, strict=True):
         address, place = render.printable(one.address), render.printable(str(one.path))
-        table.add_row(address, decimal(one.size), marks.get(of or "", ""), place)
+        table.add_row(address, decimal(one.size), numbers.get(of or "", ""), place)
     render.show(table)
     render.note("two models with one vocabulary number share token ids; hf cache rm removes one")
 

@@ -16,9 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from edgewise.events import AnswerCost, Consult, Event, Finished, Timing, Token, Usage
-from edgewise.loop.decoder import Answer, collect
+from edgewise.loop.decoder import Answer
 from edgewise.loop.policy import INITIAL_CREDIT
-from edgewise.routers.card import RouterCard
 from edgewise.settings import Settings
 
 # Without NO_COLOR's colours bold and underline stay. What models and files say is text, whatever
@@ -101,16 +100,11 @@ def _interruptible() -> Generator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def paint(events: Iterable[Event]) -> Answer:
-    """Show an answer as it comes, cloud tokens in colour; returns it whole."""
-    return collect(painted(events))
-
-
 def painted(events: Iterable[Event]) -> Iterator[Event]:
-    """The same events, shown on their way.
+    """The same events, shown on their way, cloud tokens in colour.
 
-    The first consult that failed is told on stderr, once the answer is complete; where all did,
-    as a warning.
+    The first consult that failed is reported on stderr, once the answer is complete; as a warning
+    where all did.
     """
     problem: str | None = None
     for event in events:
@@ -151,12 +145,6 @@ def warn_of_toy(edge: str, prompt: str) -> None:
             "the bundled pair is a toy for sums and word puzzles, as `edgewise demo` shows them. "
             "For real questions: edgewise run --edge smollm2"
         )
-
-
-def card_warnings(card: RouterCard) -> None:
-    """Print the warnings of a router's own figures on stderr."""
-    for warning in card.warnings():
-        warn(warning)
 
 
 def summary(answer: Answer | Finished, *, cloud: bool, share: float | None = None) -> str:

@@ -21,7 +21,7 @@ from edgewise.grammar.schema import MAX_SCHEMA
 from edgewise.loop.decoder import collect
 from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, require_text
-from edgewise.settings import Settings
+from edgewise.settings import Settings, file_bytes
 
 _PATIENCE = 3.0
 """Seconds after which it is said what is waited for."""
@@ -150,14 +150,9 @@ def _from_stdin() -> str:
 
 def _schema(path: Path) -> dict[str, object]:
     """The JSON object in a file. Raises `UsageError`."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_SCHEMA + 1)
-    except OSError as error:
-        raise UsageError(f"The schema {str(path)!r} cannot be read: {error.strerror}.") from error
-    if len(data) > MAX_SCHEMA:
-        raise UsageError(f"The schema {str(path)!r} has more than {MAX_SCHEMA} bytes; shorten it.")
+    called = f"The schema {str(path)!r}"
+    data = file_bytes(path, called, most=MAX_SCHEMA)
     try:
         return msgspec.json.decode(data, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"The schema {str(path)!r} is not a JSON object: {error}.") from error
+        raise UsageError(f"{called} is not a JSON object: {error}.") from error

@@ -10,7 +10,6 @@ import typer
 
 from edgewise.addresses import from_home
 from edgewise.cli import render
-from edgewise.cli.keys import require_keys
 from edgewise.cli.listening import (
     Certificate,
     Connections,
@@ -20,6 +19,7 @@ from edgewise.cli.listening import (
     PrivateKey,
     listening_at,
     require_extra,
+    require_guarded,
 )
 from edgewise.cli.options import ANSWERING, SentFile, SettingsWith, takes
 from edgewise.errors import EdgewiseError, UsageError
@@ -84,7 +84,7 @@ def serve(
     edgewise:t0.3 asks by a fixed threshold, so that answers are reproducible. What a request
     leaves out is as the flags say. With --model the names are yours.
     """
-    _require_guarded(host, api_key, keys)
+    require_guarded(host, keys, api_key, ways="--api-key, or --keys FILE")
     require_extra("serve", "fastapi", "sse_starlette", "structlog", "uvicorn")
     from edgewise.keys.keys import Keys
     from edgewise.listening.origins import require_origin
@@ -111,28 +111,16 @@ def serve(
         hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
         app = make_app(models, callers=callers, origins=origins, hosts=hosts)
         names = ", ".join(f"{one.name} ({one.edge.name})" for one in models.all)
-        _run(app, listening, f"serving {names} at {listening.url} (page, /v1)")
+        render.note(f"serving {names} at {listening.url} (page, /v1)")
+        _listen(app, listening)
 
 
-def _require_guarded(host: str, api_key: str | None, keys: Path | None) -> None:
-    if keys is not None and api_key is not None:
-        raise UsageError("Clients show the one key or one of a file's; give --api-key or --keys.")
-    if keys is None and not api_key and not is_loopback(host):
-        raise UsageError(
-            f"Without a key anybody who reaches {host} could use the models; give --api-key, or "
-            "--keys FILE."
-        )
-    if keys is not None:
-        require_keys(keys)
-
-
-def _run(app: "FastAPI", at: Listening, serving: str) -> None:
+def _listen(app: "FastAPI", at: Listening) -> None:
     """Until a signal ends it."""
     from edgewise.listening.logs import log_lines
     from edgewise.listening.server import Listener
 
     with log_lines("plain", "warning"):
-        render.note(serving)
         asyncio.run(Listener(app, at.socket, **at.limits).listen())
 
 

@@ -43,7 +43,7 @@ from edgewise.wire.protocol import (
     NeedFull,
     Open,
     Opened,
-    Push,
+    Prefetch,
     Reply,
     encode,
     from_gateway,
@@ -158,7 +158,7 @@ class GatewayLink:
             position, new_ids = self._put(ids)
             if new_ids or position < held:
                 with contextlib.suppress(Broken):
-                    await self._send(Push(position, new_ids, self._ledger.check), sent)
+                    await self._send(Prefetch(position, new_ids, self._ledger.check), sent)
 
     async def connect(self, sent: Sent) -> Opened:
         """Make the connection and open, or resume, the session; raises a `CloudError`."""
@@ -252,7 +252,7 @@ class GatewayLink:
         socket = self._socket
         if socket is None:
             raise Broken
-        tells = isinstance(frame, Ask | Push)
+        tells = isinstance(frame, Ask | Prefetch)
         sent.add(len(frame.ids) if tells else 0, data, tells=tells)
         try:
             await socket.send_bytes(data)

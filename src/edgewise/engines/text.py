@@ -32,37 +32,6 @@ _NO_MODEL = re.compile(
 )
 
 
-class TextEngine(ABC):
-    """One API. Methods run in one event loop; `close` gives its connections back.
-
-    `dialect` is what sentences call it, `owner` as servers name it. `reasons`: it can continue
-    inside of a block of reasoning that was begun.
-    """
-
-    dialect: ClassVar[str]
-    owner: ClassVar[str] = ""
-    reasons: ClassVar[bool] = False
-
-    def __init__(self, url: str) -> None:
-        """`url` says which API it is."""
-        self.url = url
-
-    @abstractmethod
-    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
-        """Continue the answer of a request.
-
-        Raises a `CloudError`: `CloudRejected` where the API does not take an answer that was begun.
-        """
-
-    @abstractmethod
-    async def describe(self) -> Described:
-        """What it serves; raises a `CloudError` where it is not of this dialect."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Close the connections."""
-
-
 class Declined(CloudRejected):
     """A request was declined with an HTTP `status`; `said` is the API's own reason."""
 
@@ -74,25 +43,38 @@ class Declined(CloudRejected):
         return self.status in _ELSEWHERE
 
 
-class TextEndpoint(Endpoint, TextEngine):
-    """An API behind HTTP. `model` is which one it is asked for, found out where none was named.
+class TextEngine(Endpoint, ABC):
+    """An API behind HTTP. Methods run in one event loop.
 
-    `owner` is how a server of this dialect signs its models, empty where that differs; `bases` are
-    where its paths may begin.
+    `dialect` is what errors call it, `owner` how a server of it signs its models (empty where that
+    differs); `bases` are where its paths may begin. `reasons`: it can continue inside of a block of
+    reasoning that was begun. `model` is the one it is asked for, found out where none was named.
     """
 
+    dialect: ClassVar[str]
+    owner: ClassVar[str] = ""
+    reasons: ClassVar[bool] = False
     bases: tuple[str, ...] = ("/v1", "")
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         """`key` is a bearer. Raises `UsageError` for an invalid address."""
-        Endpoint.__init__(self, url, key=key)
-        TextEngine.__init__(self, self.url)
+        super().__init__(url, key=key)
         self.model = model
         self._models: list[str] = []
         self._bases: dict[tuple[str, ...], str] = {}
 
+    @abstractmethod
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
+        """Continue the answer of a request.
+
+        Raises a `CloudError`: `CloudRejected` where the API does not take an answer that was begun.
+        """
+
     async def describe(self) -> Described:
-        """As `TextEngine.describe`. An API that lists no models, or not all, serves the named."""
+        """What it serves; raises a `CloudError` where it is not of this dialect.
+
+        An API that lists no models, or not all, serves the named.
+        """
         models = await self._listed()
         self._models = [model.id for model in models or []]
         for model in models or []:
@@ -182,13 +164,13 @@ class TextEndpoint(Endpoint, TextEngine):
             )
 
 
-class PromptText(TextEndpoint):
+class PromptText(TextEngine):
     """The answer behind the text that a chat template makes of the messages."""
 
     reasons = True
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        """Raises `UsageError` as `TextEndpoint`."""
+        """Raises `UsageError` as `TextEngine`."""
         super().__init__(url, key=key, model=model)
         self._rendered: dict[tuple[object, ...], str] = {}
 

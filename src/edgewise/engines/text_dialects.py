@@ -20,7 +20,7 @@ from edgewise.engines.replies import (
     read,
     sampling_fields,
 )
-from edgewise.engines.text import Declined, PromptText, TextEndpoint, turns
+from edgewise.engines.text import Declined, PromptText, TextEngine, turns
 from edgewise.errors import CloudRejected, UsageError
 from edgewise.prompts import Message, render
 from edgewise.prompts.special import ControlTokens
@@ -32,8 +32,8 @@ _NO_EFFORT = {"reasoning_effort": "none"}
 _FILTERS = frozenset({"top_k", "min_p"})
 
 
-class ChatText(TextEndpoint):
-    """Implements `TextEngine` by `/chat/completions`: the answer is the last message.
+class ChatText(TextEngine):
+    """Asks by `/chat/completions`: the answer is the last message.
 
     A field that switches thinking off, the temperature of greedy answers and the seed are left
     out from then on where an API declines a request because of them and answers without.
@@ -41,7 +41,7 @@ class ChatText(TextEndpoint):
     Another API is a subclass. `begun` are fields of the request, and `last` of its last message,
     that make it continue; `quiet` switches thinking off. `filters` are the names it has beside
     `top_p`, sent `always` or where they filter; `seed` is its name for one. `chat_bases` are where
-    the path may begin, where that is not as in `TextEndpoint`.
+    the path may begin, where that is not as in `TextEngine`.
     """
 
     dialect = "chat completions"
@@ -54,7 +54,7 @@ class ChatText(TextEndpoint):
     chat_bases: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        """Raises `UsageError` as `TextEndpoint`."""
+        """Raises `UsageError` as `TextEngine`."""
         super().__init__(url, key=key, model=model)
         for base in self.chat_bases or ():
             self.url = self.url.removesuffix(base)
@@ -186,8 +186,8 @@ class EdgewiseText(ChatText):
     filters = _FILTERS
 
 
-class OllamaText(TextEndpoint):
-    """Implements `TextEngine` by Ollama's `/api/chat`, which knows all ways to draw.
+class OllamaText(TextEngine):
+    """Asks by Ollama's `/api/chat`, which knows all ways to draw.
 
     A prompt longer than its context is declined, where Ollama by itself would cut it.
     """
@@ -220,7 +220,7 @@ class _Prompt(msgspec.Struct):
 
 
 class LlamaServerText(PromptText):
-    """Implements `TextEngine` by llama-server's `/apply-template` and `/completion`."""
+    """Asks by llama-server's `/apply-template` and `/completion`."""
 
     dialect, owner = "llama-server", "llamacpp"
 
@@ -244,7 +244,7 @@ class LlamaServerText(PromptText):
 
 
 class CompletionsText(PromptText):
-    """Implements `TextEngine` by `/completions`: the template is rendered here.
+    """Asks by `/completions`: the template is rendered here.
 
     That needs the model's own `tokenizer`; no message may hold a control token of it.
     """
@@ -259,7 +259,7 @@ class CompletionsText(PromptText):
         model: str | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        """Raises `UsageError` as `TextEndpoint`."""
+        """Raises `UsageError` as `TextEngine`."""
         super().__init__(url, key=key, model=model)
         self._tokenizer = tokenizer
         self._control = ControlTokens(tokenizer.special) if tokenizer else None

@@ -28,7 +28,7 @@ from edgewise.wire.protocol import (
     NeedFull,
     Open,
     Opened,
-    Push,
+    Prefetch,
     encode,
     from_device,
 )
@@ -67,7 +67,7 @@ class Received(NamedTuple):
 def _decoded(data: bytes) -> Received:
     """Raises `CloudProtocolError`."""
     frame = from_device(data)
-    return Received(frame, Ledger(frame.ids if isinstance(frame, Ask | Push) else ()))
+    return Received(frame, Ledger(frame.ids if isinstance(frame, Ask | Prefetch) else ()))
 
 
 class Connection:
@@ -220,13 +220,13 @@ class Connection:
         frame = received.frame
         if isinstance(frame, Ask):
             self._begin(frame, self._put(received, frame, session))
-        elif isinstance(frame, Push):
+        elif isinstance(frame, Prefetch):
             prefix = self._put(received, frame, session)
             if prefix is None:
-                self._consults.metrics.pushes.labels("need_full").inc()
+                self._consults.metrics.prefetches.labels("need_full").inc()
                 await self._send(NeedFull())
             elif not self._asks:
-                # The engine computes what was pushed last while nobody waits.
+                # The engine computes the last prefetch while nobody waits.
                 self._stop_warming()
                 self._warming = asyncio.create_task(self._consults.warm(prefix))
         elif isinstance(frame, Cancel):
@@ -238,7 +238,9 @@ class Connection:
         else:
             raise CloudProtocolError("A session is opened once.")
 
-    def _put(self, received: Received, frame: Ask | Push, session: Session) -> SessionPrefix | None:
+    def _put(
+        self, received: Received, frame: Ask | Prefetch, session: Session
+    ) -> SessionPrefix | None:
         """What the session holds after this frame. A later frame may replace it."""
         if frame.position + len(received.ids) > MAX_IDS:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")

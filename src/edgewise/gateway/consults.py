@@ -1,4 +1,4 @@
-"""Consults and pushes of devices: from the ids of a frame to the reply."""
+"""Consults and prefetches of devices: from the ids of a frame to the reply."""
 
 import asyncio
 from collections.abc import Callable
@@ -96,7 +96,7 @@ class KeyedConsults:
         return _reply(frame, completion, metered=key is ANYBODY or self.fleet.salted)
 
     async def warm(self, prefix: SessionPrefix) -> None:
-        """Let the engine compute pushed ids, if the key may make consults. Nobody waits for it."""
+        """Let the engine compute prefetched ids, if the key may consult. Nobody waits for it."""
         ended = "superseded"
         try:
             if not await self.limits.may_prefetch(prefix.key, prefix.take_fresh()):
@@ -107,12 +107,12 @@ class KeyedConsults:
             ended = "warmed"
         except (EdgewiseError, Busy) as error:
             ended = "failed"
-            log.debug("push not warmed", error=type(error).__name__)
+            log.debug("prefetch failed", error=type(error).__name__)
         except Exception:
             ended = "failed"
-            log.exception("push failed in the gateway", session=prefix.session.name[:8])
+            log.exception("prefetch failed in the gateway", session=prefix.session.name[:8])
         finally:
-            self.metrics.pushes.labels(ended).inc()
+            self.metrics.prefetches.labels(ended).inc()
 
 
 def failed(frame: Ask, reason: str, message: str, seconds: float | None = None) -> Failed:

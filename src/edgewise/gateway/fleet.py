@@ -271,7 +271,7 @@ class Fleet:
                 async with replica.turn(0), asyncio.timeout(PREFILL_SECONDS):
                     await replica.engine.prefill(ids, client)
             except TimeoutError as error:
-                raise CloudTimeout("The engine did not compute what was pushed.") from error
+                raise CloudTimeout("The engine did not prefetch in time.") from error
 
     def _ranked(self, session: str) -> list[Replica]:
         def weight(replica: Replica) -> bytes:

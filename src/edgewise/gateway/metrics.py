@@ -16,7 +16,7 @@ class GatewayMetrics:
         self.engines = self._gauge("engines_up", "Engines that are well.")
         self.opens = self._counter("opens", "Sessions opened.", "outcome")
         self.asks = self._counter("asks", "Consults, by how they ended.", "outcome")
-        self.pushes = self._counter("pushes", "Pushes, by how they ended.", "outcome")
+        self.prefetches = self._counter("prefetches", "Prefetches, by how they ended.", "outcome")
         self.tokens = self._counter("cloud_tokens", "Tokens written.", "key")
         self.prompt = self._counter("prompt_tokens", "Prompt tokens of consults.", "cache")
         self.seconds = Histogram(

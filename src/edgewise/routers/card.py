@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -34,6 +34,11 @@ Of an edge model 64 wide f16 lay 0.07 off q8_0, q5_0 0.55, the larger model besi
 """
 
 
+_Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Thresholds = dict[Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|[\d.]+e-\d+)$")], _Part]
+"""By cloud share, as text."""
+
+
 class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a checkpoint says of itself.
 
@@ -59,12 +64,12 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     inputs: tuple[str, ...] = ()
     top_k: int = 0
     reference: Reference = ()
-    thresholds: dict[str, float] = {}
+    thresholds: _Thresholds = {}
     calibrated_on: str = ""
     trained_on: str = ""
     label: str = ""
-    probability: tuple[tuple[float, float], ...] = ()
-    realised: dict[str, tuple[float, float, float]] = {}
+    probability: tuple[tuple[_Part, _Part], ...] = ()
+    realised: dict[str, tuple[_Part, _Part, _Part]] = {}
     loss: float | None = None
     baseline_loss: float | None = None
     build: str = ""
@@ -174,41 +179,33 @@ def read_card(folder: Path) -> RouterCard:
         card = msgspec.json.decode(path.read_bytes(), type=RouterCard)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{str(path)!r} is no valid router description: {error}.") from error
-    if not all(_is_share(text) and 0 <= value <= 1 for text, value in card.thresholds.items()):
-        raise UsageError(f"{str(path)!r} has thresholds that do not map a share to a score.")
-    if not _ascends(card.probability):
-        raise UsageError(f"{str(path)!r} has probabilities that do not ascend from 0 to 1.")
-    known = card.thresholds.keys() >= card.realised.keys()
-    if not known or not all(0 <= x <= 1 for found in card.realised.values() for x in found):
-        raise UsageError(f"{str(path)!r} has realised shares that do not go with its thresholds.")
-    ranked = any(signal.ranked for signal in signals_of(card.inputs))
-    if not _is_reference(card.reference, 3 if ranked else 0):
-        raise UsageError(f"{str(path)!r} has a reference that does not go with its inputs.")
-    takes_k = any(signal.per_k for signal in signals_of(card.inputs))
-    if (card.top_k > 0) != takes_k or card.top_k < 0:
-        raise UsageError(f"{str(path)!r} has a top_k that does not go with its inputs.")
+    signals = signals_of(card.inputs)
+    columns = 3 if any(signal.ranked for signal in signals) else 0
+    takes_k = any(signal.per_k for signal in signals)
+    for holds, problem in (
+        (_ascends(*zip(*card.probability, strict=True)), "probabilities that do not ascend"),
+        (
+            card.thresholds.keys() >= card.realised.keys(),
+            "realised shares that do not go with its thresholds",
+        ),
+        (
+            len(card.reference) == columns
+            and all(len(known) > 1 for known in card.reference)
+            and _ascends(*card.reference),
+            "a reference that does not go with its inputs",
+        ),
+        (
+            (card.top_k > 0) == takes_k and card.top_k >= 0,
+            "a top_k that does not go with its inputs",
+        ),
+    ):
+        if not holds:
+            raise UsageError(f"{str(path)!r} has {problem}.")
     return card
 
 
-def _ascends(knots: tuple[tuple[float, float], ...]) -> bool:
-    flat = [value for knot in knots for value in knot]
-    pairs = pairwise(knots)
-    return all(0 <= value <= 1 for value in flat) and all(
-        a[0] <= b[0] and a[1] <= b[1] for a, b in pairs
-    )
-
-
-def _is_reference(reference: Reference, columns: int) -> bool:
-    return len(reference) == columns and all(
-        len(known) > 1 and all(a <= b for a, b in pairwise(known)) for known in reference
-    )
-
-
-def _is_share(text: str) -> bool:
-    try:
-        return 0 <= float(text) <= 1
-    except ValueError:
-        return False
+def _ascends(*columns: Sequence[float]) -> bool:
+    return all(a <= b for column in columns for a, b in pairwise(column))
 
 
 def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:

@@ -90,6 +90,7 @@ def _record(kind: str, edge: EdgeModel, *parts: str) -> Path | None:
 
 
 def _kept(record: Path | None) -> Mapping[str, float]:
+    """What is there; a file that somebody changed is measured anew."""
     with suppress(OSError, msgspec.DecodeError):
         if record:
             return msgspec.json.decode(record.read_bytes(), type=_Thresholds)

@@ -46,12 +46,12 @@ class Link:
         self._writers: set[asyncio.StreamWriter] = set()
         self._spoil: Spoil | None = None
         self._hangs_up = False
-        self.up = self.down = self.connections = 0
+        self.up = self.down = self.connections = self.port = 0
+        self._server: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server = self._do(self._listen(0))
-        self.port: int = self._server.sockets[0].getsockname()[1]
+        self.restore()
 
     @property
     def url(self) -> str:
@@ -64,7 +64,7 @@ class Link:
 
     def refuse(self) -> None:
         """Reset every connection and accept none, until `restore`."""
-        self._do(self._refuse())
+        self._do(self._cut(refuse=True))
 
     def move(self, host: str, port: int) -> None:
         """Lead new connections there; those that are made stay as they are."""
@@ -84,19 +84,17 @@ class Link:
 
     def close(self) -> None:
         """Cut everything and stop."""
-        self._do(self._refuse())
+        self.refuse()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _listen(self, port: int) -> asyncio.Server:
-        self._open.set()
-        return await asyncio.start_server(self._accept, "127.0.0.1", port)
-
-    async def _cut(self) -> None:
+    async def _cut(self, *, refuse: bool = False) -> None:
+        if refuse and self._server is not None:
+            self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
         tasks = list(self._tasks)
@@ -106,14 +104,11 @@ class Link:
         # The loop closes what was aborted in its next turns.
         await asyncio.sleep(0.01)
 
-    async def _refuse(self) -> None:
-        self._server.close()
-        await self._cut()
-
     async def _restore(self) -> None:
         self._open.set()
-        if not self._server.is_serving():
-            self._server = await self._listen(self.port)
+        if self._server is None or not self._server.is_serving():
+            self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+            self.port = self._server.sockets[0].getsockname()[1]
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -123,21 +118,20 @@ class Link:
             writer.transport.abort()
             return
         self._writers |= {writer, far_writer}
-        for work in (
-            self._forward(reader, far_writer, "up"),
-            self._forward(far_reader, writer, "down"),
-        ):
-            task = asyncio.create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._begin(self._forward(reader, far_writer, "up"))
+        self._begin(self._forward(far_reader, writer, "down"))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Direction
     ) -> None:
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        sending = asyncio.create_task(self._send(queue, writer))
-        self._tasks.add(sending)
-        sending.add_done_callback(self._tasks.discard)
+        sending = self._begin(self._send(queue, writer))
         free = 0.0
         arrives = self._loop.time() + (self.quality.round_trip * 1.5 if way == "up" else 0.0)
         try:

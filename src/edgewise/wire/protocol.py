@@ -55,7 +55,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
     session: Name = ""
 
 
-class Push(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Device: ids that a later consult will need; best effort, not answered."""
 
     position: Count
@@ -114,7 +114,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
 
 
 class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
-    """Gateway: it does not hold the prefix of `ask` (None: of a push); send it from 0."""
+    """Gateway: it does not hold the prefix of `ask` (None: of a prefetch); send it from 0."""
 
     ask: Count | None = None
 
@@ -133,7 +133,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=19):
     request_id: Name | None = None
 
 
-FromDevice = Open | Push | Ask | Cancel | Close
+FromDevice = Open | Prefetch | Ask | Cancel | Close
 FromGateway = Opened | Reply | NeedFull | Failed
 
 _Frame = TypeVar("_Frame")

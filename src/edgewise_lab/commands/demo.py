@@ -10,7 +10,7 @@ from rich.progress import Progress
 from edgewise.cli import options, render
 from edgewise.cli.options import CONNECTING, COSTS, DRAWS, PRIVACY, takes
 from edgewise.errors import UsageError
-from edgewise.loop.decoder import Decoder
+from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import DEFAULT_SHARE
@@ -113,7 +113,7 @@ def _show(alone: Decoder, pair: Decoder, task: Task) -> None:
             render.out.print(f"{name:>10}: ", end="")
             ids = question_ids(decoder.edge.tokenizer, question)
             with decoder.stream(ids, max_tokens=task.max_tokens) as events:
-                render.paint(events)
+                collect(render.painted(events))
         render.out.print()
 
 

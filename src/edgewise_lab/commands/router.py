@@ -49,7 +49,8 @@ def show(router: Folder, json: options.Json = False) -> None:
         render.out.print(f"{name:<14} {render.printable(value)}")
     if card.thresholds:
         render.show(_thresholds(card))
-    render.card_warnings(card)
+    for warning in card.warnings():
+        render.warn(warning)
 
 
 @app.command()

@@ -105,7 +105,8 @@ def train(
     with going_on(f"What was done is in {out}: the same command goes on from there."):
         _told(_trained(chosen, asked, out, training, labels, stage))
     if stage in (None, "fit", "calibrate"):
-        render.card_warnings(read_card(out))
+        for warning in read_card(out).warnings():
+            render.warn(warning)
     if stage in (None, "calibrate"):
         use = f"Use it with --router {out}; edgewise router show {out} says what it is."
         render.out.print(use)

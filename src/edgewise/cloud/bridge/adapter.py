@@ -34,18 +34,12 @@ class Bridge(AdaptedCloud):
         *,
         own: Tokenizer,
         edge: Tokenizer,
-        words: bool = False,
         context_filter: ContextFilter | None = None,
     ) -> None:
-        """`own` is the cloud's tokenizer; without a `context_filter` the cloud sees everything.
-
-        With `words` a consult waits until a word opens, as it would for a cloud that takes text
-        only; without, until both vocabularies divide.
-        """
+        """`own` is the cloud's tokenizer; without a `context_filter` the cloud sees everything."""
         super().__init__(cloud.name, edge, context_filter)
         self.cloud, self.own = cloud, own
-        self._boundaries = WordBoundaries(edge, None if words else own)
-        self._words = words
+        self._boundaries = WordBoundaries(edge, own)
 
     @property
     def own_tokenizer(self) -> Tokenizer:
@@ -60,8 +54,7 @@ class Bridge(AdaptedCloud):
         return self.cloud.abilities
 
     def identity(self) -> str:
-        where = "words" if self._words else "boundaries"
-        return f"{self.cloud.identity()} at {where}{self.filtered}"
+        return f"{self.cloud.identity()} at boundaries{self.filtered}"
 
     @property
     def here(self) -> bool:

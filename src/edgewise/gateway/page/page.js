@@ -1,0 +1,267 @@
+// The page of a gateway: the edge model decodes in this browser, and consults the gateway.
+//   model.js   the model's file, kept here; the router and where its threshold starts
+//   answer.js  draws an answer
+//   lib/       edgewise-web: edge, router, policy, gateway, the loop
+import { AnswerView, el } from "./answer.js";
+import { Breaker, Gateway, Latency, Policy, UsageError, stream, thresholdAt } from "./lib/index.js";
+import { LARGE, edgeOf, fileOf, forgetAll, isKept, routerNamed, startsOf, trainedRouter } from "./model.js";
+
+const byId = (id) => document.getElementById(id);
+const EXAMPLES = [
+  ["A sum", "Leo starts the day with 72 cards. Leo buys 10 more. Tara starts the day with 78 cards. Tara looks at all of them. Tara buys 8 more. What is the number of cards that Tara has at the end? Write the sums."],
+  ["A place", "Where in the world is Honduras? Choices: Oceania, Africa, Europe, Asia, North America. Say just what is needed."],
+];
+
+const state = {
+  config: null,
+  edge: null,
+  name: "",
+  routers: new Map(),
+  gateway: null,
+  breaker: new Breaker(),
+  latency: new Latency(),
+  unplugged: false,
+  messages: [],
+  budget: undefined,
+  running: null,
+  answers: 0,
+  sent: [],
+};
+
+const say = (text) => (byId("state").textContent = text);
+const megabytes = (bytes) => (bytes < 1e6 ? "under 1 MB" : `${Math.round(bytes / 1e6)} MB`);
+
+function progress(part) {
+  byId("progress").hidden = part === null;
+  byId("progress").value = part ?? 0;
+}
+
+async function start() {
+  if (navigator.serviceWorker) navigator.serviceWorker.register("sw.js");
+  keyFromAddress();
+  const response = await fetch("config.json");
+  if (!response.ok) throw new UsageError(`The gateway does not say what it serves (HTTP ${response.status}).`);
+  state.config = await response.json();
+  const { model, gateway, cloud_share: share } = state.config;
+  byId("key-label").hidden = !gateway.keys;
+  byId("share").value = Math.round(100 * share);
+  showShare();
+  if (model.bytes >= LARGE && !(await isKept(model))) {
+    say(`The model ${model.name} is ${megabytes(model.bytes)}. It is loaded once and kept in this browser.`);
+    byId("confirm").hidden = false;
+    byId("load").focus();
+    await new Promise((done) => byId("load").addEventListener("click", done, { once: true }));
+    byId("confirm").hidden = true;
+  }
+  say(`Loading the model (${megabytes(model.bytes)}).`);
+  const file = await fileOf(model, progress);
+  await use(file, model.name, model.sha256);
+}
+
+/** Decode with this file from now on. */
+async function use(file, name, id) {
+  say("Starting the model.");
+  progress(null);
+  byId("send").disabled = true;
+  const { config } = state;
+  await state.edge?.close();
+  state.gateway?.close();
+  state.edge = null;
+  const edge = await edgeOf(file);
+  await readRouters(edge, id);
+  const same = edge.tokenizer === config.gateway.tokenizer;
+  state.edge = edge;
+  state.name = name;
+  state.gateway = same ? new Gateway(location.href, edge, { key: key(), onSent: left }) : null;
+  if (state.unplugged) state.gateway?.unplug();
+  byId("unplug").disabled = !same;
+  const cloud = same ? config.gateway.model || config.gateway.engine : "no cloud: another vocabulary than the gateway's";
+  byId("models").textContent = `${name} here + ${cloud}`;
+  byId("send").disabled = false;
+  say(config.gateway.keys && !key() ? "Ready, alone: the gateway wants a key (Settings)." : "Ready.");
+}
+
+async function readRouters(edge, id) {
+  state.routers.clear();
+  const trained = await trainedRouter(id === state.config.model.sha256 ? state.config.router : null);
+  if (trained) state.routers.set("trained", trained);
+  for (const name of ["max-prob", "entropy"]) state.routers.set(name, { router: routerNamed(name), thresholds: [] });
+  byId("router").replaceChildren(...[...state.routers.keys()].map((name) => el("option", { value: name }, name)));
+  state.id = id;
+  await measured(edge, byId("router").value);
+}
+
+/** The router by its name, with where its threshold starts. */
+async function measured(edge, name) {
+  const found = state.routers.get(name);
+  if (!found.thresholds.length) {
+    say("The model answers a few short prompts, once, to set the router's threshold.");
+    found.thresholds = await startsOf(edge, name, found.router, state.id, progress);
+    progress(null);
+  }
+  return found;
+}
+
+function left({ kind, ids, bytes }) {
+  let row = state.sent.at(-1);
+  if (row?.answer !== state.answers) {
+    row = { answer: state.answers, consults: 0, prefetches: 0, ids: 0, bytes: 0 };
+    state.sent.push(row);
+  }
+  row.ids += ids;
+  row.bytes += bytes;
+  if (kind === "consult") row.consults += 1;
+  if (kind === "prefetch") row.prefetches += 1;
+  const all = state.sent.reduce((sum, one) => ({ ids: sum.ids + one.ids, bytes: sum.bytes + one.bytes }), { ids: 0, bytes: 0 });
+  byId("sent-sum").textContent = `${all.ids} token ids in ${all.bytes} bytes, to ${location.host}`;
+  byId("sent-rows").replaceChildren(
+    ...state.sent.map((one) => el("tr", {}, ...[one.answer, one.consults, one.prefetches, one.ids, one.bytes].map((cell) => el("td", {}, `${cell}`)))),
+  );
+}
+
+async function answer(question) {
+  const { edge } = state;
+  const spelled = (id) => new TextDecoder().decode(edge.piece(id));
+  state.messages.push({ role: "user", content: question });
+  state.answers += 1;
+  const view = new AnswerView(question, spelled);
+  byId("first").hidden = true;
+  byId("turns").append(view.node);
+  view.node.scrollIntoView({ block: "end" });
+  state.running = new AbortController();
+  showRunning();
+  try {
+    const cloudShare = byId("share").value / 100;
+    const { router, thresholds } = await measured(edge, byId("router").value);
+    const policy = new Policy({ cloudShare, threshold: thresholdAt(thresholds, cloudShare) });
+    const prompt = await edge.promptIds(worded(state.messages));
+    const { gateway, breaker, latency, budget, running } = state;
+    const maxTokens = Math.min(Math.max(1, byId("limit").valueAsNumber || 128), 4096);
+    say("Answering.");
+    const options = { edge, router, policy, gateway, breaker, latency, budget, maxTokens, signal: running.signal };
+    for await (const event of stream(prompt, options)) {
+      view.add(event);
+      if (event.type === "finished") state.budget = event.budget;
+    }
+    state.messages.push({ role: "assistant", content: view.plain });
+    say("Ready.");
+  } catch (error) {
+    // The question stands in the conversation without an answer: it is taken out again.
+    state.messages.pop();
+    view.fail(error.message);
+    say("The answer ended with an error.");
+    if (!(error instanceof UsageError)) console.error(error);
+  } finally {
+    state.running = null;
+    showRunning();
+    byId("prompt").focus();
+  }
+}
+
+/** The bundled model is a toy: it knows single questions, in the wording of the demo. */
+function worded(messages) {
+  if (state.name !== "bundled") return messages;
+  return [{ role: "user", content: `Question: ${messages.at(-1).content} Answer and Reasoning:` }];
+}
+
+function showRunning() {
+  byId("send").textContent = state.running ? "Stop" : "Send";
+  byId("send").classList.toggle("stop", Boolean(state.running));
+  for (const id of ["new", "file", "router"]) byId(id).disabled = Boolean(state.running);
+}
+
+function showShare() {
+  byId("share-value").textContent = `${byId("share").value}%`;
+}
+
+const key = () => byId("key").value.trim();
+
+/** A link may bring the key behind `#`, which no browser sends; it is taken out of the address. */
+function keyFromAddress() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (given) {
+    sessionStorage.setItem("edgewise.key", given);
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+  byId("key").value = sessionStorage.getItem("edgewise.key") ?? "";
+}
+
+function newChat() {
+  state.messages = [];
+  byId("turns").replaceChildren();
+  byId("first").hidden = false;
+  byId("prompt").focus();
+}
+
+byId("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (state.running) return state.running.abort();
+  const question = byId("prompt").value.trim();
+  if (!question || !state.edge) return undefined;
+  byId("prompt").value = "";
+  return answer(question);
+});
+byId("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!state.running) byId("ask").requestSubmit();
+});
+byId("unplug").addEventListener("click", () => {
+  state.unplugged = !state.unplugged;
+  byId("unplug").setAttribute("aria-pressed", `${state.unplugged}`);
+  if (state.unplugged) state.gateway?.unplug();
+  else {
+    state.gateway?.plug();
+    state.breaker = new Breaker();
+  }
+  say(state.unplugged ? "Unplugged: nothing leaves this device." : "Plugged in.");
+});
+byId("share").addEventListener("input", showShare);
+byId("new").addEventListener("click", newChat);
+byId("key").addEventListener("change", () => {
+  sessionStorage.setItem("edgewise.key", key());
+  if (!state.gateway) return;
+  state.gateway.close();
+  state.gateway = new Gateway(location.href, state.edge, { key: key(), onSent: left });
+  if (state.unplugged) state.gateway.unplug();
+  state.breaker = new Breaker();
+});
+byId("router").addEventListener("change", () => (state.budget = undefined));
+byId("file").addEventListener("change", async ({ target }) => {
+  const [file] = target.files;
+  if (!file) return;
+  newChat();
+  use(file, file.name, `${file.name} ${file.size}`).catch(failed);
+});
+byId("forget").addEventListener("click", async () => {
+  await forgetAll();
+  byId("kept").textContent = "Nothing is kept any more; the next visit loads the model again.";
+});
+function toggleSettings(open) {
+  byId("settings").hidden = !open;
+  byId("settings-button").setAttribute("aria-expanded", `${open}`);
+}
+byId("settings-button").addEventListener("click", () => toggleSettings(byId("settings").hidden));
+document.addEventListener("keydown", ({ key: pressed }) => {
+  if (pressed !== "Escape" || byId("settings").hidden) return;
+  toggleSettings(false);
+  byId("settings-button").focus();
+});
+byId("examples").replaceChildren(
+  ...EXAMPLES.map(([title, question]) => {
+    const choose = () => {
+      newChat();
+      byId("prompt").value = question;
+      byId("ask").requestSubmit();
+    };
+    return el("li", {}, el("button", { type: "button", onclick: choose }, el("b", {}, title), el("span", {}, question)));
+  }),
+);
+
+function failed(error) {
+  progress(null);
+  say(error.message);
+  if (!(error instanceof UsageError)) console.error(error);
+}
+byId("prompt").focus();
+start().catch(failed);

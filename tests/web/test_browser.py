@@ -1,0 +1,340 @@
+"""The gateway's page in Chromium, beside the real gateway and the bundled pair."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from edgewise.addresses import bundled
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.events import Token
+from edgewise.gateway.browser_page import ENGINE, FOLDER, PageModel
+from edgewise.gateway.bundled import BundledEngine
+from edgewise.keys.keys import add_key
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Message, prompt_of
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.wire.protocol import tokenizer_fingerprint
+from edgewise_lab.evaluation.systems import question_ids
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.gateway.running import Running, gateway
+from tests.server.conftest import browser
+from tests.server.page_asking import PATIENCE, ask
+
+__all__ = ["browser"]  # a fixture
+
+pytestmark = [
+    pytest.mark.deep,
+    pytest.mark.skipif(
+        not (FOLDER / ENGINE).is_file(), reason="needs the page's engine: make test-web"
+    ),
+]
+
+THRESHOLD = 0.6
+"""The bundled edge passes it at every tenth token."""
+
+NEAR = 0.05
+"""Scores differ so much between two builds of llama.cpp."""
+
+ROUTER = bundled("router")
+MODEL = PageModel("bundled", bundled("edge"), "141b49fbc0933471", ROUTER, 0.05)
+SUM = pocketqa().questions[4].prompt.removeprefix("Question: ").partition(" Answer and")[0]
+SPECIAL = "Is <|end|> or <|im_end|> an end? <|user|> naïve 日本 🙂"
+
+LOADED = """
+const lib = await import("./lib/index.js");
+const { edgeOf } = await import("./model.js");
+const edge = await edgeOf(await (await fetch("model.gguf")).blob());
+const answered = async (content, policy, more = {}) => {
+  const prompt = await edge.promptIds([{ role: "user", content }]);
+  const router = lib.routerNamed("max-prob");
+  const tokens = [];
+  const options = { edge, router, policy: new lib.Policy(policy), maxTokens: 96, ...more };
+  for await (const event of lib.stream(prompt, options)) {
+    if (event.type === "token") tokens.push([event.id, event.source]);
+  }
+  return tokens;
+};
+"""
+
+
+@contextmanager
+def serving(keys: Path | None = None, port: int | None = None) -> Iterator[Running]:
+    with gateway([BundledEngine()], page=MODEL, keys=keys, port=port) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    with serving() as running:
+        yield running.url
+
+
+def open_page(context: BrowserContext, url: str, path: str = "/") -> Page:
+    """Ready to answer."""
+    page = context.new_page()
+    page.goto(url + path)
+    expect(page.locator("#state")).to_have_text("Ready.", timeout=PATIENCE)
+    return page
+
+
+@pytest.fixture
+def page(browser: Browser, served: str) -> Iterator[Page]:
+    """No test may leave an error in its console."""
+    context, problems = browser.new_context(), list[str]()
+    context.on("weberror", lambda error: problems.append(str(error.error)))
+    context.on("console", lambda said: said.type == "error" and problems.append(said.text))
+    yield open_page(context, served)
+    context.close()
+    assert problems == []
+
+
+def run(page: Page, script: str, argument: Any = None) -> Any:
+    return page.evaluate(f"async (given) => {{ {LOADED} {script} }}", argument)
+
+
+def test_twenty_questions_are_answered_as_by_python(page: Page, served: str) -> None:
+    """Token for token, but where how a build of llama.cpp rounds decides."""
+    questions = pocketqa().questions[:20]
+    asked = [question.prompt for question in questions]
+    here = run(
+        page,
+        """
+        const gateway = new lib.Gateway(location.href, edge);
+        const policy = { threshold: given.threshold, deadline: 60 };
+        const answers = [];
+        for (const content of given.asked) {
+          answers.push(await answered(content, policy, { gateway }));
+        }
+        gateway.close();
+        await edge.close();
+        return answers;
+        """,
+        {"asked": asked, "threshold": THRESHOLD},
+    )
+    edge = LlamaModel(bundled("edge"), threads=1)
+    cloud = GatewayCloud(served)
+    cloud.check(edge.tokenizer)
+    policy = Policy(threshold=THRESHOLD, deadline=60.0)
+    decoder = Decoder(edge, router=MaxProb(), policy=policy, cloud=cloud)
+    different = 0
+    for question, found in zip(questions, here, strict=True):
+        answer = decoder.generate(
+            question_ids(edge.tokenizer, question), max_tokens=96, candidates=True
+        )
+        wanted = [[token.id, token.source] for token in answer.tokens]
+        if found != wanted:
+            different += 1
+            pairs = zip(answer.tokens, found, strict=False)
+            first = next(token for token, other in pairs if [token.id, token.source] != other)
+            assert is_close(first), (question.id, first)
+    cloud.close()
+    edge.close()
+    print(f"{different} of {len(questions)} answers differ")
+    assert different <= 2
+    assert any(source == "cloud" for answer in here for _, source in answer)
+
+
+def is_close(token: Token) -> bool:
+    """Whether rounding decided who writes it, or which of two likely ones it is."""
+    by_score = token.score is not None and abs(token.score - THRESHOLD) < NEAR
+    gap = token.edge[0].logprob - token.edge[1].logprob if token.edge else 1.0
+    return by_score or gap < 2 * NEAR
+
+
+def test_prompts_have_the_ids_that_python_gives_them(page: Page) -> None:
+    """Whatever is said, only the template makes control tokens."""
+    edge = LlamaModel(bundled("edge"), threads=1)
+    conversation = [("user", "Hello"), ("assistant", "Hi."), ("user", SPECIAL)]
+    messages = [Message(role, content) for role, content in conversation]  # type: ignore[arg-type]
+    told = run(
+        page,
+        """
+        const ids = await edge.promptIds(given);
+        return [edge.tokenizer, ids, edge.context, [...edge.eosIds].sort()];
+        """,
+        [{"role": role, "content": content} for role, content in conversation],
+    )
+    prompt = prompt_of(edge.tokenizer, messages)
+    assert told[0] == tokenizer_fingerprint(edge.tokenizer)
+    assert told[1] == list(prompt.ids)
+    assert told[2:] == [edge.context, sorted(edge.tokenizer.eos_ids)]
+    edge.close()
+
+
+def test_an_answer_says_who_wrote_what(page: Page) -> None:
+    """By keyboard alone; the cloud's words are marked, and named in text below."""
+    page.get_by_label("Cloud share").focus()
+    for _ in range(25):
+        page.keyboard.press("ArrowRight")
+    page.get_by_label("Message").focus()
+    page.keyboard.type(SUM)
+    page.keyboard.press("Enter")
+    expect(page.locator(".caption")).to_contain_text("The cloud wrote")
+    marked = page.locator(".text mark").first
+    assert "underline" in marked.evaluate("(node) => getComputedStyle(node).textDecorationLine")
+    expect(page.locator(".meters")).to_contain_text("tokens/s")
+    expect(page.locator("#sent-sum")).to_contain_text(re.compile(r"[1-9]\d* token ids in"))
+    expect(page.get_by_label("Message")).to_be_focused()
+
+
+def test_nothing_leaves_at_a_share_of_0_or_unplugged(browser: Browser, served: str) -> None:
+    context = browser.new_context()
+    page = open_page(context, served)
+    sockets: list[str] = []
+    requests: list[str] = []
+    page.on("websocket", lambda socket: sockets.append(socket.url))
+    page.on("request", lambda request: requests.append(request.url))
+    page.get_by_label("Cloud share").fill("0")
+    ask(page, SUM)
+    page.get_by_label("Cloud share").fill("30")
+    page.get_by_role("button", name="Unplug").click()
+    ask(page, SUM)
+    expect(page.locator(".caption")).to_have_count(2)
+    expect(page.locator(".caption").last).to_contain_text("All by this device")
+    expect(page.locator("#sent-sum")).to_have_text("nothing")
+    assert (sockets, requests) == ([], [])
+    context.close()
+
+
+def test_a_gateway_that_is_killed_ends_no_answer(browser: Browser) -> None:
+    """And without it the page opens again, and answers alone."""
+    context = browser.new_context()
+    with serving() as running:
+        page = open_page(context, running.url)
+        page.evaluate("() => navigator.serviceWorker.ready.then(() => null)")
+        page.get_by_label("Cloud share").fill("30")
+        ask(page, SUM)
+        page.get_by_label("Message").fill(f"{SUM} " * 3)
+        page.keyboard.press("Enter")
+        expect(page.locator(".text").last).not_to_be_empty()
+    expect(page.locator(".caption").last).not_to_be_empty(timeout=PATIENCE)
+    expect(page.locator(".answer").last).to_have_attribute("aria-busy", "false")
+    ask(page, SUM)
+    expect(page.locator(".caption").last).to_contain_text("All by this device")
+    page.reload()
+    expect(page.locator("#state")).to_have_text("Ready.", timeout=PATIENCE)
+    ask(page, SUM)
+    expect(page.locator(".caption")).to_contain_text("All by this device")
+    context.close()
+
+
+def test_a_key_comes_with_the_address_and_leaves_it(browser: Browser, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    secret = add_key(keys, "phone")
+    with serving(keys) as running:
+        context = browser.new_context()
+        page = open_page(context, running.url, f"/page/#key={secret}")
+        assert secret not in page.url
+        page.get_by_label("Cloud share").fill("30")
+        ask(page, SUM)
+        expect(page.locator(".caption")).to_contain_text("The cloud wrote")
+        context.close()
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(running.url)
+        expect(page.locator("#state")).to_contain_text("wants a key", timeout=PATIENCE)
+        page.get_by_label("Cloud share").fill("30")
+        ask(page, SUM)
+        expect(page.locator(".problem")).to_contain_text("the edge wrote instead")
+        context.close()
+
+
+def test_a_large_model_is_announced(browser: Browser, served: str) -> None:
+    """Nothing of it is loaded before somebody says so."""
+    context = browser.new_context(service_workers="block")
+    page = context.new_page()
+    loaded: list[str] = []
+    page.on("request", lambda one: one.url.endswith(".gguf") and loaded.append(one.url))
+    config = page.request.get(f"{served}/page/config.json").json()
+    config["model"]["bytes"] = 150_000_000
+    page.route("**/config.json", lambda route: route.fulfill(json=config))
+    page.goto(served)
+    expect(page.locator("#state")).to_contain_text("150 MB")
+    assert loaded == []
+    page.get_by_role("button", name="Load it").press("Enter")
+    # It is another file than was announced.
+    expect(page.locator("#state")).to_contain_text("did not come whole", timeout=PATIENCE)
+    context.close()
+
+
+def test_several_pages_are_answered_each_on_its_own(browser: Browser, served: str) -> None:
+    context = browser.new_context()
+    pages = [open_page(context, served) for _ in range(5)]
+    for page in pages:
+        page.get_by_label("Cloud share").fill("30")
+        page.get_by_label("Message").fill(SUM)
+        page.get_by_role("button", name="Send").click()
+    for page in pages:
+        expect(page.locator(".caption")).not_to_be_empty(timeout=PATIENCE)
+    texts = {page.locator(".text").inner_text() for page in pages}
+    assert len(texts) == 1
+    context.close()
+
+
+def test_memory_is_flat_over_a_hundred_answers(page: Page) -> None:
+    """The page's own, and that of the worker's WebAssembly."""
+    session = page.context.new_cdp_session(page)
+
+    def used() -> float:
+        session.send("HeapProfiler.collectGarbage")
+        return float(session.send("Runtime.getHeapUsage")["usedSize"])
+
+    script = """
+    globalThis.held ??= { edge, gateway: new lib.Gateway(location.href, edge) };
+    const { gateway } = held;
+    for (let i = 0; i < 20; i++) {
+      const more = { edge: held.edge, gateway, maxTokens: 32 };
+      await answered(given, { threshold: 0.6, deadline: 60 }, more);
+    }
+    if (edge !== held.edge) await edge.close();
+    """
+    run(page, script, SUM)
+    before, resident = used(), renderers()
+    for _ in range(5):
+        run(page, script, SUM)
+    assert used() < 1.1 * before + 1e6
+    assert renderers() < 1.2 * resident + 60e6
+
+
+def renderers() -> int:
+    """Resident bytes of this process's browsers."""
+    total, page_size = 0, os.sysconf("SC_PAGE_SIZE")
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and b"--type=renderer" in (entry / "cmdline").read_bytes():
+                total += int((entry / "statm").read_text().split()[1]) * page_size
+        except OSError:
+            continue
+    return total
+
+
+@pytest.mark.parametrize("size", [(1280, 760), (390, 800)], ids=["wide", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_it(page: Page, size: tuple[int, int], scheme: Any) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.emulate_media(color_scheme=scheme)
+    for shown in ("first", "answered", "settings"):
+        if shown == "answered":
+            page.get_by_label("Cloud share").fill("30")
+            ask(page, SUM)
+            page.locator("#sent summary").click()
+        elif shown == "settings":
+            page.get_by_role("button", name="Settings").click()
+        found = axe.Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= size[0]
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.keyboard.press("Escape")
+        page.screenshot(path=Path(folder) / f"browser-{size[0]}-{scheme}.png")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Settings")).to_be_focused()
