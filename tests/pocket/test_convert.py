@@ -178,11 +178,16 @@ def test_a_model_with_a_head_of_its_own_and_grouped_attention(
     source = read(bpe_path)
     assert not source.tied
     assert source.kv_heads < source.heads
-    folder = convert(source, "onnx-hidden", tmp_path / "untied")
+    assert_alike(convert(source, "onnx-hidden", tmp_path / "untied"), bpe_path)
+
+
+def assert_alike(folder: Path, gguf: Path) -> None:
+    """Vocabulary and logits in ONNX are llama.cpp's."""
     with (
-        OnnxModel(folder, threads=1) as onnx,
-        LlamaModel(bpe_path, threads=1, gpu_layers=0) as llama,
+        OnnxModel(folder, context=128, threads=1) as onnx,
+        LlamaModel(gguf, context=128, threads=1, gpu_layers=0) as llama,
     ):
+        assert fingerprint(onnx.tokenizer) == fingerprint(llama.tokenizer)
         answer = greedy(onnx, PROMPT)
         steps = read_along(llama, PROMPT, [step.proposed for step in answer])
         assert max(map(distance, answer, steps)) < FLOAT_TOLERANCE
@@ -197,15 +202,7 @@ def qwen_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_qwen_is_the_same_in_llama_cpp_and_onnx(qwen_path: Path, tmp_path: Path) -> None:
     folder = convert(read(qwen_path), "onnx-hidden", tmp_path / "onnx")
-    floats = write_floats(tmp_path / "float.gguf", qwen_path)
-    with (
-        OnnxModel(folder, context=128, threads=1) as onnx,
-        LlamaModel(floats, context=128, threads=1, gpu_layers=0) as llama,
-    ):
-        assert fingerprint(onnx.tokenizer) == fingerprint(llama.tokenizer)
-        answer = greedy(onnx, PROMPT)
-        steps = read_along(llama, PROMPT, [step.proposed for step in answer])
-        assert max(map(distance, answer, steps)) < FLOAT_TOLERANCE
+    assert_alike(folder, write_floats(tmp_path / "float.gguf", qwen_path))
 
 
 def test_weights_that_would_be_left_out_are_refused(bpe_path: Path, tmp_path: Path) -> None:
