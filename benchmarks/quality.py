@@ -144,10 +144,9 @@ def unknown(question: Question) -> Question:
     return replace(question, known=False, answer="", check="words", choices=None)
 
 
-def final(pair: Pair, questions: int, work: Path, variants: Sequence[str], seeds: int) -> list[str]:
+def final(pair: Pair, test: Task, work: Path, variants: Sequence[str], seeds: int) -> list[str]:
     """Variants are LABEL:INPUT,INPUT; each is trained for several seeds on the same prompts."""
-    test = pocketqa("test").first(questions)
-    routers: dict[str, Router] = {name: router_named(name) for name in ("entropy", "max-prob")}
+    routers: dict[str, Router] = {"entropy": router_named("entropy")}
     train = pocketqa("train").first(PROMPTS)
     starts = {name: pair.tried(router, train) for name, router in routers.items()}
     for variant in variants:
@@ -244,6 +243,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "quality")
     parser.add_argument("--variant", action="append", default=[], help="LABEL:INPUT,INPUT")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--skip", type=int, default=0, help="of the questions, the first; final")
     chosen = parser.parse_args()
     pair = Pair()
     if chosen.part == "keep":
@@ -251,7 +251,9 @@ def main() -> None:
     elif chosen.part == "shares":
         lines = shares(pair, chosen.questions, chosen.work, chosen.variant)
     else:
-        lines = final(pair, chosen.questions, chosen.work, chosen.variant, chosen.seeds)
+        test = pocketqa("test").first(chosen.questions)
+        test = replace(test, questions=test.questions[chosen.skip :])
+        lines = final(pair, test, chosen.work, chosen.variant, chosen.seeds)
     print("\n".join(lines))
 
 
