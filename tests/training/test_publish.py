@@ -122,7 +122,7 @@ def test_people_are_told_what_speaks_against_it(
 )
 def test_realised_shares_that_cannot_be(tmp_path: Path, realised: dict[str, Any]) -> None:
     save_card(tmp_path, msgspec.structs.replace(CARD, realised=realised), [])
-    with pytest.raises(UsageError, match="config.json"):
+    with pytest.raises(UsageError, match=CONFIG):
         read_card(tmp_path)
 
 
