@@ -410,21 +410,6 @@ def test_the_apis_words_are_told_whatever_form_they_have(said: bytes, told: str)
 
 
 @pytest.mark.parametrize("dialect", BY_TEXT)
-def test_what_travels_is_counted_to_the_byte(dialect: str) -> None:
-    sent = Sent()
-    with serving(dialect) as server:
-        server.declines = frozenset({"reasoning_effort"})
-
-        async def some(engine: TextEngine) -> None:
-            for answer in ("", "one", "one two"):
-                await engine.complete(TextRequest(MESSAGES, answer, 2), Client(sent=sent))
-
-        using(opened(dialect, server.url), some)
-        assert sent.bytes == sum(len(body) for _, body in server.requests)
-    assert sent.ids == 0
-
-
-@pytest.mark.parametrize("dialect", BY_TEXT)
 def test_messages_and_answer_arrive_as_they_are(dialect: str) -> None:
     begun = "one two\n\n  “三” é\u200d🙂"
     messages = [Message("system", "Be «brief»."), Message("user", "Was?\n\n1 < 2 & 3")]
