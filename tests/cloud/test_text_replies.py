@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.completion import Sent
-from edgewise.engines.base import Client
 from edgewise.engines.registry import BY_TEXT, ENGINES
 from edgewise.engines.replies import TextContinuation, TextRequest
 from edgewise.engines.text import TextEngine
