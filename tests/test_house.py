@@ -103,7 +103,7 @@ def test_imports_only_go_down() -> None:
 
 BUDGET = {
     "edgewise": 2_715,
-    "edgewise/cli": 2_243,
+    "edgewise/cli": 2_242,
     "edgewise/cloud": 3_872,
     "edgewise/costs": 530,
     "edgewise/edge": 5_309,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_626, 180
+PRODUCT_LINES, PRODUCT_FILES = 29_625, 180
 
 
 def test_every_package_keeps_its_budget() -> None:
