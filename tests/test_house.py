@@ -103,21 +103,21 @@ def test_imports_only_go_down() -> None:
 
 BUDGET = {
     "edgewise": 2_715,
-    "edgewise/cli": 2_261,
-    "edgewise/cloud": 3_881,
+    "edgewise/cli": 2_242,
+    "edgewise/cloud": 3_872,
     "edgewise/costs": 530,
     "edgewise/edge": 5_309,
-    "edgewise/engines": 2_598,
-    "edgewise/gateway": 1_455,
-    "edgewise/grammar": 945,
+    "edgewise/engines": 2_560,
+    "edgewise/gateway": 1_452,
+    "edgewise/grammar": 947,
     "edgewise/hub": 711,
     "edgewise/keys": 759,
     "edgewise/listening": 569,
     "edgewise/loop": 1_889,
-    "edgewise/prompts": 913,
+    "edgewise/prompts": 910,
     "edgewise/routers": 1_012,
     "edgewise/sandbox": 240,
-    "edgewise/server": 3_159,
+    "edgewise/server": 3_156,
     "edgewise/testing": 495,
     "edgewise/wire": 264,
     "edgewise_lab": 451,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_705, 180
+PRODUCT_LINES, PRODUCT_FILES = 29_632, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

@@ -43,19 +43,14 @@ def app(
     score: float = 1.0,
     context: int = 4096,
     api_key: str | None = None,
+    callers: Callers | None = None,
     edge: ScriptedEdge | None = None,
-    billing: Billing | None = None,
-    **settings: Any,
+    **options: Any,
 ) -> Iterator[TestClient]:
     """A client of a server whose edge model writes `TEXT` after "sky: "."""
-    answering = answering_of(
-        edge or ScriptedEdge(replying(TEXT, prompt="sky: "), context=context),
-        cloud,
-        score=score,
-        billing=billing,
-        **settings,
-    )
-    made = make_app(Models([answering]), callers=Callers(api_key=api_key))
+    edge = edge or ScriptedEdge(replying(TEXT, prompt="sky: "), context=context)
+    answering = answering_of(edge, cloud, score=score, **options)
+    made = make_app(Models([answering]), callers=callers or Callers(api_key=api_key))
     with TestClient(made, raise_server_exceptions=False) as client:
         yield client
     answering.close()

@@ -11,8 +11,6 @@ import pytest
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from edgewise.server.app import make_app
-from edgewise.server.models import Models
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
 from tests.gateway.processes import until
 from tests.server.at_port import at_port
@@ -215,12 +213,11 @@ def slow() -> Slow:
 @pytest.fixture
 def client(slow: Slow) -> Iterator[TestClient]:
     """One slot and five places behind it."""
-    answering = answering_of(ScriptedEdge(saying('{"n": 3}'), tokenizer=slow), queue=5)
-    slow.go_on.clear()
-    with TestClient(make_app(Models([answering])), raise_server_exceptions=False) as found:
+    edge = ScriptedEdge(saying('{"n": 3}'), tokenizer=slow)
+    with app(edge=edge, queue=5) as found:
+        slow.go_on.clear()
         yield found
-    slow.go_on.set()
-    answering.close()
+        slow.go_on.set()
 
 
 def test_a_form_that_takes_long_keeps_no_other_prompt_waiting(

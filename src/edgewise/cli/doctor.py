@@ -239,8 +239,6 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
 
 def _abilities(able: Abilities) -> Check:
     words = [f"{able.engine}, model {able.model or 'unnamed'}", "token ids in and out"]
-    words.append(f"{able.top} candidates a token" if able.top else "no candidates")
-    words.append("a cache meter" if able.meter else "no cache meter")
     words.append("caches apart by salt" if able.salt else "no salt")
     return Check("cloud engine", "ok", "; ".join(words))
 

@@ -106,11 +106,6 @@ class LocalSession(CloudSession):
         end = time.monotonic() + deadline
         return self._cloud.submit(partial(self._answer, list(ids), n, sampling, end))
 
-    def prefill(self, ids: Sequence[int]) -> None:
-        """Compute `ids` in the background, so that a consult after them finds them in the cache."""
-        self._used = True
-        self._in_background(partial(self._prefill, list(ids)))
-
     def forget(self) -> None:
         """Drop what the KV cache holds, after what was asked before and before what comes next."""
         self._in_background(self._drop)
@@ -136,11 +131,6 @@ class LocalSession(CloudSession):
     def _end(self) -> None:
         if self._session is not None:
             self._session.close()
-
-    def _prefill(self, ids: list[int]) -> None:
-        if not self._closing.is_set():
-            self._opened().open(ids)
-            self._opened().step()
 
     def _answer(self, ids: list[int], n: int, sampling: Sampling, end: float) -> Completion:
         started = time.monotonic()

@@ -11,7 +11,7 @@ import structlog
 from edgewise.completion import Completion
 from edgewise.engines.base import Client, Engine, Watched, parallel
 from edgewise.engines.detokenization import difference
-from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids, model_for
+from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids
 from edgewise.engines.vocabulary_check import VocabularyCheck
 from edgewise.errors import (
     CloudError,
@@ -81,7 +81,7 @@ async def _made(address: str, key: str | None, kind: str, model: str | None) -> 
     if name == GATEWAY:
         raise UsageError(f"{address!r} is a gateway itself", hint="name the engine behind it")
     make = engine_by_ids(name)
-    return make(address, key=key, **model_for(make, name, model))
+    return make(address, key=key, model=model)
 
 
 class Busy(Exception):
