@@ -258,6 +258,13 @@ def test_garbage_is_an_error_that_names_the_server(
     assert anyone.url in caught.value.message
 
 
+def test_a_pair_answers_with_each(anyone: LlamaEdge) -> None:
+    """Also with a model for which a trained router is known."""
+    tokenizer = None if anyone.program == "llama-server" else "bundled"
+    with Pair(anyone.url, cloud="bundled", edge_tokenizer=tokenizer) as pair:
+        assert pair.ask("Hello", max_tokens=3).tokens
+
+
 def test_another_vocabulary_is_refused(opened: Opened, anyone: LlamaEdge) -> None:
     """As its ids, or its counts, show."""
     anyone.tokenizer = ByteTokenizer()
