@@ -2,8 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
+
+from aiohttp import web
 
 
 class Background:
@@ -24,3 +26,40 @@ class Background:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class Served(Background):
+    """Applications on 127.0.0.1, until `close`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runners: list[web.AppRunner] = []
+
+    def serve(
+        self, routes: Iterable[web.RouteDef], *, port: int = 0, ssl: Any = None, **options: Any
+    ) -> int:
+        """Listen; returns the port, any free one for 0. `options` are `web.Application`'s."""
+        app = web.Application(client_max_size=8 << 20, **options)
+        app.add_routes(routes)
+        return int(self.do(self._listen(app, port, ssl)))
+
+    def hang_up(self) -> None:
+        """Close every connection and stop listening."""
+        self.do(self._hang_up())
+
+    def close(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
+        """Stop for good."""
+        super().close(last or self._hang_up())
+
+    async def _listen(self, app: web.Application, port: int, ssl: Any) -> int:
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
+        )
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=ssl).start()
+        self.runners.append(runner)
+        return int(runner.addresses[0][1])
+
+    async def _hang_up(self) -> None:
+        await asyncio.gather(*(runner.cleanup() for runner in self.runners))
+        self.runners.clear()

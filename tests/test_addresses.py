@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from edgewise.addresses import checkpoint, resolve, with_scheme
+from edgewise.addresses import resolve, with_scheme
 from edgewise.errors import AddressError
 from tests.hub import Hub, Repository, in_a_process, serving
 
@@ -267,16 +267,6 @@ def test_a_name_that_leads_elsewhere_is_a_sentence(hub: Hub, tmp_path: Path) -> 
     for said in found(tmp_path, hub.endpoint, *ELSEWHERE):
         assert_one_sentence(said)
     assert not hub.asked("GET", "passwd")
-
-
-@pytest.mark.parametrize(
-    "name", ["own/../zoo", "own/zoo@..", "own/zoo@v1/../v1", "own/" + "x" * 999]
-)
-def test_a_routers_name_that_leads_elsewhere_is_a_sentence(name: str) -> None:
-    try:
-        assert checkpoint(name) is None
-    except AddressError as error:
-        assert error.setting == "router"  # noqa: PT017
 
 
 def test_a_file_of_the_listing_that_leads_elsewhere_is_not_there(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from edgewise.advice import (
     PROMPT,
     MeasuredConditions,
     advise,
-    break_even,
     cloud_alone,
     cloud_pace,
     cost_over_streaming,
@@ -71,20 +70,6 @@ def test_limits(at: MeasuredConditions, more: float) -> None:
     assert (cloud_alone(longer) or 0) >= (cloud_alone(at) or 0)
 
 
-@given(conditions)
-def test_at_its_break_even_the_pair_is_as_fast_as_streaming(at: MeasuredConditions) -> None:
-    share, streaming = break_even(at), cloud_alone(at)
-    assert share is not None
-    assert streaming is not None
-    met = at.step + share * excess(at)
-    if 0 < share < 1:
-        assert met == pytest.approx(streaming)
-    elif share == 0:
-        assert at.step >= streaming
-    else:
-        assert met <= streaming * (1 + 1e-9)
-
-
 def test_bills_by_hand() -> None:
     """500 tokens of prompt, 300 of answer and 15 consults."""
     alone = PROMPT * 0.28 + ANSWER * 0.42
@@ -115,17 +100,9 @@ def test_a_quick_edge_is_fastest_and_routing_beats_streaming() -> None:
 
 def test_a_slow_edge_is_advised_to_stream() -> None:
     advice = advise(replace(AT, step=0.060))
-    assert (advice.fastest, advice.break_even) == ("streaming", 0)
+    assert advice.fastest == "streaming"
     assert "27.4 ms" in advice.sentences[0]
     assert "2.3 times" in advice.sentences[2]
-
-
-def test_a_share_that_breaks_even_is_named() -> None:
-    """The edge is quicker than the stream, the pair is not."""
-    advice = advise(replace(AT, step=0.024, asked=0.2))
-    assert advice.edge < (advice.streaming or 0) < advice.routing
-    assert advice.break_even == pytest.approx(0.049, abs=0.003)
-    assert f"{advice.break_even:.1%}" in advice.sentences[2]
 
 
 def test_the_bill_goes_by_the_price() -> None:
@@ -136,7 +113,7 @@ def test_the_bill_goes_by_the_price() -> None:
 
 def test_what_is_not_known_is_said() -> None:
     unknown = advise(replace(AT, cloud_token=None))
-    assert (unknown.streaming, unknown.break_even, unknown.cost_ratio) == (None, None, None)
+    assert (unknown.streaming, unknown.cost_ratio) == (None, None)
     assert "not measured" in unknown.sentences[0]
     assert "nothing is billed" in advise(AT, local=True).sentences[1]
     free = advise(AT, price=Price(input=Decimal(0), cached=Decimal(0), output=Decimal(0)))

@@ -107,22 +107,6 @@ def test_an_own_router_answers_as_the_one_that_it_is(edgewise: Edgewise) -> None
     ]
 
 
-def test_an_own_router_is_calibrated(edgewise: Edgewise, tmp_path: Path) -> None:
-    arguments = ("--kind", "surprise", "--stage", "calibrate", "--calibration", "6")
-    passed(edgewise("train", "pocketqa", "--out", "calibrated", *arguments))
-    card = json.loads((tmp_path / "calibrated" / "config.json").read_text())
-    assert (card["kind"], len(card["thresholds"])) == ("surprise", 7)
-    shown = passed(edgewise("router", "show", "calibrated"))
-    assert "surprise" in shown
-    evaluated = edgewise(
-        "eval", "pocketqa", *QUICK, "--router", "calibrated", "--cloud-share", "0.05"
-    )
-    assert json.loads(passed(evaluated))["router"] == "calibrated"
-    other = ("--stage", "calibrate", "--calibration", "6")
-    again = edgewise("train", "pocketqa", "--out", "calibrated", *other)
-    assert {"'surprise'", "'mlp'"} <= set(re.findall(r"'\w+'", refused(again)))
-
-
 @pytest.mark.parametrize(
     ("kind", "recorded"),
     [

@@ -85,7 +85,7 @@ def test_a_stream_tells_what_ask_collects(alone: Pair) -> None:
     assert "".join(token.text for token in tokens) + events[-1].text == answer.text
 
 
-def test_candidates_and_guesses_for_those_who_ask() -> None:
+def test_candidates_and_drafts_for_those_who_ask() -> None:
     with Pair(router="constant:1", threshold=0.5, threads=1) as pair:
         with pair.stream(QUESTION, max_tokens=6, pending=True) as stream:
             assert {"Token", "Consult"} <= {type(event).__name__ for event in stream}

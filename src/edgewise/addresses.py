@@ -64,8 +64,6 @@ _HERE = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]):\d{1,5}(?:/.*)?")
 _HOST = re.compile(r"[\w.-]+:\d{1,5}(?:/.*)?")
 _HOSTED = re.compile(r"(?i)(?:[a-z]+[:/])?(?:gpt-(?!oss)|o[134]-|chatgpt|claude-|gemini-)")
 _TAGGED = re.compile(r"[\w.-]+:[\w.-]+")
-_PROGRAMS = {"11434": "ollama", "1234": "lmstudio"}
-"""Programs by the port that they listen at."""
 _PASTED = re.compile(
     r"/(?P<repo>[\w.-]+/[\w.-]+)"
     r"(?:/(?:blob|raw|resolve|tree)/(?P<revision>[\w.-]+)(?:/(?P<file>[^?#]+?))?)?/?(?:[?#].*)?"
@@ -91,6 +89,13 @@ def is_url(address: str) -> bool:
 def with_scheme(address: str) -> str:
     """A cloud's address: localhost:8080 is a URL. Elsewhere a key travels, so the user says how."""
     return f"http://{address}" if _HERE.fullmatch(address) and not _file(address) else address
+
+
+def each(addresses: str) -> list[str]:
+    """Those that stand between commas, unless a file is called so: clouds, nearest first."""
+    if os.path.exists(from_home(addresses)):
+        return [addresses]
+    return [with_scheme(one.strip()) for one in addresses.split(",")]
 
 
 def from_home(name: str | Path) -> Path:
@@ -182,7 +187,7 @@ def engine_at(address: str) -> str:
     for transformers, or for MLX if they say so.
     """
     if is_url(with_scheme(address)):
-        return "llama-server"
+        return "server"
     if address == "bundled" or _file(address) is not None:
         return "llamacpp"
     if folder := local_folder(address):
@@ -345,8 +350,7 @@ def _unknown(address: str, role: Role) -> AddressError:
     hint = "name a path, a hub repository (owner/repo) or 'bundled'"
     if role == "edge" and is_url(with_scheme(address)):
         problem = f"{named!r} is an engine's address, and the edge model runs in this process"
-        if program := _PROGRAMS.get(address.rstrip("/").rpartition(":")[2]):
-            hint = f"name the model's file by {program}:NAME"
+        hint = "name the model's file, such as ollama:NAME"
     elif role == "cloud" and _HOSTED.match(address):
         problem = f"{named!r} is a hosted model, and a cloud is named by its API's address"
         hint = (

@@ -43,15 +43,13 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """What is advised, and what it follows from; seconds a token.
 
     `streaming` is None where it could not be measured, `cost_ratio` (routing over streaming)
-    without a price. Up to `break_even`, a share, routing is no slower than streaming. `sentences`
-    are about speed, cost and what to do.
+    without a price. `sentences` are about speed, cost and what to do.
     """
 
     fastest: System
     edge: float
     routing: float
     streaming: float | None
-    break_even: float | None
     cost_ratio: float | None
     sentences: tuple[str, str, str]
 
@@ -122,18 +120,16 @@ def advise(
     each = " · ".join(f"{_NAMES[system]} {_ms(seconds)}" for system, seconds in speeds.items())
     unknown = ", the cloud streamed: not measured" if streaming is None else ""
     ratio = None if price is None else cost_over_streaming(at, price)
-    even = break_even(at)
     return Advice(
         fastest=fastest,
         edge=speeds["edge"],
         routing=speeds["routing"],
         streaming=streaming,
-        break_even=even,
         cost_ratio=ratio,
         sentences=(
             f"{each} a token{unknown}, {place}: {_NAMES[fastest]} is fastest",
             _cost(price, ratio, local=local),
-            _what_to_do(at, speeds["routing"], streaming, even),
+            _what_to_do(at, speeds["routing"], streaming),
         ),
     )
 
@@ -151,9 +147,7 @@ def _cost(price: Price | None, ratio: float | None, *, local: bool) -> str:
     )
 
 
-def _what_to_do(
-    at: MeasuredConditions, routing: float, streaming: float | None, even: float | None
-) -> str:
+def _what_to_do(at: MeasuredConditions, routing: float, streaming: float | None) -> str:
     if not at.asked:
         return "with a cloud share of 0 the edge writes alone"
     if streaming is None:
@@ -163,10 +157,9 @@ def _what_to_do(
             f"route: {1 - routing / streaming:.0%} less time than streaming, and the cloud writes "
             "where the edge is unsure"
         )
-    up_to = f" Up to a share of {even:.1%} the pair is as fast." if even else ""
     return (
         f"stream from the cloud: the pair takes {routing / streaming:.2g} times as long. Route if "
-        f"answers must go on offline, or the cloud's time is what you pay for.{up_to}"
+        f"answers must go on offline, or the cloud's time is what you pay for"
     )
 
 
@@ -250,18 +243,6 @@ def excess(at: MeasuredConditions) -> float:
     """
     hidden = min(at.trip, max(0, at.speculate - 1) * at.step)
     return at.trip - (1 - at.changed) * hidden
-
-
-def break_even(at: MeasuredConditions) -> float | None:
-    """The share of the tokens up to which the pair is no slower than streaming from the cloud.
-
-    0 where the edge alone is slower already, 1 where the pair is faster with every token asked for,
-    None where streaming was not measured.
-    """
-    if (streaming := cloud_alone(at)) is None:
-        return None
-    gain, each = streaming - at.step, excess(at)
-    return 0.0 if gain <= 0 else min(1.0, gain / each) if each else 1.0
 
 
 def cost_over_streaming(at: MeasuredConditions, price: Price) -> float | None:

@@ -124,6 +124,21 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
 
 
+class TierUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several clouds in an answer; `cloud` is its host, or its name.
+
+    It was `wanted` for so many critical tokens, `asked` where its budget and its link allowed it,
+    in vain where it `failed`; it `wrote` so many tokens of the answer.
+    """
+
+    cloud: str
+    wanted: int = 0
+    asked: int = 0
+    failed: int = 0
+    wrote: int = 0
+    sent: SentCounts = SentCounts()
+
+
 class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
     """What consults cost by a price list, and what the cloud alone would have cost.
 
@@ -151,7 +166,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     written. `cloud_prompt_cached` and `cloud_prompt_computed` are of answered consults, by the
     engine's meter, None if it left one out; `cloud_completion_tokens` is what the cloud wrote in
     them, in its own vocabulary. `sent` had left when the answer ended, `cost` is what that came to,
-    if a price is known.
+    if a price is known. `tiers` are the clouds, nearest first, where there are several.
     """
 
     prompt_tokens: int
@@ -168,6 +183,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cloud_completion_tokens: int = 0
     sent: SentCounts = SentCounts()
     cost: AnswerCost | None = None
+    tiers: tuple[TierUsage, ...] = ()
 
     @property
     def alone(self) -> bool:

@@ -7,11 +7,12 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec.structs import asdict, replace
 
-from edgewise.addresses import from_home
+from edgewise.addresses import each, from_home
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
 from edgewise.cloud.record import PayloadsFile, SentRecord
 from edgewise.edge.base import EdgeAbilities, EdgeModel
+from edgewise.edge.named import SERVER
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
 from edgewise.grammar.calls import call_reader, collected
@@ -23,12 +24,15 @@ from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.parts import (
     cloud_address,
     context_filter,
+    each_cloud,
     edge_engine,
     make_billing,
     make_policy,
+    make_tiers,
     open_cloud,
     open_edge,
     open_router,
+    require_one_cloud,
     sampling_of,
     starts_of,
 )
@@ -45,6 +49,9 @@ from edgewise.routers.base import Router
 from edgewise.routers.named import checked_router
 from edgewise.sampling import Sampling, drawn_as
 from edgewise.settings import Settings, names_in, settings_of, spelled
+
+Cloud = str | Path | CloudModel
+"""An address, or a model that is open already."""
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -81,7 +88,7 @@ class Pair:
         self,
         edge: str | Path | EdgeModel = "bundled",
         *,
-        cloud: str | Path | CloudModel | None = None,
+        cloud: Cloud | Sequence[Cloud] | None = None,
         router: str | Path | Router | None = None,
         system: str | None = None,
         slots: int = 1,
@@ -91,6 +98,7 @@ class Pair:
     ) -> None:
         """Open what is named by an address; a model that is open already stays its owner's.
 
+        Several clouds are asked nearest first, the next where one is unsure (`--tier-share`).
         `settings` are fields of `Settings`; environment and files are not read. `system` is the
         system message of prompts without one, `slots` how many answers may run at a time. With
         `keep_prefixes` a conversation's next turn reuses the KV cache of the last one; without, no
@@ -99,6 +107,8 @@ class Pair:
         model cannot be reached.
         """
         self.system, parts = system, {"edge": edge, "cloud": cloud, "router": router}
+        if isinstance(cloud, list | tuple):
+            parts["cloud"] = cloud = list(cloud)
         own = self.settings = _chosen(parts, settings, slots)
         require_text("The system message", system or "")
         sampling_of(own)
@@ -118,23 +128,45 @@ class Pair:
             else:
                 self.router, self.card = checked_router(type(router).__name__, router), None
             policy = make_policy(own, self.starts)
-            if cloud is None or isinstance(cloud, str | Path):
-                self.cloud = open_cloud(own, self.edge, slots=slots, keep_prefixes=keep_prefixes)
-                if self.cloud is not None:
-                    opened.callback(self.cloud.close)
-            else:
-                self.cloud = bridged(cloud, self.edge.tokenizer, context_filter=context_filter(own))
-                self.cloud.check(self.edge.tokenizer)
+            options = {"slots": slots, "keep_prefixes": keep_prefixes}
+            tiers = make_tiers(own, self._open_clouds(cloud, opened, **options), self.edge)
+            self.clouds = [tier.cloud for tier in tiers]
+            self.cloud = self.clouds[0] if tiers else None
             self.decoder = Decoder(
                 self.edge,
                 router=self.router,
                 policy=policy,
                 cloud=self.cloud,
+                trusted=bool(tiers) and tiers[0].trusted,
+                further=tiers[1:],
                 record=self.record,
                 billing=self.billing,
             )
             self._opened = opened.pop_all()
         self._budgets: dict[float, SharedBudget] = {}
+
+    def _open_clouds(
+        self, cloud: Cloud | Sequence[Cloud] | None, opened: ExitStack, **options: Any
+    ) -> list[CloudModel]:
+        """Nearest first; `opened` closes those that are opened here."""
+        parts, own, edge = _listed(cloud), self.settings, self.edge
+        addresses = [
+            _address(part) if isinstance(part, str | Path) else part.name
+            for part in parts
+            if part is not None
+        ]
+        clouds: list[CloudModel] = []
+        for part, one in zip(parts, each_cloud(own, addresses), strict=True):
+            if part is None or isinstance(part, str | Path):
+                model = open_cloud(one, edge, **options)
+                if model is None:
+                    continue
+                opened.callback(model.close)
+            else:
+                model = bridged(part, edge.tokenizer, context_filter=context_filter(one))
+                model.check(edge.tokenizer)
+            clouds.append(model)
+        return clouds
 
     @property
     def policy(self) -> Policy:
@@ -153,9 +185,9 @@ class Pair:
         takes text may know neither min-p nor temperatures, and a server as the edge would need a
         request for each drawn token.
         """
-        own, cloud = self.settings, self.cloud
-        by_text = cloud is not None and cloud.boundaries is not None and cloud.local is None
-        greedy = by_text or own.edge == _DEFAULTS.edge or edge_engine(own) == "llama-server"
+        own = self.settings
+        by_text = any(one.boundaries is not None and one.local is None for one in self.clouds)
+        greedy = by_text or own.edge == _DEFAULTS.edge or edge_engine(own) == SERVER
         if own.temperature is not None or greedy:
             return None
         return drawn_as(self.edge.sampling)
@@ -265,26 +297,34 @@ def open_pair(settings: Settings, **options: Any) -> Pair:
 def open_models(settings: Settings) -> Pair:
     """The pair for callers with routers of their own; its own router never asks.
 
-    Two sessions may be open: the oracle reads beside the decoder.
+    Two sessions may be open: the oracle reads beside the decoder. Raises `UsageError` for several
+    clouds.
     """
+    require_one_cloud(settings)
     return open_pair(replace(settings, router=_NEVER), slots=2)
 
 
 _NEVER = "constant:0"
 _DEFAULTS = Settings()
-_OF_LOADING = ("edge_engine", *names_in("machine"))
-_OF_CONNECTING = names_in("connection", "key", "tokenizer")
+_OF_EDGE = ("edge_engine", "edge_model", "edge_tokenizer", "edge_hosts", "edge_key")
+_OF_CONNECTING = (*names_in("connection", "tokenizer"), "cloud_key")
 
 
 def _chosen(parts: Mapping[str, object], settings: Mapping[str, object], slots: int) -> Settings:
     """The settings of a pair; refuses those that parts which are already open cannot honour."""
-    named = {name: _address(part) for name, part in parts.items() if part is not None}
+    named = {
+        name: ",".join(map(_address, part)) if isinstance(part, list) else _address(part)
+        for name, part in parts.items()
+        if part is not None
+    }
     chosen = settings_of({**settings, **named})
     fixed: list[str] = []
     if _is_open(parts["cloud"]):
         fixed += _OF_CONNECTING
     if _is_open(parts["edge"]) and (_is_open(parts["cloud"]) or cloud_address(chosen) == "none"):
-        fixed += _OF_LOADING
+        fixed += names_in("machine")
+    if _is_open(parts["edge"]):
+        fixed += _OF_EDGE
     unread = [name for name in fixed if getattr(chosen, name) != getattr(_DEFAULTS, name)]
     if "threads" in fixed and slots != 1:
         unread.append("slots")
@@ -293,7 +333,17 @@ def _chosen(parts: Mapping[str, object], settings: Mapping[str, object], slots: 
     return chosen
 
 
+def _listed(cloud: "Cloud | Sequence[Cloud] | None") -> list["Cloud | None"]:
+    if isinstance(cloud, str):
+        return list(each(cloud))
+    if isinstance(cloud, Sequence):
+        return list(cloud)
+    return [cloud]
+
+
 def _is_open(part: object) -> bool:
+    if isinstance(part, list):
+        return all(map(_is_open, part))
     return part is not None and not isinstance(part, str | Path)
 
 

@@ -1,7 +1,7 @@
 """From settings to the parts of a pair."""
 
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from edgewise.addresses import (
     bundled,
     checkpoint,
+    each,
     engine_at,
     is_url,
     local_folder,
@@ -19,16 +20,24 @@ from edgewise.addresses import (
     with_scheme,
 )
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import checked
+from edgewise.cloud.bridge.adapter import Bridge, checked
 from edgewise.cloud.bridge.context_filter import ContextFilter
-from edgewise.cloud.hosts import cloud_key
+from edgewise.cloud.hosts import (
+    cloud_key,
+    edge_key,
+    hosts_of,
+    is_at,
+    require_allowed,
+    require_near,
+)
 from edgewise.costs.daily import DailyTotal, spent_place
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions
-from edgewise.edge.named import EDGES
+from edgewise.edge.named import EDGES, SERVER
 from edgewise.errors import ModelError, RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
+from edgewise.loop.tiers import SHARE, THRESHOLD, Tier
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, read_card, start_at
@@ -41,20 +50,34 @@ from edgewise.routers.named import (
 )
 from edgewise.routers.start import KEEP, own_thresholds, tuned_thresholds
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings, shared, spelled
+from edgewise.settings import Settings, fraction, shared, spelled
 
 _log = logging.getLogger(__name__)
 
 AUTO, FALLBACK_ROUTER, DEFAULT_SHARE = "auto", "max-prob", 0.05
 _GGUF = "llamacpp"
 _DEFAULTS = Settings()
+_OF_A_CLOUD = ("cloud_engine", "cloud_model", "cloud_key", "cloud_tokenizer")
 
 
 def open_edge(settings: Settings, *, slots: int = 1, keep_prefixes: bool = False) -> EdgeModel:
     """Load the edge model that the settings name; see `EdgeOptions` for the other arguments."""
     options = _options(settings, slots, keep_prefixes)
+    engine = edge_engine(settings)
+    if engine == SERVER:
+        require_near(with_scheme(settings.edge), hosts_of(settings.edge_hosts, "edge_hosts"))
+        options = replace(
+            options,
+            model=settings.edge_model,
+            tokenizer=settings.edge_tokenizer,
+            key=edge_key(settings),
+        )
+    else:
+        _require_default(
+            settings, ("edge_model", "edge_tokenizer"), f"an edge model at a URL, not {engine}"
+        )
     with _named_by("edge"):
-        return EDGES.load(edge_engine(settings))(settings.edge, options)
+        return EDGES.load(engine)(settings.edge, options)
 
 
 @contextmanager
@@ -74,10 +97,102 @@ def edge_engine(settings: Settings) -> str:
 
 
 def cloud_address(settings: Settings) -> str:
-    """Where the cloud model is: as set, else the bundled one beside a bundled edge model."""
+    """Where the nearest cloud is: as set, else the bundled one beside a bundled edge model."""
     if settings.cloud is not None:
-        return with_scheme(settings.cloud)
+        return each(settings.cloud)[0]
     return "bundled" if settings.edge == "bundled" else "none"
+
+
+def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[Settings]:
+    """The settings of each cloud, nearest first; `clouds` are their addresses, where known.
+
+    With several, a setting of the connection has a value for each, by commas, so that no key goes
+    to another's cloud. What a trusted one sees is not redacted. Raises `UsageError`.
+    """
+    clouds = clouds or each(settings.cloud or cloud_address(settings))
+    own = [{"cloud": one} for one in clouds] if len(clouds) > 1 else [{}]
+    for name in _OF_A_CLOUD if len(clouds) > 1 else ():
+        for one, value in zip(own, _for_each(settings, name, len(clouds)), strict=True):
+            one[name] = value or getattr(_DEFAULTS, name)
+    made = [replace(settings, **one) for one in own]
+    if len(clouds) > 1 and "none" in clouds:
+        raise UsageError("none is not one of several clouds", hint="leave it out", setting="cloud")
+    return [
+        replace(one, redact=None) if is_trusted(one, at) else one
+        for one, at in zip(made, clouds, strict=True)
+    ]
+
+
+def require_one_cloud(settings: Settings) -> None:
+    """Raises `UsageError` for several."""
+    if settings.cloud is not None and len(each(settings.cloud)) > 1:
+        raise UsageError("This takes one cloud", hint="name the nearest alone", setting="cloud")
+
+
+def is_trusted(settings: Settings, name: str | None = None) -> bool:
+    """Whether the cloud at that address, or of that name, is at a host in `trust`."""
+    hosts = hosts_of(settings.trust, "trust")
+    at = name or cloud_address(settings)
+    return hosts is not None and is_at(at if "://" in at else f"http://{at}", hosts)
+
+
+def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel) -> list[Tier]:
+    """The open `clouds`, nearest first, with what the settings say of each. Raises `UsageError`.
+
+    Behind one that is asked between words the others are, too. Models in this process are trusted
+    where there are several.
+    """
+    further = len(clouds) - 1
+    shares = [None, *_fractions(settings, "tier_share", further, SHARE)]
+    thresholds = [THRESHOLD, *_fractions(settings, "tier_threshold", further, THRESHOLD)]
+    tiers: list[Tier] = []
+    by_words = False
+    for cloud, share, threshold in zip(clouds, shares, thresholds, strict=bool(clouds)):
+        trusted = is_trusted(settings, cloud.name) or bool(further and cloud.local)
+        if by_words and cloud.boundaries is None:
+            own = edge.tokenizer
+            cloud = Bridge(cloud, own=own, edge=own)
+        by_words = by_words or cloud.boundaries is not None
+        tiers.append(Tier(cloud, threshold=threshold, share=share, trusted=trusted))
+    if settings.price is not None and not all(tier.trusted for tier in tiers[:-1]):
+        raise UsageError(
+            "A price is that of the last cloud, and one before it is not known to be yours",
+            hint="name its host",
+            setting="trust",
+        )
+    return tiers
+
+
+def _for_each(settings: Settings, name: str, count: int) -> list[str]:
+    """The values of a setting, one for each cloud; empty for none."""
+    given = getattr(settings, name)
+    values = [""] * count if given in (None, "auto") else given.split(",")
+    if len(values) != count:
+        raise UsageError(
+            f"{spelled(name)} has not a value for each of the {count} clouds",
+            hint="give them by commas, nearest first, and nothing where there is none",
+            setting=name,
+        )
+    return [one.strip() for one in values]
+
+
+def _fractions(settings: Settings, name: str, count: int, default: float) -> list[float]:
+    """A share or a threshold for each further cloud; one that is given alone is for all."""
+    given = getattr(settings, name)
+    if given is None:
+        return [default] * count
+    try:
+        values = [fraction(one) for one in str(given).split(",")]
+    except ValueError as error:
+        raise UsageError(f"{spelled(name)} {given!r} is not a number", setting=name) from error
+    values = values * count if len(values) == 1 else values
+    if len(values) != count or not count:
+        raise UsageError(
+            f"{spelled(name)} has not a value for each of the clouds behind the nearest ({count})",
+            hint="give one for all, or one for each by commas",
+            setting=name,
+        )
+    return values
 
 
 def open_cloud(
@@ -89,8 +204,7 @@ def open_cloud(
     this process. Raises `UsageError` for an unknown engine, for an engine without a URL, and for a
     URL at a host that is not allowed.
     """
-    from edgewise.cloud.hosts import hosts_of, require_allowed
-
+    require_one_cloud(settings)
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
         from edgewise.engines.registry import check_name
 
@@ -114,7 +228,11 @@ def open_cloud(
             own=open_tokenizer(tokenizer) if tokenizer else None,
             context_filter=shown,
         )
-    _require_no_url_settings(settings, address)
+    _require_default(
+        settings,
+        ("cloud_engine", "cloud_tokenizer", "cloud_model"),
+        f"a cloud at a URL, not for the cloud {address!r}",
+    )
     if address == "none":
         return None
     from edgewise.cloud.local import LocalCloud
@@ -134,14 +252,12 @@ def context_filter(settings: Settings) -> ContextFilter | None:
     return Redacted(rules) if rules.active else None
 
 
-def _require_no_url_settings(settings: Settings, address: str) -> None:
-    """Raise `UsageError` for settings of a URL if the cloud's `address` is not one."""
-    for setting in ("cloud_engine", "cloud_tokenizer", "cloud_model"):
+def _require_default(settings: Settings, names: Sequence[str], instead: str) -> None:
+    """Raise `UsageError` for those of the settings that are set: they are for something else."""
+    for setting in names:
         if getattr(settings, setting) != getattr(_DEFAULTS, setting):
             raise UsageError(
-                f"{spelled(setting)} is for a cloud at a URL, not for the cloud {address!r}",
-                hint="leave it out",
-                setting=setting,
+                f"{spelled(setting)} is for {instead}", hint="leave it out", setting=setting
             )
 
 

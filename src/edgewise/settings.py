@@ -49,11 +49,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, _about("models", "A GGUF, owner/repo, smollm2, ollama:NAME or a URL.", "MODEL")
     ] = "bundled"
     cloud: Annotated[
-        str | None, _about("models", "An engine's URL, a model as for the edge, or none.", "MODEL")
+        str | None, _about("models", "An engine's URL, a model, or none; again: farther.", "MODEL")
     ] = None
     edge_engine: Annotated[
         str, _about("models", "The library that runs the edge model, or auto.", "NAME", rare=True)
     ] = "auto"
+    edge_model: Annotated[
+        str | None, _about("models", "Model of the edge's server; default: the first.", "NAME")
+    ] = None
+    edge_tokenizer: Annotated[
+        str | None,
+        _about("models", "Its tokenizer: GGUF, folder or repository.", "MODEL", rare=True),
+    ] = None
+    edge_hosts: Annotated[
+        str | None,
+        _about("models", "Hosts beyond private networks it may be at.", "HOSTS", rare=True),
+    ] = None
+    edge_key: Annotated[
+        str | None, _about("key", "Key for the edge's server, sent as a bearer token.", "KEY")
+    ] = None
     cloud_engine: Annotated[
         str, _about("connection", "What answers at the cloud's URL, or auto.", "NAME", rare=True)
     ] = "auto"
@@ -66,6 +80,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     cloud_key: Annotated[
         str | None, _about("key", "Key for the cloud's URL, sent as a bearer token.", "KEY")
+    ] = None
+    tier_share: Annotated[
+        str | float | None,
+        _about("tiers", "Most tokens by a farther cloud; default: 1%.", "SHARE", rare=True),
+    ] = None
+    tier_threshold: Annotated[
+        str | float | None,
+        _about("tiers", "Ask it where the one before is so unsure: 0.5.", "SCORE", rare=True),
+    ] = None
+    trust: Annotated[
+        str | None,
+        _about("tiers", "Hosts of yours, by commas: they see what is local.", "HOSTS", rare=True),
     ] = None
     cloud_tokenizer: Annotated[
         str | None,
@@ -301,6 +327,8 @@ def fraction(text: str) -> float:
 
 def _checked(values: Mapping[str, object], where: str) -> Settings:
     given = dict(values)
+    if isinstance(clouds := given.get("cloud"), list | tuple):
+        given["cloud"] = ",".join(map(str, clouds))
     share = given.get("cloud_share")
     if isinstance(share, str):
         try:

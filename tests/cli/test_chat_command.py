@@ -92,7 +92,7 @@ def test_what_goes_to_no_cloud_has_no_share(edgewise: Edgewise) -> None:
 class Terminal:
     """A process on a terminal of its own."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, **variables: str) -> None:
         self._master, slave = pty.openpty()
         environment = {k: v for k, v in os.environ.items() if not k.startswith("EDGEWISE_")}
         self.process = subprocess.Popen(
@@ -101,7 +101,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             cwd=folder,
-            env=environment | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            env=environment | {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", **variables},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
@@ -111,7 +111,8 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def wait_for(self, text: str, seconds: float = 30) -> None:
+    def wait_for(self, text: str, seconds: float = 30) -> str:
+        """What is shown before it."""
         end = time.monotonic() + seconds
         while text not in self.seen:
             assert time.monotonic() < end, self.seen
@@ -121,7 +122,8 @@ class Terminal:
                     self.seen += os.read(self._master, 1 << 16).decode("utf-8", "replace")
                 except OSError:
                     assert text in self.seen, self.seen
-        self.seen = self.seen.partition(text)[2]
+        before, _, self.seen = self.seen.partition(text)
+        return before
 
     def close(self) -> None:
         self.process.kill()

@@ -75,3 +75,22 @@ def test_a_list_that_is_none_is_a_sentence(edgewise: Edgewise) -> None:
     assert done.code == 2
     assert "cloud-hosts" in done.err
     assert "'http://a/'" in done.err
+
+
+@pytest.mark.parametrize("own", ["", "edge-hosts = '192.0.2.1'\n"])
+def test_a_file_leads_the_edges_key_nowhere(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str
+) -> None:
+    with visited() as (url, came):
+        (tmp_path / "edgewise.toml").write_text(f"edge = '{url}'\ncloud = 'none'\n{own}")
+        monkeypatch.setenv("EDGEWISE_EDGE_KEY", "secret")
+        done = edgewise("run", "Hello")
+    assert came == []
+    assert done.code == 2
+    assert "edge-key" in done.err
+
+
+def test_an_edge_elsewhere_is_not_connected_to(edgewise: Edgewise) -> None:
+    done = edgewise("run", "Hello", "--edge", "http://192.0.2.1:8080", "--cloud", "none")
+    assert done.code == 2
+    assert "--edge-hosts" in done.err

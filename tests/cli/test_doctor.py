@@ -31,7 +31,7 @@ class Recorded(ScriptedCloud):
 
     made: ClassVar[list["Recorded"]] = []
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
+    def __init__(self, url: str, *, key: str | None, model: str | None) -> None:
         super().__init__(noise())
         self.made.append(self)
 

@@ -1,7 +1,6 @@
 """The commands with edge models that are no GGUFs: folders for ONNX Runtime and transformers."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from edgewise.addresses import bundled
 from tests.asked import HARD
 from tests.cli.conftest import Edgewise
 from tests.onnx_models import require_onnx
-from tests.transformers_models import config, write_hub_model
 
 pytestmark = pytest.mark.deep
 
@@ -90,21 +88,3 @@ class TestBesideTheBundledCloud:
         assert not caplog.records
         assert edgewise("run", HARD, "--router", "router").code == 0
         assert "made on another build" in caplog.text
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random model in transformers' form."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    return write_hub_model(tmp_path_factory.mktemp("hub") / "tiny", config("llama"))
-
-
-@pytest.mark.parametrize("missing", ["torch", "transformers"])
-def test_without_the_extra(
-    edgewise: Edgewise, folder: Path, monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
-    result = edgewise("run", "hi", "--edge", str(folder), "--cloud", "none")
-    assert result.code == 2
-    assert f"needs {missing}; pip install 'edgewise[transformers]'" in result.err

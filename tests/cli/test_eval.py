@@ -33,25 +33,6 @@ def test_json_tells_the_pair_and_every_system(edgewise: Edgewise) -> None:
     assert told["cloud_work"] == pair["cloud_work"]
 
 
-def test_the_same_run_gives_the_same_figures_to_the_digit(
-    edgewise: Edgewise, tmp_path: Path
-) -> None:
-    """Anew, kept, and read back; only the seconds are the machine's."""
-    routers = ("--router", "bundled", "--router", "random", "--router", "margin")
-    command = ("eval", "pocketqa", "--limit", "5", "--calibration", "4", "--no-baselines", *routers)
-
-    def figures(*out: str) -> list[dict[str, object]]:
-        assert edgewise(*command, *out, "--csv", "figures.csv").code == 0
-        lines = list(csv.DictReader((tmp_path / "figures.csv").read_text().splitlines()))
-        assert all(line.pop("tokens_per_second") for line in lines)
-        return lines
-
-    first = figures()
-    assert figures() == first
-    assert figures("--out", "kept") == first
-    assert figures("--out", "kept") == first
-
-
 def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
     arguments = ("--limit", "6", "--calibration", "6", "--router", "margin", "--router", "entropy")
     shares = ("--cloud-share", "0.05", "--cloud-share", "0.1")

@@ -37,30 +37,6 @@ def shown(capsys: pytest.CaptureFixture[str], outcomes: dict[Cell, list[Outcome]
     return capsys.readouterr().out.splitlines()
 
 
-def test_both_readings_and_the_clouds_reading_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, found())
-    text = "\n".join(lines)
-    for said in ("strictly", "by family", "computed", "cached", "written", "work", *FAMILIES):
-        assert said in text
-    alone, pair, oracle = (
-        [line.split() for line in lines if line.startswith(name)]
-        for name in ("cloud ", "query-level at 5%", "oracle")
-    )
-    # Accuracies, by family, costs; a cloud that reads ten tokens and writes ten.
-    assert alone[0][1:4] == ["100.0%", "100.0%", "75.0%"]
-    assert alone[1][1:4] == ["100", "/", "75"]
-    assert alone[2][1:] == ["10.0", "10.0", "30.0", "10.0", "0.0", "100%"]
-    assert pair[2][3:] == ["2.0", "2.0", "6.0", "2.0", "0.0", "20%"]
-    assert oracle[2][1:] == ["1.0", "-", "-", "1.0", "0.0", "-"]
-
-
-def test_families_without_a_gap_are_named_by_reading(capsys: pytest.CaptureFixture[str]) -> None:
-    same = outcomes("xX", families=("steps",), cloud=10)
-    mixed = {cell: [*some, *same] for cell, some in found(("facts",)).items()}
-    text = "\n".join(shown(capsys, mixed))
-    assert " ".join(text.split()).partition("leaves out")[2].count("steps") >= 2
-
-
 def test_in_a_pipe_nothing_is_cut_or_folded(capsys: pytest.CaptureFixture[str]) -> None:
     table = {**found(), Cell(LONG, 0.05): outcomes("xX..", cloud=1)}
     named = [line for line in shown(capsys, table) if f"{LONG} at 5%" in line]

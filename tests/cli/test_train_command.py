@@ -44,29 +44,6 @@ class Idle:
 FEW = ("--limit", "40", "--calibration", "6")
 
 
-def test_stage_by_stage_is_as_all_at_once(edgewise: Edgewise, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    for stage in ("collect", "label", "fit", "calibrate"):
-        done = edgewise("train", "pocketqa", "--out", "staged", *FEW, "--stage", stage)
-        assert done.code == 0, done.err
-    done = edgewise("train", "pocketqa", "--out", "whole", *FEW)
-    assert done.code == 0, done.err
-    cards = [
-        json.loads((tmp_path / name / "config.json").read_text()) for name in ("staged", "whole")
-    ]
-    # What is decoded together differs, and with it the last digits (exactly: test_stages).
-    numbers = ("thresholds", "realised", "probability", "loss", "baseline_loss")
-    figures = [[card.pop(name) for name in numbers] for card in cards]
-    assert cards[0] == cards[1]
-    assert list(figures[0][0]) == list(figures[1][0])
-    assert len(figures[0][0]) == 7
-    asked = ("--limit", "3", "--cloud-share", "0.05", "--no-baselines", "--json")
-    told = json.loads(edgewise("eval", "pocketqa", "--router", "whole", *asked).out)
-    assert told["router"] == "whole"
-    again = edgewise("train", "pocketqa", "--out", "whole", "--limit", "41", "--calibration", "6")
-    assert (again.code, "other models, questions" in again.err) == (2, True)
-
-
 def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Path) -> None:
     """Fitted to noise and calibrated on two questions: it is made, and told what it is."""
     (tmp_path / "idle.py").write_text(IDLE)
@@ -82,20 +59,6 @@ def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Pa
     checks = json.loads(edgewise("doctor", "--router", "r", "--json").out)["checks"]
     (router,) = (check for check in checks if check["name"] == "router")
     assert (router["status"], "constant" in router["detail"]) == ("warn", True)
-
-
-@pytest.mark.parametrize("label", ["citer", "r2r --judge outcome"])
-def test_every_label_makes_a_router(edgewise: Edgewise, tmp_path: Path, label: str) -> None:
-    pytest.importorskip("torch")
-    embedded = ("--inputs", "hidden", "--inputs", "token_embedding")
-    done = edgewise("train", "pocketqa", "--out", "r", "--label", *label.split(), *embedded, *FEW)
-    assert done.code == 0, done.err
-    shown = edgewise("router", "show", "r")
-    assert shown.code == 0, shown.err
-    assert "hidden, token_embedding" in shown.out
-    checked = edgewise("router", "check", "r")
-    assert checked.code == 0, checked.err
-    assert "40 training questions" in checked.out
 
 
 def test_training_through_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
@@ -151,24 +114,13 @@ def test_held_out_questions_are_not_trained_on() -> None:
     assert set(recorded) == {digest(prompt) for prompt in trained}
 
 
-def questions(path: Path, count: int = 60) -> Path:
-    """Some of the training questions as anyone would write them down."""
-    lines = [
-        {"prompt": q.prompt, "answer": q.answer, "choices": q.choices}
-        for q in pocketqa("train").questions
-        if q.choices
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines[:count]))
-    return path
-
-
 def test_one_prompt_never_stands_on_both_sides(edgewise: Edgewise, tmp_path: Path) -> None:
     """A file with doubles: those of the calibration questions are left out of training."""
     pytest.importorskip("torch")
-    mine = questions(tmp_path / "mine.jsonl", 30)
-    mine.write_text(mine.read_text() * 2)
-    arguments = ("--check", "choice", "--calibration", "30", "--out", "r", "--stage", "collect")
-    done = edgewise("train", str(mine), *arguments)
+    lines = [json.dumps({"prompt": f"Say {n}.", "answer": f"{n}"}) + "\n" for n in range(30)]
+    (tmp_path / "mine.jsonl").write_text("".join(lines) * 2)
+    arguments = ("--calibration", "30", "--out", "r", "--stage", "collect")
+    done = edgewise("train", "mine.jsonl", *arguments)
     assert done.code == 2
     assert "none beside 30" in done.err
 

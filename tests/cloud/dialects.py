@@ -13,7 +13,7 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.engines.sglang import SglangEngine
 from edgewise.engines.vllm import VllmEngine
 from edgewise.testing.scripted_edge import ByteTokenizer
-from tests.background import Background
+from tests.background import Served
 
 Route = tuple[str, str]
 Reply = Callable[[Any], tuple[int, Any]]
@@ -34,7 +34,7 @@ class Sglang(EngineCloud):
         super().__init__(SglangEngine(url, key=key))
 
 
-class DialectServer:
+class DialectServer(Served):
     """Says what `routes` say, on 127.0.0.1 in a thread of its own, each after `seconds`.
 
     `asked` holds path and body of every request, `spans` when it began and ended (monotonic).
@@ -45,8 +45,8 @@ class DialectServer:
         self.asked: list[tuple[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.spans: list[tuple[float, float]] = []
-        self._background = Background()
-        self.url: str = self._background.do(self._start())
+        super().__init__()
+        self.url = f"http://127.0.0.1:{self.serve([web.route('*', '/{path:.*}', self._answer)])}"
 
     @property
     def rounds(self) -> int:
@@ -62,18 +62,6 @@ class DialectServer:
     def bodies(self, path: str) -> list[Any]:
         """What was asked there."""
         return [body for asked, body in self.asked if asked == path]
-
-    def close(self) -> None:
-        """Stop."""
-        self._background.close(self._runner.cleanup())
-
-    async def _start(self) -> str:
-        app = web.Application(client_max_size=8 << 20)
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.05)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def _answer(self, request: web.Request) -> web.Response:
         begun = time.monotonic()

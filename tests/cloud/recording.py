@@ -9,18 +9,20 @@ import msgspec
 from aiohttp import web
 
 from edgewise.wire.protocol import PATH, Ask, Prefetch, from_device
-from tests.background import Background
+from tests.background import Served
 
 
-class Recorder:
+class Recorder(Served):
     """Forwards to `target`, on 127.0.0.1 in a thread of its own; `messages` are what went up."""
 
     def __init__(self, target: str) -> None:
         self.target = target
         self.messages: list[bytes] = []
         self._sockets: set[web.WebSocketResponse] = set()
-        self._background = Background()
-        self.url: str = self._background.do(self._start())
+        super().__init__()
+        self._http: aiohttp.ClientSession = self.do(self._client())
+        routes = [web.get(PATH, self._session), web.route("*", "/{path:.*}", self._request)]
+        self.url = f"http://127.0.0.1:{self.serve(routes)}"
 
     @property
     def size(self) -> int:
@@ -38,27 +40,14 @@ class Recorder:
 
     def cut(self) -> None:
         """Close the gateway sessions that go through here."""
-        self._background.do(self._cut())
+        self.do(self._cut())
 
-    def close(self) -> None:
-        """Stop."""
-        self._background.close(self._stop())
+    async def _client(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession()
 
-    async def _start(self) -> str:
-        self._http = aiohttp.ClientSession()
-        app = web.Application(client_max_size=8 << 20)
-        app.router.add_get(PATH, self._session)
-        app.router.add_route("*", "/{path:.*}", self._request)
-        self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
-        )
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
-    async def _stop(self) -> None:
+    async def _hang_up(self) -> None:
         await self._cut()
-        await self._runner.cleanup()
+        await super()._hang_up()
         await self._http.close()
 
     async def _cut(self) -> None:

@@ -116,44 +116,35 @@ def test_it_is_a_reason_on_the_token_and_the_answer_goes_on(
     assert "\n" not in str(consults[0].message)
 
 
-@pytest.mark.parametrize("status", [429, 503])
-def test_who_says_when_is_asked_again_then(engine: ScriptedEngine, status: int) -> None:
-    """Both times are told, with what they sent."""
+@pytest.mark.parametrize(
+    ("status", "header", "busy", "sent"),
+    [
+        (429, "0.3", 1, 2),
+        (503, "0.3", 1, 2),
+        (429, "700", 9, 1),  # beyond the deadline it is not waited for
+        (429, "0", 9, 2),  # it is asked again once
+    ],
+)
+def test_who_says_when_is_asked_again_then(
+    engine: ScriptedEngine, status: int, header: str, busy: int, sent: int
+) -> None:
+    """Both times are reported, with what they sent."""
     with closing(open_engine(engine.url)) as cloud:
         cloud.check(ByteTokenizer())
         first = engine.asked
-        busy = Edited(lambda _: b"", status=status, headers={"Retry-After": "0.3"})
-        engine.fault = lambda number: busy if number == first else None
-        session, sent = cloud.open(Prompt(tuple(IDS))), Sent()
-        begun = time.monotonic()
-        completion = session.ask(IDS, 1, Sampling(), 30, sent).result()
-        assert completion.ids
-        assert time.monotonic() - begun >= 0.3
-        assert engine.asked == first + 2
-        assert sent.ids == 2 * len(IDS)
-
-
-def test_beyond_the_deadline_it_is_not_waited_for(engine: ScriptedEngine) -> None:
-    with closing(open_engine(engine.url)) as cloud:
-        cloud.check(ByteTokenizer())
-        first = engine.asked
-        busy = Edited(lambda _: b"", status=429, headers={"Retry-After": "700"})
-        engine.fault = lambda number: busy
-        with pytest.raises(CloudUnavailable) as told:
-            cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 30).result()
-        assert told.value.retry_after == 700.0
-        assert engine.asked == first + 1
-
-
-def test_it_is_asked_again_once_alone(engine: ScriptedEngine) -> None:
-    with closing(open_engine(engine.url)) as cloud:
-        cloud.check(ByteTokenizer())
-        first = engine.asked
-        busy = Edited(lambda _: b"", status=429, headers={"Retry-After": "0"})
-        engine.fault = lambda number: busy
-        with pytest.raises(CloudUnavailable):
-            cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 30).result()
-        assert engine.asked == first + 2
+        fault = Edited(lambda _: b"", status=status, headers={"Retry-After": header})
+        engine.fault = lambda number: fault if number < first + busy else None
+        counts, begun = Sent(), time.monotonic()
+        asked = cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 30, counts)
+        if busy == 1:
+            assert asked.result().ids
+            assert time.monotonic() - begun >= float(header)
+        else:
+            with pytest.raises(CloudUnavailable) as refused:
+                asked.result()
+            assert refused.value.retry_after == float(header)
+        assert engine.asked == first + sent
+        assert counts.ids == sent * len(IDS)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from edgewise.wire.protocol import (
     encode,
     from_device,
 )
-from tests.background import Background
+from tests.background import Served
 
 PROMPT = Prompt((1, 2, 3))
 PATIENCE = 60.0
@@ -50,28 +50,14 @@ OPENED = Opened(VERSION, "name", 0, 0, "vLLM", "qwen")
 Say = Callable[[web.WebSocketResponse, FromDevice], Awaitable[None]]
 
 
-class FakeGateway:
+class FakeGateway(Served):
     """Answers frames as `say` does, from a thread of its own; `heard` are the devices' frames."""
 
     def __init__(self, say: Say, *, status: int | None = None) -> None:
+        super().__init__()
         self.say, self.status = say, status
         self.heard: list[FromDevice] = []
-        self._background = Background()
-        self.url: str = self._background.do(self._start())
-
-    def close(self) -> None:
-        """Stop."""
-        self._background.close(self._runner.cleanup())
-
-    async def _start(self) -> str:
-        app = web.Application()
-        app.router.add_get(PATH, self._session)
-        self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
-        )
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"http://127.0.0.1:{self.serve([web.get(PATH, self._session)])}"
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
         if self.status is not None:

@@ -19,7 +19,6 @@ from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from tests.cloud.dialects import said, serving
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine, Wire
-from tests.server_process import free_port
 
 KEY = "sk-secret-0123"
 CUT: list[Misdeed] = [Wire([]), "reset"]
@@ -87,18 +86,6 @@ def test_equal_ids_keep_their_own_logprobs() -> None:
         found = server.open(Prompt((1,))).ask([1], 3, Sampling(), 5).result()
     assert found.logprobs == (-0.1, -0.2, -3.0)
     assert [top[0].logprob for top in found.top] == [-0.1, -0.2, -3.0]
-
-
-def test_why_it_cannot_be_reached_is_said(engine: ScriptedEngine) -> None:
-    engine.fault = lambda number: Wire([])
-    for address, why in {
-        engine.url: "hung up",
-        engine.url.replace("http", "https"): "TLS",
-        f"http://127.0.0.1:{free_port()}": "refused",
-    }.items():
-        error = consult(address)
-        assert type(error) is CloudUnavailable
-        assert why in error.message
 
 
 @pytest.mark.parametrize(

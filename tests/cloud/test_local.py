@@ -193,17 +193,6 @@ def test_a_model_that_fails_is_a_cloud_that_failed() -> None:
     cloud.close()
 
 
-def test_what_is_computed_ahead_is_not_computed_again(
-    cloud: LocalCloud, model: ScriptedEdge, script: Held
-) -> None:
-    script.let.set()
-    session = cloud.open(PROMPT)
-    session.prefill(IDS)
-    completion = session.ask([*IDS, 121], 1, Sampling(), 30).result()
-    assert (completion.cached, completion.computed) == (len(IDS), 1)
-    assert completion.ids == tuple(b"e")
-
-
 def test_a_deadline_ends_a_long_answer() -> None:
     def slow(ids: Sequence[int]) -> Floats:
         time.sleep(0.3)
@@ -211,18 +200,6 @@ def test_a_deadline_ends_a_long_answer() -> None:
 
     with closing(LocalCloud(ScriptedEdge(slow))) as cloud, pytest.raises(CloudTimeout):
         cloud.open(PROMPT).ask(IDS, 100, Sampling(), 0.2).result()
-
-
-def test_a_prefill_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    def failing(ids: Sequence[int]) -> Floats:
-        raise ZeroDivisionError("a bug")
-
-    cloud = LocalCloud(ScriptedEdge(failing))
-    cloud.open(PROMPT).prefill(IDS)
-    cloud.close()
-    (record,) = caplog.records
-    assert record.exc_info is not None
-    assert "a bug" in str(record.exc_info[1])
 
 
 @pytest.mark.parametrize(("n", "written"), [(2, 2), (3, 3), (4, 4), (9, 4)])

@@ -30,7 +30,7 @@ Add = Callable[..., None]
 class ShoutingCloud(ScriptedCloud):
     """A cloud of a third party: it writes exclamation marks."""
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
+    def __init__(self, url: str, *, key: str | None, model: str | None) -> None:
         super().__init__(replying("!!!!", prompt="sky: "))
         self.name, self.key = url, key
 

@@ -257,15 +257,6 @@ def test_one_of_many_models_has_to_be_named(dialect: str) -> None:
     assert found.value.setting == "cloud_model"
 
 
-@pytest.mark.parametrize(
-    ("dialect", "other"), [("vllm-text", "sglang-text"), ("llama-server-text", "vllm-text")]
-)
-def test_an_engine_that_is_another_is_no_dialect_of_this_one(dialect: str, other: str) -> None:
-    with serving(other) as server, pytest.raises(CloudProtocolError, match="not ") as found:
-        using(opened(dialect, server.url), lambda one: one.describe())
-    assert found.value.setting == "cloud_engine"
-
-
 @pytest.mark.parametrize("dialect", BY_TEXT)
 def test_a_path_where_nothing_is(dialect: str) -> None:
     with serving(dialect) as server:

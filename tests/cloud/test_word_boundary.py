@@ -15,7 +15,7 @@ from edgewise.cloud.bridge.word_boundary import (
     held_back,
     kept,
     opens_word,
-    spelled,
+    retokenized,
     written_text,
 )
 from edgewise.edge.base import PROBES, Tokenizer
@@ -86,7 +86,7 @@ def test_two_that_mean_one_text_write_it(
     for _ in range(200):
         data = bytes_of(small, ids)
         assert text.encode().startswith(data)
-        coming = spelled(small, ids, text.encode()[len(data) :].decode("utf-8", "ignore"))
+        coming = retokenized(small, ids, text.encode()[len(data) :].decode("utf-8", "ignore"))
         written = written_text(data)
         if written is None or not coming:
             # Inside of a character: its bytes are spelled one by one.
@@ -101,7 +101,7 @@ def test_two_that_mean_one_text_write_it(
             found = kept(reply, held, rng.randint(1, 3), ended=ended)
             assert found.text.encode() in reply
             assert not found.ends or (written + found.text) == text
-            ids += spelled(small, ids, found.text)
+            ids += retokenized(small, ids, found.text)
             if found.text:
                 continue
         ids.append(coming[0])
@@ -129,8 +129,8 @@ def test_a_text_is_spelled_behind_any_other(
 ) -> None:
     tokenizer = of(known, name)
     try:
-        before = spelled(tokenizer, [], text[:at])
-        after = spelled(tokenizer, before, text[at:])
+        before = retokenized(tokenizer, [], text[:at])
+        after = retokenized(tokenizer, before, text[at:])
     except CloudProtocolError:
         assert not speaks(tokenizer, text)
         return

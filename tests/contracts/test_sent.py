@@ -14,7 +14,6 @@ from edgewise.cloud.local import LocalCloud
 from edgewise.completion import Sent
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_cloud import ID_BYTES, ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from tests.cloud.recording import Recorder, recording
 from tests.doubles.engine_dialects import DIALECTS
@@ -175,11 +174,3 @@ def test_a_model_in_this_process_is_sent_nothing() -> None:
     assert (sent.ids, sent.bytes) == (0, 0)
     session.close()
     cloud.close()
-
-
-def test_the_double_sends_as_little_as_a_gateways_session() -> None:
-    cloud = ScriptedCloud(replying("yes", prompt="sky: "))
-    session = cloud.open(Prompt(tuple(b"sky: ")))
-    told = [consult(session, ids) for ids in ([1, 2, 3], [1, 2, 3, 4], [1, 9])]
-    assert [(sent.ids, sent.bytes) for sent in told] == [(n, n * ID_BYTES) for n in (3, 1, 1)]
-    session.close()

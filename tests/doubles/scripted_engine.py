@@ -12,13 +12,14 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from edgewise.edge.base import Tokenizer
 from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.background import Served
 from tests.doubles.engine_dialects import DIALECTS, Dialect, Wanted, Writing
 
 Misbehaviour = Literal["hang", "reset", "error", "busy", "declined", "garbage"]
@@ -56,7 +57,6 @@ _STATUS: dict[Misbehaviour, int] = {"error": 500, "busy": 429, "declined": 400}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HANG_SECONDS = 3600.0
-_MAX_BODY = 8 << 20
 
 
 def reply_to(ids: Sequence[int]) -> int:
@@ -73,7 +73,7 @@ class _Ids(msgspec.Struct):
     tokens: list[int]
 
 
-class ScriptedEngine:
+class ScriptedEngine(Served):
     """Serves on 127.0.0.1 from a thread of its own. `asked` counts consults, `prefills` the rest.
 
     `fault` is told the number of each consult and may name what to do with it, `aside` the path of
@@ -98,6 +98,7 @@ class ScriptedEngine:
         tokenizer: Tokenizer | None = None,
     ) -> None:
         """`seconds` a consult takes; port 0 is any free one."""
+        super().__init__()
         self.script, self.fault, self.seconds = script, fault, seconds
         self.aside: Callable[[str], Misdeed | None] = lambda path: None
         self.asked = self.prefills = self.running = self.abandoned = 0
@@ -112,11 +113,8 @@ class ScriptedEngine:
         self.size: int | None = None
         self.speaks = dialect
         self._dialect = DIALECTS[dialect]
-        self._loop = asyncio.new_event_loop()
-        self._runner: web.AppRunner | None = None
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.port: int = self._do(self._start(port))
+        self.port = port
+        self.start()
 
     @property
     def url(self) -> str:
@@ -126,47 +124,26 @@ class ScriptedEngine:
     @property
     def listening(self) -> bool:
         """Whether it can be reached."""
-        return self._runner is not None
+        return bool(self.runners)
 
     def stop(self) -> None:
         """Close every connection and stop listening; `start` brings it back on the same port."""
-        self._do(self._stop())
+        self.hang_up()
 
     def start(self) -> None:
         """Listen again."""
-        self._do(self._start(self.port))
-
-    def close(self) -> None:
-        """Stop for good."""
-        if self._runner is not None:
-            self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _do(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def _start(self, port: int) -> int:
-        app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._let_in])
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post(self._dialect.path, self._complete)
-        app.router.add_get("/health", self._health)
-        app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post("/detokenize", self._detokenize)
-        app.router.add_route("*", "/{path:.*}", self._stray)
-        self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
+        self.port = self.serve(
+            [
+                web.get("/v1/models", self._models),
+                web.post(self._dialect.path, self._complete),
+                web.get("/health", self._health),
+                web.post("/tokenize", self._tokenize),
+                web.post("/detokenize", self._detokenize),
+                web.route("*", "/{path:.*}", self._stray),
+            ],
+            port=self.port,
+            middlewares=[self._let_in],
         )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
-        await site.start()
-        return int(self._runner.addresses[0][1])
-
-    async def _stop(self) -> None:
-        assert self._runner is not None
-        await self._runner.cleanup()
-        self._runner = None
 
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -269,7 +246,7 @@ class ScriptedEngine:
             body = fault.how(msgspec.json.encode(said))
             return web.Response(status=fault.status, headers=headers, body=body)
         if isinstance(fault, Wire):
-            return await _on_the_wire(request, fault)
+            return await on_the_wire(request, fault)
         assert not isinstance(fault, Twisted), "only what is written can be twisted"
         return await self._fail(request, fault)
 
@@ -286,7 +263,7 @@ class ScriptedEngine:
         return web.Response(status=_STATUS[fault], body=b"as the script says")
 
 
-async def _on_the_wire(request: web.Request, wire: Wire) -> web.StreamResponse:
+async def on_the_wire(request: web.Request, wire: Wire) -> web.StreamResponse:
     transport = request.transport
     assert transport is not None
     for number, piece in enumerate(wire.pieces):

@@ -5,7 +5,6 @@ It behaves as the API's documents say, which nobody has held against the API its
 
 import asyncio
 import re
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +12,8 @@ import msgspec
 from aiohttp import web
 
 from edgewise.prompts import Message
-from tests.doubles.scripted_engine import HANG_SECONDS, Edited, Wire
+from tests.background import Served
+from tests.doubles.scripted_engine import HANG_SECONDS, Edited, Wire, on_the_wire
 from tests.doubles.text_forms import FORMS, Written
 from tests.doubles.text_wishes import THINK, Wish, Wrong, templated
 
@@ -30,7 +30,6 @@ PREFILL = "This model does not support assistant message prefill."
 """How an API declines an answer that was begun."""
 
 _TOKEN = re.compile(r"\s?[^\s]{1,4}|\s")
-_MAX_BODY = 8 << 20
 
 
 class Retold(NamedTuple):
@@ -96,7 +95,7 @@ def numbers(messages: Sequence[Message], answer: str) -> str:
     return whole[len(answer) :] if whole.startswith(answer) else whole
 
 
-class ScriptedText:
+class ScriptedText(Served):
     """Serves on 127.0.0.1 from a thread of its own, as `dialect` does.
 
     `fault` is told the number of each consult and may name what to do with it. `asked` are the
@@ -122,6 +121,7 @@ class ScriptedText:
 
         `base` is where its paths begin; where it is `bare` they have no `/v1`.
         """
+        super().__init__()
         self.script, self.habit, self.fault, self.seconds = script, habit, fault, seconds
         self.models = ["scripted"]
         self.key: str | None = None
@@ -132,39 +132,18 @@ class ScriptedText:
         self.requests: list[tuple[str, bytes]] = []
         self._form, self._base, self._bare = FORMS[dialect], base, bare
         self._before: list[list[str]] = []
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._runner: web.AppRunner
-        self.port: int = self._do(self._start(port))
+        routes = [
+            web.get(self._at(self._form.models), self._listed),
+            web.post(self._at(self._form.path), self._complete),
+        ]
+        if self._form is FORMS["llama-server-text"]:
+            routes.append(web.post(f"{self._base}/apply-template", self._templated))
+        self.port = self.serve(routes, port=port)
 
     @property
     def url(self) -> str:
         """Where it listens."""
         return f"http://127.0.0.1:{self.port}{self._base}"
-
-    def close(self) -> None:
-        """Stop for good."""
-        self._do(self._runner.cleanup())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _do(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def _start(self, port: int) -> int:
-        app = web.Application(client_max_size=_MAX_BODY)
-        app.router.add_get(self._at(self._form.models), self._listed)
-        app.router.add_post(self._at(self._form.path), self._complete)
-        if self._form is FORMS["llama-server-text"]:
-            app.router.add_post(f"{self._base}/apply-template", self._templated)
-        self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
-        )
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port).start()
-        return int(self._runner.addresses[0][1])
 
     def _at(self, path: str) -> str:
         return self._base + (path.removeprefix("/v1") if self._bare else path)
@@ -245,20 +224,8 @@ class ScriptedText:
         if fault == "hang":
             await asyncio.sleep(HANG_SECONDS)
         if fault is not None:
-            return await _on_the_wire(request, fault if isinstance(fault, Wire) else Wire([]))
+            return await on_the_wire(request, fault if isinstance(fault, Wire) else Wire([]))
         return _json(said)
-
-
-async def _on_the_wire(request: web.Request, wire: Wire) -> web.StreamResponse:
-    """Its pieces, then the connection's end."""
-    transport = request.transport
-    assert transport is not None
-    for number, piece in enumerate(wire.pieces):
-        await asyncio.sleep(wire.pause if number else 0)
-        transport.write(piece)
-    transport.close()
-    # Nobody is there to read it.
-    return web.Response()
 
 
 def _shared(one: Sequence[str], other: Sequence[str]) -> int:

@@ -118,10 +118,10 @@ class TestAnEngineOfAPackage:
         assert EDGES.names() == [
             "broken",
             "echo",
-            "llama-server",
             "llamacpp",
             "mlx",
             "onnx",
+            "server",
             "transformers",
         ]
         with pytest.raises(UsageError, match="broken, echo"):

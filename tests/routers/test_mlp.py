@@ -2,6 +2,8 @@
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -140,9 +142,13 @@ BAD = {
 }
 
 
-def assert_one_sentence(message: str) -> None:
-    assert message.endswith(".")
-    assert "\n" not in message
+@contextmanager
+def refused(kind: type[UsageError] = UsageError, problem: str = "") -> Iterator[None]:
+    """What is done inside ends in one sentence."""
+    with pytest.raises(kind, match=problem) as caught:
+        yield
+    assert str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -151,29 +157,25 @@ def assert_one_sentence(message: str) -> None:
 )
 def test_a_bad_checkpoint(tmp_path: Path, name: str) -> None:
     folder = write(tmp_path / "router", BAD[name])
-    with pytest.raises(UsageError) as caught:
+    with refused():
         Mlp(CARD, folder)
-    assert_one_sentence(str(caught.value))
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\xff" * 64, b"\x08" + b"\0" * 7 + b"{}      "])
+BF16 = b'{"mean":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
+"""Of a kind that numpy lacks."""
+LACKING = len(BF16).to_bytes(8, "little") + BF16 + b"\0\0"
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\xff" * 64, b"\x08" + b"\0" * 7 + b"{}      ", LACKING]
+)
 def test_unreadable_weights(tmp_path: Path, content: bytes | None) -> None:
     folder = write(tmp_path / "router", weights(WIDTH, 1))
     (folder / WEIGHTS).unlink()
     if content is not None:
         (folder / WEIGHTS).write_bytes(content)
-    with pytest.raises(UsageError) as caught:
+    with refused():
         Mlp(CARD, folder)
-    assert_one_sentence(str(caught.value))
-
-
-def test_weights_of_a_kind_that_numpy_lacks(tmp_path: Path) -> None:
-    folder = write(tmp_path / "router", weights(WIDTH, 1))
-    header = b'{"mean":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
-    (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0")
-    with pytest.raises(UsageError) as caught:
-        Mlp(CARD, folder)
-    assert_one_sentence(str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -188,9 +190,8 @@ def test_a_card_of_another_edge_model(tmp_path: Path, change: dict[str, Any], pr
     card = msgspec.structs.replace(CARD, **change)
     folder = write(tmp_path / "router", weights(WIDTH, 1), card)
     edge = ScriptedEdge(noise(), tokenizer=ByteTokenizer())
-    with pytest.raises(RouterMismatch, match=problem) as caught:
+    with refused(RouterMismatch, problem):
         open_router(Settings(router=str(folder)), edge)
-    assert_one_sentence(str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -211,9 +212,8 @@ def test_a_card_of_another_edge_model(tmp_path: Path, change: dict[str, Any], pr
 )
 def test_a_bad_card(tmp_path: Path, config: bytes) -> None:
     (tmp_path / CONFIG).write_bytes(config)
-    with pytest.raises(UsageError) as caught:
+    with refused():
         read_card(tmp_path)
-    assert_one_sentence(str(caught.value))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 257])
@@ -227,9 +227,8 @@ def test_a_token_table_that_is_too_short(tmp_path: Path, rows: int) -> None:
         table = np.zeros((count, 4), np.float16)
         write(folder, {**tensors, "token_table": table}, card)
         if count == rows:
-            with pytest.raises(RouterMismatch, match=rf"knows {rows} tokens") as caught:
+            with refused(RouterMismatch, rf"knows {rows} tokens"):
                 open_router(Settings(router=str(folder)), edge)
-            assert_one_sentence(str(caught.value))
     router, _ = open_router(Settings(router=str(folder)), edge)
     assert isinstance(router, Mlp)
     assert 0 <= router.score(step_for(router)) <= 1
@@ -240,18 +239,16 @@ def test_a_pipe_is_no_checkpoint(tmp_path: Path, name: str) -> None:
     folder = write(tmp_path / "router", weights(WIDTH, 1))
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    with pytest.raises(UsageError) as caught:
+    with refused():
         open_router(Settings(router=str(folder)), ScriptedEdge(noise()))
-    assert_one_sentence(str(caught.value))
 
 
 def test_weights_as_large_as_a_disk(tmp_path: Path) -> None:
     folder = write(tmp_path / "router", weights(WIDTH, 1))
     with (folder / WEIGHTS).open("r+b") as file:
         file.truncate(MAX_WEIGHTS + 1)
-    with pytest.raises(UsageError, match="1024 MB") as caught:
+    with refused(UsageError, "1024 MB"):
         Mlp(CARD, folder)
-    assert_one_sentence(str(caught.value))
 
 
 def test_a_card_of_an_unknown_kind(tmp_path: Path) -> None:
@@ -279,6 +276,5 @@ def test_thresholds_lie_between_the_calibrated_ones() -> None:
 def test_thresholds_of_shares_that_are_no_numbers(tmp_path: Path) -> None:
     card = msgspec.structs.replace(CARD, thresholds={"many": 0.5})
     write(tmp_path, weights(WIDTH, 1), card)
-    with pytest.raises(UsageError) as caught:
+    with refused():
         read_card(tmp_path).threshold(0.1)
-    assert_one_sentence(str(caught.value))

@@ -38,24 +38,19 @@ def data_of(stream: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def app(
-    cloud: CloudModel | None = None,
+    cloud: CloudModel | list[CloudModel] | None = None,
     *,
     score: float = 1.0,
     context: int = 4096,
     api_key: str | None = None,
+    callers: Callers | None = None,
     edge: ScriptedEdge | None = None,
-    billing: Billing | None = None,
-    **settings: Any,
+    **options: Any,
 ) -> Iterator[TestClient]:
     """A client of a server whose edge model writes `TEXT` after "sky: "."""
-    answering = answering_of(
-        edge or ScriptedEdge(replying(TEXT, prompt="sky: "), context=context),
-        cloud,
-        score=score,
-        billing=billing,
-        **settings,
-    )
-    made = make_app(Models([answering]), callers=Callers(api_key=api_key))
+    edge = edge or ScriptedEdge(replying(TEXT, prompt="sky: "), context=context)
+    answering = answering_of(edge, cloud, score=score, **options)
+    made = make_app(Models([answering]), callers=callers or Callers(api_key=api_key))
     with TestClient(made, raise_server_exceptions=False) as client:
         yield client
     answering.close()
@@ -63,7 +58,7 @@ def app(
 
 def answering_of(
     edge: ScriptedEdge,
-    cloud: CloudModel | None = None,
+    cloud: CloudModel | list[CloudModel] | None = None,
     *,
     score: float = 1.0,
     queue: int = 1,

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx2
 
@@ -55,6 +55,16 @@ def running(
         finally:
             process.terminate()
             process.wait(timeout=60)
+
+
+def get(url: str, **more: Any) -> httpx2.Response:
+    """A page of a server that runs here."""
+    return httpx2.get(url, timeout=60, trust_env=False, **more)
+
+
+def post(url: str, path: str, **body: Any) -> httpx2.Response:
+    """What a server that runs here replies to a JSON body."""
+    return httpx2.post(f"{url}/{path}", json=body, timeout=120, trust_env=False)
 
 
 def _answers(url: str, trusted: ssl.SSLContext | None) -> bool:

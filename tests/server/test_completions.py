@@ -1,48 +1,49 @@
-"""`/v1/completions`: prompts as text and as token ids."""
+"""OpenAI's two older APIs over a real server: shapes, streams, logprobs, who writes, the dial."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.scoring import MOST
+from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.asked import HARD
+from tests.gateway.running import gateway
+from tests.llama_server_process import llama_server
 from tests.server.in_process import ASK as IN_PROCESS
-from tests.server.in_process import CHAT, TEXT, app, data_of
+from tests.server.in_process import CHAT, app, data_of
+from tests.server.serving import get, post, serving
 
-PATH = "/v1/completions"
-ASK = {"model": "edgewise:edge", "prompt": "The word copper names", "max_tokens": 12}
-
-
-def post(url: str, **more: Any) -> httpx2.Response:
-    return httpx2.post(url + PATH, json=ASK | more, timeout=60, trust_env=False)
+PROMPTED = {"model": "edgewise:edge", "prompt": "The word copper names", "max_tokens": 12}
 
 
-def answer(url: str, **more: Any) -> dict[str, Any]:
-    response = post(url, **more)
+def continued(url: str, **more: Any) -> dict[str, Any]:
+    response = post(url, "v1/completions", **PROMPTED | more)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def test_text_and_its_ids_are_continued_alike(url: str) -> None:
-    whole = answer(url)
+    whole = continued(url)
     assert whole["object"] == "text_completion"
     with LlamaModel(bundled("edge")) as model:
-        ids = model.tokenizer.encode_prompt(str(ASK["prompt"]))
+        ids = model.tokenizer.encode_prompt(str(PROMPTED["prompt"]))
     assert whole["usage"]["prompt_tokens"] == len(ids)
-    for prompt in (ids, [ids], [ASK["prompt"]]):
-        assert answer(url, prompt=prompt)["choices"][0]["text"] == whole["choices"][0]["text"]
+    for prompt in (ids, [ids], [PROMPTED["prompt"]]):
+        assert continued(url, prompt=prompt)["choices"][0]["text"] == whole["choices"][0]["text"]
 
 
 def test_a_stream_says_the_same(url: str) -> None:
-    response = post(url, stream=True, stream_options={"include_usage": True}, logprobs=2)
-    found = data_of(response.text)
-    whole = answer(url, logprobs=2)
+    asked: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    found = data_of(post(url, "v1/completions", **PROMPTED | asked, logprobs=2).text)
+    whole = continued(url, logprobs=2)
     texts = [chunk["choices"][0]["text"] for chunk in found if chunk["choices"]]
     assert "".join(texts) == whole["choices"][0]["text"]
     assert found[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
@@ -55,27 +56,24 @@ SAID = "The word copper names a metal."
 
 
 def test_the_prompt_comes_back_before_its_continuation(url: str) -> None:
-    whole = answer(url, prompt=SAID, echo=True, max_tokens=4)
-    alone = answer(url, prompt=SAID, max_tokens=4)
+    whole = continued(url, prompt=SAID, echo=True, max_tokens=4)
+    alone = continued(url, prompt=SAID, max_tokens=4)
     assert whole["choices"][0]["text"] == SAID + alone["choices"][0]["text"]
     assert whole["choices"][0]["logprobs"] is None
     assert whole["usage"]["completion_tokens"] == alone["usage"]["completion_tokens"]
-    nothing = answer(url, prompt=SAID, echo=True, max_tokens=0)
+    nothing = continued(url, prompt=SAID, echo=True, max_tokens=0)
     assert nothing["choices"][0]["text"] == SAID
     assert nothing["choices"][0]["finish_reason"] == "length"
     assert nothing["usage"]["completion_tokens"] == 0
     # Of a pair as well: it is only text.
-    assert answer(url, model="edgewise", echo=True, max_tokens=0)["choices"][0]["text"]
+    assert continued(url, model="edgewise", echo=True, max_tokens=0)["choices"][0]["text"]
 
 
-@pytest.mark.parametrize(
-    ("model", "file"), [("edgewise:edge", "edge"), ("edgewise:cloud", "cloud")]
-)
-def test_a_prompts_logprobs_are_the_models_own(url: str, model: str, file: str) -> None:
-    found = answer(url, model=model, prompt=SAID, echo=True, max_tokens=0, logprobs=2)
+def test_a_prompts_logprobs_are_the_models_own(url: str) -> None:
+    found = continued(url, prompt=SAID, echo=True, max_tokens=0, logprobs=2)
     told = found["choices"][0]["logprobs"]
     wanted: list[float] = []
-    with LlamaModel(bundled(file)) as loaded:
+    with LlamaModel(bundled("edge")) as loaded:
         ids = loaded.tokenizer.encode_prompt(SAID)
         session = loaded.session()
         for token, following in pairwise(ids):
@@ -91,7 +89,7 @@ def test_a_prompts_logprobs_are_the_models_own(url: str, model: str, file: str) 
 
 def test_logprobs_of_prompt_and_answer_are_one_list(url: str) -> None:
     asked: dict[str, Any] = {"prompt": SAID, "echo": True, "max_tokens": 3, "logprobs": 1}
-    choice = answer(url, **asked)["choices"][0]
+    choice = continued(url, **asked)["choices"][0]
     told = choice["logprobs"]
     assert "".join(told["tokens"]) == choice["text"]
     starts = [choice["text"].index(told["tokens"][-1], told["text_offset"][-1])]
@@ -101,23 +99,12 @@ def test_logprobs_of_prompt_and_answer_are_one_list(url: str) -> None:
         assert logprob <= max(top.values())
     assert told["token_logprobs"][-1] == max(told["top_logprobs"][-1].values())
     ids = [[*range(3, 9)]]
-    by_id = answer(url, **asked | {"prompt": ids})["choices"][0]["logprobs"]
+    by_id = continued(url, **asked | {"prompt": ids})["choices"][0]["logprobs"]
     assert len(by_id["tokens"]) == 9
-    first = data_of(post(url, stream=True, **asked).text)[0]
+    first = data_of(post(url, "v1/completions", **PROMPTED | asked, stream=True).text)[0]
     assert first["choices"][0]["text"] == SAID
     many = len(first["choices"][0]["logprobs"]["tokens"])
     assert first["choices"][0]["logprobs"]["token_logprobs"] == told["token_logprobs"][:many]
-
-
-def test_a_cloud_elsewhere_tells_no_logprobs_of_a_prompt() -> None:
-    cloud = ScriptedCloud(replying(TEXT, prompt="sky: "))
-    with app(cloud) as client:
-        asked = IN_PROCESS | {"model": "edgewise:cloud", "echo": True, "logprobs": 1}
-        response = client.post(PATH, json=asked)
-        after = client.post(PATH, json=IN_PROCESS)
-    assert response.status_code == 400
-    assert "logprobs" in response.json()["error"]["message"]
-    assert after.status_code == 200  # its place was given back
 
 
 def test_long_prompts_are_scored_in_batches() -> None:
@@ -126,7 +113,7 @@ def test_long_prompts_are_scored_in_batches() -> None:
     with app(edge=ScriptedEdge(script)) as client:
         prompt = "x" * (2 * MOST + 5)
         asked = IN_PROCESS | {"model": "edgewise:edge", "prompt": prompt, "max_tokens": 0}
-        told = client.post(PATH, json=asked | {"echo": True, "logprobs": 1}).json()
+        told = client.post("/v1/completions", json=asked | {"echo": True, "logprobs": 1}).json()
     ids = [*prompt.encode()]
     found = told["choices"][0]["logprobs"]["token_logprobs"]
     for at in range(1, len(ids)):
@@ -138,11 +125,11 @@ def test_long_prompts_are_scored_in_batches() -> None:
 
 def test_ids_of_a_text_and_back(url: str) -> None:
     def ask(path: str, **body: Any) -> dict[str, Any]:
-        found = httpx2.post(f"{url}/{path}", json=body, timeout=60, trust_env=False)
+        found = post(url, path, **body)
         assert found.status_code == 200, found.text
         return found.json()
 
-    info = httpx2.get(f"{url}/tokenizer_info", timeout=60, trust_env=False).json()
+    info = get(f"{url}/tokenizer_info").json()
     text = f"The word copper{info['eos_token']}"
     found = ask("tokenize", prompt=text, add_special_tokens=False)
     assert found["count"] == len(found["tokens"])
@@ -157,7 +144,7 @@ def test_ids_of_a_text_and_back(url: str) -> None:
         ("tokenize", {"prompt": 3}),
         ("tokenize", {"messages": []}),
     ):
-        refused = httpx2.post(f"{url}/{path}", json=body, timeout=60, trust_env=False)
+        refused = post(url, path, **body)
         assert refused.status_code == 400, refused.text
 
 
@@ -194,3 +181,235 @@ def test_the_threshold_stands_beside_the_score() -> None:
     assert len({round(one or 0, 6) for one in steered}) > 3
     # Where a consult brings several tokens, those behind the first had no score.
     assert alone[:2] == [(1.0, 0.0), (None, None)]
+
+
+# Alone the edge always says the same; a pair whose share is steered depends on when completions
+# come.
+ASK = {
+    "model": "edgewise:edge",
+    "messages": [{"role": "user", "content": "Tell me about copper."}],
+}
+ASK_HARD = [{"role": "user", "content": HARD}]
+
+
+def answer(url: str, **more: Any) -> dict[str, Any]:
+    response = post(url, "v1/chat/completions", **ASK | more)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def chunks(url: str, **more: Any) -> list[dict[str, Any]]:
+    """All chunks of a stream; the end is checked here."""
+    response = post(url, "v1/chat/completions", **ASK | more, stream=True)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text.strip().endswith("data: [DONE]")
+    return data_of(response.text)
+
+
+def said(found: list[dict[str, Any]]) -> str:
+    return "".join(c["choices"][0]["delta"].get("content", "") for c in found if c["choices"])
+
+
+def test_a_stream_says_the_same_as_a_whole_answer(url: str) -> None:
+    whole = answer(url, seed=7, temperature=0.8)
+    found = chunks(url, seed=7, temperature=0.8, stream_options={"include_usage": True})
+    assert said(found) == whole["choices"][0]["message"]["content"]
+    assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    *_, last, usage = found
+    assert last["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert len({chunk["id"] for chunk in found}) == 1
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in found)
+    # Without `include_usage` it has no usage.
+    assert all("usage" not in chunk for chunk in chunks(url))
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_an_answer_ends_at_its_limit(url: str, field: str) -> None:
+    found = answer(url, **{field: 3})
+    assert found["usage"]["completion_tokens"] == 3
+    assert found["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_stop_string_ends_the_answer_before_it(url: str) -> None:
+    whole = answer(url)["choices"][0]["message"]["content"]
+    stop = whole[10:14]
+    for form in (stop, [stop, "never said"]):
+        found = answer(url, stop=form)
+        assert found["choices"][0]["message"]["content"] == whole.partition(stop)[0]
+        assert found["choices"][0]["finish_reason"] == "stop"
+        assert said(chunks(url, stop=form)) == whole.partition(stop)[0]
+
+
+def test_a_seed_repeats_a_drawn_answer(url: str) -> None:
+    drawn = [
+        answer(url, seed=seed, temperature=1.5)["choices"][0]["message"]["content"]
+        for seed in (3, 3, -4)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    # Without one every draw is another.
+    drawn = {answer(url, temperature=1.5)["choices"][0]["message"]["content"] for _ in range(4)}
+    assert len(drawn) > 1
+
+
+@pytest.mark.parametrize("model", ["edgewise:edge", "edgewise:cloud"])
+def test_logprobs_have_bytes_and_candidates(url: str, model: str) -> None:
+    found = answer(url, model=model, logprobs=True, top_logprobs=3, max_tokens=12)
+    content = found["choices"][0]["logprobs"]["content"]
+    assert content
+    for one in content:
+        assert one["logprob"] <= 0
+        assert bytes(one["bytes"]).decode("utf-8", "replace") == one["token"]
+        assert len(one["top_logprobs"]) == 3
+        probabilities = [top["logprob"] for top in one["top_logprobs"]]
+        assert probabilities == sorted(probabilities, reverse=True)
+        # Greedy: the token is the likeliest of who wrote it.
+        assert one["top_logprobs"][0]["token"] == one["token"]
+    streamed = chunks(url, model=model, logprobs=True, top_logprobs=3, max_tokens=12)
+    told = [c["choices"][0]["logprobs"] for c in streamed]
+    assert [one for part in told if part for one in part["content"]] == content
+
+
+def test_model_ids_choose_who_writes(url: str) -> None:
+    edge = answer(url, model="edgewise:edge")["usage"]["edgewise"]
+    assert (edge["cloud_tokens"], edge["cloud_calls"]) == (0, 0)
+    assert (edge["cloud_prompt_computed"], edge["cloud_prompt_cached"]) == (0, 0)
+    fresh = [{"role": "user", "content": "Tell me about a word that nobody asked for yet."}]
+    cloud = answer(url, model="edgewise:cloud", messages=fresh)["usage"]["edgewise"]
+    assert cloud["edge_tokens"] == 0
+    assert cloud["cloud_calls"] < cloud["cloud_tokens"]
+    assert cloud["cloud_prompt_computed"] > 0
+    assert answer(url, model="edgewise@0")["usage"]["edgewise"]["cloud_tokens"] == 0
+    all_of_it = answer(url, model="edgewise@1")["usage"]["edgewise"]
+    assert all_of_it["edge_tokens"] == 0
+    some = answer(url, model="edgewise@0.2", max_tokens=64)["usage"]["edgewise"]
+    # How much depends on what others left of the share's budget: not all of it.
+    assert some["cloud_share"] < 1
+
+
+def test_provenance_is_told_on_demand(url: str) -> None:
+    found = answer(url, model="edgewise@0.2", messages=ASK_HARD, edgewise={"provenance": True})
+    tokens = found["edgewise"]["tokens"]
+    assert len(tokens) == found["usage"]["completion_tokens"]
+    assert {token["source"] for token in tokens} == {"edge", "cloud"}
+    by_cloud = [token for token in tokens if token["source"] == "cloud"]
+    assert len(by_cloud) == found["usage"]["edgewise"]["cloud_tokens"]
+    for token in by_cloud:
+        assert token["reason"] == "critical"
+        assert 0 <= token["score"] <= 1
+        assert token["edge"]
+        assert token["cloud"]
+    assert found["edgewise"]["timing"]["ttft"] > 0
+    streamed = chunks(url, model="edgewise@0.2", messages=ASK_HARD, edgewise={"provenance": True})
+    own = [chunk["edgewise"] for chunk in streamed if "edgewise" in chunk]
+    told = [one["token"] for one in own if "token" in one]
+    assert [token["index"] for token in told] == list(range(len(told)))
+    assert {token["source"] for token in told} == {"edge", "cloud"}
+
+
+@pytest.mark.deep
+def test_guesses_are_told_while_a_consult_flies() -> None:
+    with llama_server(bundled("cloud")) as engine:
+        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.1))
+        flags = ("--cloud", link.url, "--threads", "1", "--router", "bundled")
+        with serving(*flags) as far:
+            found = chunks(far, model="edgewise@0.2", messages=ASK_HARD, edgewise={"pending": True})
+        link.close()
+    own = [chunk["edgewise"] for chunk in found if "edgewise" in chunk]
+    assert any("pending" in one for one in own)
+    assert not any("token" in one for one in own)
+
+
+def test_a_second_turn_does_not_read_the_first_again(url: str) -> None:
+    history = [{"role": "user", "content": "Tell me about copper. " * 8}]
+    first = answer(url, messages=history, max_tokens=24)
+    said_first = first["choices"][0]["message"]["content"]
+    history += [
+        {"role": "assistant", "content": said_first},
+        {"role": "user", "content": "And iron?"},
+    ]
+    second = answer(url, messages=history, max_tokens=8)
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= 0.9 * first["usage"]["prompt_tokens"]
+
+
+def test_what_openais_client_sends_unasked_is_accepted(url: str) -> None:
+    found = answer(
+        url,
+        max_tokens=2,
+        n=1,
+        tools=[],
+        logit_bias={},
+        frequency_penalty=0,
+        presence_penalty=0,
+        user="somebody",
+        response_format={"type": "text"},
+        temperature=None,
+    )
+    assert 1 <= found["usage"]["completion_tokens"] <= 2
+
+
+def reply_of(url: str, model: str, prompt: str, tokens: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt}]
+    return answer(url, model=model, messages=messages, max_tokens=tokens)
+
+
+def asked(url: str, model: str, prompt: str, tokens: int) -> dict[str, Any]:
+    """The usage of one answer."""
+    return reply_of(url, model, prompt, tokens)["usage"]
+
+
+def test_one_share_has_one_budget_however_it_is_written() -> None:
+    """Another spelling of the same share brings no initial credit of its own."""
+    question = pocketqa().questions[0].prompt
+    with serving("--threads", "1", "--cloud-share", "0.02", "--router", "constant:1") as url:
+        found = [
+            asked(url, model, question, 10)
+            for _ in range(4)
+            for model in ("edgewise", "edgewise@0.02", "edgewise@0.020", "edgewise@0.0200")
+        ]
+    assert sum(usage["edgewise"]["cloud_tokens"] for usage in found) <= 2 + 0.02 * 160
+
+
+def test_a_threshold_gives_one_answer_whatever_was_asked_before(url: str) -> None:
+    """A share's budget moves its threshold from answer to answer; an id with one stands still."""
+    questions = [question.prompt for question in pocketqa().questions[:12]]
+    asked(url, "edgewise:t0.2", questions[0], 40)
+    first = [replied(url, "edgewise:t0.2", question) for question in questions]
+    for question in questions:
+        replied(url, "edgewise@0.03", question)
+    with ThreadPoolExecutor(2) as pool:
+        again = list(pool.map(lambda one: replied(url, "edgewise:t0.2", one), questions))
+    assert again == first
+    assert any(cloud for _, cloud in first)
+    # By a threshold that no score reaches, the edge writes all.
+    assert replied(url, "edgewise:t1", questions[0]) == replied(url, "edgewise:edge", questions[0])
+
+
+def replied(url: str, model: str, prompt: str) -> tuple[str, int]:
+    """An answer and how many of its tokens the cloud wrote."""
+    found = reply_of(url, model, prompt, 40)
+    return found["choices"][0]["message"]["content"], found["usage"]["edgewise"]["cloud_tokens"]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("through", ["engine", "gateway"])
+def test_edge_only_answers_make_no_connection(through: str) -> None:
+    question = pocketqa().questions[0].prompt
+    with llama_server(bundled("cloud")) as engine, gateway([engine]) as running:
+        far = engine if through == "engine" else running.url
+        link = Link("127.0.0.1", int(far.rpartition(":")[2]))
+        try:
+            with serving("--threads", "1", "--cloud", link.url) as url:
+                # The vocabulary was proven at the start; what follows is the answers' own.
+                link.cut()
+                before = (link.connections, link.up)
+                for model in ("edgewise:edge", "edgewise@0"):
+                    assert asked(url, model, question, 24)["edgewise"]["cloud_tokens"] == 0
+                assert (link.connections, link.up) == before
+                asked(url, "edgewise:cloud", question, 4)
+                assert link.connections > before[0]
+        finally:
+            link.close()

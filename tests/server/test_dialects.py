@@ -11,6 +11,7 @@ import pytest
 from edgewise.cloud.engine import LlamaServer
 from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine
 from tests.server.in_process import BODIES, CHAT, TEXT, app, data_of
+from tests.server.serving import post
 
 QUESTION = "Tell me about copper."
 MODEL = "edgewise:edge"  # it says the same every time
@@ -25,10 +26,6 @@ def asks(url: str) -> openai.OpenAI:
 @cache
 def asks_messages(url: str) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
-
-
-def post(url: str, path: str, **body: Any) -> httpx2.Response:
-    return httpx2.post(f"{url}/v1/{path}", json=body, timeout=60, trust_env=False)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +133,7 @@ def test_a_stop_sequence_is_named(url: str, text: str) -> None:
     with client.messages.stream(**asked) as stream:
         assert stream.get_final_message().stop_sequence == word
     chat = post(
-        url, "chat/completions", model=MODEL, stop=[word], messages=asked["messages"]
+        url, "v1/chat/completions", model=MODEL, stop=[word], messages=asked["messages"]
     ).json()
     assert chat["choices"][0]["stop_reason"] == word
     asked |= {"max_tokens": 2}
@@ -148,14 +145,14 @@ def test_system_text_is_read_wherever_it_stands(url: str) -> None:
     blocks = [{"type": "text", "text": said, "cache_control": {"type": "ephemeral"}}]
     turn = {"role": "user", "content": QUESTION}
     chat = [{"role": "system", "content": said}, turn]
-    wanted = post(url, "chat/completions", model=MODEL, messages=chat, max_tokens=8).json()
+    wanted = post(url, "v1/chat/completions", model=MODEL, messages=chat, max_tokens=8).json()
     for system in (said, blocks):
-        found = post(url, "messages", model=MODEL, system=system, messages=[turn], max_tokens=8)
+        found = post(url, "v1/messages", model=MODEL, system=system, messages=[turn], max_tokens=8)
         usage = found.json()["usage"]
         whole = usage["input_tokens"] + usage["cache_read_input_tokens"]
         assert whole == wanted["usage"]["prompt_tokens"]
     for asked in ({"instructions": said, "input": QUESTION}, {"input": chat}):
-        found = post(url, "responses", model=MODEL, max_output_tokens=8, **asked).json()
+        found = post(url, "v1/responses", model=MODEL, max_output_tokens=8, **asked).json()
         assert found["usage"]["input_tokens"] == wanted["usage"]["prompt_tokens"]
 
 
@@ -200,7 +197,7 @@ CLAUDE: dict[str, Any] = {
 
 
 def test_harmless_fields_are_taken_and_said(url: str) -> None:
-    response = post(url, "responses", **CODEX)
+    response = post(url, "v1/responses", **CODEX)
     assert response.status_code == 200, response.text
     assert set(response.headers["x-edgewise-ignored"].split(", ")) == {
         "store", "prompt_cache_key", "reasoning", "text.verbosity", "include", "input.reasoning",
@@ -218,9 +215,9 @@ def test_harmless_fields_are_taken_and_said(url: str) -> None:
     assert "event: message_stop" in response.text
     messages = [{"role": "user", "content": QUESTION}]
     more = {"store": True, "metadata": {"a": "b"}, "service_tier": "flex", "user": "me"}
-    chat = post(url, "chat/completions", model=MODEL, messages=messages, max_tokens=2, **more)
+    chat = post(url, "v1/chat/completions", model=MODEL, messages=messages, max_tokens=2, **more)
     assert chat.headers["x-edgewise-ignored"] == "metadata, service_tier, store, user"
-    plain = post(url, "responses", model=MODEL, input=QUESTION, store=False, max_output_tokens=2)
+    plain = post(url, "v1/responses", model=MODEL, input=QUESTION, store=False, max_output_tokens=2)
     assert "x-edgewise-ignored" not in plain.headers
 
 
@@ -277,7 +274,7 @@ def test_an_answer_that_fills_the_context_says_so() -> None:
 def test_the_longest_conversation_of_one_role_is_one_turn(url: str) -> None:
     def counted(*said: str) -> int:
         turns = [{"role": "user", "content": one} for one in said]
-        return post(url, "messages/count_tokens", model=MODEL, messages=turns).json()[
+        return post(url, "v1/messages/count_tokens", model=MODEL, messages=turns).json()[
             "input_tokens"
         ]
 

@@ -1,18 +1,22 @@
-"""Large requests: refused in one sentence before they cost anything, and nobody else waits."""
+"""Large requests and slow response formats keep nobody waiting."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from httpx2 import Response
+from starlette.testclient import TestClient
 
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
 from tests.gateway.processes import until
 from tests.server.at_port import at_port
-from tests.server.in_process import ASK, answering_of, app
+from tests.server.in_process import ASK, CHAT, answering_of, app
 from tests.server.serving import running
+from tests.tool_models import ToolTokenizer, saying
 
 MIB = 1 << 20
 LARGEST = 8 * MIB - 200
@@ -176,3 +180,61 @@ def test_a_prompt_is_read_in_a_thread_and_its_tokens_counted_after() -> None:
     assert over.json()["error"]["code"] == "context_length_exceeded"
     assert over.json()["error"]["message"].startswith("The prompt has 40 tokens")
     assert all(name.startswith("prompt") for name in held.threads)
+
+
+pytest.importorskip("llguidance")
+
+PATIENCE = 60
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+FORM = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
+TOOL = {"name": "a", "input_schema": {"type": "object"}}
+
+
+class Slow(ToolTokenizer):
+    """What a grammar reads of it, its vocabulary, comes when it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def piece(self, token: int) -> bytes:
+        if not threading.current_thread().name.startswith("answer") and not self.go_on.is_set():
+            self.asked.set()
+            assert self.go_on.wait(PATIENCE)
+        return super().piece(token)
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def client(slow: Slow) -> Iterator[TestClient]:
+    """One slot and five places behind it."""
+    edge = ScriptedEdge(saying('{"n": 3}'), tokenizer=slow)
+    with app(edge=edge, queue=5) as found:
+        slow.go_on.clear()
+        yield found
+        slow.go_on.set()
+
+
+def test_a_form_that_takes_long_keeps_no_other_prompt_waiting(
+    client: TestClient, slow: Slow
+) -> None:
+    def ask(path: str = "chat/completions", **fields: Any) -> Future[Response]:
+        return threads.submit(client.post, f"/v1/{path}", json=CHAT | fields)
+
+    with ThreadPoolExecutor(8) as threads:
+        try:
+            slowly = [ask(response_format=FORM) for _ in range(3)]
+            assert slow.asked.wait(PATIENCE)
+            assert ask(max_tokens=1).result(PATIENCE).status_code == 200
+            counted = ask("messages/count_tokens", tools=[TOOL]).result(PATIENCE)
+            assert counted.json()["input_tokens"] > 0
+            assert not any(one.done() for one in slowly)
+        finally:
+            slow.go_on.set()
+        for one in slowly:
+            assert one.result(PATIENCE).json()["choices"][0]["message"]["content"] == '{"n": 3}'

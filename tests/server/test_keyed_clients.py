@@ -14,13 +14,12 @@ from starlette.testclient import TestClient
 
 from edgewise.cloud.engine import LlamaServer
 from edgewise.keys.keys import Keys, add_key, revoke_key
-from edgewise.server.app import make_app
 from edgewise.server.callers import Callers
-from edgewise.server.models import Models
-from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from tests.cli.conftest import Edgewise, edgewise
 from tests.gateway.processes import until
-from tests.server.in_process import ASK, CHAT, TEXT, answering_of, data_of
+from tests.server import in_process
+from tests.server.in_process import ASK, CHAT, data_of
 from tests.server.serving import running
 
 __all__ = ["edgewise"]
@@ -44,16 +43,10 @@ def secret_of(keys: Path, name: str, **limits: Any) -> str:
 
 
 @contextmanager
-def app(
-    keys: Path, cloud: LlamaServer | None = None, edge: ScriptedEdge | None = None, **more: Any
-) -> Iterator[TestClient]:
+def app(keys: Path, cloud: LlamaServer | None = None, **more: Any) -> Iterator[TestClient]:
     """A server that asks its cloud for every token, for the keys of a file."""
-    made = edge or ScriptedEdge(replying(TEXT, prompt="sky: "))
-    answering = answering_of(made, cloud, queue=32, **more)
-    application = make_app(Models([answering]), callers=Callers(keys=Keys(keys)))
-    with TestClient(application, raise_server_exceptions=False) as client:
+    with in_process.app(cloud, callers=Callers(keys=Keys(keys)), queue=32, **more) as client:
         yield client
-    answering.close()
 
 
 def post(client: TestClient, secret: str, body: dict[str, Any] = ASK, **more: Any) -> Any:

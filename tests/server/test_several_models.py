@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 from playwright.sync_api import Browser, expect
@@ -21,7 +20,7 @@ from tests.cli.conftest import Edgewise, edgewise
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server.in_process import CHAT, TEXT, answering_of
 from tests.server.page_asking import ask
-from tests.server.serving import serving
+from tests.server.serving import get, serving
 
 __all__ = ["edgewise"]
 
@@ -43,10 +42,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def client(url: str) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as found:
         yield found
-
-
-def get(url: str) -> Any:
-    return httpx2.get(url, timeout=60, trust_env=False)
 
 
 def test_each_is_asked_by_its_name(client: OpenAI) -> None:

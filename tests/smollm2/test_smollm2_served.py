@@ -6,7 +6,8 @@ import numpy as np
 
 from edgewise.edge.base import Needs, Written
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamaserver.session import TOP, TopStep
+from edgewise.edge.served.by_ids import LlamaServerEdge
+from edgewise.edge.served.session import TopStep
 from edgewise.sampling import Sampling
 
 STEPS = 100
@@ -22,13 +23,13 @@ def test_entropy_of_the_likeliest_is_near_that_of_all(smollm2_path: Path) -> Non
         off: list[float] = []
         for _ in range(STEPS):
             step = session.step()
-            likeliest, logits = step.top(TOP)
+            likeliest, logits = step.top(LlamaServerEdge.top)
             logprobs = np.array([step.logprob(int(token)) for token in likeliest], np.float32)
             written = Written(ids, len(ids), model.tokenizer)
             told = TopStep(likeliest, logprobs, written, step.size, text=False)
             off.append(abs(told.entropy - step.entropy))
             assert told.proposed == step.proposed
-            assert len(logits) == TOP
+            assert len(logits) == LlamaServerEdge.top
             session.extend([drawn.choose(step)])
     assert np.mean(off) < 0.1
     assert max(off) < 0.5

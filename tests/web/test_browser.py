@@ -1,5 +1,6 @@
 """The gateway's page in Chromium, beside the real gateway and the bundled pair."""
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -20,13 +21,14 @@ from edgewise.keys.keys import add_key
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, prompt_of
+from edgewise.routers.start import SHARES
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.wire.protocol import tokenizer_fingerprint
 from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.gateway.running import Running, gateway
 from tests.server.conftest import browser
-from tests.server.page_asking import PATIENCE, ask
+from tests.server.page_asking import PATIENCE, ask, ask_example
 
 __all__ = ["browser"]  # a fixture
 
@@ -43,10 +45,17 @@ THRESHOLD = 0.6
 NEAR = 0.05
 """Scores differ so much between two builds of llama.cpp."""
 
-ROUTER = bundled("router")
+ROUTER = bundled("routers") / "bundled-edge"
 MODEL = PageModel("bundled", bundled("edge"), "141b49fbc0933471", ROUTER, 0.05)
+EXAMPLES = bundled("edge").parents[1] / "server" / "page" / "examples.json"
 SUM = pocketqa().questions[4].prompt.removeprefix("Question: ").partition(" Answer and")[0]
 SPECIAL = "Is <|end|> or <|im_end|> an end? <|user|> naïve 日本 🙂"
+
+PLAIN = """(node) => {
+  const copy = node.cloneNode(true);
+  for (const struck of copy.querySelectorAll("rt")) struck.remove();
+  return copy.textContent.trim();
+}"""
 
 LOADED = """
 const lib = await import("./lib/index.js");
@@ -167,6 +176,30 @@ def test_prompts_have_the_ids_that_python_gives_them(page: Page) -> None:
     assert told[1] == list(prompt.ids)
     assert told[2:] == [edge.context, sorted(edge.tokenizer.eos_ids)]
     edge.close()
+
+
+def test_the_first_screen_shows_what_the_cloud_is_for(page: Page) -> None:
+    """With the dial as it stands; its questions are those of the server's page."""
+    examples = json.loads(EXAMPLES.read_text())
+    assert page.locator("#examples b").all_inner_texts() == [one["title"] for one in examples]
+    for example in examples:
+        ask_example(page, example["title"])
+        assert page.locator(".question").inner_text() == example["question"]
+        expect(page.locator(".caption")).to_contain_text("instead of")
+        answer = page.locator(".text").evaluate(PLAIN)
+        assert answer.endswith(f"the answer is {example['right']}.")
+        page.get_by_role("button", name="New chat").click()
+
+
+def test_a_router_without_a_calibration_is_measured_once(page: Page) -> None:
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Router").select_option("max-prob")
+    page.keyboard.press("Escape")
+    ask(page, SUM)
+    kept = "() => localStorage.getItem(`edgewise.starts max-prob ${given}`)"
+    config = page.request.get(f"{page.url}config.json").json()
+    starts = json.loads(page.evaluate(kept.replace("given", repr(config["model"]["sha256"]))))
+    assert [share for share, _ in starts] == list(SHARES)
 
 
 def test_an_answer_says_who_wrote_what(page: Page) -> None:

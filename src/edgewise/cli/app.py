@@ -39,7 +39,7 @@ _BUILT_IN = {
     ),
     "keys": _Command("edgewise.cli.keys:keys_app", "Add, list and revoke keys of clients."),
 }
-LABORATORY = {
+_LABORATORY = {
     "demo": "Compare edge, pair and cloud on held-out questions.",
     "eval": "Measure what a router buys on a task.",
     "train": "Train a router for a pair of models.",
@@ -47,7 +47,7 @@ LABORATORY = {
     "router": "Show, check and publish routers.",
     "bench": "Measure speed and compare systems.",
 }
-"""The line of the help of commands that the laboratory adds, which need not be installed."""
+"""The line of the help of commands that the laboratory adds."""
 
 _ELSEWHERE = {
     "help": "--help, or edgewise COMMAND --help",
@@ -57,7 +57,6 @@ _ELSEWHERE = {
 }
 """Commands of other programs, and what does that here."""
 
-_LAB_LINE = "pip install 'edgewise[lab]'"
 _ADDED: Registry[Any] = Registry("command", "edgewise.commands", {})
 
 
@@ -81,11 +80,6 @@ class _Commands(Mapping[str, Any]):
             raise UsageError(
                 f"There is no command {name!r}", hint=f"it is edgewise {_ELSEWHERE[name]}"
             )
-        if name in LABORATORY:
-            raise UsageError(
-                f"{name!r} is a command of Edgewise's laboratory, which is not installed",
-                hint=_LAB_LINE,
-            )
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -104,19 +98,9 @@ class _Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         rows = [(name, command.help) for name, command in _BUILT_IN.items()]
-        packages = {
-            point.name: point.dist.name if point.dist else point.module
-            for point in entry_points(group=_ADDED.group)
-        }
-        rows += [
-            (name, LABORATORY.get(name, f"Of the package {package}."))
-            for name, package in packages.items()
-        ]
-        rows += [
-            (name, f"{said} ({_LAB_LINE})")
-            for name, said in LABORATORY.items()
-            if name not in packages
-        ]
+        for point in entry_points(group=_ADDED.group):
+            package = point.dist.name if point.dist else point.module
+            rows.append((point.name, _LABORATORY.get(point.name, f"Of the package {package}.")))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -135,18 +119,13 @@ class _Options(TyperCommand):
                 if one.param_type_name == "argument":
                     heading = "Arguments"
                 sections.setdefault(heading, []).append(record)
-        for heading in sorted(sections, key=_place):
+        order = {heading: place for place, heading in enumerate(_HEADINGS)}
+        for heading in sorted(sections, key=lambda one: order.get(one, len(order))):
             with formatter.section(heading):
                 formatter.write_dl(sections[heading])
 
 
-_HEADINGS = (
-    *("Arguments", "Options", "Models", "Routing", "Writing", "Privacy", "Money", "Output"),
-)
-
-
-def _place(heading: str) -> int:
-    return _HEADINGS.index(heading) if heading in _HEADINGS else len(_HEADINGS)
+_HEADINGS = ["Arguments", "Options", "Models", "Routing", "Writing", "Privacy", "Money", "Output"]
 
 
 def _command(name: str, target: Any) -> Any:

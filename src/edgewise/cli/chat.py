@@ -37,7 +37,7 @@ _ROOM = 4
 """An answer gets a part of the context like this, unless it may only be shorter."""
 
 
-@takes(*ANSWERING, reads=["cloud_key"])
+@takes(*ANSWERING, reads=["cloud_key", "edge_key"])
 def chat(
     context: typer.Context,
     chosen: Settings,

@@ -51,7 +51,7 @@ def _in_force() -> list[SettingInForce]:
     return [
         SettingInForce(
             spelled(name),
-            "(set)" if name == "cloud_key" and name in places else getattr(chosen, name),
+            "(set)" if name in options.KEYS and name in places else getattr(chosen, name),
             places.get(name, _DEFAULT),
         )
         for name in NAMES

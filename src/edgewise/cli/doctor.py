@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal
 
@@ -57,7 +57,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 # The flags of the command that failed, all of them: those of answers change nothing here.
-@takes(*ANSWERING, reads=["cloud_key"])
+@takes(*ANSWERING, reads=["cloud_key", "edge_key"])
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:
     """Check Python, engine, models, router, cloud and vocabulary; exit code 1 if one fails.
 
@@ -115,7 +115,10 @@ class _Doctor:
             yield _rollback(edge)
             if parts.cloud_address(self._chosen) != "none":
                 yield self._guarded("router", lambda: _router(self._chosen, edge))
-            yield self._guarded("cloud model", lambda: self._open_cloud(edge))
+            nearest, *further = parts.each_cloud(self._chosen)
+            yield self._guarded("cloud model", lambda: self._open_cloud(nearest, edge))
+            for one in further:
+                yield self._guarded("further cloud", lambda one=one: self._further(one, edge))
         if edge is not None and (cloud := self._cloud) is not None:
             kind = "one" if cloud.boundaries is None else "two, by words of text"
             yield Check("vocabulary", "ok", f"{kind}: {cloud.vocabulary_check}")
@@ -140,8 +143,16 @@ class _Doctor:
         size = f"{_millions(model.parameters)}, " if model.parameters else ""
         return Check("edge model", "ok", f"{model.name}{engine}, {size}context {model.context}")
 
-    def _open_cloud(self, edge: EdgeModel) -> Check:
-        cloud = self._cloud = parts.open_cloud(self._chosen, edge)
+    def _further(self, chosen: Settings, edge: EdgeModel) -> Check:
+        """Opened and closed: it is asked where the one before is unsure."""
+        cloud = parts.open_cloud(chosen, edge)
+        assert cloud is not None
+        with closing(cloud):
+            trusted = " (trusted)" if parts.is_trusted(chosen) else ""
+            return Check("further cloud", "ok", f"{cloud.name}{trusted}: {cloud.vocabulary_check}")
+
+    def _open_cloud(self, chosen: Settings, edge: EdgeModel) -> Check:
+        cloud = self._cloud = parts.open_cloud(chosen, edge)
         if cloud is None:
             return Check("cloud model", "ok", "none: no connection is opened")
         self._stack.callback(cloud.close)
@@ -228,8 +239,6 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
 
 def _abilities(able: Abilities) -> Check:
     words = [f"{able.engine}, model {able.model or 'unnamed'}", "token ids in and out"]
-    words.append(f"{able.top} candidates a token" if able.top else "no candidates")
-    words.append("a cache meter" if able.meter else "no cache meter")
     words.append("caches apart by salt" if able.salt else "no salt")
     return Check("cloud engine", "ok", "; ".join(words))
 
@@ -247,16 +256,19 @@ def _cache(pace: CloudPace) -> Check:
 
 
 def _leaves(chosen: Settings) -> Check:
-    address = parts.cloud_address(chosen)
-    if address == "none":
-        return Check("what leaves the device", "ok", "nothing")
-    if not is_url(address):
-        return Check("what leaves the device", "ok", "nothing: the cloud model runs here")
+    clouds = parts.each_cloud(chosen)
+    urls = [at for one in clouds if is_url(at := parts.cloud_address(one))]
+    if not urls:
+        here = parts.cloud_address(chosen) != "none"
+        why = "nothing: the cloud model runs here" if here else "nothing"
+        return Check("what leaves the device", "ok", why)
     text = (
-        f"each consult sends the prompt and the answer so far, as token ids or text, to {address}; "
-        "to a gateway they go as they come"
+        "each consult sends the prompt and the answer so far, as token ids or text, to "
+        f"{', '.join(urls)}; to a gateway they go as they come"
     )
     if rules := str(redaction_of(chosen.redact)):
         text += f"; redaction: {rules}, which misses some"
+    if chosen.trust is not None:
+        text += f"; {chosen.trust} sees what is local"
     fix = "use --cloud none to keep everything here; --sent-file shows what leaves"
     return Check("what leaves the device", "warn", text, fix)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec.structs import replace
 
 from edgewise.addresses import is_url, with_scheme
 from edgewise.cli.keys import Limits
@@ -180,7 +179,7 @@ def _page_model(address: str | None, *, page: bool) -> "PageModel | None":
         return None
     from edgewise.addresses import resolve
     from edgewise.gateway.browser_page import PageModel
-    from edgewise.parts import DEFAULT_SHARE, chosen_router, open_edge, router_folder
+    from edgewise.parts import DEFAULT_SHARE, known_router, open_edge
     from edgewise.wire.protocol import tokenizer_fingerprint
 
     address = address or "bundled"
@@ -188,10 +187,10 @@ def _page_model(address: str | None, *, page: bool) -> "PageModel | None":
         file = resolve(address, "edge")
         settings = Settings(edge=address if address == "bundled" else str(file))
         with closing(open_edge(settings)) as edge:
-            chosen = chosen_router(settings, edge)
+            # One that reads no hidden states: a browser's engine hands out none.
+            router = known_router(edge)
             tokenizer = tokenizer_fingerprint(edge.tokenizer)
     except UsageError as error:
         error.setting = "page_model"  # and not the setting of a device
         raise
-    folder = router_folder(replace(settings, router=chosen))
-    return PageModel(address, file, tokenizer, folder, DEFAULT_SHARE)
+    return PageModel(address, file, tokenizer, router, DEFAULT_SHARE)

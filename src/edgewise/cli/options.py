@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 import typer
 
 from edgewise import settings
-from edgewise.addresses import is_url, with_scheme
+from edgewise.addresses import each, is_url, with_scheme
 from edgewise.cli import render
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
 from edgewise.settings import FIELDS, NAMES, Settings, names_in
@@ -57,17 +57,18 @@ def share_option(about: str) -> Any:
 Names = tuple[str, ...]
 Command = Callable[..., None]
 
+EDGE = tuple(name for name in names_in("models") if name != "cloud")
 CONNECTING = names_in("connection")
 ONE_VOCABULARY = names_in("models", "connection")
 MODELS = (*ONE_VOCABULARY, *names_in("tokenizer"))
 PRIVACY = names_in("privacy")
 POLICY = names_in("policy")
 DRAWS = names_in("draws")
-SAMPLING = names_in("sampling", "draws")
 MACHINE = names_in("machine")
 COSTS = names_in("costs")
-ANSWERING = tuple(name for name in NAMES if name != "cloud_key")
-"""Of a command that answers: all but the key, which is no flag."""
+KEYS = names_in("key")
+ANSWERING = tuple(name for name in NAMES if name not in KEYS)
+"""Of a command that answers: all but the keys, which are no flags."""
 
 SettingsWith = Callable[[Path], Settings]
 """The command's settings with those of one more file."""
@@ -79,6 +80,7 @@ _PANELS = {
     **dict.fromkeys(("models", "connection", "tokenizer", "machine"), "Models"),
     **dict.fromkeys(("routing", "policy"), "Routing"),
     **dict.fromkeys(("sampling", "draws"), "Writing"),
+    "tiers": "Routing",
     "privacy": "Privacy",
     "costs": "Money",
 }
@@ -100,7 +102,7 @@ def takes(
     refused = frozenset(NAMES) - {*options, *reads, *unaffected}
 
     def vet(chosen: Settings, places: Mapping[str, str]) -> None:
-        honoured = {*options, *reads, "cloud_key"}
+        honoured = {*options, *reads, *KEYS}
         vetted(chosen, {name: where for name, where in places.items() if name in honoured})
 
     def decorate(command: Command) -> Command:
@@ -113,7 +115,7 @@ def takes(
         @wraps(command)
         def settled(**values: Any) -> None:
             context = values[asked] if asked else values.pop(_CONTEXT)
-            flags = {name: values.pop(name) for name in options}
+            flags = {name: _joined(values.pop(name)) for name in options}
             flags |= {name: _first(values[name]) for name in reads if name in own}
             load = partial(
                 settings.load, flags, refused=refused, reader=context.command_path, vet=vet
@@ -173,8 +175,8 @@ def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
 def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     """Refuse what a file of settings may not do; `places` says where each setting was given.
 
-    A file runs no code. A cloud that it names gets no key but the file's own, and stderr names that
-    cloud. Raises `UsageError`.
+    A file runs no code. A cloud, or an edge model's server, that it names gets no key but the
+    file's own, and stderr names it. Raises `UsageError`.
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}
@@ -186,20 +188,34 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
                 f"router in {of_file['router']} runs code, which a file may not",
                 hint="name it with --router or EDGEWISE_ROUTER",
             )
-    cloud = with_scheme(chosen.cloud or "")
-    if is_url(cloud):
+    if "trust" in of_file:
+        raise UsageError(
+            f"trust in {of_file['trust']} says who sees what is local, which a file may not",
+            hint="name it with --trust or EDGEWISE_TRUST",
+        )
+    clouds = [("cloud", address) for address in each(chosen.cloud or "")]
+    for role, address in (*clouds, ("edge", chosen.edge)):
+        if not is_url(url := with_scheme(address)):
+            continue
         from edgewise.engines.http import require_keyless
 
-        require_keyless(cloud)
-    if "cloud" in of_file and is_url(cloud):
-        if chosen.cloud_key and places["cloud_key"] != of_file["cloud"]:
-            raise UsageError(
-                f"{of_file['cloud']} names the cloud {chosen.cloud!r}, and a file may not say "
-                f"where the cloud-key of {places['cloud_key']} goes",
-                hint="name the cloud with --cloud or EDGEWISE_CLOUD, or put its own cloud-key into "
-                "that file",
-            )
-        render.note(f"{of_file['cloud']} names the cloud: {chosen.cloud}")
+        require_keyless(url)
+        if role in of_file:
+            key = f"{role}_key"
+            _require_own_key(role, address, of_file[role], places.get(key), key)
+            called = "cloud" if role == "cloud" else "edge model's server"
+            render.note(f"{of_file[role]} names the {called}: {address}")
+
+
+def _require_own_key(role: str, address: str, file: str, of_key: str | None, key: str) -> None:
+    """Raise `UsageError` if another source's key would go where a file says."""
+    if of_key is not None and of_key != file:
+        raise UsageError(
+            f"{file} names the {role} {address!r}, and a file may not say where the "
+            f"{settings.spelled(key)} of {of_key} goes",
+            hint=f"name the {role} with --{role} or {settings.variable(role)}, or put its own "
+            f"{settings.spelled(key)} into that file",
+        )
 
 
 def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
@@ -212,6 +228,11 @@ def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | Non
         if one.name == setting:
             where = one.opts[0] if one.opts[0].startswith("--") else None
     return None if where is None or where in str(error) else where
+
+
+def _joined(given: object) -> object:
+    """Of an option that may be repeated, as the settings have it."""
+    return ",".join(map(str, given)) or None if isinstance(given, list) else given
 
 
 def _first(given: object) -> object:
@@ -233,7 +254,8 @@ def _option(name: str) -> inspect.Parameter:
     kinds = [k for k in (get_args(annotation) if union else (annotation,)) if k is not NoneType]
     # A choice between a word and a number comes as text, which `settings.load` converts; so does a
     # share, which may be in percent.
-    kind = kinds[0] if len(kinds) == 1 and name != "cloud_share" else str
+    kind: Any = kinds[0] if len(kinds) == 1 and name != "cloud_share" else str
+    kind = list[str] if name == "cloud" else kind  # may be repeated
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # bounds are `load`'s
     extra = meta.extra
     panel = _PANELS[extra["group"]]

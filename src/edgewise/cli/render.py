@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from edgewise.events import AnswerCost, Consult, Event, Finished, Timing, Token, Usage
+from edgewise.events import AnswerCost, Consult, Event, Finished, TierUsage, Timing, Token, Usage
 from edgewise.loop.decoder import Answer
 from edgewise.loop.policy import INITIAL_CREDIT
 from edgewise.settings import Settings
@@ -180,9 +180,15 @@ def statistics(usage: Usage, timing: Timing) -> str:
         f"cloud prompt {metered(usage.cloud_prompt_computed)} computed, "
         f"{metered(usage.cloud_prompt_cached)} cached",
         f"{usage.cloud_completion_tokens} written by the cloud",
+        *map(tier, usage.tiers),
         f"first token after {timing.ttft:.2f} s, {total / timing.total:.1f} tokens/s",
     ]
     return "; ".join(parts)
+
+
+def tier(one: TierUsage) -> str:
+    """What one of several clouds did for an answer."""
+    return f"{one.cloud}: wanted {one.wanted}, asked {one.asked}, wrote {one.wrote}"
 
 
 def costed(cost: AnswerCost) -> str:

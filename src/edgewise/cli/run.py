@@ -50,7 +50,7 @@ JsonSchema = Annotated[
 ]
 
 
-@takes(*ANSWERING, reads=["cloud_key"])
+@takes(*ANSWERING, reads=["cloud_key", "edge_key"])
 def run(
     chosen: Settings,
     prompt: Annotated[

@@ -53,7 +53,7 @@ OPEN_FILES = 64
 """Left for the connections of each model's cloud."""
 
 
-@takes(*ANSWERING, reads=["cloud_key"])
+@takes(*ANSWERING, reads=["cloud_key", "edge_key"])
 def serve(
     chosen: Settings,
     chosen_with: SettingsWith,

@@ -5,7 +5,7 @@ needs no call.
 """
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from edgewise.cloud.bridge.word_boundary import WordBoundaries
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
-from edgewise.edge.scoring import Scored
 from edgewise.engines.base import Abilities
-from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError, UsageError
+from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 
@@ -104,19 +103,6 @@ class CloudModel(Protocol):
     def local_only(self, prompt: Prompt) -> bool:
         """Whether a text in the prompt makes its conversation local."""
         return False
-
-    def scored(
-        self, ids: Sequence[int], *, top: int = 1, start: int = 0
-    ) -> Generator[Sequence[Scored], None, None]:
-        """The logprobs of `ids` in the edge's vocabulary, as `edge.scoring.scored`.
-
-        Raises `UsageError` unless the model runs in this process with the edge's vocabulary.
-        """
-        raise UsageError(
-            f"The cloud model {self.name!r} returns no logprobs of a prompt: only one in this "
-            "process with the edge's vocabulary does",
-            hint="ask the edge for its own",
-        )
 
     def requests(self, n: int) -> tuple[int, int]:
         """Requests that a consult for `n` may take, and tokens asked for in each."""

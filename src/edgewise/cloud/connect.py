@@ -27,7 +27,6 @@ from edgewise.engines.registry import (
     UnknownEngine,
     check_name,
     engine_at,
-    model_for,
 )
 from edgewise.engines.text import TextEngine
 from edgewise.errors import (
@@ -54,8 +53,8 @@ def open_engine(
     """The cloud model at `url`, by an engine of that name that takes ids; nothing is checked.
 
     With "auto" it is asked what it is. Of several models there, `model` names one. Raises
-    `UsageError` for another engine's name, for one that takes text, and for a model's where that
-    engine takes none; a `CloudError` where "auto" finds none that is known.
+    `UsageError` for another engine's name and for one that takes text; a `CloudError` where "auto"
+    finds none that is known.
     """
     check_name(engine)
     name = asyncio.run(engine_at(url, key=key, model=model)) if engine == AUTO else engine
@@ -64,7 +63,7 @@ def open_engine(
         raise UsageError(
             f"The engine {name!r} takes text, so the edge's tokenizer must be known", hint="connect"
         )
-    made = make(url, key=key, **model_for(make, name, model))
+    made = make(url, key=key, model=model)
     return EngineCloud(made) if isinstance(made, Engine) else made
 
 
@@ -130,7 +129,7 @@ def _by_text(
 ) -> CloudModel:
     """In the dialect of that name."""
     make = ENGINES.load(name)
-    more: dict[str, Any] = dict(model_for(make, name, model))
+    more: dict[str, Any] = {}
     if "tokenizer" in inspect.signature(make).parameters:
         if own is None:
             raise UsageError(
@@ -145,7 +144,9 @@ def _by_text(
             hint="leave the tokenizer out",
             setting="cloud_tokenizer",
         )
-    made = TextCloud(make(url, key=key, **more), edge=edge, context_filter=context_filter)
+    made = TextCloud(
+        make(url, key=key, model=model, **more), edge=edge, context_filter=context_filter
+    )
     return checked(made, edge)
 
 

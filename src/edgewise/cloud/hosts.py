@@ -1,15 +1,27 @@
-"""Which hosts a cloud may be at, and the key that it is sent."""
+"""Which hosts a cloud and an edge model's server may be at, and the keys that they are sent."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from ipaddress import ip_address, ip_network
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import yarl
 
-from edgewise.errors import UsageError
-from edgewise.settings import Settings
+from edgewise.errors import AddressError, UsageError
+from edgewise.settings import Settings, spelled
 
 _PORTS = {"http": 80, "https": 443}
+
+_NEAR = tuple(
+    map(
+        ip_network,
+        (
+            *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
+            *("::1/128", "fc00::/7", "fe80::/10"),
+        ),
+    )
+)
+"""Loopback, private networks (RFC 1918, RFC 4193) and link-local addresses."""
 
 
 class Host(NamedTuple):
@@ -22,31 +34,26 @@ class Host(NamedTuple):
         return self.name if self.port is None else f"{self.name}:{self.port}"
 
 
-def hosts_of(listed: str | None) -> tuple[Host, ...] | None:
-    """Hosts separated by commas, each with a port or without; None for any host.
+def hosts_of(
+    listed: str | None,
+    setting: Literal["cloud_hosts", "edge_hosts", "trust"] = "cloud_hosts",
+) -> tuple[Host, ...] | None:
+    """Hosts separated by commas, each with a port or without; None where there is no list.
 
     Raises `UsageError` for what is not a host, and for an empty list.
     """
     if listed is None:
         return None
-    hosts = tuple(_host(part.strip()) for part in listed.split(",") if part.strip())
+    name = spelled(setting)
+    hosts = tuple(_host(part.strip(), name) for part in listed.split(",") if part.strip())
     if not hosts:
-        raise UsageError("cloud-hosts names no host", hint="name one, or leave it out")
+        raise UsageError(f"{name} names no host", hint="name one, or leave it out")
     return hosts
 
 
 def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
     """Raises `UsageError` for a cloud elsewhere; nothing is connected to."""
-    if hosts is None:
-        return
-    try:
-        # As it is read here, and as what connects reads it: they must agree.
-        parts, connected = urlsplit(url), yarl.URL(url)
-        host = Host(_plain(parts.hostname), parts.port or _PORTS.get(parts.scheme))
-        agree = host == (_plain(connected.raw_host), connected.port)
-    except ValueError:
-        host, agree = Host(""), False
-    if not agree or (host not in hosts and Host(host.name) not in hosts):
+    if hosts is not None and not is_at(url, hosts):
         raise UsageError(
             f"The cloud {url!r} is at none of the hosts that are allowed "
             f"({', '.join(map(str, hosts))}), so nothing is sent there",
@@ -55,7 +62,54 @@ def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
         )
 
 
-def _host(given: str) -> Host:
+def is_at(url: str, hosts: Sequence[Host]) -> bool:
+    """Whether a URL leads to one of the hosts, for whoever reads it."""
+    host = _host_in(url)
+    return host is not None and (host in hosts or Host(host.name) in hosts)
+
+
+def require_near(url: str, hosts: Sequence[Host] | None) -> None:
+    """Raises `AddressError` for an edge model's server that prompts may not go to.
+
+    They go to this machine, to an address of a private network, and to `hosts`; a name other than
+    localhost may lead anywhere, so it must be listed.
+    """
+    host = _host_in(url)
+    parts = urlsplit(url) if host is not None else None
+    if parts is None or host is None or "@" in parts.netloc or parts.query or parts.fragment:
+        raise AddressError(
+            "The address of the edge model's server is not a plain http:// or https:// URL",
+            hint="give http://127.0.0.1:PORT, and a key as EDGEWISE_EDGE_KEY",
+            setting="edge",
+        )
+    if not is_at(url, hosts or ()) and not _is_near(host.name):
+        raise AddressError(
+            f"The edge model's server {url!r} is on no private network, and prompts would leave "
+            "yours",
+            hint=f"allow its host ({host.name})",
+            setting="edge_hosts",
+        )
+
+
+def _is_near(name: str) -> bool:
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return name == "localhost"
+    return any(address in network for network in _NEAR)
+
+
+def _host_in(url: str) -> Host | None:
+    """As it is read here, and as what connects reads it: they must agree; None for no URL."""
+    try:
+        parts, connected = urlsplit(url), yarl.URL(url)
+        host = Host(_plain(parts.hostname), parts.port or _PORTS.get(parts.scheme))
+        return host if host == (_plain(connected.raw_host), connected.port) else None
+    except ValueError:
+        return None
+
+
+def _host(given: str, setting: str) -> Host:
     try:
         port = urlsplit(f"//{given}").port
         name = _plain(yarl.URL(f"http://{given}").raw_host)
@@ -63,7 +117,7 @@ def _host(given: str) -> Host:
         name, port = "", None
     if not name or any(char in "/@?#\\*%" or char.isspace() for char in given):
         raise UsageError(
-            f"cloud-hosts names {given!r}, which is not a host",
+            f"{setting} names {given!r}, which is not a host",
             hint="give names such as host.example or 10.0.0.2:8080, separated by commas",
         )
     return Host(name, port)
@@ -75,12 +129,20 @@ def _plain(name: str | None) -> str:
 
 
 def cloud_key(settings: Settings) -> str | None:
-    """The key that the settings give. Raises `UsageError` if it cannot be a bearer token."""
-    key = settings.cloud_key
+    """The cloud's key, as set. Raises `UsageError` if it cannot be a bearer token."""
+    return _bearer(settings.cloud_key, "cloud_key", "The cloud's key")
+
+
+def edge_key(settings: Settings) -> str | None:
+    """The same for the edge model's server."""
+    return _bearer(settings.edge_key, "edge_key", "The key of the edge model's server")
+
+
+def _bearer(key: str | None, setting: str, called: str) -> str | None:
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UsageError(
-            "The cloud's key has blanks, line breaks or characters that no key has",
+            f"{called} has blanks, line breaks or characters that no key has",
             hint="copy it again",
-            setting="cloud_key",
+            setting=setting,
         )
     return key

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -10,7 +10,6 @@ from typing import TypeVar
 from edgewise.cloud.base import CloudModel, CloudSession, failed, log_failure
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
-from edgewise.edge.scoring import Scored, scored
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import (
     CloudError,
@@ -67,16 +66,6 @@ class LocalCloud(CloudModel):
         self.vocabulary_check = "all ids and the ids of fixed strings hash alike"
         return self.vocabulary_check
 
-    def scored(
-        self, ids: Sequence[int], *, top: int = 1, start: int = 0
-    ) -> Generator[Sequence[Scored], None, None]:
-        found = scored(self.model, ids, top=top, start=start)
-        try:
-            while (batch := self.submit(lambda: next(found, None)).result()) is not None:
-                yield batch
-        finally:
-            self.submit(found.close).add_done_callback(log_failure)
-
     def submit(self, work: Callable[[], _T]) -> "Future[_T]":
         """Run `work` on the model's thread; once closed the future fails at once."""
         with self._submitting:
@@ -117,11 +106,6 @@ class LocalSession(CloudSession):
         end = time.monotonic() + deadline
         return self._cloud.submit(partial(self._answer, list(ids), n, sampling, end))
 
-    def prefill(self, ids: Sequence[int]) -> None:
-        """Compute `ids` in the background, so that a consult after them finds them in the cache."""
-        self._used = True
-        self._in_background(partial(self._prefill, list(ids)))
-
     def forget(self) -> None:
         """Drop what the KV cache holds, after what was asked before and before what comes next."""
         self._in_background(self._drop)
@@ -147,11 +131,6 @@ class LocalSession(CloudSession):
     def _end(self) -> None:
         if self._session is not None:
             self._session.close()
-
-    def _prefill(self, ids: list[int]) -> None:
-        if not self._closing.is_set():
-            self._opened().open(ids)
-            self._opened().step()
 
     def _answer(self, ids: list[int], n: int, sampling: Sampling, end: float) -> Completion:
         started = time.monotonic()

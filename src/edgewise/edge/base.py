@@ -207,7 +207,9 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `context` is in ids a session (None: what suits the model). With `keep_prefixes` a closed
     session's KV cache stays until its slot is needed, for a conversation's next turn. Without, no
-    answer depends on an earlier one, not even by a rounding error.
+    answer depends on an earlier one, not even by a rounding error. Of a server that runs the edge
+    model, `model` names one of those it serves, `tokenizer` is where its tokenizer is, if the
+    server does not tell, and `key` is sent to it.
     """
 
     context: int | None = None
@@ -215,6 +217,9 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int | Literal["auto"] = "auto"
     slots: int = 1
     keep_prefixes: bool = False
+    model: str | None = None
+    tokenizer: str | None = None
+    key: str | None = None
 
 
 class EdgeModel(Protocol):

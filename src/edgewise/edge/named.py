@@ -8,14 +8,17 @@ from edgewise.addresses import resolve_tokenizer
 from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.registry import Registry
 
+SERVER = "server"
+"""The edge engine for a model that a server at a URL runs."""
+
 EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
     "edge engine",
     "edgewise.edge",
     {
-        "llama-server": "edgewise.edge.llamaserver:open_server",
         "llamacpp": "edgewise.edge.llamacpp:open_gguf",
         "mlx": "edgewise.edge.mlx:open_mlx",
         "onnx": "edgewise.edge.onnx:open_onnx",
+        SERVER: "edgewise.edge.served:open_server",
         "transformers": "edgewise.edge.transformers:open_folder",
     },
 )

@@ -30,18 +30,17 @@ class Scored(msgspec.Struct, frozen=True):
 
 
 def scored(
-    model: EdgeModel, ids: Sequence[int], *, top: int = 1, start: int = 0
+    model: EdgeModel, ids: Sequence[int], *, top: int = 1
 ) -> Generator[Sequence[Scored], None, None]:
-    """Those of `ids` from `start` on, a batch at a time, in a session of their own.
+    """Those of `ids`, a batch at a time, in a session of their own.
 
     Close it to stop early. Raises what `EdgeModel.session` and `EdgeSession.open` do.
     """
     session = model.session(Needs.NOTHING)
     most = max(1, min(MOST, model.context, ROOM // (4 * model.tokenizer.size)))
     try:
-        if start == 0:
-            yield [Scored(token) for token in ids[:1]]
-        done = max(1, start)
+        yield [Scored(token) for token in ids[:1]]
+        done = 1
         session.open(ids[:done])
         steps: Sequence[Step] = [session.step()] if done < len(ids) else []
         while steps:

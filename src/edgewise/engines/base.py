@@ -39,14 +39,11 @@ COMPLETIONS = "/v1/completions"
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe found an engine able to do, beside taking and returning token ids.
 
-    `meter`: it reports which prompt tokens came from its cache. `top`: candidates a token.
     `salt`: prefix caches of several tenants can be kept apart.
     """
 
     engine: str
     model: str | None = None
-    meter: bool = False
-    top: int = 0
     salt: bool = False
 
 
@@ -169,12 +166,10 @@ class Engine(ABC):
         *each, self._joint_ids = await parallel(*(self.tokenize(text) for text in (*PROBES, _ALL)))
         self.vocabulary = None if None in each else tuple(each)
         ids = self.vocabulary[0] if self.vocabulary else _ANY_IDS
-        first, salt = await parallel(self._first_completion(ids), self.has_salt(ids))
+        _, salt = await parallel(self._check_first_completion(ids), self.has_salt(ids))
         self.abilities = Abilities(
             engine=self.dialect,
             model=self.described.model,
-            meter=first.cached is not None,
-            top=len(first.top[0]) if first.top else 0,
             salt=salt,
         )
         return self.abilities
@@ -184,12 +179,12 @@ class Engine(ABC):
 
         Raises a `CloudError` where it is not ready.
         """
-        looks: list[Awaitable[object]] = [self.ready(), self.describe(), self.tokenize(_ALL)]
+        checks: list[Awaitable[object]] = [self.ready(), self.describe(), self.tokenize(_ALL)]
         expected: list[object] = [None, self.described, self._joint_ids]
         if self.watched:
-            looks.append(self.detokenize(self.watched.ids))
+            checks.append(self.detokenize(self.watched.ids))
             expected.append(self.watched.text)
-        return await parallel(*looks) == expected
+        return await parallel(*checks) == expected
 
     def compare_strings(self, tokenizer: Tokenizer) -> str:
         """Compare what both make of the fixed strings, after a probe; says how.
@@ -212,7 +207,7 @@ class Engine(ABC):
                 )
         return f"{len(PROBES)} strings have the same ids at the engine"
 
-    async def _first_completion(self, ids: Sequence[int]) -> Completion:
+    async def _check_first_completion(self, ids: Sequence[int]) -> None:
         try:
             completion = await self.complete(ids, 1, Sampling())
         except (CloudRejected, CloudProtocolError) as error:
@@ -230,7 +225,6 @@ class Engine(ABC):
                 hint="repair it, or choose another",
                 request_id=error.request_id,
             ) from error
-        return completion
 
 
 async def parallel(*work: Awaitable[Any]) -> list[Any]:

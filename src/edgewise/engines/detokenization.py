@@ -23,7 +23,7 @@ from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, Vocab
 COMPARE_SECONDS = 20.0
 """How long comparing may take; what was compared until then is what counts."""
 
-MARKS = 2048
+CONTROL = 2048
 """Control tokens, and ids that stand for nothing, that are compared first, and after reconnects."""
 
 AT_ONCE, LAST = 12_288, 1024
@@ -45,7 +45,7 @@ _TIDIED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 class Detokenization:
     """What a tokenizer's ids are written as.
 
-    `nothing` are ids that stand for nothing. `marks`, these and control tokens, and `words`, all
+    `nothing` are ids that stand for nothing. `control`, these and control tokens, and `words`, all
     others, are those to compare, in this order.
     """
 
@@ -61,7 +61,7 @@ class Detokenization:
         )
         self.ends = frozenset(self.text(token) for token in tokenizer.eos_ids)
         self.nothing = frozenset(t for t in range(self.size) if not self.text(t))
-        self.marks = [*self._special, *sorted(self.nothing - self._special.keys())]
+        self.control = [*self._special, *sorted(self.nothing - self._special.keys())]
         words = [token for token in self._pieces if token not in self.nothing]
         last, drawing = words[-LAST:], random.Random(0)
         del words[-LAST:]
@@ -138,30 +138,30 @@ async def _compared(engine: Engine, texts: Detokenization, words: list[int]) -> 
         text = texts.text(missing)[:_SHOWN]
         raise _mismatch(engine, f"has no id {missing}, where the edge model has {text!r}")
 
-    async def same(tokens: Sequence[int], *, marks: bool) -> str | None:
+    async def same(tokens: Sequence[int], *, control: bool) -> str | None:
         """What the engine writes."""
         ids, own = texts.asked(tokens)
         said = await engine.detokenize(ids, client)
-        if said is not None and (other := difference(said, own, marks=marks)):
+        if said is not None and (other := difference(said, own, control=control)):
             raise _mismatch(engine, "writes {!r} where the edge model has {!r}".format(*other))
-        if said is not None and not marks:
+        if said is not None and not control:
             words.append(len(tokens))
         return said
 
     async def nothing_beyond() -> None:
         """An engine that does not say how many ids it has may decline those."""
         try:
-            await same(beyond, marks=True)
+            await same(beyond, control=True)
         except CloudError as error:
             if not error.declined:
                 raise
 
     beyond = range(texts.size, texts.size + BEYOND)
-    marks = [t for t in (*texts.marks, *beyond) if t < (size or texts.size)]
-    first = marks[:MARKS]
+    control = [t for t in (*texts.control, *beyond) if t < (size or texts.size)]
+    first = control[:CONTROL]
     said, *_ = await parallel(
-        same(first, marks=True),
-        same(texts.words[:AT_ONCE], marks=False),
+        same(first, control=True),
+        same(texts.words[:AT_ONCE], control=False),
         _require_end(engine, texts),
         *([] if size else [nothing_beyond()]),
     )
@@ -169,8 +169,8 @@ async def _compared(engine: Engine, texts: Detokenization, words: list[int]) -> 
         return False
     engine.watched = Watched(texts.asked(first)[0], said)
     await parallel(
-        *(same(some, marks=True) for some in _divided(marks[MARKS:])),
-        *(same(some, marks=False) for some in _divided(texts.words[AT_ONCE:])),
+        *(same(some, control=True) for some in _divided(control[CONTROL:])),
+        *(same(some, control=False) for some in _divided(texts.words[AT_ONCE:])),
     )
     return True
 
@@ -194,10 +194,10 @@ def _mismatch(engine: Engine, what: str) -> VocabularyMismatch:
     )
 
 
-def difference(said: str, own: str, *, marks: bool) -> tuple[str, str] | None:
+def difference(said: str, own: str, *, control: bool) -> tuple[str, str] | None:
     """The first difference of an engine's text and the expected one, however it shows what is no
-    text; None where they agree. Of `marks` blanks do not count: some engines add them."""
-    one, other = _shown(said, marks=marks), _shown(own, marks=marks)
+    text; None where they agree. Of `control` blanks do not count: some engines add them."""
+    one, other = _shown(said, control=control), _shown(own, control=control)
     if one in (other, _tidied(other)):
         return None
     pairs = enumerate(zip(one, other, strict=False))
@@ -212,9 +212,9 @@ def detokenization_of(tokenizer: Tokenizer) -> Detokenization:
     return Detokenization(tokenizer)
 
 
-def _shown(text: str, *, marks: bool) -> str:
+def _shown(text: str, *, control: bool) -> str:
     text = _BROKEN.sub("\ufffd", text)
-    return _PADDING.sub("", text).replace(" ", "") if marks else text
+    return _PADDING.sub("", text).replace(" ", "") if control else text
 
 
 def _tidied(text: str) -> str:

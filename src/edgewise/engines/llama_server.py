@@ -146,7 +146,7 @@ class _Placed(msgspec.Struct):
     id_slot: int = -1
 
 
-class _Looked(_Placed):
+class _Probed(_Placed):
     timings: _Timings = msgspec.field(default_factory=_Timings)
 
 
@@ -175,7 +175,7 @@ class LlamaServerEngine(HttpEngine):
         self._slots: SlotTable | None = None
         self._use: _SlotUse | None = None
         self._starts = 0
-        self._looking = asyncio.Lock()
+        self._probing = asyncio.Lock()
 
     async def probe(self) -> Abilities:
         self._forget_slot_use()
@@ -263,14 +263,14 @@ class LlamaServerEngine(HttpEngine):
 
     async def _slot_use(self) -> _SlotUse:
         """Found out when it is needed first; raises a `CloudError`."""
-        async with self._looking:
+        async with self._probing:
             while self._use is None:
-                starts, use = self._starts, await self._tried_slots()
+                starts, use = self._starts, await self._probed_slots()
                 if starts == self._starts:
                     self._use = use
             return self._use
 
-    async def _tried_slots(self) -> _SlotUse:
+    async def _probed_slots(self) -> _SlotUse:
         """By prompts that nobody has asked before, sent to the last slot."""
         try:
             total = decoded(await self.get(self._props()), _Props, self.dialect).total_slots
@@ -281,14 +281,14 @@ class LlamaServerEngine(HttpEngine):
             self._slots = SlotTable(total)
         first, second = self._made_up(), self._made_up()
         there = {"id_slot": total - 1, "cache_prompt": False}
-        looks = [await self._reuses(prompt, there) for prompt in (first, first, second)]
-        looks.append(await self._reuses(first, {**there, "cache_prompt": True}))
-        return _SlotUse(self._slots, apart=not any(looks))
+        probes = [await self._reuses(prompt, there) for prompt in (first, first, second)]
+        probes.append(await self._reuses(first, {**there, "cache_prompt": True}))
+        return _SlotUse(self._slots, apart=not any(probes))
 
     async def _reuses(self, prompt: Sequence[int], where: Mapping[str, Any]) -> bool:
         """Whether so much was reused, or another slot took it, that it cannot be chance."""
         body = {"prompt": prompt, "n_predict": 0, "response_fields": ["timings", "id_slot"]}
-        reply = decoded(await self._posted(body, NOBODY, where), _Looked, self.dialect)
+        reply = decoded(await self._posted(body, NOBODY, where), _Probed, self.dialect)
         elsewhere = reply.id_slot != where.get("id_slot", reply.id_slot)
         return elsewhere or reply.timings.cache_n is None or reply.timings.cache_n >= _NOTED
 

@@ -4,7 +4,6 @@ A class says what it is: `dialect` for sentences, `owner` as servers name it in 
 """
 
 import asyncio
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,7 +51,7 @@ ENGINES: Registry[Callable[..., Any]] = Registry(
 )
 """An entry is a subclass of `HttpEngine` or `TextEngine`, or a factory of a `CloudModel`.
 
-Each is called with the URL and `key`, with `model` where one was named, so it may lack that.
+Each is called with the URL, `key` and `model`, which are None where none was given.
 """
 
 _LONGEST = 100
@@ -83,24 +82,6 @@ def engine_by_ids(name: str) -> type[HttpEngine]:
         hint=f"name one that does: {', '.join(BY_IDS)}",
         setting="engine_kind",
     )
-
-
-def model_for(make: Callable[..., object], name: str, model: str | None) -> dict[str, str]:
-    """The argument that tells `make` which model was named; empty where none was.
-
-    Raises `UsageError` where what is called `name` does not take one.
-    """
-    if model is None:
-        return {}
-    try:
-        inspect.signature(make).bind("", key=None, model=model)
-    except TypeError as error:
-        raise UsageError(
-            f"The engine {name!r} takes no model by its name",
-            hint="leave the model out",
-            setting="cloud_model",
-        ) from error
-    return {"model": model}
 
 
 def owners() -> dict[str, str]:

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.engines.http import Endpoint, Served, ServedModels, not_served, shown
-from edgewise.engines.registry import GATEWAY, owners
 from edgewise.engines.replies import (
     THINK,
     TextContinuation,
@@ -19,7 +18,7 @@ from edgewise.engines.replies import (
     read,
     words_of,
 )
-from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
+from edgewise.errors import CloudRejected, CloudUnavailable
 from edgewise.prompts import Message
 
 _MOST_RENDERED = 16
@@ -77,8 +76,6 @@ class TextEngine(Endpoint, ABC):
         """
         models = await self._listed()
         self._models = [model.id for model in models or []]
-        for model in models or []:
-            self._check_owner(model)
         if self.model is None:
             return self._only(models).described
         served = next((model for model in models or [] if model.id == self.model), None)
@@ -152,16 +149,6 @@ class TextEngine(Endpoint, ABC):
         many = "does not say which models it serves" if models is None else "serves several models"
         names = f": {shown(self._models)}" if models else ""
         raise CloudRejected(f"{self.url!r} {many}", hint=f"name one{names}", setting="cloud_model")
-
-    def _check_owner(self, model: Served) -> None:
-        known, signed = owners(), model.owned_by.lower()
-        owner = known.get(signed)
-        if owner == GATEWAY or (self.owner and owner and signed != self.owner):
-            raise CloudProtocolError(
-                f"What answers at {self.url!r} is {owner}, not {self.dialect}",
-                hint="name another engine",
-                setting="cloud_engine",
-            )
 
 
 class PromptText(TextEngine):

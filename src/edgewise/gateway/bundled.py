@@ -38,9 +38,6 @@ class BundledEngine(Engine):
         asked = self._session(client).ask(ids, n, sampling, DEADLINE)
         return await asyncio.wrap_future(asked)
 
-    async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-        self._session(client).prefill(ids)
-
     async def tokenize(self, text: str) -> list[int] | None:
         return self._cloud.model.tokenizer.encode(text)
 

@@ -11,7 +11,7 @@ import structlog
 from edgewise.completion import Completion
 from edgewise.engines.base import Client, Engine, Watched, parallel
 from edgewise.engines.detokenization import difference
-from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids, model_for
+from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids
 from edgewise.engines.vocabulary_check import VocabularyCheck
 from edgewise.errors import (
     CloudError,
@@ -81,7 +81,7 @@ async def _made(address: str, key: str | None, kind: str, model: str | None) -> 
     if name == GATEWAY:
         raise UsageError(f"{address!r} is a gateway itself", hint="name the engine behind it")
     make = engine_by_ids(name)
-    return make(address, key=key, **model_for(make, name, model))
+    return make(address, key=key, model=model)
 
 
 class Busy(Exception):
@@ -313,7 +313,7 @@ def _same(engine: Engine, ids: Sequence[int], own: str | None, text: str) -> boo
     if own is None:
         return False
     # Either may tidy up.
-    if difference(own, text, marks=False) and difference(text, own, marks=False):
+    if difference(own, text, control=False) and difference(text, own, control=False):
         return False
     if engine.watched is None and len(ids) <= MOST_WATCHED:
         engine.watched = Watched(ids, own)

@@ -48,10 +48,13 @@ def response_format_from(
     tools: Sequence[Tool | Mapping[str, object]] = (),
     tool_choice: str = "auto",
     parallel_tool_calls: bool = True,
+    *,
+    only: str | None = None,
 ) -> ResponseFormat | None:
     """The response format of a request, None for plain text. Tools may be dicts.
 
-    `tool_choice` is "auto", "none", "required" or the name of a tool. Raises `UsageError`.
+    `tool_choice` is "auto", "none", "required" or the name of a tool; `only` is such a name,
+    whatever it is. Raises `UsageError`.
     """
     if json_schema is None and not tools:
         return None
@@ -66,10 +69,10 @@ def response_format_from(
         schema=json_schema,
         tools=() if tool_choice == "none" else found,
         required=tool_choice == "required",
-        only=None if tool_choice in ("auto", "none", "required") else tool_choice,
+        only=only or (None if tool_choice in ("auto", "none", "required") else tool_choice),
         parallel=parallel_tool_calls,
     )
-    require_response_format(form)
+    _require_valid(form)
     return form if form.tools or json_schema is not None else None
 
 
@@ -87,8 +90,7 @@ def grammar_of(tokenizer: Tokenizer, form: ResponseFormat) -> Grammar:
         raise
 
 
-def require_response_format(form: ResponseFormat) -> None:
-    """Raise `UsageError` for invalid tools."""
+def _require_valid(form: ResponseFormat) -> None:
     names = [tool.name for tool in form.tools]
     if len(names) > MAX_TOOLS:
         raise _wrong(f"There are {len(names)} tools, more than {MAX_TOOLS}", "send fewer")

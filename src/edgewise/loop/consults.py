@@ -14,7 +14,7 @@ from edgewise.cloud.record import SentAnswer
 from edgewise.completion import Completion, Sent
 from edgewise.costs.meter import AnswerCosts
 from edgewise.errors import Blocked, CloudError, CloudTimeout, NothingUsable
-from edgewise.events import Consult
+from edgewise.events import Consult, Usage
 from edgewise.loop.health import Breaker, Latency
 from edgewise.loop.policy import Budget
 from edgewise.loop.state import Rules
@@ -22,7 +22,7 @@ from edgewise.loop.state import Rules
 FLIGHTS = 4
 """Consults in flight at once."""
 
-Refusal = Literal["mid_word", "blocked", "circuit_open", "cost"]
+Refusal = Literal["mid_word", "blocked", "circuit_open", "cost", "budget"]
 """Why nothing was sent; `mid_word` for now only."""
 
 _GRACE = 0.25
@@ -84,8 +84,11 @@ class Consults:
         if self._meter is None and self._policy.may_ask(budget):
             self._session.prefetch(ids, self.sent.prefetch(ids))
 
-    def ask(self, ids: Sequence[int], n: int) -> Flight | Refusal:
-        """The consult for the token after `ids`: sent now, or in flight since a draft."""
+    def ask(self, ids: Sequence[int], n: int, token: int) -> Flight | Refusal:
+        """The consult for the token after `ids`: sent now, or in flight since a draft.
+
+        That the edge would write `token` there matters to `TieredConsults` alone.
+        """
         ahead = self._flights.get(len(ids))
         if ahead is not None and ahead.ask != n:
             self._drop([ahead])
@@ -144,7 +147,11 @@ class Consults:
         self._breaker.succeeded()
         return completion
 
-    def report(self, flight: Flight, outcome: Completion | CloudError, index: int) -> Consult:
+    def judged(self, *, changed: bool, kept: int) -> None:
+        """Of the last completion so many tokens are kept; the first may differ from the edge's."""
+        self.latency.judged(changed=changed)
+
+    def report(self, flight: Flight, outcome: Completion | CloudError, index: int) -> list[Consult]:
         """The event that the consult for token `index` is over."""
         sent = flight.sent
         event = Consult(
@@ -159,14 +166,19 @@ class Consults:
             host=self.sent.host if sent.bytes else "",
         )
         if isinstance(outcome, CloudError):
-            return replace(event, outcome=outcome.reason, message=str(outcome))
-        return replace(
+            return [replace(event, outcome=outcome.reason, message=str(outcome))]
+        answered = replace(
             event,
             answered=len(outcome.ids),
             cached=outcome.cached,
             computed=outcome.computed,
             engine_seconds=outcome.engine_seconds,
         )
+        return [answered]
+
+    def summed(self, usage: Usage, left: int) -> Usage:
+        """The counts of an answer, of which `left` tokens of the last completion are not used."""
+        return replace(usage, cloud_calls=usage.cloud_calls + self.dropped, sent=self.sent.counts())
 
     def drop(self, start: int = 0, end: float = math.inf) -> int:
         """Cancel what was sent for positions from `start` on, before `end`; returns how many."""

@@ -20,6 +20,7 @@ from edgewise.loop.health import Breaker, Latency
 from edgewise.loop.policy import Budget, Policy
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import Rules
+from edgewise.loop.tiers import AnyConsults, Tier, TieredConsults, TierLink
 from edgewise.prompts import Prompt, ToolCall, last_turn
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
@@ -46,18 +47,25 @@ class Decoder:
         router: Router,
         policy: Policy,
         cloud: CloudModel | None = None,
+        trusted: bool = False,
+        further: Sequence[Tier] = (),
         breaker: Breaker | None = None,
         latency: Latency | None = None,
         record: SentRecord | None = None,
         billing: Billing | None = None,
     ) -> None:
-        """`record` keeps what answers send; `billing` counts and limits what they cost."""
+        """`record` keeps what answers send; `billing` counts and limits what they cost.
+
+        `cloud` may see what is local if it is `trusted`. The clouds `further` away are asked where
+        it is unsure; only the last one's tokens are billed.
+        """
         self.edge, self.cloud = edge, cloud
         self.router, self.policy = router, policy
         self.breaker = breaker or Breaker()
         self.latency = latency or Latency()
         self.record = record or SentRecord()
         self.billing = billing
+        self.trusted, self.further = trusted, tuple(further)
 
     def stream(
         self,
@@ -93,33 +101,35 @@ class Decoder:
             raise UsageError(f"max-tokens must be 1 or more, not {max_tokens}.")
         if any(not text for text in stop):
             raise UsageError("A stop string is empty; leave it out.")
-        cloud = self.cloud
+        policy = policy or self.policy
+        tiers = self._tiers(prompt, policy)
+        alone = not tiers and (prompt.local_only or (policy.asks and self.cloud is not None))
         rules = Rules(
-            policy=self._policy_for(prompt, policy or self.policy, cloud),
+            policy=self._policy_for(policy, alone=alone),
             sampling=sampling or Sampling(),
             tokenizer=self.edge.tokenizer,
             stop=tuple(stop),
             max_tokens=max_tokens,
             prompt=len(prompt.ids),
             context=self.edge.context,
-            boundaries=None if cloud is None else cloud.boundaries,
+            boundaries=tiers[0].cloud.boundaries if tiers else None,
             shown=grammar.shown if grammar else None,
             constraint=grammar.constraint(len(prompt.ids)) if grammar else None,
             pending=pending,
             candidates=candidates,
         )
-        return self._generation(prompt, rules, cloud, budget or Budget(), at_end)
+        return self._generation(prompt, rules, tiers, budget or Budget(), at_end)
 
     def _generation(
         self,
         prompt: Prompt,
         rules: Rules,
-        cloud: CloudModel | None,
+        tiers: Sequence[Tier],
         budget: Budget,
         at_end: Callable[[Budget], None],
     ) -> Generation:
         """Open the sessions of an answer; the `Generation` closes them."""
-        ids = list(prompt.ids)
+        ids, cloud = list(prompt.ids), tiers[-1].cloud if tiers else self.cloud
         costs = self.billing and AnswerCosts(
             self.billing,
             CloudTokens(prompt.ids, rules.tokenizer, cloud),
@@ -135,7 +145,7 @@ class Decoder:
             if self.edge.abilities.rewinds == "checkpoints":
                 # An edited message, or a template that rewrites the last turn, comes back to there.
                 edge.checkpoint(last_turn(rules.tokenizer, prompt))
-            consults = self._consults(prompt, rules, cloud, costs, stack)
+            consults = self._consults(prompt, ids, rules, tiers, costs, stack)
             if consults is not None:
                 # While the edge reads the prompt the cloud can, too.
                 consults.prefetch(ids, budget)
@@ -157,36 +167,59 @@ class Decoder:
                 at_end=over,
             )
 
+    def _tiers(self, prompt: Prompt, policy: Policy) -> list[Tier]:
+        """The clouds that this answer may ask, nearest first.
+
+        The one place that decides it: for others no session is opened, so nothing can be sent.
+        """
+        if self.cloud is None or not policy.asks:
+            return []
+        nearest = Tier(
+            self.cloud,
+            share=None,
+            trusted=self.trusted,
+            breaker=self.breaker,
+            latency=self.latency,
+        )
+        return [tier for tier in (nearest, *self.further) if tier.may_see(prompt)]
+
     def _consults(
         self,
         prompt: Prompt,
+        ids: list[int],
         rules: Rules,
-        cloud: CloudModel | None,
+        tiers: Sequence[Tier],
         costs: AnswerCosts | None,
         stack: ExitStack,
-    ) -> Consults | None:
-        """A session with the cloud, where the answer may come to ask; `stack` closes it."""
-        if cloud is None or not rules.policy.asks:
-            return None
-        # Closed last: what leaves while the session closes is recorded, too.
-        sent = self.record.answer(prompt, cloud.name, cloud.own_tokenizer or rules.tokenizer)
-        session = cloud.open(prompt)
-        stack.callback(session.close)
-        consults = Consults(
-            session,
-            sent,
-            rules,
-            breaker=self.breaker,
-            latency=self.latency,
-            meter=costs,
-            local=cloud.here,
-        )
-        stack.callback(consults.drop)
-        return consults
+    ) -> AnyConsults | None:
+        """Sessions with the clouds; `stack` closes them. None without a cloud."""
+        opened: list[Consults] = []
+        for tier in tiers:
+            cloud = tier.cloud
+            # Closed last: what leaves while the session closes is recorded, too.
+            sent = self.record.answer(prompt, cloud.name, cloud.own_tokenizer or rules.tokenizer)
+            session = cloud.open(prompt)
+            stack.callback(session.close)
+            consults = Consults(
+                session,
+                sent,
+                rules._replace(boundaries=cloud.boundaries),
+                breaker=tier.breaker,
+                latency=tier.latency,
+                meter=costs if tier is tiers[-1] else None,
+                local=cloud.here,
+            )
+            stack.callback(consults.drop)
+            opened.append(consults)
+        if not self.further or not opened:
+            return opened[0] if opened else None
+        links = [TierLink(tier, one, ids) for tier, one in zip(tiers, opened, strict=True)]
+        for link in links:
+            stack.callback(link.settle)
+        return TieredConsults(links)
 
-    def _policy_for(self, prompt: Prompt, policy: Policy, cloud: CloudModel | None) -> Policy:
-        # The one place that decides it: no session is opened, so nothing can be sent.
-        if prompt.local_only or (policy.asks and cloud is not None and cloud.local_only(prompt)):
+    def _policy_for(self, policy: Policy, *, alone: bool) -> Policy:
+        if alone:
             policy = policy.edge_alone()
         if self.edge.abilities.rewinds == "no":
             # A draft that is rejected would cost reading everything again.

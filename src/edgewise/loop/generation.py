@@ -19,16 +19,16 @@ from edgewise.events import (
     Pending,
     Reason,
     RolledBack,
-    SentCounts,
     Source,
     Timing,
     Token,
     Usage,
 )
-from edgewise.loop.consults import Consults, Flight
+from edgewise.loop.consults import Flight
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import Read, Rules, State
+from edgewise.loop.tiers import AnyConsults
 
 
 class Generation(Iterator[Event]):
@@ -41,7 +41,7 @@ class Generation(Iterator[Event]):
         ids: list[int],
         rules: Rules,
         speculation: Speculation,
-        consults: Consults | None,
+        consults: AnyConsults | None,
         *,
         budget: Budget,
         costs: AnswerCosts | None,
@@ -120,7 +120,9 @@ class Generation(Iterator[Event]):
             outcome: Flight | Reason = decision.reason
             if decision.ask:
                 consults = self._consults
-                outcome = consults.ask(self._ids, decision.ask) if consults else "no_cloud"
+                outcome = "no_cloud"
+                if consults is not None:
+                    outcome = consults.ask(self._ids, decision.ask, read.token)
             if isinstance(outcome, Flight):
                 self._awaited = outcome, read.detailed()
             else:
@@ -143,7 +145,7 @@ class Generation(Iterator[Event]):
         try:
             completion = self._consults.completion(flight)
         except CloudError as error:
-            self._events.append(self._consults.report(flight, error, state.index))
+            self._events.extend(self._consults.report(flight, error, state.index))
             if policy.on_cloud_error == "raise" and not isinstance(error, NothingUsable):
                 raise
             self._write_edge(state.failed(error, flight.ask, self._rules), read, error.reason)
@@ -157,11 +159,12 @@ class Generation(Iterator[Event]):
         outcome: Completion | CloudError = completion
         if (constraint := self._rules.constraint) is not None:
             fit = constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
-        self._consults.latency.judged(changed=fit > 0 and completion.ids[0] != read.token)
         state = self._state.answered(completion, read.token, fit, self._rules)
+        changed = fit > 0 and completion.ids[0] != read.token
+        self._consults.judged(changed=changed, kept=len(state.queue))
         if not fit:
             outcome = BreaksGrammar("The response format allows nothing that the cloud wrote here.")
-        self._events.append(self._consults.report(flight, outcome, state.index))
+        self._events.extend(self._consults.report(flight, outcome, state.index))
         if fit:
             self._write_cloud(state, "critical", read)
         else:
@@ -251,12 +254,11 @@ class Generation(Iterator[Event]):
             wasted_tokens=wasted,
             correction_tokens=counts.corrections,
             cloud_share=min(1.0, (counts.cloud + wasted) / state.index),
-            cloud_calls=counts.calls + (consults.dropped if consults else 0),
+            cloud_calls=counts.calls,
             failed_calls=counts.failed,
             cloud_prompt_cached=counts.cached,
             cloud_prompt_computed=counts.computed,
             cloud_completion_tokens=counts.billed,
-            sent=consults.sent.counts() if consults else SentCounts(),
             cost=self._costs.cost(self._ids) if self._costs else None,
         )
         total = time.monotonic() - self._started
@@ -265,7 +267,7 @@ class Generation(Iterator[Event]):
                 text=text,
                 finish_reason=state.end,
                 stop=stopped or state.stopped,
-                usage=usage,
+                usage=consults.summed(usage, len(state.queue)) if consults else usage,
                 timing=Timing(ttft=self._ttft, total=total, wait=self._waited),
             )
         )

@@ -13,8 +13,8 @@ import numpy as np
 from edgewise.edge.base import EdgeSession
 from edgewise.errors import UsageError
 from edgewise.events import Reason
-from edgewise.loop.consults import Consults
 from edgewise.loop.state import Read, Rules, State
+from edgewise.loop.tiers import AnyConsults
 from edgewise.routers.base import Router
 
 
@@ -26,7 +26,7 @@ class Speculation:
         ids: list[int],
         edge: EdgeSession,
         router: Router,
-        consults: Consults | None,
+        consults: AnyConsults | None,
         rules: Rules,
     ) -> None:
         """`ids` is the answer's own list, prompt included."""

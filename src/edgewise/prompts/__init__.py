@@ -1,5 +1,15 @@
 """From messages to the ids that the edge model is given, by the chat template in its file."""
 
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import SupportsIndex, cast
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from edgewise.edge.base import Tokenizer
+from edgewise.errors import UsageError
 from edgewise.prompts.messages import (
     MAX_PROMPT,
     Message,
@@ -8,9 +18,11 @@ from edgewise.prompts.messages import (
     Tool,
     ToolCall,
     require_text,
+    said,
 )
-from edgewise.prompts.prompt import last_turn, message_of, prompt_from, prompt_ids, prompt_of
 from edgewise.prompts.rendering import MAX_TEMPLATE, Renderer, prepare, render
+from edgewise.prompts.special import conversation_ids
+from edgewise.prompts.tool_formats import has_tools, plain, require_calls, tool_format
 
 __all__ = [
     "MAX_PROMPT",
@@ -30,3 +42,117 @@ __all__ = [
     "render",
     "require_text",
 ]
+
+_BEGINNING = 200
+"""Characters of a message by which it is found in a prompt."""
+
+_FEWEST = 3
+"""Ids that are enough to tell a message from other text."""
+
+
+def prompt_from(
+    tokenizer: Tokenizer,
+    asked: Prompted,
+    *,
+    system: str | None = None,
+    tools: Sequence[Tool] = (),
+) -> Prompt:
+    """What the edge model is given for `asked`.
+
+    Text and messages go through the chat template with `tools`, behind `system` where they bring no
+    system message of their own; ids go as they are. Raises `UsageError`.
+    """
+    if isinstance(asked, str):
+        require_text("The prompt", asked)
+        asked = [Message("user", asked)] if asked.strip() else []
+    given = asked.ids if isinstance(asked, Prompt) else list(asked)
+    if not given:
+        raise UsageError("The prompt is empty", hint="give at least one character")
+    messages = [message_of(item) for item in given if isinstance(item, Message | Mapping)]
+    if len(messages) == len(given):
+        if system and all(message.role != "system" for message in messages):
+            messages = [Message("system", system), *messages]
+        return prompt_of(tokenizer, messages, tools)
+    if tools:
+        raise UsageError(
+            "Token ids say nothing of tools", hint="give text or messages", setting="tools"
+        )
+    ids = _ids(given, tokenizer.size)
+    return replace(asked, ids=ids) if isinstance(asked, Prompt) else Prompt(ids)
+
+
+def message_of(given: Message | Mapping[str, object]) -> Message:
+    """A message in either form. Raises `UsageError` for what is none."""
+    plain = dict(given) if isinstance(given, Mapping) else msgspec.to_builtins(given)
+    try:
+        message = msgspec.convert(plain, Message)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"This is not a message ({error})",
+            hint="give a role (system, user, assistant or tool) and a content",
+        ) from error
+    for text in said([message], ()):
+        require_text("A message", text)
+    return message
+
+
+def _ids(given: Sequence[object], size: int) -> tuple[int, ...]:
+    try:
+        ids = tuple(index(cast(SupportsIndex, item)) for item in given)
+    except TypeError as error:
+        raise UsageError(
+            f"A prompt is text, messages or token ids, not {type(given[0]).__name__}."
+        ) from error
+    for token in ids:
+        if not 0 <= token < size:
+            raise UsageError(f"The edge model has no token {token}, only those below {size}.")
+    return ids
+
+
+def prompt_of(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()
+) -> Prompt:
+    """A conversation with the edge model's template; raises as `prompt_ids`.
+
+    Its messages are those without tools (`plain`), for who has another template.
+    """
+    ids = tuple(prompt_ids(tokenizer, messages, tools))
+    if has_tools(messages, tools):
+        return Prompt(ids, plain(tool_format(tokenizer), messages, tools))
+    return Prompt(ids, tuple(messages))
+
+
+def prompt_ids(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()
+) -> list[int]:
+    """Ids of a conversation with the edge model's template, ready for the assistant's turn.
+
+    A model without a template gets the contents joined by blank lines. Only the template's own
+    text makes control tokens: how one is written is text in a content, whoever said it. Raises
+    `ModelError` for a template that cannot be rendered, `UsageError` for tools that it has no place
+    for and for calls that are none.
+    """
+    if has_tools(messages, tools):
+        tool_format(tokenizer)
+        require_calls(messages)
+    if tokenizer.chat_template is None:
+        return tokenizer.encode_prompt("\n\n".join(m.content for m in messages), special=False)
+    return conversation_ids(tokenizer, messages, tools)
+
+
+def last_turn(tokenizer: Tokenizer, prompt: Prompt) -> int:
+    """About how many ids of a prompt stand before its last user message; 0 where none is found.
+
+    Found by its first ids but for those that what stands around it may have changed.
+    """
+    users = [one.content for one in prompt.messages or () if one.role == "user"]
+    if not users:
+        return 0
+    beginning = users[-1].strip()[:_BEGINNING]
+    wanted = np.array(tokenizer.encode(beginning)[1:-1], np.int32)
+    ids = np.array(prompt.ids, np.int32)
+    if not _FEWEST <= len(wanted) <= len(ids):
+        return 0
+    windows = np.lib.stride_tricks.sliding_window_view(ids, len(wanted))
+    found = np.flatnonzero((windows == wanted).all(axis=1))
+    return max(0, int(found[-1]) - 1) if len(found) else 0

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from edgewise.edge.scoring import Scored
+from edgewise.edge.scoring import Scored, scored
 from edgewise.edge.vocabulary import longest_piece, overflow, require_short
 from edgewise.events import Event, Finished, Pending, RolledBack, Timing, Usage
 from edgewise.grammar.compiled import COMPILING, Grammar
@@ -35,9 +35,6 @@ QUEUE_SECONDS = 5
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-
-Scorer = Callable[[Sequence[int]], Generator[Sequence[Scored], None, None]]
-"""Scores ids, in batches."""
 
 
 class Admission:
@@ -116,7 +113,8 @@ AnswerEvent = Event | PromptScores
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the pair.
 
-    `messages` are the conversation's, with their marks. A `scorer` scores the prompt first.
+    `messages` are the conversation's, with their marks. With
+    `scored` the edge model scores the prompt first, with so many candidates of each id.
     """
 
     prompt: Unread
@@ -127,7 +125,7 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: Sequence[str] = ()
     candidates: bool = False
     pending: bool = False
-    scorer: Scorer | None = None
+    scored: int | None = None
 
 
 class Answering:
@@ -255,8 +253,8 @@ class Answering:
     def _answer(
         self, asked: DecodeRequest, prompt: Prompt, grammar: Grammar | None
     ) -> Generator[AnswerEvent]:
-        if asked.scorer is not None:
-            with closing(asked.scorer(prompt.ids)) as batches:
+        if asked.scored is not None:
+            with closing(scored(self.edge, prompt.ids, top=asked.scored)) as batches:
                 yield from map(PromptScores, batches)
         if asked.max_tokens == 0:
             usage = Usage(prompt_tokens=len(prompt.ids))

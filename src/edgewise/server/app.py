@@ -104,7 +104,7 @@ def _health_of(answering: Answering) -> dict[str, Any]:
     return {
         "edge": answering.edge.name,
         "edge_parameters": answering.edge.parameters,
-        "cloud": cloud.name if cloud else None,
+        "cloud": ", ".join(one.name for one in answering.pair.clouds) or None,
         "cloud_parameters": cloud.local.parameters if cloud and cloud.local else None,
         "vocabulary": cloud.vocabulary_check if cloud else None,
         "cloud_paused": decoder.breaker.is_open,
@@ -232,6 +232,7 @@ class Metrics:
         self._tokens = self._counter("tokens", "Tokens.", "model", "source")
         self._consults = self._counter("consults", "Consults.", "model", "outcome")
         self._wasted = self._counter("wasted_tokens", "Cloud tokens dropped.", "model")
+        self._tiers = self._counter("tier", "Of several clouds.", "model", "cloud", "count")
         self._first = self._histogram("ttft_seconds", "Time to first token.")
         self._gap = self._histogram("inter_token_seconds", "Between two tokens.")
         self._consult = self._histogram("consult_seconds", "Consults.")
@@ -250,6 +251,9 @@ class Metrics:
             self._consult.labels(model).observe(event.seconds)
         elif isinstance(event, Finished):
             self._wasted.labels(model).inc(event.usage.wasted_tokens)
+            for tier in event.usage.tiers:
+                for part in ("wanted", "asked", "failed", "wrote"):
+                    self._tiers.labels(model, tier.cloud, part).inc(getattr(tier, part))
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"edgewise_{name}", help, labels, registry=self._registry)

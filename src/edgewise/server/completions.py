@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from pydantic import BeforeValidator, Field
 
 from edgewise.edge.base import EdgeModel, Tokenizer
-from edgewise.edge.scoring import Scored, scored
+from edgewise.edge.scoring import Scored
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.events import Candidate, Token
 from edgewise.prompts import Message, Prompt
-from edgewise.server.answering import AnswerEvent, Answering, PromptScores, Scorer, Unread
+from edgewise.server.answering import AnswerEvent, Answering, PromptScores, Unread
 from edgewise.server.errors import ApiError
-from edgewise.server.models import cloud_alone, decode_request, edge_alone, marked, models_of
+from edgewise.server.models import decode_request, edge_alone, marked, models_of
 from edgewise.server.replies import ChunkWriter, Item, candidates_of, queued, reply_with
 from edgewise.server.requests import (
     BoundedText,
@@ -75,7 +75,10 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     prompt = _unread(answering, body, local=marks[-1].local)
     decoding = decode_request(answering, body, prompt, messages=marks)
     if body.echo and body.logprobs is not None:
-        decoding = replace(decoding, scorer=_scorer(answering, body.model, body.logprobs))
+        if body.model != (edge := edge_alone(answering)):
+            message = f"Ask {edge} for a prompt's logprobs, or leave logprobs out."
+            raise ApiError(400, message, param="model")
+        decoding = replace(decoding, scored=body.logprobs)
     return await reply_with(TextReply(body, tokenizer), decoding, answering, request)
 
 
@@ -179,21 +182,6 @@ class TextReply(ChunkWriter):
         for one in known[: self.request.candidates]:
             best.setdefault(self.text(one.id), one.logprob)
         return best
-
-
-def _scorer(answering: Answering, model: str, top: int) -> Scorer:
-    """The model that scores the prompt. Raises `ApiError`."""
-    edge, cloud_only = edge_alone(answering), cloud_alone(answering)
-    if model == edge:
-        return lambda ids: scored(answering.edge, ids, top=top)
-    if model == cloud_only and (cloud := answering.cloud) is not None:
-        return lambda ids: cloud.scored(ids, top=top)
-    raise ApiError(
-        400,
-        f"A prompt's logprobs are those of one model, and a pair is two: ask for {edge} or "
-        f"{cloud_only}, or leave logprobs out.",
-        param="model",
-    )
 
 
 MAX_TOKENIZED = 1 << 20

@@ -154,8 +154,8 @@ async def marked(
 def decode_request(
     answering: Answering, body: AnswerRequest, prompt: Unread, *, messages: Sequence[Message]
 ) -> DecodeRequest:
-    """The request to the pair, with the server's settings for missing fields. If the last of
-    `messages` is local, the edge model answers alone. Raises `ApiError`."""
+    """The request to the pair, with the server's settings for missing fields. What is local goes
+    to no cloud that is not trusted (`Decoder`). Raises `ApiError`."""
     local = messages[-1].local
     policy = policy_for(answering, body.model)
     if body.model == cloud_alone(answering):
@@ -170,7 +170,7 @@ def decode_request(
     return DecodeRequest(
         prompt=prompt,
         messages=messages,
-        policy=policy.edge_alone() if local else policy,
+        policy=policy,
         max_tokens=own.max_tokens if most is None else most,
         sampling=Sampling(
             temperature=(own.temperature or 0.0) if body.temperature is None else body.temperature,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar,
 import msgspec
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from msgspec.structs import replace
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -24,7 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from edgewise.edge.base import Tokenizer
-from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat, require_response_format
+from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat, response_format_from
 from edgewise.prompts import Message, Tool, ToolCall
 from edgewise.server.errors import ApiError
 
@@ -269,26 +270,15 @@ def form_of(
     """
     if not tools and (only or choice == "required"):
         raise ApiError(400, "tool_choice needs tools.", param="tool_choice")
-    callable = [] if choice == "none" else tools
     schema: dict[str, Any] | None = None
     if isinstance(format, JsonSchema):
         schema = format.schema_
     elif format is not None and format.type == "json_object":
         schema = {"type": "object"}
-    if schema is None and not callable:
-        return None
-    form = ResponseFormat(
-        schema=schema,
-        tools=tuple(
-            Tool(one.name, one.description or "", one.parameters or {}) for one in callable
-        ),
-        required=choice == "required",
-        only=only,
-        parallel=parallel is not False,
-        lenient=frozenset(one.name for one in callable if not one.strict),
-    )
-    require_response_format(form)
-    return form
+    given = [Tool(one.name, one.description or "", one.parameters or {}) for one in tools]
+    made = response_format_from(schema, given, choice or "auto", parallel is not False, only=only)
+    lenient = frozenset(one.name for one in tools if not one.strict)
+    return made and replace(made, lenient=lenient)
 
 
 def require_known(tokenizer: Tokenizer, ids: Sequence[int], field: str) -> None:

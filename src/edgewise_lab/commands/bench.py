@@ -17,6 +17,7 @@ from edgewise.cli.options import (
     CONNECTING,
     COSTS,
     DRAWS,
+    EDGE,
     ONE_VOCABULARY,
     POLICY,
     PRIVACY,
@@ -51,7 +52,8 @@ EngineTime = Annotated[
 # No cloud is asked, and the context is as long as what is measured.
 @app.command()
 @takes(
-    *("edge", "edge_engine", "router", "threads", "gpu_layers"),
+    *(*EDGE, "router", "threads", "gpu_layers"),
+    reads=["edge_key"],
     unaffected=[
         *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *PRIVACY),
         *(*POLICY, "on_cloud_error"),
@@ -88,7 +90,7 @@ def edge(
 @app.command()
 @takes(
     *(*ONE_VOCABULARY, "router", "speculate", "ctx", "threads"),
-    reads=["cloud_key", "cloud_share", "gpu_layers"],
+    reads=["cloud_key", "edge_key", "cloud_share", "gpu_layers"],
     unaffected=[*DRAWS],
 )
 def link(

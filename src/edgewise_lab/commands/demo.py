@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from rich.progress import Progress
 
 from edgewise.cli import options, render
-from edgewise.cli.options import CONNECTING, COSTS, DRAWS, PRIVACY, takes
+from edgewise.cli.options import CONNECTING, COSTS, DRAWS, KEYS, PRIVACY, takes
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
@@ -31,7 +31,7 @@ SHOWN = ("facts-1309", "each-1366", "steps-1272")
 @takes(
     reads=["cloud_share", "deadline", "ctx", "threads", "gpu_layers"],
     unaffected=[
-        *("cloud_key", *CONNECTING, "cloud_tokenizer", *PRIVACY),
+        *(*KEYS, "edge_hosts", *CONNECTING, "cloud_tokenizer", *PRIVACY),
         *(*DRAWS, "speculate", "on_cloud_error", *COSTS),
     ],
 )

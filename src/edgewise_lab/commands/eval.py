@@ -48,7 +48,7 @@ _NAMED = 3
 # Answers are greedy, so there are no draws; speculating changes none; a cloud that fails ends it.
 @takes(
     *(*MODELS, *PRIVACY, "deadline", *MACHINE),
-    reads=["cloud_key", "router", "cloud_share"],
+    reads=["cloud_key", "edge_key", "router", "cloud_share"],
     unaffected=[*DRAWS, "speculate", "on_cloud_error"],
 )
 def evaluate(

@@ -54,7 +54,7 @@ COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
 # Nothing is drawn; consults are for a token; a cloud that fails ends it, and so nothing is pushed.
 @takes(
     *(*ONE_VOCABULARY, "speculate", "ctx", "threads"),
-    reads=["cloud_key", "router", "cloud_share", "gpu_layers"],
+    reads=["cloud_key", "edge_key", "router", "cloud_share", "gpu_layers"],
     unaffected=[*DRAWS, "on_cloud_error"],
 )
 def frontier(

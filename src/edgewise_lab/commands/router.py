@@ -10,7 +10,7 @@ from rich.table import Table
 
 from edgewise.addresses import CHECKPOINT
 from edgewise.cli import options, render
-from edgewise.cli.options import everything_but, takes
+from edgewise.cli.options import EDGE, everything_but, takes
 from edgewise.errors import UsageError
 from edgewise.hub import HubAddress
 from edgewise.pair import open_pair
@@ -24,8 +24,9 @@ app = typer.Typer(no_args_is_help=True, help="Show, check and publish router che
 
 Folder = Annotated[str, typer.Argument(help="A checkpoint's folder or hub repository, or bundled.")]
 
-_READ = ("ctx", "gpu_layers")
-_NOT_LOADED = everything_but("edge", "edge_engine", "threads", *_READ)
+_READ = ("ctx", "gpu_layers", "edge_key")
+_LOADED = (*EDGE, "threads")
+_NOT_LOADED = everything_but(*_LOADED, *_READ)
 
 
 @app.command()
@@ -53,19 +54,12 @@ def show(router: Folder, json: options.Json = False) -> None:
 
 
 @app.command()
-@takes("edge", "edge_engine", "threads", reads=_READ, unaffected=_NOT_LOADED)
+@takes(*_LOADED, reads=_READ, unaffected=_NOT_LOADED)
 def check(router: Folder, chosen: Settings) -> None:
     """Load a checkpoint against its edge model and score a few tokens; exit code 2 on a problem."""
     folder = _folder(router)
-    one = Settings(
-        edge=chosen.edge,
-        edge_engine=chosen.edge_engine,
-        cloud="none",
-        router=str(folder),
-        ctx=chosen.ctx,
-        threads=chosen.threads,
-        gpu_layers=chosen.gpu_layers,
-    )
+    loaded = {name: getattr(chosen, name) for name in (*_LOADED, *_READ)}
+    one = Settings(cloud="none", router=str(folder), **loaded)
     with open_pair(one) as opened:
         card, model = opened.card, opened.edge.name
         assert card is not None

@@ -18,7 +18,7 @@ from edgewise.cloud.hosts import hosts_of, require_allowed
 from edgewise.edge.base import EdgeModel
 from edgewise.engines.registry import AUTO
 from edgewise.errors import UsageError
-from edgewise.parts import cloud_address, open_cloud, open_edge
+from edgewise.parts import cloud_address, open_cloud, open_edge, require_one_cloud
 from edgewise.settings import Settings
 from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise_lab.evaluation import report
@@ -71,6 +71,7 @@ def pace_named(name: str | None, chosen: Settings) -> Pace:
 @contextmanager
 def served(chosen: Settings) -> Generator[str]:
     """The URL of the cloud model; the bundled one gets a gateway of its own."""
+    require_one_cloud(chosen)
     address = cloud_address(chosen)
     if address == "bundled":
         from edgewise_lab.bench.link import gateway_process

@@ -46,7 +46,7 @@ JudgedBy = Annotated[
 # It makes the router, and its thresholds; all else as for an evaluation. `top_k` is its own here.
 @takes(
     *(*ONE_VOCABULARY, "seed", *MACHINE, "price"),
-    reads=["cloud_key"],
+    reads=["cloud_key", "edge_key"],
     unaffected=[
         *("router", "cloud_share", "threshold"),
         *("top_p", "speculate", "on_cloud_error"),

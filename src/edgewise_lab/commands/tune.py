@@ -35,7 +35,7 @@ FEWEST = 20
 
 @takes(
     *(*MODELS, *PRIVACY, *MACHINE, "router", "price"),
-    reads=["cloud_key"],
+    reads=["cloud_key", "edge_key"],
     unaffected=["cloud_share", "threshold", "top_p", "seed", "speculate", "on_cloud_error"],
 )
 def tune(

@@ -26,7 +26,7 @@ from edgewise.cloud.bridge.word_boundary import (
     characters,
     held_back,
     kept,
-    spelled,
+    retokenized,
     written_text,
 )
 from edgewise.completion import Completion, Sent, metered
@@ -300,7 +300,7 @@ class WordConsult:
         exhausted = sum(chunk.size for chunk in chunks) >= self.most
         if not words.complete and not ended and not exhausted:
             return None
-        ids = tuple(spelled(edge, self._answer, words.text))
+        ids = tuple(retokenized(edge, self._answer, words.text))
         written = reduce(metered, [chunk.tokens for chunk in chunks])
         if not ids and not words.ends:
             many = "" if written is None else f" in {written} tokens"

@@ -103,7 +103,7 @@ def kept(
     return Kept(text[: ends[-1]] if ends else "", complete=False, ends=False)
 
 
-def spelled(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int]:
+def retokenized(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int]:
     """Ids of `text` behind the ids `before`, as `ids_spelling`.
 
     Raises `CloudProtocolError` for a vocabulary that has none.

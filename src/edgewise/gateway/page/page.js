@@ -9,7 +9,9 @@ import { LARGE, edgeOf, fileOf, forgetAll, isKept, routerNamed, startsOf, traine
 const byId = (id) => document.getElementById(id);
 const EXAMPLES = [
   ["A sum", "Leo starts the day with 72 cards. Leo buys 10 more. Tara starts the day with 78 cards. Tara looks at all of them. Tara buys 8 more. What is the number of cards that Tara has at the end? Write the sums."],
-  ["A place", "Where in the world is Honduras? Choices: Oceania, Africa, Europe, Asia, North America. Say just what is needed."],
+  ["Another sum", "Ines has 37 books. Ines sells 10 of them. Ines leaves 1 at school. Eva has 85 books. Eva wins 9 in a game. What is the number of books that Eva has at the end? Put it as sums."],
+  ["An analogy", "Put pennon beside a word as barbital stands beside barbiturate. Choices: flag, workplace, nucleon, pasta, dispenser. Give the reasons."],
+  ["A word", "We are told that female is one kind of animal. Try wing first. What kind of thing does the word mouse name? Choices: rodent, sausage, antelope, procyonid, bird. Explain in sentences."],
 ];
 
 const state = {

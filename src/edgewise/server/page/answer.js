@@ -71,7 +71,7 @@ export class Answer {
     this.promptIds = told.prompt_token_ids ?? this.promptIds;
     if (choice?.delta?.edgewise) this.local = true;
     if (told.pending) this.pending.push({ index: told.pending.index, text: told.pending.text });
-    else if (told.rolled_back) this.#forget((guess) => guess.index < told.rolled_back.index);
+    else if (told.rolled_back) this.#forget((draft) => draft.index < told.rolled_back.index);
     else if (told.token) this.#add(told.token, text);
     else this.tail += text;
     this.finish = choice?.finish_reason ?? this.finish;
@@ -80,7 +80,7 @@ export class Answer {
   }
 
   #add(token, text) {
-    this.#forget((guess) => guess.index > token.index);
+    this.#forget((draft) => draft.index > token.index);
     for (let period = 1; period <= Math.min(LONGEST_PERIOD, this.tokens.length); period += 1) {
       this.#same[period] = this.tokens.at(-period).id === token.id ? this.#same[period] + 1 : 0;
     }
@@ -139,14 +139,14 @@ export function inVain(token) {
 // would have written), "changed", or "alone" where nobody knows what the edge would have written.
 export function kindOf(token) {
   if (token.source !== "cloud") return faultOf(token) ? "fallback" : "edge";
-  const guess = token.edge?.[0];
-  if (!guess) return "alone";
-  return isSame(guess, token) ? "confirmed" : "changed";
+  const likeliest = token.edge?.[0];
+  if (!likeliest) return "alone";
+  return isSame(likeliest, token) ? "confirmed" : "changed";
 }
 
 // Ids stand for candidates' bytes: parts of characters all look alike.
-function isSame(guess, token) {
-  if (guess.token !== token.text) return false;
+function isSame(likeliest, token) {
+  if (likeliest.token !== token.text) return false;
   const own = token.cloud?.find((one) => one.token === token.text);
-  return !own?.bytes || !guess.bytes || String(own.bytes) === String(guess.bytes);
+  return !own?.bytes || !likeliest.bytes || String(own.bytes) === String(likeliest.bytes);
 }

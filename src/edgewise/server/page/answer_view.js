@@ -113,8 +113,8 @@ function tokenNode({ kind, number, token }, piece, struck) {
   // Spaces stand outside of what is marked.
   const space = kind === "alone" ? "" : /^\s*/.exec(piece)[0];
   const shown = piece.slice(space.length) || (kind === "changed" ? el("i", {}, visible(piece)) : "");
-  const guess = kind === "changed" && struck ? el("rt", {}, el("del", {}, visible(token.edge[0].token))) : null;
-  return el("span", attributes, shown ? [space, el("mark", {}, guess ? el("ruby", {}, shown, guess) : shown)] : space);
+  const struckOut = kind === "changed" && struck ? el("rt", {}, el("del", {}, visible(token.edge[0].token))) : null;
+  return el("span", attributes, shown ? [space, el("mark", {}, struckOut ? el("ruby", {}, shown, struckOut) : shown)] : space);
 }
 
 // The token that is looked at.

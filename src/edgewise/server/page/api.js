@@ -121,7 +121,7 @@ async function reasonOf(response) {
 }
 
 // The JSON of a response that is what was asked for. Raises an Error with a sentence where it is not.
-async function told(response, is) {
+async function checked(response, is) {
   if (!response.ok) throw new Error(await reasonOf(response));
   const value = await response.json().catch(unread);
   if (!is(value)) throw new Error("The server sent something else than was asked for.");
@@ -141,7 +141,7 @@ export async function refresh() {
 
 async function readHealth() {
   try {
-    state.models = (await told(await fetch("health"), isHealth)).models;
+    state.models = (await checked(await fetch("health"), isHealth)).models;
     choose(state.settings.model);
     state.gone = false;
   } catch {
@@ -158,7 +158,7 @@ export function choose(name) {
 async function readSent() {
   try {
     const response = await fetch("v1/sent", { headers: headers() });
-    state.sent = response.ok ? (await told(response, isSent)).data : null;
+    state.sent = response.ok ? (await checked(response, isSent)).data : null;
   } catch {
     // `gone` says it.
   }
@@ -166,7 +166,7 @@ async function readSent() {
 
 export async function readExamples() {
   try {
-    state.examples = await told(await fetch("examples.json"), isExamples);
+    state.examples = await checked(await fetch("examples.json"), isExamples);
   } catch {
     // `gone` says it.
   }

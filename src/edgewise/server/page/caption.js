@@ -19,11 +19,11 @@ const HELD = {
 
 // Nodes.
 export function caption(turn, answer) {
-  if (answer.cut !== null) return [`You unplugged the cloud after ${plural(answer.cut, "token")}; the edge ${answer.busy ? "writes" : "wrote"} the rest. `, verdict(turn, answer)];
+  if (answer.cut !== null) return [`You unplugged the cloud after ${plural(answer.cut, "token")}; the edge ${answer.busy ? "writes" : "wrote"} the rest. `, judged(turn, answer)];
   if (answer.busy || !answer.tokens.length) return [];
   const toy = healthOf(answer.model)?.bundled && !isWrapped(turn.prompt);
   const told = toy && el("span", { class: "note" }, "The bundled pair knows sums and word puzzles alone. For real questions: edgewise serve --edge smollm2");
-  return [...done(turn, answer), verdict(turn, answer), told];
+  return [...done(turn, answer), judged(turn, answer), told];
 }
 
 function done(turn, answer) {
@@ -48,7 +48,7 @@ function done(turn, answer) {
 const change = (token) => el("span", { class: "change" }, el("del", {}, visible(token.edge[0].token)), " → ", el("b", {}, visible(token.shown)));
 
 // Of the examples it is known what is right, and what the edge alone says.
-function verdict(turn, answer) {
+function judged(turn, answer) {
   const example = answer.greedy && answer.phase === "done" && healthOf(answer.model)?.bundled && state.examples.find((one) => wrapped(one.question) === turn.prompt);
   if (!example) return "";
   const right = answer.said.trimEnd().endsWith(` ${example.right}.`);

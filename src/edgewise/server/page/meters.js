@@ -1,5 +1,5 @@
-// An answer's counts: one line, and behind it the rest with a timeline.
-import { faultOf, inVain } from "./answer.js";
+// An answer's counts: one line, and behind it the rest.
+import { inVain } from "./answer.js";
 import { healthOf } from "./api.js";
 import { el } from "./dom.js";
 import { CLOUD, DISTANCE, EDGE } from "./pace.js";
@@ -18,7 +18,6 @@ export function line(answer) {
 
 export function rest(answer) {
   return [
-    timeline(answer),
     el("dl", {}, counts(answer).map(([name, title, text]) => el("div", {}, el("dt", {}, title), el("dd", { "data-counter": name }, text)))),
     aboveShare(answer) && el("p", {}, "A short answer may have two cloud tokens above the share."),
     answer.paced && el("p", {}, `Shown at the pace of larger models: the edge writes ${EDGE} tokens/s, the cloud ${CLOUD} and is ${DISTANCE} ms away.`),
@@ -46,40 +45,17 @@ function counts(answer) {
   return own ? [...found, ...atTheEnd(own, cloudOf(answer))] : found;
 }
 
-function atTheEnd({ cloud_calls, cloud_prompt_cached, cloud_prompt_computed, sent, cost }, cloud) {
+function atTheEnd({ cloud_calls, cloud_prompt_cached, cloud_prompt_computed, sent, cost, tiers }, cloud) {
   const count = (known) => (known == null ? "–" : known.toLocaleString("en"));
   // The meter is that of answered consults; what the others made the cloud read nobody knows.
   const read = cloud_calls && !cloud ? [null, null] : [cloud_prompt_cached, cloud_prompt_computed];
   const found = [
     ["read", "prompts cached / computed", read.map(count).join(" / ")],
     ["bytes", "left this device", `${count(sent?.bytes)} bytes`],
+    ...(tiers ?? []).map((one) => ["tier", one.cloud, `wanted ${one.wanted}, asked ${one.asked}, wrote ${one.wrote}`]),
   ];
   if (!cost) return found;
   // Against what the cloud alone would have cost.
   const money = (amount) => `${cost.estimated ? "about " : ""}${amount.toLocaleString("en", { maximumSignificantDigits: 3 })} ${cost.currency}`;
   return [...found, ["paid", "paid", money(cost.paid)], ["alone", "cloud alone", money(cost.alone)], ["saved", "saved", money(cost.saved)]];
-}
-
-const MANY = 120; // tokens: of more there is no pixel for each and the gap beside it on a phone
-
-function timeline(answer) {
-  const { tokens } = answer;
-  const many = tokens.length > MANY;
-  const runs = [];
-  for (const token of tokens) {
-    if (many && runs.length && barOf(runs.at(-1)[0]) === barOf(token)) runs.at(-1).push(token);
-    else runs.push([token]);
-  }
-  const label = `Timeline of ${plural(tokens.length, "token")}, ${cloudOf(answer)} by the cloud`;
-  return el("div", { class: `timeline${many ? " many" : ""}`, role: "img", "aria-label": label }, runs.map(bar));
-}
-
-const barOf = (token) => (token.source === "cloud" ? "cloud" : faultOf(token) ? "fallback" : "edge");
-
-function bar(run) {
-  const seconds = run.reduce((sum, token) => sum + token.seconds, 0);
-  const node = el("span", { class: barOf(run[0]), title: `${run.length > 1 ? plural(run.length, "token") : run[0].text} (${milliseconds(seconds)})` });
-  // Below a sum of one they would not fill the line; what took no time is seen all the same.
-  node.style.flexGrow = Math.max(1, 1000 * seconds);
-  return node;
 }

@@ -23,6 +23,7 @@ const usage = record({
     ...counts("cloud_share", "correction_tokens", "cloud_calls"),
     ...{ cloud_prompt_cached: maybe(number), cloud_prompt_computed: maybe(number), cloud_completion_tokens: maybe(number) },
     sent: maybe(record({ bytes: maybe(number) })),
+    tiers: maybe(list(record({ cloud: text, ...counts("wanted", "asked", "wrote") }))),
     cost: maybe(record({ ...counts("paid", "alone", "saved"), currency: text })),
   }),
 });

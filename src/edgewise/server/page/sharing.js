@@ -37,7 +37,7 @@ export async function share(turn) {
   const page = document.implementation.createHTMLDocument("An answer by Edgewise");
   const shown = byId(turn.id).cloneNode(true);
   const legend = byId("legend").cloneNode(true);
-  for (const node of shown.querySelectorAll(".actions, .problem:empty, dl, .timeline")) node.remove();
+  for (const node of shown.querySelectorAll(".actions, .problem:empty, dl")) node.remove();
   for (const node of [shown, legend, ...shown.querySelectorAll("*")]) {
     for (const { name } of [...node.attributes]) if (!["class", "dir", "href", "rel", "lang"].includes(name)) node.removeAttribute(name);
   }

@@ -1,4 +1,4 @@
-"""One answer's stream from a llama-server: the server runs ahead, its prefix cache is the rollback.
+"""One answer's stream from a server: the server runs ahead, its prefix cache is the rollback.
 
 The server is asked to go on from all ids, and streams its own greedy tokens with the candidates of
 each. As long as the answer takes these tokens, a step is the next line of the stream. When it takes
@@ -7,49 +7,22 @@ which the server computes only what is new.
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Annotated, Any
 
-import httpx2
-import msgspec
 import numpy as np
 
-from edgewise.edge.base import Floats, Ids, Step, Tokenizer, Written
+from edgewise.edge.base import Floats, Ids, Step, Written
 from edgewise.edge.kv import common_prefix
-from edgewise.edge.llamaserver.server import Server
+from edgewise.edge.served.dialect import Dialect, Told
 from edgewise.errors import ContextOverflow, StaleStepError, UsageError
 from edgewise.events import Candidate
-
-TOP = 100
-"""Candidates of each token: 9 KB of JSON, about 5% of a 135M model's time."""
 
 AHEAD = 256
 """Most tokens that one stream writes."""
 
-_MAX_LINE = 1 << 20
-_ENOUGH = 1e3
-
-
-class _Top(msgspec.Struct):
-    """JSON has no infinity: an id of no probability has no number."""
-
-    id: int
-    logprob: Annotated[float, msgspec.Meta(le=1e-3)] | None = None
-
-
-class _Row(msgspec.Struct):
-    id: int
-    top_logprobs: list[_Top]
-
-
-class _Event(msgspec.Struct):
-    """`tokens_predicted` counts those too of which the server says nothing."""
-
-    stop: bool = False
-    tokens: list[int] = []
-    tokens_predicted: int = 0
-    completion_probabilities: list[_Row] = []
+_SURE = 1e-3
+"""How far above 0 rounding may put the logprob of a sure token."""
 
 
 class TopStep:
@@ -119,25 +92,23 @@ class ServedSession:
 
     def __init__(
         self,
-        server: Server,
-        tokenizer: Tokenizer,
+        dialect: Dialect,
         context: int,
         *,
         text: bool,
         top: int,
         release: Callable[[], None],
     ) -> None:
-        self._server, self._tokenizer, self._context = server, tokenizer, context
+        self._dialect, self._tokenizer, self._context = dialect, dialect.tokenizer, context
         self._release = release
-        self._text, self._top = text, max(TOP, top)
+        self._text, self._top = text, _most(dialect, top)
         self._ids: list[int] = []
         self._prompt = 0
         self._served: list[int] = []
         """The ids that the server has and those that it went on with."""
         self._steps: dict[int, TopStep] = {}
         """By position; each is of the ids that `_served` has before it."""
-        self._stream: Iterator[_Event] | None = None
-        self._predicted = 0
+        self._stream: Iterator[Told] | None = None
         self._closing = ExitStack()
         self._closed = False
 
@@ -226,74 +197,51 @@ class ServedSession:
     def _start(self, end: int) -> None:
         self._stop(end)
         self._served = self._ids[:end]
-        body = self._body(end, min(AHEAD, self._context + 1 - end)) | {"stream": True}
-        response = self._closing.enter_context(self._server.open("POST", "/completion", body))
-        self._stream, self._predicted = self._events(response), 0
-
-    def _body(self, end: int, tokens: int) -> dict[str, Any]:
-        return {
-            "prompt": self._ids[:end],
-            "n_predict": tokens,
-            "n_probs": self._top,
-            "samplers": ["temperature"],
-            "temperature": 0,
-            "cache_prompt": True,
-            "return_tokens": True,
-        }
+        tokens = min(AHEAD, self._context + 1 - end)
+        self._stream = self._dialect.stream(self._ids[:end], tokens, self._top, self._closing)
 
     def _read(self) -> bool:
         """The stream's next step; False where it has none, and the stream is over."""
         assert self._stream is not None
         at = len(self._served)
-        event = next(self._stream, None)
-        if event is not None and event.tokens_predicted == self._predicted + 1:
-            rows = event.completion_probabilities
-            if len(rows) == 1 and event.tokens == [rows[0].id]:
-                self._steps[at] = self._step(rows[0], at)
-                self._served.append(self._id(rows[0].id))
-                self._predicted += 1
-                return True
-        self._stop(at)
-        return False
+        told = next(self._stream, None)
+        if told is None:
+            self._stop(at)
+            return False
+        self._steps[at] = self._step(told, at)
+        self._served.append(told.token)
+        return True
 
     def _asked(self, end: int) -> TopStep:
-        """The step by a request of its own.
-
-        Inside a character the server keeps its candidates back until the character is whole. An
-        end token is a whole text, so the server is made to write one; the candidates are told
-        without that bias.
-        """
-        body = self._body(end, 1)
-        bias = [[token, _ENOUGH] for token in sorted(self._tokenizer.eos_ids)[:1]]
-        event = self._server.post("/completion", {**body, "logit_bias": bias}, _Event)
-        if len(event.completion_probabilities) != 1:
-            raise self._server.broken("no candidates of a token")
+        """The step by a request of its own."""
         self._served = self._ids[:end]
-        return self._step(event.completion_probabilities[0], end)
+        return self._step(self._dialect.asked(self._ids[:end], self._top), end)
 
-    def _step(self, row: _Row, at: int) -> TopStep:
-        top = [candidate for candidate in row.top_logprobs if candidate.logprob is not None]
-        ids = np.array([self._id(candidate.id) for candidate in top], np.int32)
-        logprobs = np.array([candidate.logprob for candidate in top], np.float32)
-        falling = bool(len(top)) and bool(np.all(np.diff(logprobs) <= 0))
-        if not falling or len(set(ids.tolist())) < len(ids):
-            raise self._server.broken("candidates that are not in order")
+    def _step(self, told: Told, at: int) -> TopStep:
+        known = [token for token, _ in told.top]
+        ids = np.array(self._valid([told.token, *known])[1:], np.int32)
+        logprobs = np.array([logprob for _, logprob in told.top], np.float32)
+        falling = bool(len(ids)) and bool(np.all(np.diff(logprobs) <= 0))
+        # A number that is none compares as nothing does.
+        if not falling or not logprobs[0] <= _SURE or len(set(known)) < len(known):
+            raise self._dialect.server.broken("candidates that are not in order")
         written = Written(self._served[:at], min(self._prompt, at), self._tokenizer)
         return TopStep(ids, logprobs, written, self._tokenizer.size, text=self._text)
 
-    def _id(self, token: int) -> int:
-        if not 0 <= token < self._tokenizer.size:
-            raise self._server.broken(f"the id {token}")
-        return token
+    def _valid(self, ids: list[int]) -> list[int]:
+        for token in ids:
+            if not 0 <= token < self._tokenizer.size:
+                raise self._dialect.server.broken(f"the id {token}")
+        return ids
 
-    def _events(self, response: httpx2.Response) -> Generator[_Event]:
-        """Server-sent events, each on a line behind `data: `."""
-        held = b""
-        with self._server.named():
-            for part in response.iter_bytes():
-                *lines, held = (held + part).split(b"\n")
-                if len(held) > _MAX_LINE:
-                    raise self._server.broken("a line without an end")
-                for line in lines:
-                    if line.startswith(b"data: "):
-                        yield self._server.decoded(line[6:], _Event)
+
+def _most(dialect: Dialect, top: int) -> int:
+    """How many candidates are asked for. Raises `UsageError` for more than the server tells."""
+    if top > dialect.most:
+        raise UsageError(
+            f"{dialect.program} tells at most {dialect.most} candidates of a token, and the router "
+            f"reads {top}",
+            hint="choose another router, such as entropy",
+            setting="router",
+        )
+    return max(dialect.top, top)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from edgewise import Pair
 from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeOptions
-from edgewise.edge.llamaserver import ServedEdge, open_server
+from edgewise.edge.served import ServedEdge, open_server
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.contracts import test_edge as contract
 from tests.contracts.test_edge import Backend

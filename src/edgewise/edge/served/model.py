@@ -1,0 +1,161 @@
+"""An edge model in a server that already runs, on whatever hardware it uses.
+
+Weights are not loaded again: only the tokenizer is read here, and proven against the server.
+"""
+
+import hashlib
+from pathlib import Path
+from threading import BoundedSemaphore
+
+from edgewise.addresses import with_scheme
+from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Needs, Tokenizer
+from edgewise.edge.llamacpp.model import fingerprint_of
+from edgewise.edge.named import open_tokenizer
+from edgewise.edge.served.by_ids import LlamaServerEdge, VllmEdge
+from edgewise.edge.served.by_text import LmStudioEdge, MlxEdge, OllamaEdge
+from edgewise.edge.served.dialect import LONGEST_NAME, Dialect
+from edgewise.edge.served.server import Server
+from edgewise.edge.served.session import ServedSession
+from edgewise.edge.vocabulary import fingerprint
+from edgewise.errors import AddressError, EdgeError, ModelError, UsageError
+
+_DIALECTS: tuple[type[Dialect], ...] = (
+    LlamaServerEdge,
+    OllamaEdge,
+    VllmEdge,
+    LmStudioEdge,
+    MlxEdge,
+)
+
+
+def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
+    """The edge engine `server`. Raises `UsageError`, or `EdgeError` where none answers."""
+    if options.threads is not None or options.gpu_layers != "auto":
+        raise UsageError(
+            "Threads and GPU layers are the server's own where the edge model is at a URL",
+            hint="start the server with them",
+            setting="threads" if options.threads is not None else "gpu_layers",
+        )
+    url = with_scheme(address).rstrip("/").removesuffix("/v1")
+    server = Server(url, key=options.key)
+    try:
+        return ServedEdge(_dialect_of(server, options.model, options.context), options)
+    except BaseException:
+        server.close()
+        raise
+
+
+class ServedEdge(EdgeModel):
+    """Implements `EdgeModel`: sessions are streams, a rollback asks again from the prefix.
+
+    Steps have the likeliest ids alone, and no hidden state. The server keeps the KV cache.
+    """
+
+    def __init__(self, dialect: Dialect, options: EdgeOptions) -> None:
+        described = dialect.described
+        if described.slots is not None and options.slots > described.slots:
+            raise UsageError(
+                f"The edge model's server has {described.slots} slots, and {options.slots} are "
+                "needed",
+                hint="start it with more",
+                setting="edge",
+            )
+        self._dialect = dialect
+        self.name, self.build = described.name, dialect.program
+        self.parameters, self.hidden_size = described.parameters, described.hidden_size
+        self.context = described.context
+        self._free = BoundedSemaphore(options.slots)
+        self.abilities = EdgeAbilities(hidden=False, batch_logits=False, slots=options.slots)
+        self.path = _file(described.address)
+        self.tokenizer = dialect.tokenizer = _tokenizer(dialect, options.tokenizer)
+        _require_proven(dialect)
+
+    def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> ServedSession:
+        if Needs.HIDDEN in needs:
+            raise UsageError(
+                f"The server of {self.name!r} hands out no hidden states",
+                hint="choose a router that reads none, such as entropy",
+                setting="router",
+            )
+        if not self._free.acquire(blocking=False):
+            raise UsageError(
+                f"All {self.abilities.slots} slots of {self.name!r} are taken",
+                hint="close a session",
+                setting="slots",
+            )
+        text = Needs.TEXT in needs
+        return ServedSession(
+            self._dialect, self.context, text=text, top=top, release=self._free.release
+        )
+
+    def fingerprint(self) -> str:
+        """Of the weights' file where it is here; else of the model's name and vocabulary."""
+        if self.path is not None:
+            return fingerprint_of(self.path)
+        named = f"{self.build}\0{self.name}\0{fingerprint(self.tokenizer)}"
+        return hashlib.sha256(named.encode()).hexdigest()
+
+    def close(self) -> None:
+        self._dialect.server.close()
+
+
+def _tokenizer(dialect: Dialect, named: str | None) -> Tokenizer:
+    """As named, else that of the model's file, which the server names, on this disk."""
+    address = named or dialect.described.address
+    local = address.startswith(("ollama:", "lmstudio:")) or _exists(address)
+    try:
+        if named or local:
+            return open_tokenizer(address)
+    except AddressError as error:
+        if named:
+            error.setting = "edge_tokenizer"
+            raise
+    raise ModelError(
+        f"The edge model's server at {dialect.server.url} serves "
+        f"{dialect.described.address[:200]!r}, which is not on this disk, and its tokenizer is "
+        "needed here",
+        hint="name a GGUF of the model, its folder or its repository",
+        setting="edge_tokenizer",
+    )
+
+
+def _file(address: str) -> Path | None:
+    """The GGUF that the server names, if it is on this disk."""
+    from edgewise.addresses import resolve
+
+    try:
+        if address.startswith(("ollama:", "lmstudio:")):
+            return resolve(address, "edge")
+        return Path(address).resolve() if Path(address).is_file() else None
+    except (AddressError, OSError, ValueError):
+        return None  # a name that no file has
+
+
+def _exists(address: str) -> bool:
+    try:
+        return Path(address).is_absolute() and Path(address).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _dialect_of(server: Server, model: str | None, context: int | None) -> Dialect:
+    """What `server` is, by trying. Raises `EdgeError`, or `UsageError` for a model it lacks."""
+    for kind in _DIALECTS:
+        if (found := kind.find(server, model, context)) is not None:
+            return found
+    raise EdgeError(
+        f"What runs at {server.url} is none of {', '.join(kind.program for kind in _DIALECTS)}",
+        hint="give the address of one of them, or name a model's file",
+        setting="edge",
+    )
+
+
+def _require_proven(dialect: Dialect) -> None:
+    """Raises `ModelError` where the server reads texts otherwise than the tokenizer found here."""
+    if not dialect.prove():
+        raise ModelError(
+            f"The edge model's server at {dialect.server.url} has another vocabulary than the "
+            f"tokenizer that was found for {dialect.described.name[:LONGEST_NAME]!r}",
+            hint="name its own, or start the server again if the model's file has changed",
+            setting="edge_tokenizer",
+        )

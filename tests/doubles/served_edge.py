@@ -1,0 +1,241 @@
+"""Servers as far as an edge model needs them, in each one's form: scripted tokens, and faults.
+
+Their forms are those of llama.cpp's server, of Ollama's `api/types.go`, of vLLM 0.32, of OpenAI's
+completions (LM Studio) and of `mlx_lm/server.py` 0.32.
+"""
+
+import json
+import math
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from edgewise.addresses import bundled
+from edgewise.edge.base import Tokenizer
+from edgewise.edge.named import open_tokenizer
+from edgewise.edge.vocabulary import bytes_of
+
+Event = dict[str, Any]
+Likeliest = list[tuple[int, float]]
+
+PROGRAMS = ("llama-server", "Ollama", "vLLM", "LM Studio", "mlx_lm.server")
+MODEL = "qwen3:0.6b"
+
+
+@dataclass
+class LlamaEdge:
+    """What it serves. `spoil` changes or ends a stream: it is given each event and its number."""
+
+    program: str = "llama-server"
+    url: str = ""
+    path: Path = field(default_factory=lambda: bundled("edge"))
+    models: tuple[str, ...] = (MODEL,)
+    slots: int = 1
+    context: int = 257
+    status: int = 200
+    location: str = ""
+    filler: bytes = b""
+    """Written without end behind the first token."""
+    keys: list[str | None] = field(default_factory=list)
+    reply: Callable[[str], bytes | None] = lambda path: None
+    spoil: Callable[[Event, int], Event | bytes | None] = lambda event, number: event
+    lie: Callable[[Likeliest], Likeliest] = lambda likeliest: likeliest
+    ends: int = 1 << 30
+    """So many tokens a request are written before the answer ends."""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    tokenizer: Tokenizer = field(default_factory=lambda: open_tokenizer(str(bundled("edge"))))
+
+    @property
+    def size(self) -> int:
+        return self.tokenizer.size
+
+    def likeliest(self, ids: list[int]) -> Likeliest:
+        """Three ids and their logprobs, by the text that stands before."""
+        text = bytes_of(self.tokenizer, ids)
+        first = (7 * sum(text) + len(text)) % 200 + 300
+        return [(first + i, math.log(p)) for i, p in enumerate((0.6, 0.3, 0.1 - 1e-6))]
+
+    def text(self, token: int) -> str:
+        if not 0 <= token < self.size:
+            return "\ufffd"
+        return self.tokenizer.piece(token).decode() or self.tokenizer.special.get(token, "")
+
+    def ids(self, prompt: list[int] | str) -> list[int]:
+        return prompt if isinstance(prompt, list) else self.tokenizer.encode_prompt(prompt)
+
+    def event(self, ids: list[int], written: int) -> Event:
+        """One token in the program's form."""
+        token, top = self.likeliest(ids)[0], self.lie(self.likeliest(ids))
+        return _FORMS[self.program](self, token, top, written)
+
+    def known(self) -> dict[str, Any]:
+        """Replies by path."""
+        settings = {"n_ctx": self.context}
+        owner = {"vLLM": "vllm", "LM Studio": "organization_owner"}.get(self.program)
+        entry: dict[str, Any] = {"object": "model"} | ({"owned_by": owner} if owner else {})
+        if self.program == "vLLM":
+            entry |= {"max_model_len": self.context, "root": "owner/model"}
+        models = [{**entry, "id": name} for name in self.models]
+        if self.program == "llama-server":
+            props = {"model_path": str(self.path), "total_slots": self.slots}
+            return {
+                "/props": {**props, "default_generation_settings": settings},
+                "/v1/models": {"data": [{"id": "x", "meta": {"n_vocab": self.size}}]},
+            }
+        if self.program == "Ollama":
+            names = [{"name": name, "size": 1} for name in self.models]
+            return {"/api/version": {"version": "0.21.0"}, "/api/tags": {"models": names}}
+        return {"/v1/models": {"object": "list", "data": models}}
+
+
+def _llama(served: LlamaEdge, token: tuple[int, float], top: Likeliest, written: int) -> Event:
+    rows = [{"id": i, "logprob": p} for i, p in top]
+    row = {"id": token[0], "logprob": token[1], "top_logprobs": rows}
+    one = {"stop": False, "tokens": [token[0]], "tokens_predicted": written}
+    return {**one, "content": "x", "completion_probabilities": [row]}
+
+
+def _ollama(served: LlamaEdge, token: tuple[int, float], top: Likeliest, written: int) -> Event:
+    rows = [{"token": served.text(i), "logprob": p} for i, p in top]
+    first = {"token": served.text(token[0]), "logprob": top[0][1] if top else token[1]}
+    row = {**first, "bytes": list(first["token"].encode()), "top_logprobs": rows}
+    return {"model": MODEL, "response": first["token"], "done": False, "logprobs": [row]}
+
+
+def _openai(served: LlamaEdge, token: tuple[int, float], top: Likeliest, written: int) -> Event:
+    ids = served.program == "vLLM"
+
+    def named(one: int) -> str:
+        return f"token_id:{one}" if ids else served.text(one)
+
+    logprobs = {
+        "tokens": [named(token[0])],
+        "token_logprobs": [top[0][1] if top else token[1]],
+        "top_logprobs": [{named(i): p for i, p in top}],
+        "text_offset": [0],
+    }
+    choice = {"index": 0, "text": served.text(token[0]), "logprobs": logprobs}
+    return {"object": "text_completion", "choices": [{**choice, "finish_reason": None}]}
+
+
+def _mlx(served: LlamaEdge, token: tuple[int, float], top: Likeliest, written: int) -> Event:
+    rows = [{"id": i, "token": served.text(i), "logprob": p} for i, p in reversed(top)]
+    return {"text": served.text(token[0]), "top_logprobs": rows, **(rows[0] if rows else {})}
+
+
+_FORMS = {
+    "llama-server": _llama,
+    "Ollama": _ollama,
+    "vLLM": _openai,
+    "LM Studio": _openai,
+    "mlx_lm.server": _mlx,
+}
+
+
+@contextmanager
+def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
+    """Serves on 127.0.0.1 until the block ends."""
+    served = LlamaEdge(**chosen)
+    ollama = served.program == "Ollama"
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+        def send(self, made: object, status: int | None = None) -> None:
+            body = made if isinstance(made, bytes) else json.dumps(made).encode()
+            self.send_response(status or served.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Location", served.location)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            served.keys.append(self.headers["Authorization"])
+            known = served.known()
+            made = served.reply(self.path) or known.get(self.path)
+            self.send(made, None if made or served.status != 200 else 404)
+
+        def do_POST(self) -> None:
+            served.keys.append(self.headers["Authorization"])
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            spoilt = served.reply(self.path)
+            if self.path == "/tokenize":
+                text = body.get("content", body.get("prompt"))
+                self.send(spoilt or {"tokens": served.tokenizer.encode(text)})
+                return
+            served.requests.append(body)
+            most = body.get("n_predict") or body.get("max_tokens")
+            most = min(most or body["options"]["num_predict"], served.ends)
+            try:
+                if body.get("stream"):
+                    self.stream(served.ids(body["prompt"]), most)
+                else:
+                    self.whole(served.ids(body["prompt"]), most, spoilt)
+            except OSError:
+                pass  # the other side went on elsewhere
+
+        def whole(self, ids: list[int], most: int, spoilt: bytes | None) -> None:
+            prompt, made = len(ids), []
+            for number in range(1, most + 1):
+                event = served.event(ids, number)
+                spoiled = served.spoil(event, number)
+                if served.program == "mlx_lm.server" and not isinstance(spoiled, dict):
+                    self.send(spoiled or b"")
+                    return
+                made.append(event)
+                ids = [*ids, served.likeliest(ids)[0][0]]
+            usage = {"prompt_tokens": prompt, "completion_tokens": most}
+            forms: dict[str, Any] = {
+                "Ollama": {"done": True, "prompt_eval_count": prompt, "eval_count": most},
+                "LM Studio": {"choices": [], "usage": usage},
+                "llama-server": made[0],
+            }
+            if served.program == "mlx_lm.server":
+                text = "".join(event["text"] for event in made)
+                choice = {"index": 0, "text": text, "logprobs": {"content": made}}
+                forms["mlx_lm.server"] = {"choices": [choice], "usage": usage}
+            self.send(spoilt or forms[served.program])
+
+        def stream(self, ids: list[int], most: int) -> None:
+            self.close_connection = True
+            self.send_response(200)
+            self.end_headers()
+            start = b"" if ollama else b"data: "
+            prompt, reason = len(ids), "stop" if most == served.ends else "length"
+            for number in range(1, most + 1):
+                event = served.spoil(served.event(ids, number), number)
+                if event is None:
+                    return
+                data = event if isinstance(event, bytes) else json.dumps(event).encode()
+                self.wfile.write(start + data + b"\n\n")
+                ids = [*ids, served.likeliest(ids)[0][0]]
+                while served.filler:
+                    self.wfile.write(served.filler)
+            last: Event = {"stop": True, "tokens": []}
+            if ollama:
+                last = {"response": "", "done": True, "done_reason": reason}
+                last["prompt_eval_count"] = prompt
+            elif served.program != "llama-server":
+                last = {"choices": [{"text": "", "logprobs": None, "finish_reason": reason}]}
+            self.wfile.write(start + json.dumps(last).encode() + b"\n\n")
+            if not ollama:
+                self.wfile.write(b"data: [DONE]\n\n" * (served.program != "llama-server"))
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    served.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

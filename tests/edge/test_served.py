@@ -1,0 +1,471 @@
+"""The edge engine `server`: a stream is taken as long as the answer follows it."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgewise import Pair
+from edgewise.cloud.hosts import hosts_of, require_near
+from edgewise.edge.base import EdgeOptions, EdgeSession, Needs
+from edgewise.edge.served import ServedEdge, open_server, server
+from edgewise.edge.vocabulary import bytes_of
+from edgewise.errors import EdgeError, ModelError, UsageError
+from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.cli.test_disk_models import pulled
+from tests.doubles.served_edge import MODEL, PROGRAMS, Event, Likeliest, LlamaEdge, llama_edge
+from tests.visited import visited
+
+PROMPT = [11, 12, 13]
+
+Opened = Callable[..., ServedEdge]
+
+
+@pytest.fixture
+def served() -> Iterator[LlamaEdge]:
+    with llama_edge() as served:
+        yield served
+
+
+@pytest.fixture(params=PROGRAMS)
+def anyone(request: pytest.FixtureRequest) -> Iterator[LlamaEdge]:
+    """A server of each kind."""
+    with llama_edge(program=request.param) as served:
+        yield served
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    """Opens an edge model at a served one, and closes it behind the test."""
+    with ExitStack() as stack:
+
+        def open_at(served: LlamaEdge, **options: Any) -> ServedEdge:
+            if served.program != "llama-server":
+                options.setdefault("tokenizer", "bundled")
+            model = open_server(served.url, EdgeOptions(**options))
+            stack.callback(model.close)
+            served.requests.clear()
+            return model
+
+        yield open_at
+
+
+def written(session: EdgeSession, n: int) -> list[int]:
+    """The session's own greedy tokens."""
+    tokens: list[int] = []
+    for _ in range(n):
+        tokens.append(session.step().proposed)
+        session.extend(tokens[-1:])
+    return tokens
+
+
+def greedy(served: LlamaEdge, ids: list[int], n: int) -> list[int]:
+    written = list(ids)
+    for _ in range(n):
+        written.append(served.likeliest(written)[0][0])
+    return written[len(ids) :]
+
+
+def prompts(served: LlamaEdge) -> list[str]:
+    """The texts of the prompts that were asked from."""
+    tokenizer = served.tokenizer
+    return [
+        bytes_of(tokenizer, served.ids(request["prompt"])).decode() for request in served.requests
+    ]
+
+
+def text_of(served: LlamaEdge, ids: list[int]) -> str:
+    return bytes_of(served.tokenizer, ids).decode()
+
+
+def test_kept_tokens_cost_one_request(opened: Opened, anyone: LlamaEdge) -> None:
+    session = opened(anyone).session(Needs.ENTROPY)
+    session.open(PROMPT)
+    assert written(session, 20) == greedy(anyone, PROMPT, 20)
+    asked = prompts(anyone)
+    assert asked[0] == text_of(anyone, PROMPT)
+    # mlx_lm.server tells candidates in whole replies alone.
+    assert len(asked) == (3 if anyone.program == "mlx_lm.server" else 1)
+
+
+def test_another_token_is_asked_from_its_prefix(opened: Opened, anyone: LlamaEdge) -> None:
+    session = opened(anyone).session()
+    session.open(PROMPT)
+    first = session.step().proposed
+    session.extend([first])
+    session.step()
+    session.extend([999])
+    changed = [*PROMPT, first, 999]
+    assert session.step().proposed == anyone.likeliest(changed)[0][0]
+    assert prompts(anyone) == [text_of(anyone, PROMPT), text_of(anyone, changed)]
+
+
+def test_a_rollback_to_what_was_streamed_asks_nothing(opened: Opened, anyone: LlamaEdge) -> None:
+    session = opened(anyone).session()
+    session.open(PROMPT)
+    tokens = greedy(anyone, PROMPT, 5)
+    for token in tokens:
+        session.step()
+        session.extend([token])
+    session.step()
+    session.rewind(len(PROMPT) + 2)
+    assert session.step().proposed == tokens[2]
+    session.extend(tokens[2:])
+    assert session.step().position == len(PROMPT) + 5
+    assert len(anyone.requests) == 1
+
+
+def test_the_end_of_an_answer_is_told(opened: Opened, anyone: LlamaEdge) -> None:
+    """llama-server and vLLM tell its token; the others only that it ended, or the text's end."""
+    if anyone.program in ("llama-server", "mlx_lm.server"):
+        pytest.skip("its end token has candidates")
+    session = opened(anyone).session()
+    anyone.ends = 3
+    session.open(PROMPT)
+    assert written(session, 3) == greedy(anyone, PROMPT, 3)
+    assert session.step().proposed in anyone.tokenizer.eos_ids
+
+
+def test_a_step_has_the_numbers_of_the_likeliest(opened: Opened, anyone: LlamaEdge) -> None:
+    served = anyone
+    session = opened(served).session(Needs.ENTROPY | Needs.TEXT)
+    session.open(PROMPT)
+    step = session.step()
+    top = served.likeliest(PROMPT)
+    assert step.top(2)[0].tolist() == [top[0][0], top[1][0]]
+    assert step.logprob(top[1][0]) == pytest.approx(top[1][1])
+    assert step.logprob(5) < top[2][1]
+    assert step.entropy == pytest.approx(-sum(p * math.log(p) for p in (0.6, 0.3, 0.1)), abs=1e-3)
+    assert np.exp(step.logits).sum() == pytest.approx(1.0, abs=1e-3)
+    assert list(step.written.ids) == PROMPT
+    with pytest.raises(UsageError) as caught:
+        opened(served).session(Needs.HIDDEN)
+    assert caught.value.setting == "router"
+
+
+def test_a_token_of_which_the_stream_says_nothing_is_asked_for(
+    opened: Opened, served: LlamaEdge
+) -> None:
+    """As inside a character of several tokens: the server counts them, and tells the last alone."""
+
+    def silent(event: dict[str, Any], number: int) -> dict[str, Any]:
+        return {"stop": False, "tokens_predicted": 4} if number == 2 else event
+
+    served.spoil = silent
+    session = opened(served).session()
+    session.open(PROMPT)
+    assert written(session, 6) == greedy(served, PROMPT, 6)
+    assert any(not request.get("stream") for request in served.requests)
+
+
+LIES: dict[str, Any] = {
+    "no JSON": b"{",
+    "an id that is none": {"id": 10**6, "top_logprobs": [{"id": 10**6, "logprob": -0.1}]},
+    "candidates out of order": {
+        "id": 300,
+        "top_logprobs": [{"id": 300, "logprob": -2.0}, {"id": 301, "logprob": -1.0}],
+    },
+    "a candidate twice": {"id": 300, "top_logprobs": [{"id": 300, "logprob": -1.0}] * 2},
+    "a probability above 1": {"id": 300, "top_logprobs": [{"id": 300, "logprob": 3.0}]},
+    "no candidates": {"id": 300, "top_logprobs": []},
+    "a line without an end": b"x" * (3 << 20),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_server_that_lies_ends_the_answer_with_its_name(
+    opened: Opened, served: LlamaEdge, lie: Any, at: int
+) -> None:
+    def lying(event: dict[str, Any], number: int) -> Any:
+        if number != at:
+            return event
+        if isinstance(lie, bytes):
+            return lie
+        return {**event, "tokens": [lie["id"]], "completion_probabilities": [lie]}
+
+    served.spoil = lying
+    session = opened(served).session()
+    session.open(PROMPT)
+    with pytest.raises(EdgeError) as caught:
+        written(session, 4)
+    assert served.url in caught.value.message
+    session.close()
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_stream_that_is_cut_is_asked_for_again(
+    opened: Opened, anyone: LlamaEdge, at: int
+) -> None:
+    """Or, where a whole reply is cut at its first token every time, the error names the server."""
+    session = opened(anyone).session()
+    anyone.spoil = lambda event, number: None if number == at else event
+    session.open(PROMPT)
+    if anyone.program != "mlx_lm.server" and (at > 1 or anyone.program == "llama-server"):
+        assert written(session, 8) == greedy(anyone, PROMPT, 8)
+    else:
+        with pytest.raises(EdgeError) as caught:
+            written(session, 8)
+        assert anyone.url in caught.value.message
+
+
+FALSE: dict[str, Callable[[Likeliest], Likeliest]] = {
+    "a probability above 1": lambda top: [(top[0][0], 3.0), *top[1:]],
+    "no number": lambda top: [(top[0][0], float("nan")), *top[1:]],
+    "infinite": lambda top: [(top[0][0], float("inf"))],
+    "an id that is none": lambda top: [(10**6, -0.1), *top],
+    "a negative id": lambda top: [(-1, -0.1), *top],
+    "too many": lambda top: [(300 + i, -8.0) for i in range(3000)],
+    "none": lambda top: [],
+}
+
+
+@pytest.mark.parametrize("lie", FALSE.values(), ids=FALSE.keys())
+@pytest.mark.parametrize("at", [0, 3])
+def test_candidates_that_are_false_end_no_more_than_the_answer(
+    opened: Opened, anyone: LlamaEdge, lie: Callable[[Likeliest], Likeliest], at: int
+) -> None:
+    session = opened(anyone).session(Needs.ENTROPY)
+    session.open(PROMPT)
+    taken = written(session, at)
+    anyone.lie = lie
+    with suppress(EdgeError):
+        session.extend([999])
+        taken += written(session, 2)
+    assert all(0 <= token < anyone.size for token in taken)
+    session.close()
+
+
+@pytest.mark.parametrize("garbage", [b"{", b"[]", b"\xff\xfe", b"x" * (3 << 20), b"[" * 100_000])
+def test_garbage_is_an_error_that_names_the_server(
+    opened: Opened, anyone: LlamaEdge, garbage: bytes
+) -> None:
+    session = opened(anyone).session()
+    anyone.spoil = lambda event, number: garbage if number == 2 else event
+    session.open(PROMPT)
+    with pytest.raises(EdgeError) as caught:
+        written(session, 4)
+    assert anyone.url in caught.value.message
+
+
+def test_another_vocabulary_is_refused(opened: Opened, anyone: LlamaEdge) -> None:
+    """As its ids, or its counts, show."""
+    anyone.tokenizer = ByteTokenizer()
+    with pytest.raises(ModelError):
+        opened(anyone, tokenizer="bundled")
+
+
+@pytest.mark.parametrize("program", PROGRAMS[1:])
+def test_one_of_several_models_is_named(opened: Opened, program: str) -> None:
+    with llama_edge(program=program, models=("other", MODEL)) as served:
+        session = opened(served, model=MODEL).session()
+        session.open(PROMPT)
+        session.step()
+        assert {request["model"] for request in served.requests} == {MODEL}
+        for named in (None, "third"):
+            with pytest.raises(UsageError) as caught:
+                opened(served, model=named)
+            assert caught.value.setting == "edge_model"
+
+
+@pytest.mark.parametrize("program", PROGRAMS[1:])
+def test_a_tokenizer_that_is_not_here_is_asked_for(program: str) -> None:
+    with llama_edge(program=program) as served, pytest.raises(ModelError) as caught:
+        Pair(served.url, cloud="none")
+    assert caught.value.setting == "edge_tokenizer"
+
+
+def test_a_model_of_ollama_has_its_tokenizer_on_this_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled(tmp_path, "registry.ollama.ai/library/qwen3/0.6b")
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    with llama_edge(program="Ollama") as served, Pair(served.url, cloud="none") as pair:
+        assert pair.ask("Hello", max_tokens=3).usage.edge_tokens == 3
+        with Pair(cloud="none") as here:
+            assert pair.edge.fingerprint() == here.edge.fingerprint()
+
+
+def test_a_server_without_logprobs_is_refused(opened: Opened) -> None:
+    """LM Studio's `/v1/completions` has them as null; Ollama's had none before 0.12.11."""
+
+    def bare(event: Event, number: int) -> Event:
+        if "choices" in event:
+            return {"choices": [{**event["choices"][0], "logprobs": None}]}
+        return {name: value for name, value in event.items() if name != "logprobs"}
+
+    for program in ("LM Studio", "Ollama"):
+        with llama_edge(program=program, spoil=bare) as served:
+            session = opened(served).session()
+            session.open(PROMPT)
+            with pytest.raises(EdgeError) as caught:
+                session.step()
+            assert program in caught.value.message
+
+
+def test_a_character_of_several_tokens_comes_as_one(opened: Opened) -> None:
+    """Ollama sends it with the candidates of its last token alone."""
+    with llama_edge(program="Ollama") as served:
+        character = "🙂"
+
+        def joined(event: Event, number: int) -> Event | None:
+            last = {"token": "", "logprob": -0.1, "top_logprobs": []}
+            made = {**event, "response": character, "logprobs": [last]}
+            return made if number == 1 else None
+
+        served.spoil = joined
+        session = opened(served).session()
+        session.open(PROMPT)
+        ids = served.tokenizer.encode(character)
+        assert written(session, len(ids)) == ids
+
+
+def test_a_server_that_is_gone_keeps_the_text_so_far() -> None:
+    def ending(event: Event, number: int) -> Event | None:
+        return None if number == 5 else event
+
+    with llama_edge(spoil=ending) as served:
+        pair = Pair(served.url, cloud="none")
+        events = pair.stream("Hello", max_tokens=20)
+        first = [next(iter(events)) for _ in range(3)]
+    with pytest.raises(EdgeError) as caught:
+        list(events)
+    assert len(first) == 3
+    assert caught.value.setting == "edge"
+    pair.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "reply"),
+    [
+        ("/props", b"[]"),
+        ("/props", b"<html>"),
+        ("/props", json.dumps({"model_path": "x", "total_slots": 0}).encode()),
+        ("/tokenize", b"{}"),
+    ],
+)
+def test_what_is_not_a_llama_server_is_refused(opened: Opened, path: str, reply: bytes) -> None:
+    def lying(asked: str) -> bytes | None:
+        return reply if asked == path else None
+
+    with llama_edge(reply=lying) as served, pytest.raises((EdgeError, ModelError)) as caught:
+        opened(served)
+    assert served.url in caught.value.message
+
+
+def test_a_file_that_changed_or_is_not_here_is_refused(opened: Opened, served: LlamaEdge) -> None:
+    served.reply = lambda path: b'{"tokens": [1]}' if path == "/tokenize" else None
+    with pytest.raises(ModelError):
+        opened(served)
+    served.path = served.path.with_name("elsewhere.gguf")
+    with pytest.raises(ModelError) as caught:
+        opened(served)
+    assert "elsewhere.gguf" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("http://192.0.2.1:8080", "https://example.org", "http://box.local:8080"),
+        *("http://a:b@127.0.0.1:1", "http://127.0.0.1:1?x", "http://127.0.0.1.example.org"),
+        *("http://[::ffff:192.168.0.1]:1", "http://192.169.0.1", "ftp:/127.0.0.1", "http://[::1"),
+    ],
+)
+@pytest.mark.parametrize("hosts", [None, "else.example,10.0.0.1"])
+def test_prompts_go_to_no_other_network(address: str, hosts: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        Pair(address, cloud="none", edge_engine="server", edge_hosts=hosts)
+    assert caught.value.setting in ("edge", "edge_hosts")
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts"),
+    [
+        *((f"http://{host}:1", None) for host in ("127.9.9.9", "localhost", "10.1.2.3", "[::1]")),
+        *((f"https://{host}", None) for host in ("172.31.0.1", "192.168.0.1", "169.254.0.1")),
+        *((f"http://{host}", None) for host in ("[fd00::1]", "[fe80::1]")),
+        ("https://box.example", "box.example"),
+        ("http://box.example:81", "other.example, box.example:81"),
+    ],
+)
+def test_prompts_go_near_or_to_hosts_that_are_allowed(address: str, hosts: str | None) -> None:
+    require_near(address, hosts_of(hosts, "edge_hosts"))
+
+
+def test_a_redirect_is_not_followed() -> None:
+    with visited() as (elsewhere, came):
+        with llama_edge(status=307, location=elsewhere) as served, pytest.raises(EdgeError):
+            Pair(served.url, cloud="none")
+        assert came == []
+
+
+def test_the_key_is_sent_and_one_that_is_none_is_refused(served: LlamaEdge) -> None:
+    with Pair(served.url, cloud="none", edge_key="secret") as pair:
+        pair.ask("Hello", max_tokens=2)
+    assert set(served.keys) == {"Bearer secret"}
+    with pytest.raises(UsageError) as caught:
+        Pair(served.url, cloud="none", edge_key="two words")
+    assert caught.value.setting == "edge_key"
+
+
+@pytest.mark.parametrize("setting", ["edge_model", "edge_tokenizer"])
+def test_settings_of_a_server_are_refused_for_a_file(setting: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Pair(cloud="none", **{setting: "bundled"})
+    assert caught.value.setting == setting
+
+
+@pytest.mark.parametrize("filler", [b"\n", b": keep-alive\n\n", b"x"])
+def test_a_stream_of_nothing_ends(
+    served: LlamaEdge, monkeypatch: pytest.MonkeyPatch, filler: bytes
+) -> None:
+    """Bytes that are no token do not hold an answer up."""
+    with Pair(served.url, cloud="none") as pair:
+        monkeypatch.setattr(server, "PATIENCE", 0.2)
+        served.filler = filler
+        events = pair.stream("Hello", max_tokens=20)
+        assert next(events)
+        with pytest.raises(EdgeError) as caught:
+            list(events)
+    assert served.url in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [
+        ({"threads": 2}, "threads"),
+        ({"gpu_layers": 1}, "gpu_layers"),
+        ({"context": 300}, "ctx"),
+        ({"slots": 2}, "edge"),
+    ],
+)
+def test_what_the_server_decides_is_refused(
+    opened: Opened, served: LlamaEdge, options: dict[str, Any], setting: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        opened(served, **options)
+    assert caught.value.setting == setting
+
+
+def test_a_proxy_of_the_environment_sees_nothing(
+    opened: Opened, served: LlamaEdge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    session = opened(served).session()
+    session.open(PROMPT)
+    assert session.step().proposed == greedy(served, PROMPT, 1)[0]
+
+
+def test_a_server_that_wants_a_key_is_named_as_one(
+    opened: Opened, served: LlamaEdge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "status", 401)
+    with pytest.raises(EdgeError) as caught:
+        opened(served)
+    assert caught.value.setting == "edge_key"

@@ -1,0 +1,310 @@
+"""`serve` as a process: what stands beside answers, TLS, hostile templates, many clients."""
+
+import asyncio
+import os
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import httpx2
+import pytest
+import trustme
+
+from edgewise.addresses import bundled
+from edgewise.events import Event, Pending
+from edgewise.server import replies
+from edgewise.server.answering import Admission
+from edgewise.server.completions import CompletionRequest, TextReply
+from edgewise.server.replies import EventStream
+from edgewise.testing.link import Link, Quality
+from edgewise.testing.scripted_edge import ByteTokenizer
+from tests import models
+from tests.llama_server_process import llama_server
+from tests.server.serving import get, post, running, serving
+
+
+def test_health_says_what_runs(url: str) -> None:
+    found = get(f"{url}/health").json()
+    assert (found["status"], found["edge"]) == ("ok", "edge")
+    assert found["cloud"]
+    assert found["vocabulary"].startswith("all ids")
+
+
+def test_browsers_are_told_to_load_nothing_from_elsewhere(url: str) -> None:
+    for path in ("/", "/page.js", "/page.css", "/v1/models"):
+        headers = get(url + path).headers
+        assert "default-src 'self'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+    assert "http" not in get(f"{url}/").text.replace("http-equiv", "")
+
+
+def test_another_host_name_is_refused(url: str) -> None:
+    """A page elsewhere whose name was made to point here must not get answers."""
+    assert get(f"{url}/v1/models", headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_other_origins_are_let_in_only_where_told() -> None:
+    ask = {"Origin": "https://my.page", "Access-Control-Request-Method": "POST"}
+    allowed = "access-control-allow-origin"
+    with serving("--threads", "1", "--cors-origin", "https://my.page") as open_to_one:
+        path = f"{open_to_one}/v1/chat/completions"
+        told = httpx2.options(path, headers=ask, trust_env=False)
+        assert told.headers[allowed] == "https://my.page"
+        other = httpx2.options(path, headers=ask | {"Origin": "https://x.y"}, trust_env=False)
+        assert allowed not in other.headers
+
+
+def test_without_it_no_origin_is(url: str) -> None:
+    response = get(f"{url}/v1/models", headers={"Origin": "https://my.page"})
+    assert "access-control-allow-origin" not in response.headers
+
+
+def test_a_port_that_is_taken_is_told_in_a_sentence(url: str) -> None:
+    port = url.rpartition(":")[2]
+    command = [sys.executable, "-m", "edgewise", "serve", "--port", port]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+ASK = """
+import sys
+from openai import OpenAI
+client = OpenAI(base_url=sys.argv[1] + "/v1", api_key="sk-own", max_retries=0)
+messages = [{"role": "user", "content": "Tell me about copper."}]
+stream = client.chat.completions.create(
+    model="edgewise", messages=messages, max_tokens=8, stream=True
+)
+print("".join(chunk.choices[0].delta.content or "" for chunk in stream))
+"""
+
+
+class Encrypted(NamedTuple):
+    """A server, and the file of whoever signed its certificate."""
+
+    url: str
+    authority: Path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encrypted]:
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    certificate, private_key, signed = (folder / name for name in ("c.pem", "k.pem", "ca.pem"))
+    issued.private_key_pem.write_to_path(private_key)
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    authority.cert_pem.write_to_path(signed)
+    flags = ("--certificate", str(certificate), "--private-key", str(private_key))
+    trusted = ssl.create_default_context(cafile=str(signed))
+    with running(*flags, "--threads", "1", "--api-key", "sk-own", trusted=trusted) as server:
+        yield Encrypted(server.url, signed)
+
+
+@pytest.mark.parametrize("trusts", [True, False])
+def test_openais_client_asks_whom_it_was_told_to_trust(served: Encrypted, trusts: bool) -> None:
+    """In a process of its own; else it says nothing to anybody."""
+    command = [sys.executable, "-c", ASK, served.url]
+    told = {"SSL_CERT_FILE": str(served.authority)} if trusts else {}
+    done = subprocess.run(
+        command, env=os.environ | told, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode == 0) == trusts, done.stderr
+    assert done.stdout.strip() if trusts else "CERTIFICATE_VERIFY_FAILED" in done.stderr
+
+
+def test_nothing_is_served_in_the_clear(served: Encrypted) -> None:
+    with pytest.raises(httpx2.TransportError):
+        httpx2.get(served.url.replace("https", "http") + "/health", timeout=60, trust_env=False)
+
+
+# Not known before there is a conversation, so that the template compiles.
+BOMB = (
+    "{% if 'bomb' in messages[0].content %}{% set n = messages | length * 9 %}"
+    "{{ n ** (n ** n) }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def bombed(model_folder: Path) -> Iterator[str]:
+    """Serves a downloaded model whose template is a bomb for some conversations."""
+    vocabulary = models.byte_level()
+    template = BOMB + str(vocabulary.template)
+    path = models.write_transformer(
+        model_folder / "bomb.gguf", replace(vocabulary, template=template)
+    )
+    with serving("--edge", str(path), "--threads", "1", "--max-tokens", "2") as url:
+        yield url
+
+
+def chat(url: str, content: str) -> httpx2.Response:
+    turns = [{"role": "user", "content": content}]
+    return post(url, "v1/chat/completions", model="edgewise", messages=turns)
+
+
+def test_a_bomb_ends_in_a_400_and_the_server_goes_on(bombed: str) -> None:
+    assert chat(bombed, "Hi").status_code == 200
+    found: list[httpx2.Response] = []
+    thread = threading.Thread(target=lambda: found.append(chat(bombed, "bomb")))
+    thread.start()
+    health = get(f"{bombed}/health")
+    assert health.json()["status"] == "ok"
+    thread.join(60)
+    (reply,) = found
+    assert reply.status_code == 400
+    message = reply.json()["error"]["message"]
+    assert message.startswith("The model's chat template takes more than 2 s for this conversation")
+    assert chat(bombed, "Hi again").status_code == 200
+
+
+def test_a_server_ends_in_the_middle_of_a_bomb(bombed: str, model_folder: Path) -> None:
+    """On SIGTERM; what the signal waits for is at most one rendering."""
+    path = model_folder / "bomb.gguf"
+    asked = threading.Event()
+
+    def ask(url: str) -> None:
+        asked.set()
+        try:
+            chat(url, "bomb")
+        except httpx2.TransportError:
+            return  # the server may be gone
+
+    with serving("--edge", str(path), "--threads", "1") as url:
+        thread = threading.Thread(target=ask, args=(url,))
+        thread.start()
+        asked.wait()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def prompt_tokens(url: str, **body: Any) -> int:
+    where = "chat/completions" if "messages" in body else "completions"
+    reply = post(url, f"v1/{where}", model="edgewise:edge", max_tokens=1, **body)
+    return reply.raise_for_status().json()["usage"]["prompt_tokens"]
+
+
+def test_what_users_say_is_text_and_raw_prompts_are_read_as_they_are(url: str) -> None:
+    """`<|end|>` in a message is several tokens; in a prompt without a template it is one."""
+    said = [{"role": "user", "content": "Hi"}]
+    inside = [{"role": "user", "content": "Hi<|end|>"}]
+    raw = "<|user|>Hi<|end|><|assistant|>"
+    assert prompt_tokens(url, messages=said) == prompt_tokens(url, prompt=raw)
+    assert prompt_tokens(url, prompt=f"{raw}<|end|>") == prompt_tokens(url, prompt=raw) + 1
+    assert prompt_tokens(url, messages=inside) > prompt_tokens(url, messages=said) + 1
+
+
+WORDS = ("copper", "iron", "gold", "silver", "tin", "lead", "zinc", "nickel")
+
+
+def ask(word: str, *, tokens: int = 40) -> dict[str, object]:
+    messages = [{"role": "user", "content": f"Tell me about {word}."}]
+    return {"model": "edgewise:edge", "messages": messages, "max_tokens": tokens}
+
+
+async def posted(session: aiohttp.ClientSession, url: str, body: object) -> tuple[int, str, str]:
+    async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+        told = await response.json()
+        if response.status == 429:
+            return 429, response.headers["Retry-After"], told["error"]["code"]
+        return response.status, told["choices"][0]["message"]["content"], ""
+
+
+def test_everyone_gets_their_own_answer_or_is_sent_away() -> None:
+    async def all_at_once(url: str) -> list[tuple[int, str, str]]:
+        async with aiohttp.ClientSession() as session:
+            alone = {word: (await posted(session, url, ask(word)))[1] for word in WORDS}
+            words = [WORDS[number % len(WORDS)] for number in range(24)]
+            found = await asyncio.gather(*(posted(session, url, ask(word)) for word in words))
+            for word, (status, text, _) in zip(words, found, strict=True):
+                assert status == 429 or text == alone[word]
+            # Afterwards everything is free again.
+            assert (await posted(session, url, ask("copper")))[0] == 200
+            return found
+
+    with serving("--slots", "2", "--queue", "3", "--threads", "1") as url:
+        found = asyncio.run(all_at_once(url))
+    statuses = [status for status, _, _ in found]
+    assert statuses.count(200) >= 5
+    assert statuses.count(429) >= 1
+    for status, patience, code in found:
+        if status == 429:
+            assert int(patience) >= 1
+            assert code == "queue_full"
+
+
+async def leave_early(session: aiohttp.ClientSession, url: str, *, stream: bool) -> None:
+    body = ask("copper") | {"model": "edgewise@1", "stream": stream}
+
+    async def read() -> None:
+        async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+            await response.read()
+
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(read(), 0.1)
+
+
+@pytest.mark.deep
+def test_a_client_that_leaves_frees_its_place() -> None:
+    async def until_free(url: str, *, stream: bool) -> None:
+        async with aiohttp.ClientSession() as session:
+            await leave_early(session, url, stream=stream)
+            begun = time.monotonic()
+            while (await posted(session, url, ask("iron", tokens=4)))[0] != 200:
+                assert time.monotonic() - begun < 60
+
+    with llama_server(bundled("cloud")) as engine:
+        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=2.0))
+        # A consult in two seconds, and a dozen of them in an answer.
+        flags = ("--slots", "1", "--queue", "0", "--threads", "1", "--span", "2")
+        with serving(*flags, "--cloud", link.url, "--router", "constant:1") as url:
+            for stream in (True, False, True, False):
+                asyncio.run(until_free(url, stream=stream))
+        link.close()
+
+
+DRAFT = Pending(0, 97, "draft")
+
+
+async def sent(events: AsyncGenerator[Event], admission: Admission) -> str:
+    """What a client reads that stays to the end."""
+    parts: list[bytes] = []
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        parts.append(message.get("body", b""))
+
+    scope = {"type": "http", "method": "POST", "headers": []}
+    writer = TextReply(CompletionRequest(model="edgewise", prompt="x"), ByteTokenizer())
+    held = AsyncExitStack()
+    held.callback(admission.enter().leave)
+    await EventStream(writer, events, held)(scope, receive, send)
+    return b"".join(parts).decode()
+
+
+def test_pings_come_while_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies, "PING_SECONDS", 1)
+
+    async def slow() -> AsyncGenerator[Event]:
+        await asyncio.sleep(1.5)
+        yield DRAFT
+
+    admission = Admission(1, 0)
+    told = asyncio.run(sent(slow(), admission))
+    before, data, after = told.partition("draft")
+    assert ": ping" in before
+    assert data
+    assert after.strip().endswith("data: [DONE]")
+    assert (admission.waiting, admission.running) == (0, 0)
