@@ -117,18 +117,18 @@ BUDGET = {
     "edgewise/prompts": 910,
     "edgewise/routers": 1_012,
     "edgewise/sandbox": 240,
-    "edgewise/server": 3_149,
+    "edgewise/server": 3_156,
     "edgewise/testing": 495,
     "edgewise/wire": 264,
-    "edgewise_lab": 451,
-    "edgewise_lab/bench": 2_312,
-    "edgewise_lab/commands": 1_567,
-    "edgewise_lab/evaluation": 2_718,
-    "edgewise_lab/training": 2_133,
+    "edgewise_lab": 457,
+    "edgewise_lab/bench": 2_298,
+    "edgewise_lab/commands": 1_549,
+    "edgewise_lab/evaluation": 2_733,
+    "edgewise_lab/training": 2_129,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_625, 180
+PRODUCT_LINES, PRODUCT_FILES = 29_632, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

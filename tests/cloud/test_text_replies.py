@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.completion import Sent
-from edgewise.engines.base import Client
 from edgewise.engines.registry import BY_TEXT, ENGINES
 from edgewise.engines.replies import TextContinuation, TextRequest
 from edgewise.engines.text import TextEngine
@@ -407,21 +405,6 @@ def test_the_apis_words_are_told_whatever_form_they_have(said: bytes, told: str)
 
 
 # What travels.
-
-
-@pytest.mark.parametrize("dialect", BY_TEXT)
-def test_what_travels_is_counted_to_the_byte(dialect: str) -> None:
-    sent = Sent()
-    with serving(dialect) as server:
-        server.declines = frozenset({"reasoning_effort"})
-
-        async def some(engine: TextEngine) -> None:
-            for answer in ("", "one", "one two"):
-                await engine.complete(TextRequest(MESSAGES, answer, 2), Client(sent=sent))
-
-        using(opened(dialect, server.url), some)
-        assert sent.bytes == sum(len(body) for _, body in server.requests)
-    assert sent.ids == 0
 
 
 @pytest.mark.parametrize("dialect", BY_TEXT)
