@@ -108,11 +108,11 @@ BUDGET = {
     "edgewise/costs": 530,
     "edgewise/edge": 5_354,
     "edgewise/engines": 2_560,
-    "edgewise/gateway": 1_452,
+    "edgewise/gateway": 1_450,
     "edgewise/grammar": 947,
     "edgewise/hub": 711,
     "edgewise/keys": 759,
-    "edgewise/listening": 569,
+    "edgewise/listening": 559,
     "edgewise/loop": 1_933,
     "edgewise/prompts": 910,
     "edgewise/routers": 1_012,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_754, 180
+PRODUCT_LINES, PRODUCT_FILES = 29_742, 180
 
 
 def test_every_package_keeps_its_budget() -> None:
