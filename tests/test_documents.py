@@ -1,16 +1,22 @@
-"""What the documents show works as written."""
+"""What the documents show works as written; the site has them all, and a reference of the code."""
 
 import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import msgspec
 import pytest
 
+import edgewise
+from edgewise import Pair
 from edgewise.errors import Fault
 from edgewise.events import Reason
-from tests.documents import PAGES, RECORDS, name_of
-
-ROOT = Path(__file__).parents[1]
+from edgewise.settings import Settings
+from tests.documents import PAGES, RECORDS, ROOT, name_of
+from website.pages import linked, places, write
+from website.reference import REFERENCE
 
 
 def test_every_defence_names_a_test_that_is_there() -> None:
@@ -47,3 +53,82 @@ def test_every_reason_is_explained() -> None:
     text = (ROOT / "docs" / "life-of-a-token.md").read_text()
     table = text[text.index("## Reasons") : text.index("## Rollback")]
     assert set(re.findall(r"`(\w+)`", table)) >= {*get_args(Reason), *get_args(Fault)}
+
+
+WINS = {
+    "Question: Where in the world is Iceland? Choices: Oceania, Africa, Europe, Asia, "
+    "North America. Say just what is needed. Answer and Reasoning:": "the answer is Europe.",
+    "Question: What are wine, horse and spaghetti? Come to the point. Answer and Reasoning:": (
+        "spaghetti is a kind of pasta."
+    ),
+}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *(ROOT / "examples").glob("*.py")], ids=name_of)
+def test_documents_ask_what_the_pair_wins(page: Path) -> None:
+    asked = re.findall(r"Question: [^\"\n]*?Reasoning:", page.read_text(encoding="utf-8"))
+    assert set(asked) <= set(WINS)
+
+
+@pytest.mark.parametrize(("question", "right"), WINS.items())
+def test_the_edge_alone_is_wrong_and_the_pair_is_right(question: str, right: str) -> None:
+    with Pair() as pair, Pair(cloud="none") as edge:
+        assert right not in edge.ask(question).text
+        answer = pair.ask(question)
+    assert answer.text.endswith(right)
+    assert answer.usage.correction_tokens == 1
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All pages, as the builder is given them."""
+    folder = tmp_path_factory.mktemp("site")
+    write(folder)
+    return folder
+
+
+def listed(nav: list[Any]) -> Iterator[str]:
+    for entry in nav:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for inner in entry.values():
+                yield from listed(inner)
+
+
+def test_the_menu_names_every_page_once(site: Path) -> None:
+    nav = list(listed(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    assert sorted(nav) == sorted(page.relative_to(site).as_posix() for page in site.rglob("*.md"))
+
+
+@pytest.mark.parametrize(
+    ("link", "source", "there"),
+    [
+        ("[costs](costs.md#the-price)", None, "[costs](costs.md#the-price)"),
+        ("[all](../README.md)", None, "[all](index.md)"),
+        ("[keys](../tests/keys.py)", "https://git/blob", "[keys](https://git/blob/tests/keys.py)"),
+        ("```sh\n[all](../README.md)\n```", None, "```sh\n[all](../README.md)\n```"),
+    ],
+)
+def test_links_of_the_repository_hold_on_the_site(
+    link: str, source: str | None, there: str
+) -> None:
+    assert linked(link, "docs/privacy.md", places(), source) == there
+
+
+def test_the_reference_has_every_command_setting_and_path(site: Path) -> None:
+    pages = {name: (site / "reference" / name).read_text() for name in REFERENCE}
+    for command in ("run", "serve", "keys add", "bench frontier"):
+        assert f"`edgewise {command}`" in pages["commands.md"]
+    assert "--cloud-share" in pages["commands.md"]
+    for setting in msgspec.structs.fields(Settings):
+        assert f"`EDGEWISE_{setting.name.upper()}`; " in pages["settings.md"]
+    share = pages["settings.md"].partition("## `cloud-share`")[2].partition("##")[0]
+    assert "`EDGEWISE_CLOUD_SHARE`" in share
+    assert "A flag of" in share
+    assert "`run`" in share
+    assert "`train`" not in share
+    assert "## `POST /v1/chat/completions`" in pages["server.md"]
+    assert "| 429 | The queue is full" in pages["server.md"]
+    assert all(f"::: edgewise.{name}\n" in pages["python.md"] for name in edgewise.__all__)
+    assert "`circuit_open`" in pages["errors.md"]

@@ -243,20 +243,20 @@ class Pair:
         for name in options:
             if name not in AnswerOptions.__annotations__:
                 raise UsageError(f"One answer cannot have another {spelled(name)} than its pair.")
-        form, stop = _response_format(options), options.get("stop", ())
+        format, stop = _response_format(options), options.get("stop", ())
         # Of the sampling's options some are not settings: they have one sensible value.
         drawn = {n: value for n, value in options.items() if n in Sampling.__struct_fields__}
         own = self.settings
         if "max_tokens" in options:
             own = settings_of({**asdict(own), "max_tokens": options["max_tokens"]})
-        if form is not None:
-            grammar = grammar_of(self.edge.tokenizer, form)
+        if format is not None:
+            grammar = grammar_of(self.edge.tokenizer, format)
         policy = policy or self.policy
         shared = self._shared(policy)
         taken = shared.take()
         try:
             return self.decoder.stream(
-                self.prompt(prompt, tools=form.tools if form else ()),
+                self.prompt(prompt, tools=format.tools if format else ()),
                 max_tokens=own.max_tokens,
                 sampling=sampling or sampling_of(own, drawn),
                 stop=(stop,) if isinstance(stop, str) else stop,

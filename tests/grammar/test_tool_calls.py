@@ -251,7 +251,7 @@ def test_calls_that_are_none_are_refused(messages: list[Message], said: str) -> 
     [
         (None, "chat template has no tools"),
         ("{{ messages }}", "chat template has no tools"),
-        (OTHER, "in a form that is not known"),
+        (OTHER, "unknown format"),
     ],
 )
 def test_a_model_without_tools_says_so(template: str | None, said: str) -> None:
@@ -272,7 +272,7 @@ def test_a_model_without_tools_says_so(template: str | None, said: str) -> None:
         ({"tools": [TIME, TIME]}, "Two tools have one name"),
         ({"tools": [Tool(f"t{n}") for n in range(200)]}, "more than 128"),
         ({"tools": [TIME], "tool_choice": "x"}, "There is no tool 'x'"),
-        ({"tools": [{"name": "a", "parameters": {"type": "string"}}]}, "are no object"),
+        ({"tools": [{"name": "a", "parameters": {"type": "string"}}]}, "not an object"),
         ({"tools": [{"title": "a"}]}, "invalid"),
         ({"tools": ["a"]}, "invalid"),
     ],

@@ -150,9 +150,9 @@ class _Object:
         return None
 
 
-def call_reader(tokenizer: Tokenizer, form: ResponseFormat | None) -> CallReader | None:
+def call_reader(tokenizer: Tokenizer, format: ResponseFormat | None) -> CallReader | None:
     """For an answer of this form; None where it has no tools, and its text is text."""
-    return CallReader(tool_format(tokenizer)) if form is not None and form.tools else None
+    return CallReader(tool_format(tokenizer)) if format is not None and format.tools else None
 
 
 def collected(reader: CallReader, answer: str) -> tuple[str, tuple[ToolCall, ...]]:

@@ -65,33 +65,33 @@ def response_format_from(
         raise _wrong(
             f"The tools are invalid ({error})", "give each a name, a description and parameters"
         ) from error
-    form = ResponseFormat(
+    format = ResponseFormat(
         schema=json_schema,
         tools=() if tool_choice == "none" else found,
         required=tool_choice == "required",
         only=only or (None if tool_choice in ("auto", "none", "required") else tool_choice),
         parallel=parallel_tool_calls,
     )
-    _require_valid(form)
-    return form if form.tools or json_schema is not None else None
+    _require_valid(format)
+    return format if format.tools or json_schema is not None else None
 
 
-def grammar_of(tokenizer: Tokenizer, form: ResponseFormat) -> Grammar:
+def grammar_of(tokenizer: Tokenizer, format: ResponseFormat) -> Grammar:
     """The grammar of a response format. Raises `UsageError` for one that is refused."""
     try:
-        if not form.tools:
-            return compiled(tokenizer, f"start: %json {_of_text(form)}\n", {})
+        if not format.tools:
+            return compiled(tokenizer, f"start: %json {_of_text(format)}\n", {})
         style, special = tool_format(tokenizer), markers(tokenizer)
         shown = {token: text.encode() for text, token in special.items()}
-        form, unheld = _without_look_around(form)
-        return compiled(tokenizer, _calling(form, style, special), shown, unheld=unheld)
+        format, unheld = _without_look_around(format)
+        return compiled(tokenizer, _calling(format, style, special), shown, unheld=unheld)
     except UsageError as error:
-        error.setting = error.setting or ("tools" if form.tools else "json_schema")
+        error.setting = error.setting or ("tools" if format.tools else "json_schema")
         raise
 
 
-def _require_valid(form: ResponseFormat) -> None:
-    names = [tool.name for tool in form.tools]
+def _require_valid(format: ResponseFormat) -> None:
+    names = [tool.name for tool in format.tools]
     if len(names) > MAX_TOOLS:
         raise _wrong(f"There are {len(names)} tools, more than {MAX_TOOLS}", "send fewer")
     for name in names:
@@ -101,18 +101,18 @@ def _require_valid(form: ResponseFormat) -> None:
             )
     if len(set(names)) < len(names):
         raise _wrong("Two tools have one name", "rename one of them")
-    if form.only is not None and form.only not in names:
+    if format.only is not None and format.only not in names:
         raise UsageError(
-            f"There is no tool {form.only[:80]!r}",
+            f"There is no tool {format.only[:80]!r}",
             hint="choose one of those that are given",
             setting="tool_choice",
         )
-    _require_short(form.tools)
-    for tool in form.tools:
+    _require_short(format.tools)
+    for tool in format.tools:
         require_shallow(tool.parameters, f"The parameters of the tool {tool.name!r}")
         if tool.parameters.get("type", "object") != "object":
             raise _wrong(
-                f"The parameters of the tool {tool.name!r} are no object",
+                f"The parameters of the tool {tool.name!r} are not an object",
                 "give a schema whose type is object",
             )
 
@@ -121,59 +121,59 @@ def _require_short(tools: Sequence[Tool]) -> None:
     try:
         size = sum(len(msgspec.json.encode(tool.parameters)) for tool in tools)
     except (TypeError, UnicodeEncodeError, RecursionError) as error:
-        raise _wrong("The parameters of a tool are no JSON", "give a JSON schema") from error
+        raise _wrong("The parameters of a tool are not JSON", "give a JSON schema") from error
     if size > MAX_TOOLS_TEXT:
         raise _wrong(f"The tools have more than {MAX_TOOLS_TEXT} characters", "send fewer")
 
 
-def _of_text(form: ResponseFormat) -> str:
-    return schema_text(form.schema, "The schema", SchemaBudget())
+def _of_text(format: ResponseFormat) -> str:
+    return schema_text(format.schema, "The schema", SchemaBudget())
 
 
 def _wrong(what: str, hint: str) -> UsageError:
     return UsageError(what, hint=hint, setting="tools")
 
 
-def _without_look_around(form: ResponseFormat) -> tuple[ResponseFormat, Sequence[str]]:
+def _without_look_around(format: ResponseFormat) -> tuple[ResponseFormat, Sequence[str]]:
     """The form with lenient tools that a grammar can be made of, and what they lost for it."""
     found = [
         replace(tool, parameters=without_look_around(tool.parameters))
-        if tool.name in form.lenient
+        if tool.name in format.lenient
         else tool
-        for tool in form.tools
+        for tool in format.tools
     ]
-    lost = ("pattern",) if found != list(form.tools) else ()
-    return replace(form, tools=tuple(found)), lost
+    lost = ("pattern",) if found != list(format.tools) else ()
+    return replace(format, tools=tuple(found)), lost
 
 
-def _calling(form: ResponseFormat, style: ToolFormat, special: Mapping[str, int]) -> str:
+def _calling(format: ResponseFormat, style: ToolFormat, special: Mapping[str, int]) -> str:
     """The grammar of calls, and of the text that may come in their place.
 
     Text before a call is free up to the opening, from which on nothing but a call fits. Behind
     calls there is nothing.
     """
-    if form.schema is not None and not style.opening:
+    if format.schema is not None and not style.opening:
         raise UsageError(
             "This model's calls are JSON as well, so an answer cannot be either",
             hint="ask for tools or for JSON, not for both",
             setting="json_schema",
         )
-    called = [tool for tool in form.tools if form.only in (None, tool.name)]
+    called = [tool for tool in format.tools if format.only in (None, tool.name)]
     left = SchemaBudget()
     rules = [
-        _call(number, tool, style, special, left, lenient=tool.name in form.lenient)
+        _call(number, tool, style, special, left, lenient=tool.name in format.lenient)
         for number, tool in enumerate(called)
     ]
     if sum(map(len, rules)) > MAX_SCHEMA:
         raise _wrong(f"The tools have more than {MAX_SCHEMA} characters", "send fewer")
     any_call = " | ".join(f"call_{number}" for number in range(len(called)))
-    more = f" ({_terms(style.between, special)} call)*" if form.parallel and style.between else ""
+    more = f" ({_terms(style.between, special)} call)*" if format.parallel and style.between else ""
     end = f" {_terms(style.end, special)}" if style.end else ""
-    must = form.required or form.only is not None
+    must = format.required or format.only is not None
     return "\n".join(
         [
             "%llguidance {}",
-            *_start(form, style, special, must=must),
+            *_start(format, style, special, must=must),
             f"calls: call{more}{end}",
             f"call: {any_call}",
             *rules,
@@ -183,13 +183,13 @@ def _calling(form: ResponseFormat, style: ToolFormat, special: Mapping[str, int]
 
 
 def _start(
-    form: ResponseFormat, style: ToolFormat, special: Mapping[str, int], *, must: bool
+    format: ResponseFormat, style: ToolFormat, special: Mapping[str, int], *, must: bool
 ) -> Sequence[str]:
     opening = _terms(style.opening, special)
     if must:
         return [f"start: {opening} calls"]
-    if form.schema is not None:
-        return [f"start: content | {opening} calls", f"content: %json {_of_text(form)}"]
+    if format.schema is not None:
+        return [f"start: content | {opening} calls", f"content: %json {_of_text(format)}"]
     if not style.opening:
         return ["start: (TEXT | calls)?", r"TEXT: /[^{](.|\n)*/"]
     text = r"TEXT: /(.|\n)*/"

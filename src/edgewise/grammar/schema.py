@@ -222,7 +222,7 @@ class _Weighing:
     def _target(self, ref: object) -> object:
         found: Any = self._root
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
-            raise self._refused("combines a $ref that is no path, such as #/$defs/name")
+            raise self._refused("combines a $ref that is not a path, such as #/$defs/name")
         for name in ref.split("/")[1:]:
             key = unquote(name).replace("~1", "/").replace("~0", "~")
             if isinstance(found, list):

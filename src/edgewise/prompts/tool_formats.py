@@ -77,7 +77,7 @@ def tool_format(tokenizer: Tokenizer) -> ToolFormat:
         if found and not any(sign in template for sign in one.others):
             return one
     raise UsageError(
-        "The edge model's chat template writes the calls of tools in a form that is not known here",
+        "The edge model's chat template writes calls of tools in an unknown format",
         hint="take a model that writes them as Hermes, Qwen3, Llama 3 or Mistral do",
         setting="tools",
     )
@@ -94,7 +94,7 @@ def has_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
 
 
 def plain(
-    form: ToolFormat, messages: Sequence[Message], tools: Sequence[Tool]
+    format: ToolFormat, messages: Sequence[Message], tools: Sequence[Tool]
 ) -> tuple[Message, ...]:
     """The conversation without tools, for those who know none: all of it in words.
 
@@ -104,7 +104,7 @@ def plain(
     made: list[Message] = []
     if tools:
         first = next((one for one in messages if one.role == "system"), Message("system", ""))
-        text = "\n\n".join(filter(None, [first.content, _described(form, tools)]))
+        text = "\n\n".join(filter(None, [first.content, _described(format, tools)]))
         made.append(Message("system", text, first.local))
         messages = [one for one in messages if one is not first]
     results = False
@@ -113,7 +113,7 @@ def plain(
         if one.role == "tool":
             one = Message("user", f"<tool_response>\n{one.content}\n</tool_response>", one.local)
         elif one.tool_calls:
-            text = f"{one.content}{form.written(one.tool_calls)}"
+            text = f"{one.content}{format.written(one.tool_calls)}"
             one = Message("assistant", text, one.local)
         if follows and one.role == "user":
             before = made.pop()
@@ -123,9 +123,9 @@ def plain(
     return tuple(made)
 
 
-def _described(form: ToolFormat, tools: Sequence[Tool]) -> str:
+def _described(format: ToolFormat, tools: Sequence[Tool]) -> str:
     lines = [msgspec.json.encode(one).decode() for one in tools]
-    example = form.written([ToolCall("", "NAME", "{...}")])
+    example = format.written([ToolCall("", "NAME", "{...}")])
     return "\n".join(
         ["You may call these tools, one a line in JSON:", *lines, f"Write a call as {example}"]
     )

@@ -91,14 +91,14 @@ class Ticket:
 class Unread(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt before it is read, of `texts` to tokenise or of so many `ids`.
 
-    `read` makes it, in any thread, and raises an `EdgewiseError`. The grammar of `form` is still to
-    be compiled.
+    `read` makes it, in any thread, and raises an `EdgewiseError`. The grammar of `format` is not
+    compiled yet.
     """
 
     read: Callable[[], Prompt]
     texts: Sequence[str] = ()
     ids: int = 0
-    form: ResponseFormat | None = None
+    format: ResponseFormat | None = None
 
 
 class PromptScores(msgspec.Struct, frozen=True):
@@ -190,9 +190,9 @@ class Answering:
             return prompt
 
         prompt = await _in_thread(self._readers, read)
-        if unread.form is None:
+        if unread.format is None:
             return prompt, None
-        compiling = partial(grammar_of, self.edge.tokenizer, unread.form)
+        compiling = partial(grammar_of, self.edge.tokenizer, unread.format)
         return prompt, await _in_thread(self._compilers, compiling)
 
     async def tokenizing(self, work: Callable[[], _T]) -> _T:

@@ -36,7 +36,7 @@ from edgewise.server.requests import (
     Tools,
     TopLogprobs,
     Turns,
-    form_of,
+    response_format_of,
     turn,
 )
 
@@ -140,10 +140,10 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
             for one in self.messages
         ]
 
-    def form(self) -> ResponseFormat | None:
+    def answer_format(self) -> ResponseFormat | None:
         written, choice = self.response_format, self.tool_choice
         named = choice.function.name if isinstance(choice, FunctionTool) else None
-        return form_of(
+        return response_format_of(
             written.json_schema if isinstance(written, JsonSchemaFormat) else written,
             [tool.function for tool in self.tools or ()],
             choice if isinstance(choice, str) else None,
@@ -181,19 +181,19 @@ async def answered(
         [one.message for one in turns],
         [one.parts for one in turns],
     )
-    answering, form = models.asked(body.model), body.form()
-    prompt = unread(answering, joined(marks) if joins else marks, form)
+    answering, format = models.asked(body.model), body.answer_format()
+    prompt = unread(answering, joined(marks) if joins else marks, format)
     decoding = decode_request(answering, body, prompt, messages=marks)
     tokenizer = answering.edge.tokenizer
-    writer = reply(body, tokenizer, calls=call_reader(tokenizer, form), local=marks[-1].local)
+    writer = reply(body, tokenizer, calls=call_reader(tokenizer, format), local=marks[-1].local)
     return await reply_with(writer, decoding, answering, request)
 
 
 def unread(
-    answering: Answering, messages: Sequence[Message], form: ResponseFormat | None
+    answering: Answering, messages: Sequence[Message], format: ResponseFormat | None
 ) -> Unread:
     """The prompt of a conversation. Raises `ApiError`."""
-    tools = form.tools if form else ()
+    tools = format.tools if format else ()
     if sum(len(call.arguments) for one in messages for call in one.tool_calls) > MAX_ARGUMENTS:
         message = f"The calls have more than {MAX_ARGUMENTS} characters of arguments; send fewer."
         raise ApiError(400, message, param="messages")
@@ -204,7 +204,7 @@ def unread(
         require_fitting(tokenizer, said(messages, tools), answering.edge.context)
         return prompt_of(tokenizer, messages, tools)
 
-    return Unread(read=read, texts=[message.content for message in messages], form=form)
+    return Unread(read=read, texts=[message.content for message in messages], format=format)
 
 
 def joined(turns: Sequence[Message]) -> list[Message]:

@@ -41,9 +41,9 @@ from edgewise.server.requests import (
     Turns,
     TypedJsonSchema,
     by_type,
-    form_of,
     ignored,
     ignored_header,
+    response_format_of,
     turn,
 )
 
@@ -164,14 +164,14 @@ class CountRequest(ConversationRequest):
         system = [_turn("system", self.system)] if self.system else []
         return system + [one for turn in self.messages for one in turn.turns()]
 
-    def form(self) -> ResponseFormat | None:
+    def answer_format(self) -> ResponseFormat | None:
         if self.messages[-1].role == "assistant":
             message = "An answer cannot be begun for the model; let the last message be the user's."
             raise ApiError(400, message, param="messages")
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
         if choice.type == "tool" and choice.name is None:
             raise ApiError(400, "tool_choice needs a name.", param="tool_choice")
-        return form_of(
+        return response_format_of(
             self.output_config and self.output_config.format,
             [tool for tool in self.tools or () if isinstance(tool, AnthropicTool)],
             "required" if choice.type == "any" else choice.type,
@@ -196,11 +196,11 @@ class MessagesRequest(CountRequest, ConversationAnswerRequest):
     def stops(self) -> Sequence[str]:
         return self.stop_sequences or ()
 
-    def form(self) -> ResponseFormat | None:
+    def answer_format(self) -> ResponseFormat | None:
         if self.thread is not None:
             message = "Threads are not kept here; send the whole conversation, and no thread."
             raise ApiError(400, message, code=NO_THREADS, param="thread")
-        return super().form()
+        return super().answer_format()
 
 
 router = APIRouter(route_class=JsonRoute)
@@ -218,9 +218,9 @@ async def count_tokens(body: CountRequest, request: Request, reply: Response) ->
     reply.headers.update(ignored_header(ignored(body)) or {})
     answering = models_of(request).asked(body.model)
     policy_for(answering, body.model)
-    prompt = unread(answering, joined([one.message for one in body.turns()]), body.form())
+    prompt = unread(answering, joined([one.message for one in body.turns()]), body.answer_format())
     # A count needs no grammar.
-    counted = msgspec.structs.replace(prompt, form=None)
+    counted = msgspec.structs.replace(prompt, format=None)
     read, _ = await queued(answering, request, lambda: answering.read(counted))
     return {"input_tokens": len(read.ids)}
 

@@ -70,9 +70,16 @@ class Models:
     def ids(self) -> list[str]:
         """The listed ids; any share and threshold may be asked for as well."""
         return [
-            name + form
+            name + suffix
             for name, one in self._named.items()
-            for form in ("", "@0.02", "@0.05", "@0.1", ":edge", *([":cloud"] if one.cloud else []))
+            for suffix in (
+                "",
+                "@0.02",
+                "@0.05",
+                "@0.1",
+                ":edge",
+                *([":cloud"] if one.cloud else []),
+            )
         ]
 
 
@@ -94,22 +101,22 @@ def cloud_alone(answering: Answering) -> str:
 def policy_for(answering: Answering, model: str) -> Policy:
     """The policy that one of its model ids names. Raises `ApiError` 404 for another."""
     pair = make_policy(answering.settings, answering.starts)
-    form = model.removeprefix(answering.name)
-    if not form:
+    suffix = model.removeprefix(answering.name)
+    if not suffix:
         return pair
-    if form == ":edge":
+    if suffix == ":edge":
         return pair.edge_alone()
-    if form == ":cloud":
+    if suffix == ":cloud":
         if answering.cloud is None:
             message = f"{model!r} needs a cloud model, and the server has none."
             raise ApiError(404, message, code="model_not_found", param="model")
         return pair.cloud_alone()
-    if form[0] == "@" and _SHARE.fullmatch(form[1:]):
-        shared = replace(answering.settings, cloud_share=float(form[1:]), threshold=None)
+    if suffix[0] == "@" and _SHARE.fullmatch(suffix[1:]):
+        shared = replace(answering.settings, cloud_share=float(suffix[1:]), threshold=None)
         return make_policy(shared, answering.starts)
-    if form.startswith(":t") and _SHARE.fullmatch(form[2:]):
+    if suffix.startswith(":t") and _SHARE.fullmatch(suffix[2:]):
         # No budget moves it, so the same request has the same answer.
-        fixed = replace(answering.settings, cloud_share=None, threshold=float(form[2:]))
+        fixed = replace(answering.settings, cloud_share=None, threshold=float(suffix[2:]))
         return make_policy(fixed, answering.starts)
     raise _unknown(model, [answering.name])
 

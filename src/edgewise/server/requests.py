@@ -255,7 +255,7 @@ class FunctionDefinition(Strict):
     strict: bool | None = None
 
 
-def form_of(
+def response_format_of(
     format: PlainFormat | JsonSchema | None,
     tools: Sequence[FunctionDefinition],
     choice: str | None,
@@ -335,7 +335,7 @@ class ConversationRequest(ModelRequest):
         """Its turns, as they came; raises nothing."""
 
     @abstractmethod
-    def form(self) -> ResponseFormat | None:
+    def answer_format(self) -> ResponseFormat | None:
         """Its response format and tools. Raises `ApiError` or `UsageError`."""
 
 

@@ -34,7 +34,7 @@ from edgewise.server.requests import (
     TypedJsonSchema,
     by_type,
     few_parts,
-    form_of,
+    response_format_of,
     turn,
 )
 
@@ -133,9 +133,9 @@ class ResponsesRequest(ConversationAnswerRequest):
                 turns.append(turn("tool", item.output, call_id=item.call_id))
         return turns
 
-    def form(self) -> ResponseFormat | None:
+    def answer_format(self) -> ResponseFormat | None:
         choice = self.tool_choice
-        return form_of(
+        return response_format_of(
             self.text and self.text.format,
             [tool for tool in self.tools or () if isinstance(tool, ResponsesTool)],
             choice if isinstance(choice, str) else None,
