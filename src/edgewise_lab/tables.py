@@ -23,6 +23,12 @@ def line(cells: Sequence[str], *, head: bool = False) -> list[str]:
     return [drawn, "|---" * len(cells) + "|"] if head else [drawn]
 
 
+def share(value: float, interval: tuple[float, float]) -> str:
+    """A share and its 95 % interval."""
+    low, high = interval
+    return f"{value:.1%} ({100 * low:.1f} to {100 * high:.1f})"
+
+
 def percent(figure: tuple[float, tuple[float, float]]) -> str:
     """A figure and its 95 % interval; an end that is open is left out."""
     value, ends = figure

@@ -27,25 +27,16 @@ from edgewise_lab.bench.frontier.report import (
     uncertain,
 )
 from edgewise_lab.bench.frontier.shown import tables
-from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Question
+from tests.evaluation.outcomes import outcome
 
 EDGE_SECONDS, CLOUD_SECONDS, TOKENS = 1.0, 0.5, 10
 
 
 def edge(number: int, *, right: bool, unsure: float = 0.0) -> MeasuredAnswer:
-    outcome = Outcome(
-        question=str(number),
-        family="sky",
-        text="",
-        right=right,
-        strict=right,
-        output_tokens=TOKENS,
-        uncertainty=unsure,
-        seconds=EDGE_SECONDS,
-    )
+    told = outcome(number, right=right, uncertainty=unsure, seconds=EDGE_SECONDS)
     return MeasuredAnswer(
-        outcome=outcome, ttft=0.2, gap=0.1, decodes=TOKENS, positions=29, sent=0, received=0
+        outcome=told, ttft=0.2, gap=0.1, decodes=TOKENS, positions=29, sent=0, received=0
     )
 
 
@@ -53,19 +44,9 @@ def cloud(number: int, *, right: bool = True, engine: float | None = 0.4) -> Mea
     request = CloudRequest(
         prompt=20, seen=0, written=TOKENS, cached=0, computed=20, engine_seconds=engine
     )
-    outcome = Outcome(
-        question=str(number),
-        family="sky",
-        text="",
-        right=right,
-        strict=right,
-        output_tokens=TOKENS,
-        cloud_tokens=TOKENS,
-        consults=1,
-        seconds=CLOUD_SECONDS,
-    )
+    told = outcome(number, right=right, cloud_tokens=TOKENS, consults=1, seconds=CLOUD_SECONDS)
     return MeasuredAnswer(
-        outcome=outcome, ttft=0.1, gap=0.03, requests=(request,), sent=300, received=3000
+        outcome=told, ttft=0.1, gap=0.03, requests=(request,), sent=300, received=3000
     )
 
 
@@ -73,20 +54,9 @@ def pair(number: int, *, right: bool = True) -> MeasuredAnswer:
     """One token by the cloud, and one consult in vain, of which no meter came."""
     first = CloudRequest(prompt=22, seen=0, written=1, cached=0, computed=22, engine_seconds=0.1)
     vain = CloudRequest(prompt=25, seen=22, written=1)
-    outcome = Outcome(
-        question=str(number),
-        family="sky",
-        text="",
-        right=right,
-        strict=right,
-        output_tokens=TOKENS,
-        cloud_tokens=1,
-        wasted_tokens=1,
-        consults=1,
-        seconds=1.2,
-    )
+    told = outcome(number, right=right, cloud_tokens=1, wasted_tokens=1, consults=1, seconds=1.2)
     return MeasuredAnswer(
-        outcome=outcome,
+        outcome=told,
         ttft=0.2,
         gap=0.15,
         decodes=12,

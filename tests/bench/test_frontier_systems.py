@@ -1,6 +1,7 @@
 """Systems of the frontier, measured: the product's decoder and a streamed cloud, over a link."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -16,11 +17,7 @@ from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise_lab.bench.frontier.billing import RecordedCloud
 from edgewise_lab.bench.frontier.pair_systems import CloudInSpans
-from edgewise_lab.bench.frontier.systems import (
-    Streamed,
-    Timed,
-    pair_policy,
-)
+from edgewise_lab.bench.frontier.systems import Streamed, Timed, pair_policy
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import UNPACED, Pace, PacedEdge
 from edgewise_lab.evaluation.systems import CloudAlone
@@ -188,13 +185,10 @@ def test_a_stream_that_is_none_is_an_error_in_a_sentence(reply: bytes, sentence:
 
     engine = ScriptedEngine(dialect="vllm", fault=fault)
     system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
-    try:
+    with closing(engine), closing(system):
         with pytest.raises(CloudError, match=sentence) as raised:
             system.answer(QUESTION)
         assert str(raised.value).count("\n") == 0
-    finally:
-        system.close()
-        engine.close()
 
 
 def test_a_meter_may_come_in_an_event_of_its_own() -> None:
@@ -209,11 +203,8 @@ def test_a_meter_may_come_in_an_event_of_its_own() -> None:
     pieces = [HEAD, events[:30], events[30:91], events[91:]]
     engine = ScriptedEngine(dialect="vllm", fault=lambda number: Wire(pieces, pause=0.05))
     system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
-    try:
+    with closing(engine), closing(system):
         found = system.answer(QUESTION)
-    finally:
-        system.close()
-        engine.close()
     (request,) = found.requests
     assert (found.outcome.text, found.outcome.right) == ("the sea", True)
     assert (request.prompt, request.cached, request.computed, request.written) == (4, 3, 1, 8)
@@ -238,10 +229,7 @@ def test_a_connection_that_was_just_being_closed_is_made_anew() -> None:
 
     engine = ScriptedEngine(dialect="vllm", fault=hangs_up)
     system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
-    try:
+    with closing(engine), closing(system):
         assert system.answer(QUESTION).outcome.text == "the sea"
         with pytest.raises(CloudUnavailable, match="broke off"):
             system.answer(QUESTION)
-    finally:
-        system.close()
-        engine.close()

@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.capacity.__main__ import run, texts
 from benchmarks.capacity.engines import Room, Served, served
-from benchmarks.capacity.memory import (
-    H100,
-    QWEN_32B,
-    QWEN_72B,
-    computed,
-    held,
-    offloaded,
-)
+from benchmarks.capacity.memory import H100, QWEN_32B, QWEN_72B, computed, held, offloaded
 from benchmarks.capacity.search import ladder, largest
 from benchmarks.capacity.sessions import Load, Texts
 

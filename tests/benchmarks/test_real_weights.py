@@ -8,11 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from benchmarks.real_weights.questions import (
-    RELATIONS,
-    SPLITS,
-    tasks,
-)
+from benchmarks.real_weights.questions import RELATIONS, SPLITS, tasks
 from benchmarks.real_weights.weights import without_blocks
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel

@@ -63,18 +63,3 @@ def test_one_that_cannot_be_loaded_is_a_sentence(package: Path) -> None:
     assert done.returncode == 2
     assert "'own_commands:nothing'" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_without_the_laboratory_its_commands_say_how_to_install_it(tmp_path: Path) -> None:
-    hidden = (
-        "import sys; sys.modules['edgewise_lab'] = None\n"
-        "import importlib.metadata as m; m.entry_points = lambda **_: ()\n"
-        "sys.argv = ['edgewise', 'eval', 'pocketqa', '--json']\n"
-        "from edgewise.cli.main import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", hidden], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 2
-    assert "pip install 'edgewise[lab]'" in done.stderr
-    assert "Traceback" not in done.stderr

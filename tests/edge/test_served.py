@@ -18,6 +18,7 @@ from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import EdgeError, ModelError, UsageError
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.cli.test_disk_models import pulled
+from tests.contracts import test_edge as contract
 from tests.doubles.served_edge import MODEL, PROGRAMS, Event, Likeliest, LlamaEdge, llama_edge
 from tests.visited import visited
 
@@ -469,3 +470,33 @@ def test_a_server_that_wants_a_key_is_named_as_one(
     with pytest.raises(EdgeError) as caught:
         opened(served)
     assert caught.value.setting == "edge_key"
+
+
+class TestServers(contract.TestEdge):
+    """Each kind of server keeps the contract; only it knows what it computed."""
+
+    test_nothing_is_computed_twice: Any = None
+    test_open_keeps_the_common_prefix: Any = None
+    test_open_of_what_is_there_computes_nothing: Any = None
+    test_views_are_stale_after_the_next_decode: Any = None
+    test_a_prefix_is_kept_between_sessions: Any = None
+
+    @pytest.fixture(params=PROGRAMS)
+    def backend(
+        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[contract.Backend]:
+        program = request.param
+        # Ids of the bundled vocabulary that are text.
+        monkeypatch.setattr(contract, "PROMPT", list(range(60, 60 + len(contract.PROMPT))))
+        bytewise = request.node.originalname == "test_any_way_leads_to_the_same_logits"
+        if bytewise and program not in ("llama-server", "vLLM"):
+            pytest.skip("no text ends inside a character")
+        tokenizer = None if program == "llama-server" else "bundled"
+        with llama_edge(program=program, slots=3) as served, ExitStack() as stack:
+
+            def make(**options: Any) -> ServedEdge:
+                model = open_server(served.url, EdgeOptions(tokenizer=tokenizer, **options))
+                stack.callback(model.close)
+                return model
+
+            yield contract.Backend(make)

@@ -1,7 +1,6 @@
 """Calibrated thresholds realise their share."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,11 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeModel, Floats, Needs, Step
-from edgewise.edge.llamacpp import LlamaModel
 from edgewise.routers.base import Router
 from edgewise.routers.constant import Constant
 from edgewise.routers.named import router_named
@@ -29,7 +25,6 @@ from edgewise_lab.evaluation.systems import (
     paired,
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 EDGE, CLOUD = ScriptedEdge(noise(1)), ScriptedCloud(noise(2))
 TASK = Task(
@@ -141,28 +136,6 @@ def test_an_answer_that_is_reused_is_the_one_that_would_be_made(thresholds: list
         for one in answers.at(threshold).answers:
             assert one.low < threshold <= one.high
     assert made.count == once <= len(set(thresholds)) * len(task.questions)
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[EdgeModel, CloudModel]]:
-    with (
-        closing(LlamaModel(bundled("edge"), threads=1)) as edge,
-        closing(LocalCloud(LlamaModel(bundled("cloud"), threads=1))) as cloud,
-    ):
-        yield edge, cloud
-
-
-def test_the_bundled_pair_answers_alike_with_and_without_reuse(
-    pair: tuple[EdgeModel, CloudModel],
-) -> None:
-    edge, cloud = pair
-    router, task, made = router_named("entropy"), pocketqa("calibration").first(4), Counted()
-    answers = Answers(router, task, edge=edge, cloud=cloud, done=made)
-    thresholds = (1.0, 0.4, 0.2, 0.19, 0.21, 0.4)
-    for threshold in thresholds:
-        reused = [untimed(one.outcome) for one in answers.at(threshold).answers]
-        assert reused == anew(router, task, threshold, edge, cloud)
-    assert made.count < len(thresholds) * len(task.questions)
 
 
 def test_shares_come_out_in_order_whatever_the_order_asked() -> None:

@@ -22,23 +22,31 @@ from edgewise_lab.evaluation.tasks.grading import (
 CHOICES = ("bank", "garments", "river bank", "tree")
 
 
+SIGNS = ("C", "C++", ".net")
+
+
 @pytest.mark.parametrize(
-    ("text", "choice"),
+    ("choices", "text", "choice"),
     [
-        ("It is cloth. Therefore, the answer is garments (c).", "garments"),
-        ("A bank. Therefore, the answer is river bank (c).", "river bank"),
-        ("Therefore, the answer is B.", "garments"),
-        ("The right one is (d).", "tree"),
-        ("B because of cloth", "garments"),
-        ("tree, of course", "tree"),
-        ("I do not know.", None),
-        ("Therefore, the answer is E.", None),
-        ("(f)", None),
-        ("", None),
+        (SIGNS, "Therefore, C++ it is.", "C++"),
+        (SIGNS, "Therefore, C it is.", "C"),
+        (SIGNS, "Therefore: .net", ".net"),
+        (SIGNS, "(c)", ".net"),
+        (SIGNS, "Therefore, the answer is a CC or an internet.", None),
+        (CHOICES, "It is cloth. Therefore, the answer is garments (c).", "garments"),
+        (CHOICES, "A bank. Therefore, the answer is river bank (c).", "river bank"),
+        (CHOICES, "Therefore, the answer is B.", "garments"),
+        (CHOICES, "The right one is (d).", "tree"),
+        (CHOICES, "B because of cloth", "garments"),
+        (CHOICES, "tree, of course", "tree"),
+        (CHOICES, "I do not know.", None),
+        (CHOICES, "Therefore, the answer is E.", None),
+        (CHOICES, "(f)", None),
+        (CHOICES, "", None),
     ],
 )
-def test_extraction(text: str, choice: str | None) -> None:
-    assert extract_choice(text, CHOICES) == choice
+def test_extraction(choices: tuple[str, ...], text: str, choice: str | None) -> None:
+    assert extract_choice(text, choices) == choice
 
 
 CHOICE = Question(
@@ -93,20 +101,6 @@ def test_a_pattern_that_never_ends_is_refused() -> None:
     with pytest.raises(UsageError, match="'slow'"):
         is_right(Question("slow", "f", "", r"(a+)+$", "regex"), "a" * 60 + "!")
     assert is_right(Question("quick", "f", "", "é\n+b", "regex"), "é\n\nb")
-
-
-@pytest.mark.parametrize(
-    ("text", "choice"),
-    [
-        ("Therefore, C++ it is.", "C++"),
-        ("Therefore, C it is.", "C"),
-        ("Therefore: .net", ".net"),
-        ("(c)", ".net"),
-        ("Therefore, the answer is a CC or an internet.", None),
-    ],
-)
-def test_choices_that_end_in_signs(text: str, choice: str | None) -> None:
-    assert extract_choice(text, ("C", "C++", ".net")) == choice
 
 
 def test_the_order_of_the_places() -> None:

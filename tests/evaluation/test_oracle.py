@@ -3,14 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.addresses import bundled
-from edgewise.edge.llamacpp import LlamaModel
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from edgewise_lab.evaluation.oracle import Oracle
 from edgewise_lab.evaluation.systems import Outcome, edge_alone
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.grading import is_right
-from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 PROMPT = "How many?"
 QUESTION = Question("q", "steps", PROMPT, "7", "number")
@@ -70,21 +67,3 @@ def test_an_answer_ends_with_the_context(
     if edge_context <= cloud_context:
         cut = cloud[: edge_context - len(PROMPT) + 1]
         assert found.right == (alone.right or is_right(QUESTION, cut))
-
-
-def test_the_bundled_pair() -> None:
-    task = pocketqa().first(12)
-    with LlamaModel(bundled("edge"), threads=1) as edge, LlamaModel(bundled("cloud")) as cloud:
-        oracle = Oracle(edge, cloud, task.max_tokens)
-        found = [oracle.answer(question) for question in task.questions]
-        oracle.close()
-        by_edge, by_cloud = (
-            [edge_alone(model, task.max_tokens).answer(q) for q in task.questions]
-            for model in (edge, cloud)
-        )
-    assert [o.right for o in found] == [
-        e.right or c.right for e, c in zip(by_edge, by_cloud, strict=True)
-    ]
-    unasked = [(o.text, e.text) for o, e in zip(found, by_edge, strict=True) if not o.cloud_tokens]
-    assert all(mine == alone for mine, alone in unasked)
-    assert len(unasked) < len(found)

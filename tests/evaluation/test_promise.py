@@ -8,15 +8,13 @@ import pytest
 from edgewise.errors import UsageError
 from edgewise_lab.evaluation.promise import fewest, keeping, least
 from edgewise_lab.evaluation.systems import Outcome
+from tests.evaluation.outcomes import outcome
 
 GRID = (0.1, 0.2, 0.3, 0.4)
 
 
 def outcomes(right: Sequence[bool]) -> list[Outcome]:
-    return [
-        Outcome(question=str(i), family="", text="", right=one, strict=one, output_tokens=9)
-        for i, one in enumerate(right)
-    ]
+    return [outcome(i, right=one) for i, one in enumerate(right)]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Figures, as_csv, rows, summary
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import Outcome
+from tests.evaluation.outcomes import outcome
 
 PAIR = Cell("pair", 0.1)
 
@@ -18,13 +19,11 @@ PAIR = Cell("pair", 0.1)
 def outcomes(right: str, *, family: str = "f", cloud: int = 0, **more: float) -> list[Outcome]:
     """One answer of ten tokens a letter; x is right, X strictly so."""
     return [
-        Outcome(
-            question=f"{family}{i}",
+        outcome(
+            f"{family}{i}",
             family=family,
-            text="",
             right=letter in "xX",
             strict=letter == "X",
-            output_tokens=10,
             cloud_tokens=cloud,
             consults=cloud,
             changed=cloud // 2,

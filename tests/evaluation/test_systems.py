@@ -18,7 +18,6 @@ from edgewise_lab.evaluation.systems import (
     CloudAlone,
     CommitPoint,
     Decoded,
-    Outcome,
     changed_share,
     cloud_share,
     commit_point,
@@ -26,6 +25,7 @@ from edgewise_lab.evaluation.systems import (
     paired,
 )
 from edgewise_lab.evaluation.tasks.base import Question
+from tests.evaluation.outcomes import outcome
 
 PROMPT = "Which?"
 QUESTION = Question("q", "zoo", PROMPT, "dog", "choice", choices=("cat", "dog"))
@@ -91,16 +91,7 @@ def test_tokens_that_changed_are_counted() -> None:
 
 def test_shares_are_of_all_tokens_together() -> None:
     few, many = (
-        Outcome(
-            question="q",
-            family="f",
-            text="",
-            right=True,
-            strict=True,
-            output_tokens=tokens,
-            cloud_tokens=asked,
-            consults=asked,
-        )
+        outcome(output_tokens=tokens, cloud_tokens=asked, consults=asked)
         for tokens, asked in ((10, 10), (90, 0))
     )
     assert cloud_share([few, many]) == 0.1

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -193,13 +193,11 @@ def test_the_longest_answer_is_the_task_s_own_or_the_user_s(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     numbered(tmp_path / "mine.jsonl", 9)
-    given: dict[str, Any] = {"data": None, "check": None, "limit": 2, "calibration": 2}
-    both = with_calibration(name, "test", **given, max_tokens=31)
-    assert [task.max_tokens for task in both] == [31, 31]
+    assert [task.max_tokens for task in opened(name, limit=2, max_tokens=31)] == [31, 31]
     own = {open_task(name).max_tokens}
-    assert {task.max_tokens for task in with_calibration(name, "test", **given)} == own
+    assert {task.max_tokens for task in opened(name, limit=2)} == own
     with pytest.raises(EdgewiseError, match="max-tokens") as caught:
-        with_calibration(name, "test", **given, max_tokens=0)
+        opened(name, limit=2, max_tokens=0)
     assert caught.value.setting == "max_tokens"
 
 
@@ -207,11 +205,14 @@ def numbered(path: Path, count: int, prompt: str = "Say {}.") -> Path:
     return write(path, *({"prompt": prompt.format(i), "answer": f"{i}"} for i in range(count)))
 
 
+def opened(name: object, use: str = "test", **more: object) -> tuple[Task, Task]:
+    given = {"data": None, "check": None, "limit": None, "calibration": 3, **more}
+    return with_calibration(str(name), use, **given)  # type: ignore[arg-type]
+
+
 def prepared(name: object, use: str = "test", **more: object) -> tuple[list[str], list[str]]:
     """Prompts to use, and prompts to calibrate on."""
-    given = {"data": None, "check": None, "limit": None, "calibration": 3, **more}
-    both = with_calibration(str(name), use, **given)  # type: ignore[arg-type]
-    used, held_out = ([question.prompt for question in task.questions] for task in both)
+    used, held_out = ([q.prompt for q in task.questions] for task in opened(name, use, **more))
     return used, held_out
 
 
@@ -308,11 +309,10 @@ def test_prompts_alone_and_conversations(tmp_path: Path) -> None:
         *(("system", "Be brief."), ("user", "2 + 2?"), ("assistant", "4"), ("user", "And 3?")),
     ]
     assert "2 + 2?" in chat.text
-    asked = {"data": None, "check": None, "limit": None, "calibration": None}
-    task, held_out = with_calibration(str(path), "train", **asked, known=False)  # type: ignore[arg-type]
+    task, held_out = opened(path, "train", calibration=None, known=False)
     assert (len(task.questions), len(held_out.questions)) == (1, 1)
     with pytest.raises(EdgewiseError, match="no right answers"):
-        with_calibration(str(path), "train", **asked)  # type: ignore[arg-type]
+        opened(path, "train", calibration=None)
 
 
 def test_the_name_of_a_line_is_its_number(tmp_path: Path) -> None:
@@ -337,28 +337,13 @@ def test_the_bundled_questions_can_all_be_graded(split: Split) -> None:
 
 
 def test_a_calibration_file_brings_no_question_that_is_used(tmp_path: Path) -> None:
-    line = '{{"prompt": "Say {0}.", "answer": "{0}"}}\n'
-    used, more = tmp_path / "used.jsonl", tmp_path / "more.jsonl"
-    used.write_text("".join(line.format(n) for n in range(6)))
-    more.write_text("".join(line.format(n) for n in range(3, 12)))
-
-    def opened(other: Path, calibration: int = 4) -> tuple[Task, Task]:
-        return with_calibration(
-            str(used),
-            "test",
-            data=None,
-            check="exact",
-            limit=None,
-            calibration=calibration,
-            calibration_data=other,
-        )
-
-    task, held_out = opened(more)
-    assert len(task.questions) == 6
-    assert [question.prompt for question in held_out.questions] == [
-        f"Say {n}." for n in range(8, 12)
-    ]
-    assert len(opened(more, calibration=100)[1].questions) == 6
+    used = numbered(tmp_path / "used.jsonl", 6)
+    more = numbered(tmp_path / "more.jsonl", 12)
+    more.write_text("".join(more.read_text().splitlines(keepends=True)[3:]))
+    task, held_out = prepared(used, calibration_data=more, calibration=4)
+    assert len(task) == 6
+    assert held_out == [f"Say {n}." for n in range(8, 12)]
+    assert len(prepared(used, calibration_data=more, calibration=100)[1]) == 6
     with pytest.raises(EdgewiseError, match="of others") as problem:
-        opened(used)
+        prepared(used, calibration_data=used)
     assert problem.value.setting == "calibration_data"

@@ -9,6 +9,7 @@ from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, rows
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Question, Task
+from tests.evaluation.outcomes import outcome
 
 ANIMALS = Task("animals", (Question("q", "f", "Which?", "dog", "exact"),), 8)
 
@@ -26,19 +27,7 @@ def contender(trained_on: str = "", calibrated_on: str = "") -> Contender:
 
 
 def outcomes(*cloud: int) -> list[Outcome]:
-    return [
-        Outcome(
-            question=f"{i}",
-            family="f",
-            text="",
-            right=True,
-            strict=True,
-            output_tokens=100,
-            cloud_tokens=tokens,
-            seconds=1.0,
-        )
-        for i, tokens in enumerate(cloud)
-    ]
+    return [outcome(i, output_tokens=100, cloud_tokens=n) for i, n in enumerate(cloud)]
 
 
 def table(cell: Cell, *cloud: int) -> list[Row]:

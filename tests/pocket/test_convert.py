@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from benchmarks import random_qwen
 from benchmarks.random_qwen import Shape
+from benchmarks.routers.plan import first_of_each
 from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.edge.hub.tokenizer import HubTokenizer
@@ -61,14 +62,13 @@ def onnx(onnx_folder: Path) -> Iterator[OnnxModel]:
 
 @pytest.fixture(scope="module")
 def prompts(onnx: OnnxModel) -> list[list[int]]:
+    return prompts_for(onnx)
+
+
+def prompts_for(model: EdgeModel) -> list[list[int]]:
     """Of the bundled questions, some of each family, as the chat template writes them."""
-    task = pocketqa("test")
-    chosen = [
-        question.prompt
-        for family in task.families
-        for question in [q for q in task.questions if q.family == family][:PER_FAMILY]
-    ]
-    return [prompt_ids(onnx.tokenizer, [Message("user", prompt)]) for prompt in chosen]
+    chosen = first_of_each(pocketqa("test"), PER_FAMILY).questions
+    return [prompt_ids(model.tokenizer, [Message("user", q.prompt)]) for q in chosen]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,14 @@ def distance(left: Step, right: Step) -> float:
 def test_greedy_answers_and_logits_are_llama_cpps_on_the_same_floats(
     prompts: list[list[int]], answers: list[list[Step]], tmp_path: Path
 ) -> None:
-    path = write_floats(tmp_path / "float.gguf", bundled("edge"))
+    assert_same_floats(prompts, answers, tmp_path)
+
+
+def assert_same_floats(
+    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[Step]], folder: Path
+) -> None:
+    """Tokens, logits and hidden states are llama.cpp's on the bundled edge's weights, unrounded."""
+    path = write_floats(folder / "float.gguf", bundled("edge"))
     same = 0
     with LlamaModel(path, threads=1, gpu_layers=0) as model:
         for prompt, answer in zip(prompts, answers, strict=True):
@@ -171,11 +178,16 @@ def test_a_model_with_a_head_of_its_own_and_grouped_attention(
     source = read(bpe_path)
     assert not source.tied
     assert source.kv_heads < source.heads
-    folder = convert(source, "onnx-hidden", tmp_path / "untied")
+    assert_alike(convert(source, "onnx-hidden", tmp_path / "untied"), bpe_path)
+
+
+def assert_alike(folder: Path, gguf: Path) -> None:
+    """Vocabulary and logits in ONNX are llama.cpp's."""
     with (
-        OnnxModel(folder, threads=1) as onnx,
-        LlamaModel(bpe_path, threads=1, gpu_layers=0) as llama,
+        OnnxModel(folder, context=128, threads=1) as onnx,
+        LlamaModel(gguf, context=128, threads=1, gpu_layers=0) as llama,
     ):
+        assert fingerprint(onnx.tokenizer) == fingerprint(llama.tokenizer)
         answer = greedy(onnx, PROMPT)
         steps = read_along(llama, PROMPT, [step.proposed for step in answer])
         assert max(map(distance, answer, steps)) < FLOAT_TOLERANCE
@@ -190,15 +202,7 @@ def qwen_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_qwen_is_the_same_in_llama_cpp_and_onnx(qwen_path: Path, tmp_path: Path) -> None:
     folder = convert(read(qwen_path), "onnx-hidden", tmp_path / "onnx")
-    floats = write_floats(tmp_path / "float.gguf", qwen_path)
-    with (
-        OnnxModel(folder, context=128, threads=1) as onnx,
-        LlamaModel(floats, context=128, threads=1, gpu_layers=0) as llama,
-    ):
-        assert fingerprint(onnx.tokenizer) == fingerprint(llama.tokenizer)
-        answer = greedy(onnx, PROMPT)
-        steps = read_along(llama, PROMPT, [step.proposed for step in answer])
-        assert max(map(distance, answer, steps)) < FLOAT_TOLERANCE
+    assert_alike(folder, write_floats(tmp_path / "float.gguf", qwen_path))
 
 
 def test_weights_that_would_be_left_out_are_refused(bpe_path: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The agents people have, each in a process of its own, set up as docs/clients.md shows.
+"""The agents people have, each in a process of its own, set up as docs/how-to/agents.md shows.
 
 What the model says is given: a call of a tool of the agent's own, which the grammar of that tool's
 schema has to allow and which the agent then makes, and a sentence when it has told of the outcome;
@@ -10,13 +10,16 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Literal, get_args
 
 import pytest
 
+from edgewise.cloud.connect import connect
 from edgewise.testing.scripted_edge import ScriptedEdge
 from tests.documents import ROOT
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server.at_port import at_port
 from tests.server.in_process import answering_of
 from tests.tool_models import ToolTokenizer, saying
@@ -27,7 +30,7 @@ AGENTS = os.environ.get("AGENTS")
 pytestmark = pytest.mark.skipif(
     AGENTS is None, reason="needs AGENTS, a folder with the agents; see make test-agents"
 )
-DOCS = (ROOT / "docs/clients.md").read_text()
+DOCS = (ROOT / "docs/how-to/agents.md").read_text()
 SHOWN = "http://127.0.0.1:8300"
 SAID = "It is made."
 WRITE = "echo made > made.txt"
@@ -43,12 +46,30 @@ QUIET = {
 }
 
 
+Link = Literal["none", "quota", "cut"]
+links = pytest.mark.parametrize("link", get_args(Link))
+
+
 @contextmanager
-def served(*texts: str) -> Iterator[str]:
-    """A model with tools, a context for what agents send, and these answers."""
+def served(*texts: str, link: Link) -> Iterator[str]:
+    """A model with tools, a context for what agents send, and these answers.
+
+    Every token is critical; the cloud answers 429 ("quota"), or its link is cut.
+    """
     edge = ScriptedEdge(saying(*texts), context=1 << 20, tokenizer=ToolTokenizer())
-    with at_port(answering_of(edge)) as url:
-        yield url
+    if link == "none":
+        with at_port(answering_of(edge)) as url:
+            yield url
+        return
+    with closing(ScriptedEngine(tokenizer=edge.tokenizer)) as engine:
+        with closing(connect(engine.url, edge.tokenizer, engine="llama-server")) as cloud:
+            answering = answering_of(edge, cloud)
+            proven, engine.fault = engine.asked, lambda _: "busy"
+            if link == "cut":
+                engine.stop()
+            with at_port(answering) as url:
+                yield url
+        assert link == "cut" or engine.asked > proven
 
 
 def call(tool: str, **arguments: str) -> str:
@@ -94,31 +115,35 @@ def made(folder: Path) -> str:
     return (folder / "work" / "made.txt").read_text()
 
 
-def test_codex(tmp_path: Path) -> None:
-    with served(call("exec_command", cmd=WRITE), SAID) as url:
+@links
+def test_codex(tmp_path: Path, link: Link) -> None:
+    with served(call("exec_command", cmd=WRITE), SAID, link=link) as url:
         written(tmp_path, ".codex/config.toml", block("toml", "wire_api", url))
         alone = "--skip-git-repo-check --dangerously-bypass-approvals-and-sandbox"
         assert SAID in run(f"codex exec {alone} 'Make it.'", tmp_path)
     assert made(tmp_path) == "made\n"
 
 
-def test_claude_code(tmp_path: Path) -> None:
-    with served(call("Bash", command=WRITE), SAID) as url:
+@links
+def test_claude_code(tmp_path: Path, link: Link) -> None:
+    with served(call("Bash", command=WRITE), SAID, link=link) as url:
         shown = block("sh", "claude", url).replace("\nclaude\n", "\n")
         assert SAID in run(f"{shown}claude -p 'Make it.' --allowedTools Bash", tmp_path)
     assert made(tmp_path) == "made\n"
 
 
-def test_continue(tmp_path: Path) -> None:
-    with served(call("Bash", command=WRITE), SAID) as url:
+@links
+def test_continue(tmp_path: Path, link: Link) -> None:
+    with served(call("Bash", command=WRITE), SAID, link=link) as url:
         written(tmp_path, ".continue/config.yaml", block("yaml", "apiBase", url))
         given = "--config ~/.continue/config.yaml"
         assert SAID in run(f"cn -p 'Make it.' --auto {given}", tmp_path)
     assert made(tmp_path) == "made\n"
 
 
-def test_aider(tmp_path: Path) -> None:
-    with served("made.txt\n```\nmade\n```\n") as url:
+@links
+def test_aider(tmp_path: Path, link: Link) -> None:
+    with served("made.txt\n```\nmade\n```\n", link=link) as url:
         shown = block("sh", "aider", url).rstrip()
         run(f"{shown} --yes-always --no-git --message 'Make it.'", tmp_path)
     assert made(tmp_path) == "made\n"

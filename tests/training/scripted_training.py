@@ -5,10 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from edgewise.cloud.base import CloudModel
-from edgewise.routers.card import (
-    CONFIG,
-    WEIGHTS,
-)
+from edgewise.routers.card import CONFIG, WEIGHTS
 from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from edgewise_lab.evaluation.tasks.base import TRAINED_ON, Question, Task
@@ -71,6 +68,12 @@ def only(one: Training, stage: Stage) -> None:
         "calibrate": one.calibrate,
     }
     steps[stage]()
+
+
+def fit(one: Training) -> None:
+    """With all that comes before."""
+    for stage in STAGES[:3]:
+        only(one, stage)
 
 
 def made(folder: Path) -> dict[str, bytes]:

@@ -11,13 +11,7 @@ from edgewise.routers.signals import needs_of, signals_of, top_of
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.rollouts import Continuation, Done, Prefix, SequentialRollouts, ignore
-from edgewise_lab.training.collect import (
-    COLUMNS,
-    KEPT,
-    Sample,
-    collect_answers,
-    collect_features,
-)
+from edgewise_lab.training.collect import COLUMNS, KEPT, Sample, collect_answers, collect_features
 
 PROMPT = "How many?"
 ANSWERED = "Oh it is 7."

@@ -46,25 +46,24 @@ def test_labels_of_other_texts() -> None:
         data_of(columns(), marked, answered(), inputs=INPUTS, top_k=3, embeddings=None)
 
 
-def test_without_logprobs_there_are_none() -> None:
-    """A reference has none; then no router can be fitted to a likelihood."""
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ((), None),  # a reference has none
+        ((None,) * 5, None),
+        # An engine that keeps its end token tells none of it; 0 would be a certainty.
+        ((-0.5, -0.5, -0.5, -0.5, None), [False, False, False, False, True] * 4),
+    ],
+)
+def test_a_logprob_that_was_not_told_is_no_number(
+    told: tuple[float | None, ...], kept: list[bool] | None
+) -> None:
     marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
-    references = [Sample(str(i), (1,), (0,) * 5, (), True) for i in range(4)]
-    data = data_of(columns(), marked, references, inputs=("hidden",), top_k=0, embeddings=None)
-    assert data.cloud_logprob is None
+    texts = [Sample(str(i), (1,), (0,) * 5, told, True) for i in range(4)]
+    data = data_of(columns(), marked, texts, inputs=("hidden",), top_k=0, embeddings=None)
+    found = data.cloud_logprob
+    assert (None if found is None else np.isnan(found).tolist()) == kept
     assert data.edge_logprob is not None
-
-
-def test_a_logprob_that_was_not_told_is_no_number() -> None:
-    """An engine that keeps its end token tells none of it; 0 would be a certainty."""
-    marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
-    ended = [Sample(str(i), (1,), (0,) * 5, (-0.5,) * 4 + (None,), True) for i in range(4)]
-    data = data_of(columns(), marked, ended, inputs=("hidden",), top_k=0, embeddings=None)
-    assert data.cloud_logprob is not None
-    assert np.array_equal(np.isnan(data.cloud_logprob), [False, False, False, False, True] * 4)
-    silent = [Sample(str(i), (1,), (0,) * 5, (None,) * 5, True) for i in range(4)]
-    data = data_of(columns(), marked, silent, inputs=("hidden",), top_k=0, embeddings=None)
-    assert data.cloud_logprob is None
 
 
 def test_the_embedding_is_no_column() -> None:

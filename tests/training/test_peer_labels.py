@@ -34,8 +34,8 @@ class Told(NamedTuple):
     text: str
     edge: Sequence[str]
     cloud: Sequence[str]
-    labels: dict[str, str]
-    """By label, the text again with its worthwhile tokens as carets."""
+    labels: Sequence[str] = ()
+    """The text with its worthwhile tokens as carets: mismatch, value, R2R's, by the outcome."""
 
     right: bool = True
 
@@ -45,79 +45,51 @@ ANSWERS = (
         "Oh it is 7.",
         ["So it is 3.", "Oo it is 3.", "Oh it is 3.", "Oh it is 7."],
         ["Oh it is 7.", "Sh it is 7.", "So it is 7.", "Oo it is 7.", "Oh it is 3."],
-        {
-            "mismatch": "^^.......^.",
-            "co-llm": "^^.......^.",
-            "value": ".........^.",
-            "r2r": ".........^.",
-            "r2r-outcome": ".........^.",
-        },
+        ("^^.......^.", ".........^.", ".........^.", ".........^."),
     ),
     Told(  # a slip in the first sentence that the second one mends
         "Add 2. So 7.",
         ["Add 5. So 7.", "Add 2. So 7."],
         ["Add 2. So 7.", "Add 5. So 7."],
-        {
-            "mismatch": "....^.......",
-            "co-llm": "....^.......",
-            "value": "............",
-            "r2r": "....^.......",
-            "r2r-outcome": "............",
-        },
+        ("....^.......", "............", "....^.......", "............"),
     ),
     Told(  # a word that says nothing by itself and leads astray in the next sentence
         "Hm. So 7.",
         ["Ha. So 7.", "Hm. So 7."],
         ["Hm. So 7.", "Ha. So 3."],
-        {
-            "mismatch": ".^.......",
-            "co-llm": ".^.......",
-            "value": ".^.......",
-            "r2r": ".........",
-            "r2r-outcome": ".^.......",
-        },
+        (".^.......", ".^.......", ".........", ".^......."),
     ),
     Told(  # the cloud is wrong: no consult helps, but the two diverge
         "So it is 4.",
         ["So it is 3.", "So it is 4."],
         ["So it is 4.", "So it is 3."],
-        {
-            "mismatch": ".........^.",
-            "co-llm": ".........^.",
-            "value": "...........",
-            "r2r": ".........^.",
-            "r2r-outcome": ".........^.",
-        },
+        (".........^.", "...........", ".........^.", ".........^."),
         right=False,
     ),
     Told(  # the edge would end before it has answered
         "So it is 7.",
         ["So"],
         ["So it is 7."],
-        {
-            "mismatch": "..^^^^^^^^^",
-            "co-llm": "..^^^^^^^^^",
-            "value": "..^^^^^^^^.",
-            "r2r": "..^^^^^^^^.",
-            "r2r-outcome": "..^^^^^^^^.",
-        },
+        ("..^^^^^^^^^", "..^^^^^^^^.", "..^^^^^^^^.", "..^^^^^^^^."),
     ),
     Told(  # nothing differs
         "So it is 7.",
         ["So it is 7."],
         ["So it is 7."],
-        dict.fromkeys(("mismatch", "co-llm", "value", "r2r", "r2r-outcome"), "..........."),
+        ("...........",) * 4,
     ),
 )
 
-LABELS: dict[str, Label] = {
-    "mismatch": Mismatch(),
-    "co-llm": CoLlm(),
-    "value": Value(),
-    "r2r": R2R(),
-    "r2r-outcome": R2R("outcome"),
-    "final": Final(),
+LABELS: dict[str, tuple[Label, int]] = {
+    "mismatch": (Mismatch(), 0),
+    "co-llm": (CoLlm(), 0),
+    "value": (Value(), 1),
+    "r2r": (R2R(), 2),
+    "r2r-outcome": (R2R("outcome"), 3),
+    # Of numbers: whether the cloud's own answer changes, be it right or wrong.
+    "final": (Final(), 3),
 }
+"""Each with its column."""
 
 
 def model(texts: Sequence[str]) -> ScriptedEdge:
@@ -157,9 +129,9 @@ class Asked(SequentialRollouts):
 @pytest.mark.parametrize("name", LABELS)
 @pytest.mark.parametrize("told", ANSWERS, ids=lambda told: told.text)
 def test_labels_of_answers(told: Told, name: str, tmp_path: Path) -> None:
-    found = label_all(LABELS[name], [case(told)], {"cloud": Asked(told.cloud)}, tmp_path)["q"]
-    # Of numbers: whether the cloud's own answer changes, be it right or wrong.
-    assert marked(found, told.text) == told.labels["r2r-outcome" if name == "final" else name]
+    label, column = LABELS[name]
+    found = label_all(label, [case(told)], {"cloud": Asked(told.cloud)}, tmp_path)["q"]
+    assert marked(found, told.text) == told.labels[column]
     assert set(found) <= {0.0, 1.0}
 
 
@@ -190,7 +162,7 @@ def test_preferences_of_citer(
     """In the second round the pair writes what in the first one the edge does, and only that."""
     label = next(label for label in labels_named("citer") if by in label.writers)
     assert isinstance(label, Citer)
-    told = Told(REFERENCE, [*edge, REFERENCE], [*cloud, REFERENCE], {})
+    told = Told(REFERENCE, [*edge, REFERENCE], [*cloud, REFERENCE])
     writers: dict[Writer, Rollouts] = {"cloud": Asked(told.cloud), by: Asked(ends)}
     found = label_all(label, [case(told, ended=False)], writers, tmp_path)["q"]
     assert marked(found, REFERENCE) == preferred
@@ -201,7 +173,7 @@ def test_preferences_of_citer(
 )
 def test_what_the_head_of_co_llm_begins_with(cloud: list[str], begins: str, tmp_path: Path) -> None:
     """Where the cloud is right and the edge wrong."""
-    told = Told(REFERENCE, ["I saw 7.", "I see 3.", REFERENCE], cloud, {})
+    told = Told(REFERENCE, ["I saw 7.", "I see 3.", REFERENCE], cloud)
     read = case(told, ended=False, cloud=written_along(cloud, [*REFERENCE.encode()]))
     found = label_all(CoLlm(), [read], {}, tmp_path)["q"]
     assert marked(found, REFERENCE) == begins
@@ -215,7 +187,7 @@ def test_the_judge_is_shown_the_sentence_and_no_more(tmp_path: Path) -> None:
 
 
 def test_final_is_graded_by_the_words_that_only_one_reply_has(tmp_path: Path) -> None:
-    told = Told("A red rose.", ["A bed rose.", "A red rose."], ["A red rose.", "A bed rose."], {})
+    told = Told("A red rose.", ["A bed rose.", "A red rose."], ["A red rose.", "A bed rose."])
     words = Question("q", "flowers", PROMPT, "", "words", known=False)
     labelled = case(told)._replace(question=words)
     found = label_all(Final(), [labelled], {"cloud": Asked(told.cloud)}, tmp_path)["q"]

@@ -12,7 +12,7 @@ from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import SIZE, ScriptedEdge, noise, replying
 from edgewise_lab.training.collect import Sample, read_by_cloud
 from tests.training.linear import Linear
-from tests.training.scripted_training import CLOUD, PROMPT, only, scripted, training
+from tests.training.scripted_training import CLOUD, PROMPT, fit, scripted, training
 
 TEXTS = [Sample(f"{i}", (*b"How?",), (*f"It is {i}.".encode(),), (), True) for i in range(3)]
 
@@ -58,8 +58,7 @@ def test_co_llm_learns_from_the_references_of_a_task_that_has_them(tmp_path: Pat
     one = training(tmp_path / "router", "co-llm", reference=reference, cloud=cloud)
     with pytest.raises(UsageError, match="stage collect"):
         one.label()
-    for stage in ("collect", "label", "fit"):
-        only(one, stage)
+    fit(one)
     data = Linear.data[-1]
     assert data.edge_logprob is not None
     assert data.cloud_logprob is not None
@@ -75,8 +74,7 @@ def test_co_llm_learns_from_the_references_of_a_task_that_has_them(tmp_path: Pat
 
 def test_co_llm_learns_from_answers_where_there_are_no_references(tmp_path: Path) -> None:
     one = training(tmp_path / "router", "co-llm", edge=scripted("So it is 3."))
-    for stage in ("collect", "label", "fit"):
-        only(one, stage)
+    fit(one)
     assert {path.name for path in (tmp_path / "router" / "data").iterdir()} == {
         "answers.jsonl",
         "answer-00000.safetensors",

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from edgewise.errors import UsageError
-from edgewise.routers.card import (
-    read_card,
-)
+from edgewise.routers.card import read_card
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import replying
 from edgewise_lab.training.labels.base import labels_named

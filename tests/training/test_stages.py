@@ -11,18 +11,9 @@ import pytest
 
 from edgewise.cloud.local import LocalCloud
 from edgewise.costs.price import BilledTokens, price_of
-from edgewise.errors import (
-    CloudUnavailable,
-    RouterMismatch,
-    UsageError,
-)
+from edgewise.errors import CloudUnavailable, RouterMismatch, UsageError
 from edgewise.parts import open_router
-from edgewise.routers.card import (
-    CONFIG,
-    WEIGHTS,
-    RouterCard,
-    read_card,
-)
+from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard, read_card
 from edgewise.routers.signals import reference_of
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
@@ -41,6 +32,7 @@ from tests.training.scripted_training import (
     INPUTS,
     PROMPT,
     STAGES,
+    fit,
     made,
     only,
     scripted,
@@ -121,9 +113,7 @@ def test_all_at_once_again_asks_for_nothing_new(tmp_path: Path, whole: Path) -> 
     folder = Path(shutil.copytree(whole, tmp_path / "router"))
     cloud = ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)))
     one = training(folder, cloud=cloud)
-    one.collect()
-    one.label()
-    one.fit()
+    fit(one)
     assert cloud.asks == []
     one.calibrate()
     assert made(folder) == made(whole)
@@ -249,9 +239,7 @@ def test_data_may_lie_elsewhere_and_be_shared(tmp_path: Path, whole: Path) -> No
     )
     one.run()
     asked = len(cloud.asks)
-    other.collect()
-    other.label()
-    other.fit()
+    fit(other)
     assert len(cloud.asks) == asked
     assert not (tmp_path / "one" / "data").exists()
     assert made(tmp_path / "one") == made(whole)
@@ -266,9 +254,7 @@ def test_a_card_has_the_top_k_that_is_read(
     tmp_path: Path, inputs: tuple[str, ...], given: int | None, kept: int
 ) -> None:
     one = training(tmp_path / "router", inputs=inputs, top_k=given)
-    one.collect()
-    one.label()
-    one.fit()
+    fit(one)
     card = read_card(tmp_path / "router")
     assert card.top_k == kept
     assert Linear.load(card, tmp_path / "router").top == kept
@@ -276,9 +262,7 @@ def test_a_card_has_the_top_k_that_is_read(
 
 def test_an_uncalibrated_checkpoint_has_no_threshold(tmp_path: Path) -> None:
     one = training(tmp_path / "router")
-    one.collect()
-    one.label()
-    one.fit()
+    fit(one)
     card: RouterCard = read_card(tmp_path / "router")
     assert card.thresholds == {}
     assert "nothing yet" in (tmp_path / "router" / README).read_text()

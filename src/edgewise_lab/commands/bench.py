@@ -1,6 +1,6 @@
 """`edgewise bench`: speeds on this machine, and a pair beside other systems."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Annotated
 
@@ -24,7 +24,6 @@ from edgewise.cli.options import (
     takes,
 )
 from edgewise.cloud.base import CloudModel
-from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.pair import open_pair
@@ -56,7 +55,7 @@ EngineTime = Annotated[
     reads=["edge_key"],
     unaffected=[
         *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *PRIVACY),
-        *(*POLICY, "on_cloud_error"),
+        *(*POLICY, "on_cloud_error", "on_edge_error"),
         *("max_tokens", *DRAWS, "ctx", *COSTS),
     ],
 )
@@ -157,8 +156,12 @@ def _measured(
             # The emulated link is here; where it leads was looked at.
             return connected_cloud(replace(chosen, cloud=at, cloud_hosts=None), pair.edge)
 
-        contender = Contender("pair", pair.router, pair.card)
-        thresholds = _thresholds(contender, shares, held_out, pair.edge, lambda: connected(url))
+        def fresh(lacking: Sequence[float]) -> dict[float, float]:
+            with closing(connected(url)) as cloud:
+                found = thresholds_for(lacking, pair.router, held_out, edge=pair.edge, cloud=cloud)
+            return {share: point.threshold for share, point in found.items()}
+
+        thresholds = Contender("pair", pair.router, pair.card).thresholds(shares, fresh)
         bench = LinkBench(pair.edge, pair.router, url, connected, pace=pace, task=asked)
         with closing(connected(url)) as cloud:
             unlinked = cloud_pace(cloud, pair.edge.tokenizer, LONGEST_DEADLINE)
@@ -171,24 +174,6 @@ def _measured(
             for trip in trips
         ]
         return rows, unlinked
-
-
-def _thresholds(
-    contender: Contender,
-    shares: list[float],
-    held_out: Task,
-    edge: EdgeModel,
-    connect: Callable[[], CloudModel],
-) -> dict[float, float]:
-    """The router's own, and what those lack set on other questions."""
-    known = {share: contender.calibrated(share) for share in shares}
-    missing = [share for share, threshold in known.items() if threshold is None]
-    found = {share: threshold for share, threshold in known.items() if threshold is not None}
-    if missing:
-        with closing(connect()) as cloud:
-            fresh = thresholds_for(missing, contender.router, held_out, edge=edge, cloud=cloud)
-        found |= {share: point.threshold for share, point in fresh.items()}
-    return found
 
 
 def _link_table(rows: list[LinkRow]) -> Table:

@@ -1,6 +1,6 @@
 """`edgewise bench frontier`: a pair beside everything else that could answer, on all axes."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -55,7 +55,7 @@ COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
 @takes(
     *(*ONE_VOCABULARY, "speculate", "ctx", "threads"),
     reads=["cloud_key", "edge_key", "router", "cloud_share", "gpu_layers"],
-    unaffected=[*DRAWS, "on_cloud_error"],
+    unaffected=[*DRAWS, "on_cloud_error", "on_edge_error"],
 )
 def frontier(
     task: shared.TaskName = "pocketqa",
@@ -265,15 +265,11 @@ def _thresholds(
             points = thresholds_for([share], one.router, held_out, edge=opened.edge, cloud=cloud)
         return points[share].threshold
 
-    found: dict[float, float] = {}
-    for share in wish.shares:
-        known = one.calibrated(share)
-        found[share] = (
-            store.threshold(_named(one.name, share), lambda share=share: fresh(share))
-            if known is None
-            else known
-        )
-    return found
+    def kept(lacking: Sequence[float]) -> dict[float, float]:
+        names = {share: _named(one.name, share) for share in lacking}
+        return {s: store.threshold(name, lambda s=s: fresh(s)) for s, name in names.items()}
+
+    return one.thresholds(wish.shares, kept)
 
 
 def _conditions(wish: _Wish, trip: float | None) -> dict[str, object]:

@@ -17,6 +17,7 @@ from edgewise.pair import open_pair
 from edgewise.parts import router_folder
 from edgewise.routers.card import RouterCard, read_card
 from edgewise.settings import Settings
+from edgewise_lab import tables
 from edgewise_lab.bench.speed import score_seconds
 from edgewise_lab.evaluation.tasks.base import trained_digests
 
@@ -139,5 +140,5 @@ def _realised(card: RouterCard, share: str) -> str:
     """With its interval; nothing where the card does not say."""
     if share not in card.realised:
         return ""
-    realised, low, high = card.realised[share]
-    return f"{realised:.1%} ({100 * low:.1f} to {100 * high:.1f})"
+    realised, *ends = card.realised[share]
+    return tables.share(realised, (ends[0], ends[1]))

@@ -19,6 +19,7 @@ from edgewise.errors import UsageError
 from edgewise.routers.base import Router
 from edgewise.routers.start import KEEP, keep_tuned
 from edgewise.settings import Settings
+from edgewise_lab import tables
 from edgewise_lab.commands import shared
 from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
 from edgewise_lab.evaluation.promise import CONFIDENCE, Promise, keeping, require_prompts, sequence
@@ -36,7 +37,15 @@ FEWEST = 20
 @takes(
     *(*MODELS, *PRIVACY, *MACHINE, "router", "price"),
     reads=["cloud_key", "edge_key"],
-    unaffected=["cloud_share", "threshold", "top_p", "seed", "speculate", "on_cloud_error"],
+    unaffected=[
+        "cloud_share",
+        "threshold",
+        "top_p",
+        "seed",
+        "speculate",
+        "on_cloud_error",
+        "on_edge_error",
+    ],
 )
 def tune(
     task: shared.TaskName,
@@ -125,11 +134,10 @@ def _realised(found: Mapping[float, Calibrated] | Promise) -> dict[str, object]:
 
 def _promised(found: Promise, *, agreement: bool) -> str:
     what = "agreed with the cloud's own" if agreement else "were right"
-    low, high = found.interval
     return (
         f"At a threshold of {found.threshold:.6f} {found.right} of {found.prompts} answers {what}: "
         f"at least {found.least:.1%} of answers to such prompts, with {CONFIDENCE:.0%} confidence. "
-        f"The cloud wrote {found.share:.1%} ({100 * low:.1f} to {100 * high:.1f}) of the tokens."
+        f"The cloud wrote {tables.share(found.share, found.interval)} of the tokens."
     )
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from edgewise.edge.base import EdgeModel, EdgeSession
-from edgewise_lab.evaluation.systems import Outcome, question_ids, room, text_of
+from edgewise_lab.evaluation.systems import Outcome, question_ids, room, text_of, written
 from edgewise_lab.evaluation.tasks.base import Question
-from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
+from edgewise_lab.evaluation.tasks.grading import is_right
 
 Judge = Callable[[Sequence[int]], bool]
 
@@ -52,14 +52,10 @@ class Oracle:
     def answer(self, question: Question) -> Outcome:
         """The edge's answer with as many tokens of the cloud's as it needs to be right."""
         trace = self.trace(question)
-        text = text_of(self._tokenizer, trace.ids)
-        return Outcome(
-            question=question.id,
-            family=question.family,
-            text=text,
-            right=trace.right,
-            strict=is_strictly_right(question, text),
-            output_tokens=len(trace.ids),
+        return written(
+            question,
+            text_of(self._tokenizer, trace.ids),
+            len(trace.ids),
             cloud_tokens=len(trace.consults),
             consults=len(trace.consults),
             changed=len(trace.consults),

@@ -210,6 +210,22 @@ class Contender(msgspec.Struct, frozen=True):
         """The card's threshold for `share`."""
         return self.card.threshold(share) if self.card else None
 
+    def thresholds(
+        self,
+        shares: Sequence[float],
+        find: Callable[[Sequence[float]], Mapping[float, float]],
+        held: Mapping[float, float | None] | None = None,
+    ) -> dict[float, float]:
+        """By share: the card's, that `held` from before, or what `find` gives for the others."""
+        known: dict[float, float] = {}
+        for share in shares:
+            threshold = self.calibrated(share)
+            threshold = (held or {}).get(share) if threshold is None else threshold
+            if threshold is not None:
+                known[share] = threshold
+        lacking = [share for share in shares if share not in known]
+        return known | dict(find(lacking) if lacking else {})
+
 
 def contender_named(name: str) -> Contender:
     """A router that needs no checkpoint. Raises `UsageError`."""
@@ -338,26 +354,23 @@ class Evaluation:
     def thresholds(self, contender: Contender, shares: Sequence[float]) -> dict[float, float]:
         """By share: from the router's card, an earlier run, or calibrated now."""
         identity, store = contender.identity or "", self._store_of(contender)
-        known: dict[float, float] = {}
-        for share in shares:
-            threshold = contender.calibrated(share)
-            if threshold is None:
-                threshold = store.threshold(Cell(contender.name, share), identity)
-            if threshold is not None:
-                known[share] = threshold
-        unknown = [share for share in shares if share not in known]
-        if unknown:
-            fresh = thresholds_for(
-                unknown,
+        cells = {share: Cell(contender.name, share) for share in shares}
+
+        def fresh(lacking: Sequence[float]) -> dict[float, float]:
+            found = thresholds_for(
+                lacking,
                 contender.router,
                 self.calibration,
                 edge=self.edge,
                 cloud=self.cloud,
                 deadline=self.deadline,
             )
-            for share, point in fresh.items():
-                store.set_threshold(Cell(contender.name, share), point.threshold, identity)
-                known[share] = point.threshold
+            for share, point in found.items():
+                store.set_threshold(cells[share], point.threshold, identity)
+            return {share: point.threshold for share, point in found.items()}
+
+        held = {share: store.threshold(cell, identity) for share, cell in cells.items()}
+        known = contender.thresholds(shares, fresh, held)
         return {share: known[share] for share in shares}
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -80,17 +80,27 @@ class System(Protocol):
         ...
 
 
+def written(question: Question, text: str, output_tokens: int, **costs: Any) -> Outcome:
+    """What an answer of this text came to, graded; `costs` are other fields of `Outcome`."""
+    return Outcome(
+        question=question.id,
+        family=question.family,
+        text=text,
+        right=is_right(question, text),
+        strict=is_strictly_right(question, text),
+        output_tokens=output_tokens,
+        **costs,
+    )
+
+
 def outcome_of(question: Question, answer: Answer) -> Outcome:
     """What a decoder's answer came to."""
     usage = answer.usage
     scores = [token.score for token in answer.tokens if token.score is not None]
-    return Outcome(
-        question=question.id,
-        family=question.family,
-        text=answer.text,
-        right=is_right(question, answer.text),
-        strict=is_strictly_right(question, answer.text),
-        output_tokens=len(answer.tokens),
+    return written(
+        question,
+        answer.text,
+        len(answer.tokens),
         cloud_tokens=usage.cloud_tokens,
         wasted_tokens=usage.wasted_tokens,
         consults=usage.cloud_calls - usage.failed_calls,
@@ -159,14 +169,10 @@ class CloudAlone:
             ).result()
         finally:
             session.close()
-        text = text_of(self._tokenizer, completion.ids)
-        return Outcome(
-            question=question.id,
-            family=question.family,
-            text=text,
-            right=is_right(question, text),
-            strict=is_strictly_right(question, text),
-            output_tokens=len(completion.ids),
+        return written(
+            question,
+            text_of(self._tokenizer, completion.ids),
+            len(completion.ids),
             cloud_tokens=len(completion.ids),
             consults=1,
             cached=completion.cached,

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from edgewise.edge.base import Floats
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
+from edgewise_lab import tables
 from edgewise_lab.evaluation.statistics import Interval, mean_interval, scipy_part
 from edgewise_lab.evaluation.tasks.base import TRAINED_ON, digest
 
@@ -78,7 +79,7 @@ def model_card(card: RouterCard, measured: Sequence[Measured]) -> str:
         {
             "share": f"{point.share:.0%}",
             "threshold": f"{point.threshold:.6f}",
-            "realised": _share(point),
+            "realised": tables.share(point.realised, point.interval),
             "probability": _percent(card.probability_at(point.threshold)),
             "edge": _accuracy(point.edge),
             "pair": _accuracy(point.pair),
@@ -92,11 +93,6 @@ def model_card(card: RouterCard, measured: Sequence[Measured]) -> str:
     )
     template = environment.from_string(_TEMPLATE)
     return template.render(card=card, rows=rows, n=len(measured[0].pair) if measured else 0)
-
-
-def _share(point: Measured) -> str:
-    low, high = point.interval
-    return f"{point.realised:.1%} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _accuracy(right: Sequence[bool]) -> str:

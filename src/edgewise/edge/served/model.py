@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import BoundedSemaphore
 
 from edgewise.addresses import with_scheme
-from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Needs, Tokenizer
+from edgewise.edge.base import PROBES, EdgeAbilities, EdgeModel, EdgeOptions, Needs, Tokenizer
 from edgewise.edge.llamacpp.model import fingerprint_of
 from edgewise.edge.named import open_tokenizer
 from edgewise.edge.served.by_ids import LlamaServerEdge, VllmEdge
@@ -87,6 +87,16 @@ class ServedEdge(EdgeModel):
         return ServedSession(
             self._dialect, self.context, text=text, top=top, release=self._free.release
         )
+
+    def reread(self) -> tuple[int, int] | None:
+        """Ids of a prompt whose last one was changed, and how many of them are computed again.
+
+        By the server's meter; None where it has none.
+        """
+        ids = self.tokenizer.encode_prompt(" ".join(PROBES))[: self.context - 1]
+        self._dialect.computed(ids)
+        again = self._dialect.computed([*ids[:-1], ids[0]])
+        return None if again is None else (len(ids), again)
 
     def fingerprint(self) -> str:
         """Of the weights' file where it is here; else of the model's name and vocabulary."""

@@ -35,9 +35,8 @@ from edgewise_lab.bench.frontier.systems import (
 )
 from edgewise_lab.bench.pace import UNPACED, LateCloud, Pace, PacedEdge
 from edgewise_lab.evaluation.store import append, lock_folder, read
-from edgewise_lab.evaluation.systems import CLOUD_DEADLINE, Outcome, question_prompt, text_of
+from edgewise_lab.evaluation.systems import CLOUD_DEADLINE, question_prompt, text_of, written
 from edgewise_lab.evaluation.tasks.base import Question
-from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
 
 
 class CloudInSpans:
@@ -66,17 +65,8 @@ class CloudInSpans:
         ids = self._ids(prompt, watch)
         seconds, ttft = watch.seconds, watch.ttft
         text, requests = text_of(self._tokenizer, ids), self._cloud.take()
-        outcome = Outcome(
-            question=question.id,
-            family=question.family,
-            text=text,
-            right=is_right(question, text),
-            strict=is_strictly_right(question, text),
-            output_tokens=len(ids),
-            cloud_tokens=len(ids),
-            consults=len(requests),
-            seconds=seconds,
-        )
+        costs = {"cloud_tokens": len(ids), "consults": len(requests), "seconds": seconds}
+        outcome = written(question, text, len(ids), **costs)
         sent, received = travelled.bytes
         return MeasuredAnswer(
             outcome=outcome,

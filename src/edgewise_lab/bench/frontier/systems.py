@@ -33,7 +33,6 @@ from edgewise_lab.bench.pace import PacedEdge
 from edgewise_lab.evaluation.systems import (
     CLOUD_DEADLINE,
     AtPosition,
-    Outcome,
     commit_point,
     contexts_of,
     edge_alone,
@@ -41,9 +40,9 @@ from edgewise_lab.evaluation.systems import (
     question_ids,
     question_prompt,
     room,
+    written,
 )
 from edgewise_lab.evaluation.tasks.base import Question
-from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
 
 
 class Watch:
@@ -278,13 +277,10 @@ class Streamed:
         stream = self._ask(prompt, watch)
         seconds, ttft = watch.seconds, watch.ttft
         text, request = "".join(stream.texts), self._request(stream, len(prompt))
-        outcome = Outcome(
-            question=question.id,
-            family=question.family,
-            text=text,
-            right=is_right(question, text),
-            strict=is_strictly_right(question, text),
-            output_tokens=request.written,
+        outcome = written(
+            question,
+            text,
+            request.written,
             cloud_tokens=request.written,
             consults=1,
             cached=request.cached,
