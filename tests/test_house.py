@@ -117,7 +117,7 @@ BUDGET = {
     "edgewise/prompts": 910,
     "edgewise/routers": 1_012,
     "edgewise/sandbox": 240,
-    "edgewise/server": 3_156,
+    "edgewise/server": 3_150,
     "edgewise/testing": 495,
     "edgewise/wire": 264,
     "edgewise_lab": 457,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_734, 180
+PRODUCT_LINES, PRODUCT_FILES = 29_728, 180
 
 
 def test_every_package_keeps_its_budget() -> None:
