@@ -102,11 +102,11 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 2_722,
+    "edgewise": 2_723,
     "edgewise/cli": 2_268,
     "edgewise/cloud": 3_864,
     "edgewise/costs": 530,
-    "edgewise/edge": 5_354,
+    "edgewise/edge": 5_352,
     "edgewise/engines": 2_560,
     "edgewise/gateway": 1_450,
     "edgewise/grammar": 947,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_728, 180
+PRODUCT_LINES, PRODUCT_FILES = 29_727, 180
 
 
 def test_every_package_keeps_its_budget() -> None:
