@@ -20,7 +20,7 @@ from edgewise.errors import (
 )
 from edgewise.events import Consult
 from edgewise.loop.decoder import Answer, Decoder, collect
-from edgewise.loop.policy import INITIAL_CREDIT, Policy
+from edgewise.loop.policy import INITIAL_CREDIT, Budget, Policy
 from edgewise.loop.tiers import Tier
 from edgewise.pair import Pair
 from edgewise.prompts import Message, Prompt
@@ -243,26 +243,57 @@ LOCAL = [
 ]
 
 
+POLICIES = [
+    Policy(threshold=0.0, speculate=4),
+    Policy(cloud_share=0.5),
+    Policy().cloud_alone(),
+    Policy(threshold=0.0, on_cloud_error="raise"),
+]
+
+
 @pytest.mark.parametrize("prompt", LOCAL)
-@pytest.mark.parametrize("trusted", [0, 1, None])
-@pytest.mark.parametrize("policy", [EVERYTHING, Policy().cloud_alone()])
+@pytest.mark.parametrize(("count", "trusted"), [(1, None), (2, None), (2, 0), (2, 1)])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_what_is_local_reaches_a_trusted_cloud_alone(
-    prompt: Prompt, trusted: int | None, policy: Policy
+    prompt: Prompt, count: int, trusted: int | None, policy: Policy
 ) -> None:
-    clouds = [saying("blue", unsure=range(5)) for _ in range(2)]
-    near, far = (Tier(one, share=1.0, trusted=at == trusted) for at, one in enumerate(clouds))
+    clouds = [saying("blue", unsure=range(5)) for _ in range(count)]
+    tiers = [Tier(one, share=1.0, trusted=at == trusted) for at, one in enumerate(clouds)]
     loop = Decoder(
         ScriptedEdge(noise()),
         router=Constant(1.0),
         policy=policy,
-        cloud=near.cloud,
-        trusted=near.trusted,
-        further=[far],
+        cloud=tiers[0].cloud,
+        trusted=tiers[0].trusted,
+        further=tiers[1:],
     )
-    loop.generate(prompt, max_tokens=8)
+    with loop.stream(prompt, max_tokens=8, budget=Budget(credit=7.0, shift=1.0)) as events:
+        assert list(events)
+        left = events.budget
     for at, cloud in enumerate(clouds):
         assert bool(cloud.opened) == bool(cloud.asks) == (at == trusted)
         assert not cloud.prefetches or at == trusted
+    if trusted is None:
+        # It neither spends nor earns.
+        assert (left.credit, left.shift) == (7.0, 1.0)
+    loop.generate(IDS, max_tokens=8)
+    assert clouds[0].opened
+
+
+def test_a_pair_takes_what_messages_say_of_themselves() -> None:
+    cloud = ScriptedCloud(noise(1))
+    with Pair(ScriptedEdge(noise()), cloud=cloud, router=Constant(1.0), threshold=0.5) as pair:
+        said: list[Any] = [
+            {"role": "user", "content": "a", "local": True},
+            Message("assistant", "b"),
+            Message("user", "c"),
+        ]
+        pair.ask(said, max_tokens=4)
+        assert cloud.opened == 0
+        pair.ask(said[1:], max_tokens=4)
+        assert cloud.opened == 1
+        with pytest.raises(UsageError, match=r"\$\.local"):
+            pair.ask([{"role": "user", "content": "a", "local": "yes"}])
 
 
 SECRET = "My number is anna@b.example, remember"
