@@ -167,6 +167,14 @@ def test_without_credit_the_next_is_not_asked_where_the_nearest_fails() -> None:
     assert answer.usage.cloud_tokens == INITIAL_CREDIT
 
 
+@pytest.mark.parametrize("cap", [1, 2, 5])
+def test_the_cap_is_a_promise_about_all_of_them(cap: int) -> None:
+    clouds = [saying("blue sky", unsure=range(9)) for _ in range(3)]
+    answer = decoder(*clouds, policy=Policy(threshold=0.0, max_cloud_tokens=cap)).generate(IDS)
+    assert sum(n for cloud in clouds for _, n in cloud.asks) == cap
+    assert answer.usage.cloud_calls == cap
+
+
 def mixed(seed: int) -> Callable[[int], CloudError | None]:
     """A link on which some consults fail, each in its way."""
     return lambda ask: FAULTS[(ask + seed) % 3]() if (ask * 7 + seed) % 5 == 0 else None
@@ -200,14 +208,15 @@ def test_three_tiers_hold_their_budgets(
         cloud=near,
         further=[Tier(mid, share=shares[0], threshold=0.3), Tier(far, share=shares[1])],
     )
-    output, budget = 0, None
+    output, calls, budget = 0, 0, None
     for length in lengths:
         with loop.stream(IDS, max_tokens=length, budget=budget) as events:
             usage = collect(events).usage
             budget = events.budget
-        output += usage.edge_tokens + usage.cloud_tokens
+        output, calls = output + usage.edge_tokens + usage.cloud_tokens, calls + usage.cloud_calls
         assert sum(one.wrote for one in usage.tiers) == usage.cloud_tokens
         assert all(one.failed <= one.asked <= one.wanted for one in usage.tiers)
+    assert calls == sum(len(cloud.asks) for cloud in (near, mid, far))
     for cloud, most in zip((mid, far), shares, strict=True):
         # What failed before its deadline is free, but it was asked for.
         answered = sum(
