@@ -16,6 +16,7 @@ Reason = Literal[
     "below_threshold",  # the router saw no need
     "critical",  # the router asked, the cloud answered
     "span",  # a further token of the same consult
+    "edge_lost",  # the edge model's server is gone, and the cloud goes on
     "forced",  # the grammar allows this token only, so the cloud was not asked
     "mid_word",  # deferred: a cloud with another tokenizer is asked at word boundaries
     "reasoning",  # the router asked, but the cloud cannot go on inside of a block of reasoning
@@ -165,8 +166,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     vain; `correction_tokens` are first tokens of consults that differ from what the edge would have
     written. `cloud_prompt_cached` and `cloud_prompt_computed` are of answered consults, by the
     engine's meter, None if it left one out; `cloud_completion_tokens` is what the cloud wrote in
-    them, in its own vocabulary. `sent` had left when the answer ended, `cost` is what that came to,
-    if a price is known. `tiers` are the clouds, nearest first, where there are several.
+    them, in its own vocabulary. `edge_error` says why the cloud went on without the edge, None if
+    it did not. `sent` had left when the answer ended, `cost` is what that came to, if a price is
+    known. `tiers` are the clouds, nearest first, where there are several.
     """
 
     prompt_tokens: int
@@ -181,6 +183,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cloud_prompt_cached: int | None = 0
     cloud_prompt_computed: int | None = 0
     cloud_completion_tokens: int = 0
+    edge_error: str | None = None
     sent: SentCounts = SentCounts()
     cost: AnswerCost | None = None
     tiers: tuple[TierUsage, ...] = ()

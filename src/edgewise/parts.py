@@ -35,7 +35,7 @@ from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES, SERVER
-from edgewise.errors import ModelError, RouterMismatch, UsageError
+from edgewise.errors import EdgeError, ModelError, RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
 from edgewise.loop.tiers import SHARE, THRESHOLD, Tier
 from edgewise.registry import is_code
@@ -288,7 +288,8 @@ def chosen_router(settings: Settings, edge: EdgeModel) -> str:
 def known_router(edge: EdgeModel) -> Path | None:
     """The checkpoint that comes with the package for this edge model, in any build of it."""
     for card in sorted(bundled("routers").glob(f"*/{CONFIG}")):
-        with suppress(RouterMismatch):
+        # A server that takes text cannot be compared inside a character.
+        with suppress(RouterMismatch, EdgeError):
             read_card(card.parent).check(edge, card.parent)
             return card.parent
     return None

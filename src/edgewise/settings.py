@@ -129,6 +129,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Literal["edge", "raise"],
         _about("routing", "When a consult fails: the edge writes, or stop.", None, rare=True),
     ] = "edge"
+    on_edge_error: Annotated[
+        Literal["stop", "cloud"],
+        _about("routing", "When the edge's server is gone: stop, or the cloud.", None, rare=True),
+    ] = "stop"
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 31)] | None,
         _about("sampling", "Longest answer; default: the context's end.", "N"),

@@ -21,6 +21,7 @@ from edgewise_lab.bench.pace import EnginePace
 from tests.cli.conftest import Edgewise
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 from tests.doubles.scripted_text import ScriptedText
+from tests.doubles.served_edge import PROGRAMS, llama_edge
 from tests.hybrid_models import HybridPaths
 from tests.llama_server_process import llama_server
 from tests.onnx_models import require_onnx
@@ -192,3 +193,15 @@ def test_it_takes_the_flags_of_a_command_that_failed(edgewise: Edgewise) -> None
 
 def test_without_a_cloud_no_router_is_spoken_of(edgewise: Edgewise) -> None:
     assert "router" not in report(edgewise, "--cloud", "none")[0]
+
+
+@pytest.mark.parametrize("caches", [True, False])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_server_is_asked_what_it_reads_again(
+    edgewise: Edgewise, program: str, caches: bool
+) -> None:
+    with llama_edge(program=program, caches=caches) as served:
+        tokenizer = () if program == "llama-server" else ("--edge-tokenizer", "bundled")
+        checks, _ = report(edgewise, "--edge", served.url, "--cloud", "none", *tokenizer)
+    metered = program in ("llama-server", "vLLM", "mlx_lm.server")
+    assert checks["rollback"]["status"] == ("ok" if caches or not metered else "warn")

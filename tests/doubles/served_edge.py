@@ -44,6 +44,7 @@ class LlamaEdge:
     reply: Callable[[str], bytes | None] = lambda path: None
     spoil: Callable[[Event, int], Event | bytes | None] = lambda event, number: event
     lie: Callable[[Likeliest], Likeliest] = lambda likeliest: likeliest
+    caches: bool = True
     ends: int = 1 << 30
     """So many tokens a request are written before the answer ends."""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -191,11 +192,13 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
                     return
                 made.append(event)
                 ids = [*ids, served.likeliest(ids)[0][0]]
-            usage = {"prompt_tokens": prompt, "completion_tokens": most}
+            usage: Event = {"prompt_tokens": prompt, "completion_tokens": most}
+            again = 1 if served.caches else prompt
+            usage["prompt_tokens_details"] = {"cached_tokens": prompt - again}
             forms: dict[str, Any] = {
                 "Ollama": {"done": True, "prompt_eval_count": prompt, "eval_count": most},
-                "LM Studio": {"choices": [], "usage": usage},
-                "llama-server": made[0],
+                **{key: {"choices": [], "usage": usage} for key in ("LM Studio", "vLLM")},
+                "llama-server": {**made[0], "timings": {"prompt_n": again}},
             }
             if served.program == "mlx_lm.server":
                 text = "".join(event["text"] for event in made)

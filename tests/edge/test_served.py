@@ -18,6 +18,7 @@ from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import EdgeError, ModelError, UsageError
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.cli.test_disk_models import pulled
+from tests.contracts import test_edge as contract
 from tests.doubles.served_edge import MODEL, PROGRAMS, Event, Likeliest, LlamaEdge, llama_edge
 from tests.visited import visited
 
@@ -140,6 +141,10 @@ def test_a_step_has_the_numbers_of_the_likeliest(opened: Opened, anyone: LlamaEd
     assert step.top(2)[0].tolist() == [top[0][0], top[1][0]]
     assert step.logprob(top[1][0]) == pytest.approx(top[1][1])
     assert step.logprob(5) < top[2][1]
+    ids, logprobs = step.top(10)  # as many as a router reads, whatever the server tells
+    assert len(set(ids.tolist())) == len(logprobs) == 10
+    assert np.all(np.diff(logprobs) <= 0)
+    assert len(step.candidates(10)) == 3
     assert step.entropy == pytest.approx(-sum(p * math.log(p) for p in (0.6, 0.3, 0.1)), abs=1e-3)
     assert np.exp(step.logits).sum() == pytest.approx(1.0, abs=1e-3)
     assert list(step.written.ids) == PROMPT
@@ -251,6 +256,13 @@ def test_garbage_is_an_error_that_names_the_server(
     with pytest.raises(EdgeError) as caught:
         written(session, 4)
     assert anyone.url in caught.value.message
+
+
+def test_a_pair_answers_with_each(anyone: LlamaEdge) -> None:
+    """Also with a model for which a trained router is known."""
+    tokenizer = None if anyone.program == "llama-server" else "bundled"
+    with Pair(anyone.url, cloud="bundled", edge_tokenizer=tokenizer) as pair:
+        assert pair.ask("Hello", max_tokens=3).tokens
 
 
 def test_another_vocabulary_is_refused(opened: Opened, anyone: LlamaEdge) -> None:
@@ -469,3 +481,33 @@ def test_a_server_that_wants_a_key_is_named_as_one(
     with pytest.raises(EdgeError) as caught:
         opened(served)
     assert caught.value.setting == "edge_key"
+
+
+class TestServers(contract.TestEdge):
+    """Each kind of server keeps the contract; only it knows what it computed."""
+
+    test_nothing_is_computed_twice: Any = None
+    test_open_keeps_the_common_prefix: Any = None
+    test_open_of_what_is_there_computes_nothing: Any = None
+    test_views_are_stale_after_the_next_decode: Any = None
+    test_a_prefix_is_kept_between_sessions: Any = None
+
+    @pytest.fixture(params=PROGRAMS)
+    def backend(
+        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[contract.Backend]:
+        program = request.param
+        # Ids of the bundled vocabulary that are text.
+        monkeypatch.setattr(contract, "PROMPT", list(range(60, 60 + len(contract.PROMPT))))
+        bytewise = request.node.originalname == "test_any_way_leads_to_the_same_logits"
+        if bytewise and program not in ("llama-server", "vLLM"):
+            pytest.skip("no text ends inside a character")
+        tokenizer = None if program == "llama-server" else "bundled"
+        with llama_edge(program=program, slots=3) as served, ExitStack() as stack:
+
+            def make(**options: Any) -> ServedEdge:
+                model = open_server(served.url, EdgeOptions(tokenizer=tokenizer, **options))
+                stack.callback(model.close)
+                return model
+
+            yield contract.Backend(make)

@@ -3,29 +3,21 @@
 from collections.abc import Callable
 from typing import Any
 
-import httpx2
 import pytest
-from aiohttp import web
 
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.engines import vocabulary_check
 from edgewise.engines.http import bounded
-from edgewise.errors import CloudError, CloudProtocolError, OtherVocabulary
+from edgewise.errors import CloudError, OtherVocabulary
 from edgewise.events import Consult, Event
-from edgewise.gateway import fleet as fleets
 from edgewise.gateway.bundled import BundledEngine
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
-from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.wire.protocol import PATH, Failed, encode
-from tests.background import Background
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.plain_client import PlainClient
-from tests.gateway.processes import until
 from tests.gateway.running import gateway
 from tests.server_process import free_port
 
@@ -131,55 +123,3 @@ def test_an_engine_replaced_behind_its_gateway_in_mid_answer(
     else:
         assert raised is None
         assert collect(iter(events)).text == "aaa" + TEXT[3:]
-
-
-def test_ready_says_no_while_no_replica_is_proven(
-    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleets, "HEALTH_SECONDS", 0.05)
-
-    def answers(status: int) -> bool:
-        return httpx2.get(running.url + "/ready", trust_env=False).status_code == status
-
-    engine.size = 258
-    with gateway([engine.url]) as running:
-        assert answers(200)
-        engine.size = 259  # the same strings, another model
-        until(lambda: answers(503))
-        engine.size = 258
-        until(lambda: answers(200))
-        engine.stop()
-        until(lambda: answers(503))
-        engine.mark = 1
-        engine.start()
-        looked = engine.asked
-        until(lambda: engine.asked >= looked + 2)  # it is probed, and not taken
-        assert answers(503)
-
-
-def test_a_message_of_a_gateways_is_one_line_that_can_be_shown() -> None:
-    async def session(request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        await socket.receive()
-        told = "No.\n\x1b[2J" + "x" * 100_000
-        await socket.send_bytes(encode(Failed(None, "protocol", told, None, "r\x1b")))
-        return socket
-
-    async def start() -> tuple[web.AppRunner, int]:
-        app = web.Application()
-        app.router.add_get(PATH, session)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return runner, runner.addresses[0][1]
-
-    background = Background()
-    runner, port = background.do(start())
-    cloud = GatewayCloud(f"http://127.0.0.1:{port}")
-    with pytest.raises(CloudProtocolError) as refused:
-        cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 20).result()
-    assert str(refused.value).isprintable()
-    assert len(str(refused.value)) < 1000
-    cloud.close()
-    background.close(runner.cleanup())

@@ -155,6 +155,7 @@ def test_an_engine_is_told_whose_consult_and_whose_push_it_is(keys: Path, add: A
             cloud.close()
     assert {client.tenant for client in engine.clients} == {"laptop", "phone"}
     assert len({client.session for client in engine.clients}) == 2
+    assert len({client.salt for client in engine.clients}) == 2
 
 
 @pytest.mark.parametrize(("name", "tenant"), [("", ""), ("anybody", "anybody")])

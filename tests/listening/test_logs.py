@@ -97,12 +97,12 @@ def test_the_level_holds_for_both_kinds_of_logger(capsys: pytest.CaptureFixture[
     assert told == ["yes"] * 4
 
 
-def test_a_server_writes_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_writes_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with log_lines("plain", "warning"):
         structlog.get_logger("edgewise.keys").warning("keys not read", why="gone")
         structlog.get_logger("edgewise.keys").info("not told")
         for _ in range(2 * BURST):
             logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     told = capsys.readouterr().err.splitlines()
-    assert [line.partition(": ")[0] for line in told] == ["WARNING"] * (1 + BURST)
+    assert ["[warning" in line for line in told] == [True] * (1 + BURST)
     assert "gone" in told[0]

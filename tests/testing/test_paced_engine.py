@@ -12,10 +12,6 @@ import pytest
 
 from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
-from edgewise.cloud.engine import LlamaServer
-from edgewise.edge.llamacpp import LlamaModel
-from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 from edgewise_lab.bench.pace import EnginePace
 from tests.llama_server_process import llama_server
 
@@ -85,20 +81,3 @@ def test_a_stream_leaves_event_by_event(paced: PacedEngine) -> None:
     assert at[0] >= PACE.of(1, 20)
     for number, seconds in enumerate(at, 1):
         assert seconds >= PACE.of(number, 20) - 0.005
-
-
-def test_a_cloud_model_behind_it_is_the_same_one(engine: str, paced: PacedEngine) -> None:
-    """Vocabulary, completions and meter pass through; only consults are held back."""
-    with closing(LlamaModel(bundled("edge"), threads=1)) as edge:
-        ids = [303, *edge.tokenizer.encode("The word iron names a")]
-        completions = []
-        for url in (engine, paced.url):
-            with closing(LlamaServer(url)) as cloud:
-                cloud.check(edge.tokenizer)
-                session = cloud.open(Prompt(tuple(ids)))
-                begun = time.monotonic()
-                completions.append(session.ask(ids, 3, Sampling(), 30).result())
-                session.close()
-    assert completions[0].ids == completions[1].ids
-    assert completions[0].prompt == completions[1].prompt == len(ids)
-    assert time.monotonic() - begun >= PACE.of(len(completions[1].ids), 1)

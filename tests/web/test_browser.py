@@ -277,6 +277,7 @@ def test_a_key_comes_with_the_address_and_leaves_it(browser: Browser, tmp_path: 
         page.get_by_label("Cloud share").fill("30")
         ask(page, SUM)
         expect(page.locator(".problem")).to_contain_text("the edge wrote instead")
+        expect(page.locator("#state")).to_contain_text("does not accept")
         context.close()
 
 

@@ -224,7 +224,7 @@ export class Gateway {
         fail(error);
       };
       const timer = setTimeout(() => refuse(unavailable("The gateway does not answer.")), 1000 * OPEN_SECONDS);
-      // A browser does not tell a page why: `refusal` in index.js asks for it.
+      // A browser does not tell a page why; a request to /v1/models does.
       socket.onclose = socket.onerror = () => refuse(unavailable("The gateway cannot be reached, or refused."));
       socket.onopen = () => {
         const frame = frames.open(this.#vocabulary.tokenizer, this.#session);

@@ -29,6 +29,7 @@ from edgewise.cloud.redaction.base import redaction_of
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import library as binding
+from edgewise.edge.named import SERVER
 from edgewise.engines.base import Abilities
 from edgewise.errors import EdgewiseError
 from edgewise.settings import Settings
@@ -112,7 +113,10 @@ class _Doctor:
         yield self._guarded("engine", _engine)
         yield self._guarded("edge model", self._open_edge)
         if (edge := self._edge) is not None:
-            yield _rollback(edge)
+            if parts.edge_engine(self._chosen) == SERVER:
+                yield self._guarded("rollback", lambda: _reread(edge))
+            else:
+                yield _rollback(edge)
             if parts.cloud_address(self._chosen) != "none":
                 yield self._guarded("router", lambda: _router(self._chosen, edge))
             nearest, *further = parts.each_cloud(self._chosen)
@@ -215,6 +219,25 @@ def _rollback(model: EdgeModel) -> Check:
     return Check("rollback", "ok", "to checkpoints; the ids behind one are read again")
 
 
+def _reread(edge: EdgeModel) -> Check:
+    """What a server reads again where the cloud changed a token, and what would do better."""
+    from edgewise.edge.served import ServedEdge
+
+    assert isinstance(edge, ServedEdge)
+    fix = "turn its prompt cache on, or name the model's file (--edge)"
+    text = "the stream is closed, and what it had written ahead is thrown away; "
+    if (measured := edge.reread()) is None:
+        text += "the server does not tell how much it reads again"
+    else:
+        prompt, again = measured
+        text += f"of {prompt} tokens with another last one {again} were read again"
+        if 2 * again > prompt:
+            return Check("rollback", "warn", text, fix)
+    if edge.path is not None:
+        text += f"; --edge {edge.path} would run it in this process, without that"
+    return Check("rollback", "ok", text)
+
+
 def _router(chosen: Settings, model: EdgeModel) -> Check:
     """Which router is used and why, what it bought elsewhere, and what would do better."""
     name = parts.chosen_router(chosen, model)
@@ -256,13 +279,16 @@ def _cache(pace: CloudPace) -> Check:
 
 
 def _leaves(chosen: Settings) -> Check:
-    clouds = parts.each_cloud(chosen)
+    clouds, served = parts.each_cloud(chosen), parts.edge_engine(chosen) == SERVER
+    edge = f"every prompt and answer to the edge's server, {chosen.edge}" if served else ""
     urls = [at for one in clouds if is_url(at := parts.cloud_address(one))]
     if not urls:
         here = parts.cloud_address(chosen) != "none"
         why = "nothing: the cloud model runs here" if here else "nothing"
+        why = f"{edge}; to a cloud nothing" if edge else why
         return Check("what leaves the device", "ok", why)
-    text = (
+    text = f"{edge}; " if edge else ""
+    text += (
         "each consult sends the prompt and the answer so far, as token ids or text, to "
         f"{', '.join(urls)}; to a gateway they go as they come"
     )

@@ -3,17 +3,16 @@
 import hashlib
 import mimetypes
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
-from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from edgewise.errors import UsageError
 from edgewise.gateway.fleet import Fleet
@@ -68,6 +67,24 @@ class PageModel(NamedTuple):
     cloud_share: float
 
 
+class Files(StaticFiles):
+    """The page's folder, and `more` files by their paths in it; all with `HEADERS`."""
+
+    def __init__(self, folder: Path, more: Mapping[str, Path]) -> None:
+        super().__init__(directory=folder, html=True)
+        self._more = more
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        if path in self._more:
+            return str(self._more[path]), self._more[path].stat()
+        return super().lookup_path(path)
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(HEADERS)
+        return response
+
+
 class Page:
     """Serves the page's files, the model and the router; `config.json` says what there is."""
 
@@ -82,12 +99,12 @@ class Page:
         for ending, kind in _TYPES.items():
             mimetypes.add_type(kind, ending)
         self._model, self._fleet, self._keys = model, fleet, keys
-        self._static = StaticFiles(directory=folder, html=True)
         with model.file.open("rb") as opened:
             self._digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        self._files = {"model.gguf": model.file}
+        more = {"model.gguf": model.file}
         if model.router:
-            self._files |= {f"router/{name}": model.router / name for name in _ROUTER}
+            more |= {f"router/{name}": model.router / name for name in _ROUTER}
+        self._files = Files(folder, more)
 
     def require_same_vocabulary(self) -> None:
         """Raises `UsageError` for another vocabulary than that of the running fleet."""
@@ -100,11 +117,10 @@ class Page:
 
     def routes(self) -> list[BaseRoute]:
         """Of the application."""
-        own = [Route("/config.json", self._configured)]
-        own += [Route(f"/{name}", self._sender(path)) for name, path in self._files.items()]
         return [
             Route("/", self._root),
-            Mount(AT.rstrip("/"), _secured(Router([*own, Mount("/", self._static)]))),
+            Route(f"{AT}config.json", self._configured),
+            Mount(AT.rstrip("/"), self._files),
         ]
 
     async def _root(self, request: Request) -> Response:
@@ -128,24 +144,4 @@ class Page:
         }
         router = {"url": "router/", "files": _ROUTER} if model.router else None
         content = {"protocol": VERSION, "gateway": gateway, "model": described, "router": router}
-        return JSONResponse({**content, "cloud_share": model.cloud_share})
-
-    def _sender(self, path: Path) -> Callable[[Request], Awaitable[Response]]:
-        async def send(request: Request) -> Response:
-            return self._static.file_response(path, os.stat(path), request.scope)
-
-        return send
-
-
-def _secured(app: ASGIApp) -> ASGIApp:
-    """`app`, with `HEADERS` on what it serves."""
-
-    async def served(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        await app(scope, receive, send_with)
-
-    return served
+        return JSONResponse({**content, "cloud_share": model.cloud_share}, headers=HEADERS)

@@ -1,6 +1,7 @@
 """The bundled cloud model as an engine: a gateway to try, by one command."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from edgewise.addresses import bundled
@@ -26,9 +27,10 @@ class BundledEngine(Engine):
     def __init__(self) -> None:
         super().__init__("bundled")
         self._cloud = LocalCloud(LlamaModel(bundled("cloud"), slots=SLOTS))
-        self._sessions = [self._cloud.open(Prompt(())) for _ in range(SLOTS)]
-        self._owners = [NOBODY] * SLOTS
-        self._turn = 0
+        # By tenant and session, the least recently used first.
+        self._sessions = OrderedDict(
+            (("", f"free {number}"), self._cloud.open(Prompt(()))) for number in range(SLOTS)
+        )
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
@@ -55,17 +57,17 @@ class BundledEngine(Engine):
         """It always is."""
 
     async def close(self) -> None:
-        for session in self._sessions:
+        for session in self._sessions.values():
             session.close()
         await asyncio.to_thread(self._cloud.close)
 
     def _session(self, client: Client) -> LocalSession:
-        """The client's own slot, else the one that was assigned longest ago."""
-        for session, owner in zip(self._sessions, self._owners, strict=True):
-            if (owner.tenant, owner.session) == (client.tenant, client.session):
-                return session
-        self._turn = (self._turn + 1) % SLOTS
-        if self._owners[self._turn].tenant != client.tenant:
-            self._sessions[self._turn].forget()
-        self._owners[self._turn] = client
-        return self._sessions[self._turn]
+        """The client's own slot, else the one that was used longest ago."""
+        owner = client.tenant, client.session
+        if owner not in self._sessions:
+            (tenant, _), session = self._sessions.popitem(last=False)
+            if tenant != client.tenant:
+                session.forget()
+            self._sessions[owner] = session
+        self._sessions.move_to_end(owner)
+        return self._sessions[owner]

@@ -1,11 +1,11 @@
-"""Logs on stderr: JSON of a gateway, sentences of a server; floods are counted."""
+"""Logs on stderr: JSON of a gateway, plain lines of a server; floods are counted."""
 
 import logging
 import sys
 import time
-from collections.abc import Callable, Generator, MutableMapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -66,6 +66,7 @@ def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     )
+    json = structlog.processors.JSONRenderer()
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
             *shared,
@@ -75,7 +76,7 @@ def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
             structlog.stdlib.ExtraAdder(allow=["peer", "left_out"]),
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer() if form == "json" else _sentence,
+            json if form == "json" else structlog.dev.ConsoleRenderer(colors=False),
         ],
     )
     structlog.configure(
@@ -101,14 +102,3 @@ def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
         root.setLevel(before)
         uvicorn.setLevel(logging.NOTSET)
         structlog.reset_defaults()
-
-
-def _sentence(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
-    """The level, the event, and its values; a traceback below."""
-    level, name = str(event.pop("level")).upper(), str(event.pop("event"))
-    trace = event.pop("exception", None)
-    for unshown in ("timestamp", "logger"):
-        event.pop(unshown, None)
-    values = ", ".join(f"{key} {value}" for key, value in event.items())
-    line = f"{level}: {name}: {values}" if values else f"{level}: {name}"
-    return f"{line}\n{trace}" if trace else line

@@ -4,6 +4,7 @@ All that changes from token to token lies in one immutable `State`, or follows f
 (random draws).
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from contextlib import ExitStack
 
 from edgewise.completion import Completion
 from edgewise.costs.meter import AnswerCosts
-from edgewise.errors import BreaksGrammar, CloudError, Fault, NothingUsable
+from edgewise.errors import BreaksGrammar, CloudError, EdgeError, Fault, NothingUsable
 from edgewise.events import (
     Candidate,
     Event,
@@ -29,6 +30,8 @@ from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import Read, Rules, State
 from edgewise.loop.tiers import AnyConsults
+
+_log = logging.getLogger(__name__)
 
 
 class Generation(Iterator[Event]):
@@ -60,6 +63,7 @@ class Generation(Iterator[Event]):
         self._state = State(budget=budget)
         self._events: deque[Event] = deque()
         self._awaited: tuple[Flight, Read] | None = None
+        self._lost: EdgeError | None = None
         self._finished = False
         self._started = self._last = time.monotonic()
         self._ttft = self._waited = 0.0
@@ -107,13 +111,20 @@ class Generation(Iterator[Event]):
 
     def _advance(self) -> None:
         """Write one token, draft one, or finish."""
-        state = self._state
+        try:
+            self._go_on(self._state)
+        except EdgeError as error:
+            self._lose_edge(error)
+
+    def _go_on(self, state: State) -> None:
         if self._awaited is not None:
             self._draft_or_take(*self._awaited)
         elif state.end is not None:
             self._finish(state)
         elif state.queue:
             self._write_cloud(state, "span")
+        elif self._lost is not None:
+            self._ask_without_edge(state, self._lost)
         else:
             read = self._speculation.read()
             decision = state.decide(read, self._ids, self._rules)
@@ -127,6 +138,30 @@ class Generation(Iterator[Event]):
                 self._awaited = outcome, read.detailed()
             else:
                 self._write_edge(state, read, outcome)
+
+    def _lose_edge(self, error: EdgeError) -> None:
+        """Go on with the cloud alone, where that was chosen; else raises the error."""
+        rules, consults = self._rules, self._consults
+        if self._lost is not None or consults is None or rules.policy.on_edge_error != "cloud":
+            raise error
+        _log.warning("the cloud goes on alone: %s", error)
+        self._lost = error
+        # Where a word begins only the edge's next token would tell.
+        self._rules = rules._replace(policy=rules.policy.without_edge(), boundaries=None)
+
+    def _ask_without_edge(self, state: State, lost: EdgeError) -> None:
+        """Write what the cloud writes next; raises `lost` where it writes nothing."""
+        assert self._consults is not None
+        rules = self._rules
+        ask = min(rules.policy.decide(1.0, state.budget).ask, rules.max_tokens - state.index)
+        flight = self._consults.ask(self._ids, ask, 0) if ask else "cap"
+        if not isinstance(flight, Flight):
+            raise lost
+        try:
+            completion = self._consults.completion(flight)
+        except CloudError as error:
+            raise lost from error
+        self._take(completion, flight, None)
 
     def _draft_or_take(self, flight: Flight, read: Read) -> None:
         """While the consult flies, one draft token more; then its outcome."""
@@ -152,23 +187,26 @@ class Generation(Iterator[Event]):
         else:
             self._take(completion, flight, read)
 
-    def _take(self, completion: Completion, flight: Flight, read: Read) -> None:
-        """Go on with a completion, as far as the grammar allows it."""
+    def _take(self, completion: Completion, flight: Flight, read: Read | None) -> None:
+        """Go on with a completion, as far as the grammar allows it; `read` is the edge's step."""
         assert self._consults is not None
         fit = len(completion.ids)
         outcome: Completion | CloudError = completion
         if (constraint := self._rules.constraint) is not None:
             fit = constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
-        state = self._state.answered(completion, read.token, fit, self._rules)
-        changed = fit > 0 and completion.ids[0] != read.token
+        token = read.token if read is not None else next(iter(completion.ids), 0)
+        state = self._state.answered(completion, token, fit, self._rules)
+        changed = fit > 0 and completion.ids[0] != token
         self._consults.judged(changed=changed, kept=len(state.queue))
         if not fit:
             outcome = BreaksGrammar("The response format allows nothing that the cloud wrote here.")
         self._events.extend(self._consults.report(flight, outcome, state.index))
         if fit:
-            self._write_cloud(state, "critical", read)
-        else:
+            self._write_cloud(state, "critical" if read else "edge_lost", read)
+        elif read is not None:
             self._write_edge(state, read, BreaksGrammar.reason)
+        elif self._lost is not None:
+            raise self._lost
 
     def _write_edge(self, state: State, read: Read, reason: Reason | Fault) -> None:
         edge = read.candidates if self._rules.candidates else ()
@@ -259,6 +297,7 @@ class Generation(Iterator[Event]):
             cloud_prompt_cached=counts.cached,
             cloud_prompt_computed=counts.computed,
             cloud_completion_tokens=counts.billed,
+            edge_error=None if self._lost is None else str(self._lost),
             cost=self._costs.cost(self._ids) if self._costs else None,
         )
         total = time.monotonic() - self._started

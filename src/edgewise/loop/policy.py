@@ -77,6 +77,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     span: int = 1
     deadline: float | None = None
     on_cloud_error: Literal["edge", "raise"] = "edge"
+    on_edge_error: Literal["stop", "cloud"] = "stop"
     speculate: int = 0
 
     def __post_init__(self) -> None:
@@ -121,6 +122,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def cloud_alone(self) -> "Policy":
         """The same, with every token by the cloud, several at a time."""
         return replace(self, cloud_share=1.0, span=CLOUD_SPAN, max_cloud_tokens=None)
+
+    def without_edge(self) -> "Policy":
+        """The same for the rest of an answer whose edge model is gone: its cap holds."""
+        return replace(self, cloud_share=1.0, span=max(self.span, CLOUD_SPAN), speculate=0)
 
     def decide(self, score: float, budget: Budget) -> Decision:
         """Whether to consult at a position with this score."""

@@ -55,7 +55,7 @@ EngineTime = Annotated[
     reads=["edge_key"],
     unaffected=[
         *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *PRIVACY),
-        *(*POLICY, "on_cloud_error"),
+        *(*POLICY, "on_cloud_error", "on_edge_error"),
         *("max_tokens", *DRAWS, "ctx", *COSTS),
     ],
 )

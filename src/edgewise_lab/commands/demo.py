@@ -32,7 +32,7 @@ SHOWN = ("facts-1309", "each-1366", "steps-1272")
     reads=["cloud_share", "deadline", "ctx", "threads", "gpu_layers"],
     unaffected=[
         *(*KEYS, "edge_hosts", *CONNECTING, "cloud_tokenizer", *PRIVACY),
-        *(*DRAWS, "speculate", "on_cloud_error", *COSTS),
+        *(*DRAWS, "speculate", "on_cloud_error", "on_edge_error", *COSTS),
     ],
 )
 def demo(

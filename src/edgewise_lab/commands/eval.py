@@ -49,7 +49,7 @@ _NAMED = 3
 @takes(
     *(*MODELS, *PRIVACY, "deadline", *MACHINE),
     reads=["cloud_key", "edge_key", "router", "cloud_share"],
-    unaffected=[*DRAWS, "speculate", "on_cloud_error"],
+    unaffected=[*DRAWS, "speculate", "on_cloud_error", "on_edge_error"],
 )
 def evaluate(
     task: shared.TaskName,

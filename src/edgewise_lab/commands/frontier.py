@@ -55,7 +55,7 @@ COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
 @takes(
     *(*ONE_VOCABULARY, "speculate", "ctx", "threads"),
     reads=["cloud_key", "edge_key", "router", "cloud_share", "gpu_layers"],
-    unaffected=[*DRAWS, "on_cloud_error"],
+    unaffected=[*DRAWS, "on_cloud_error", "on_edge_error"],
 )
 def frontier(
     task: shared.TaskName = "pocketqa",

@@ -49,7 +49,7 @@ JudgedBy = Annotated[
     reads=["cloud_key", "edge_key"],
     unaffected=[
         *("router", "cloud_share", "threshold"),
-        *("top_p", "speculate", "on_cloud_error"),
+        *("top_p", "speculate", "on_cloud_error", "on_edge_error"),
     ],
 )
 def train(

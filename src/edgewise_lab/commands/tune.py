@@ -37,7 +37,15 @@ FEWEST = 20
 @takes(
     *(*MODELS, *PRIVACY, *MACHINE, "router", "price"),
     reads=["cloud_key", "edge_key"],
-    unaffected=["cloud_share", "threshold", "top_p", "seed", "speculate", "on_cloud_error"],
+    unaffected=[
+        "cloud_share",
+        "threshold",
+        "top_p",
+        "seed",
+        "speculate",
+        "on_cloud_error",
+        "on_edge_error",
+    ],
 )
 def tune(
     task: shared.TaskName,

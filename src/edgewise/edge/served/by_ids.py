@@ -10,6 +10,7 @@ from edgewise.edge.base import PROBES
 from edgewise.edge.served.dialect import (
     LONGEST_NAME,
     ById,
+    ChoiceEvent,
     Count,
     Dialect,
     ListedModels,
@@ -41,6 +42,14 @@ class _Ids(msgspec.Struct):
 class _Row(msgspec.Struct):
     id: int
     top_logprobs: list[ById]
+
+
+class _Timings(msgspec.Struct):
+    prompt_n: int
+
+
+class _Metered(msgspec.Struct):
+    timings: _Timings
 
 
 class _Event(msgspec.Struct):
@@ -119,6 +128,9 @@ class LlamaServerEdge(Dialect):
             raise self.server.broken("no candidates of a token")
         return self._told(rows[0])
 
+    def computed(self, ids: Sequence[int]) -> int | None:
+        return self.server.post("/completion", self._body(ids, 1, 0), _Metered).timings.prompt_n
+
     def _body(self, ids: Sequence[int], tokens: int, top: int) -> dict[str, Any]:
         return {
             "prompt": list(ids),
@@ -176,6 +188,11 @@ class VllmEdge(Dialect):
                 )
             if choice.finish_reason == "stop" and last not in self.tokenizer.eos_ids:
                 yield Told(self.end, [(self.end, 0.0)])
+
+    def computed(self, ids: Sequence[int]) -> int | None:
+        body = {**asking(self.described.name, list(ids), 1), "stream": False}
+        usage = self.server.post("/v1/completions", body, ChoiceEvent).usage
+        return usage.computed if usage else None
 
     def _id(self, text: str) -> int:
         number = text.removeprefix("token_id:")

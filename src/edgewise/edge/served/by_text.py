@@ -303,6 +303,9 @@ class MlxEdge(TextDialect):
     def _count(self, text: str) -> int:
         return self._reply(text, 1, 1).usage.prompt_tokens
 
+    def computed(self, ids: Sequence[int]) -> int | None:
+        return self._reply(self.text_of(ids), 1, 1).usage.computed
+
     def _reply(self, text: str, tokens: int, top: int) -> _MlxReply:
         body = asking(self.described.name, text, tokens)
         more = {"logprobs": True, "top_logprobs": top, "stream": False}

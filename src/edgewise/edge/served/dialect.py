@@ -84,6 +84,10 @@ class Dialect(ABC):
                 return told
         raise self.server.broken("no candidates of a token")
 
+    def computed(self, ids: Sequence[int]) -> int | None:
+        """How many ids of a prompt the server computes, by its own meter; None without one."""
+        return None
+
     @cached_property
     def end(self) -> int:
         """The id that stands for the end of an answer where a server only says that it ended."""
@@ -131,8 +135,19 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
 class Billed(msgspec.Struct):
     prompt_tokens: int
+    prompt_tokens_details: _Cached | None = None
+
+    @property
+    def computed(self) -> int | None:
+        """Tokens that were not in the cache."""
+        cached = self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens
+        return None if cached is None else self.prompt_tokens - cached
 
 
 class ChoiceEvent(msgspec.Struct):

@@ -70,7 +70,7 @@ async function use(file, name, id) {
   state.gateway?.close();
   state.edge = null;
   const edge = await edgeOf(file);
-  await readRouters(edge, id);
+  await readRouters(id);
   const same = edge.tokenizer === config.gateway.tokenizer;
   state.edge = edge;
   state.name = name;
@@ -83,20 +83,19 @@ async function use(file, name, id) {
   say(config.gateway.keys && !key() ? "Ready, alone: the gateway wants a key (Settings)." : "Ready.");
 }
 
-async function readRouters(edge, id) {
+async function readRouters(id) {
   state.routers.clear();
   const trained = await trainedRouter(id === state.config.model.sha256 ? state.config.router : null);
   if (trained) state.routers.set("trained", trained);
   for (const name of ["max-prob", "entropy"]) state.routers.set(name, { router: routerNamed(name), thresholds: [] });
   byId("router").replaceChildren(...[...state.routers.keys()].map((name) => el("option", { value: name }, name)));
   state.id = id;
-  await measured(edge, byId("router").value);
 }
 
-/** The router by its name, with where its threshold starts. */
-async function measured(edge, name) {
+/** The router by its name, with where its threshold starts, if it may ask at all. */
+async function measured(edge, name, asks) {
   const found = state.routers.get(name);
-  if (!found.thresholds.length) {
+  if (asks && !found.thresholds.length) {
     say("The model answers a few short prompts, once, to set the router's threshold.");
     found.thresholds = await startsOf(edge, name, found.router, state.id, progress);
     progress(null);
@@ -134,7 +133,8 @@ async function answer(question) {
   showRunning();
   try {
     const cloudShare = byId("share").value / 100;
-    const { router, thresholds } = await measured(edge, byId("router").value);
+    const asks = Boolean(cloudShare && state.gateway?.plugged);
+    const { router, thresholds } = await measured(edge, byId("router").value, asks);
     const policy = new Policy({ cloudShare, threshold: thresholdAt(thresholds, cloudShare) });
     const prompt = await edge.promptIds(worded(state.messages));
     const { gateway, breaker, latency, budget, running } = state;
@@ -143,10 +143,11 @@ async function answer(question) {
     const options = { edge, router, policy, gateway, breaker, latency, budget, maxTokens, signal: running.signal };
     for await (const event of stream(prompt, options)) {
       view.add(event);
+      if (event.type === "consult" && event.outcome === "unavailable") explain();
       if (event.type === "finished") state.budget = event.budget;
     }
     state.messages.push({ role: "assistant", content: view.plain });
-    say("Ready.");
+    if (byId("state").textContent === "Answering.") say("Ready.");
   } catch (error) {
     // The question stands in the conversation without an answer: it is taken out again.
     state.messages.pop();
@@ -158,6 +159,13 @@ async function answer(question) {
     showRunning();
     byId("prompt").focus();
   }
+}
+
+/** A browser does not tell a page that a key was refused; a request does. */
+async function explain() {
+  const headers = key() ? { Authorization: `Bearer ${key()}` } : {};
+  const response = await fetch("../v1/models", { headers }).catch(() => null);
+  if (response?.status === 401) say("The gateway wants a key, or does not accept this one (Settings).");
 }
 
 /** The bundled model is a toy: it knows single questions, in the wording of the demo. */

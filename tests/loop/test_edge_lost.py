@@ -1,0 +1,92 @@
+"""`on_edge_error`: the cloud goes on from the same prefix, or the answer stops, at every token."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from edgewise import Pair
+from edgewise.errors import EdgeError
+from edgewise.events import Finished, Token
+from edgewise.prompts import Message
+from tests.doubles.served_edge import Event, LlamaEdge, llama_edge
+
+ASKED, LENGTH = "Where is Honduras?", 12
+
+
+@pytest.fixture
+def served() -> Iterator[LlamaEdge]:
+    with llama_edge() as served:
+        yield served
+
+
+def gone_at(served: LlamaEdge, at: int) -> None:
+    """Every stream from now on ends before its token `at`, and nothing else is answered."""
+    spoil: Callable[[Event, int], Event | None] = lambda event, number: (  # noqa: E731
+        None if number > at else event
+    )
+    served.spoil = spoil
+    served.reply = lambda path: b"{" if path == "/completion" else None
+
+
+@pytest.mark.parametrize("how", [{"cloud_share": 0.05}, {"threshold": 0.7, "speculate": 4}])
+@pytest.mark.parametrize("at", range(6))
+def test_the_cloud_goes_on_from_the_same_prefix(
+    served: LlamaEdge, at: int, how: dict[str, Any]
+) -> None:
+    with Pair(served.url, cloud="bundled", on_edge_error="cloud", **how) as pair:
+        gone_at(served, at)
+        prompt = pair.prompt(ASKED)
+        answer = pair.ask(ASKED, max_tokens=LENGTH)
+        lost = next(i for i, one in enumerate(answer.tokens) if one.reason == "edge_lost")
+        assert all(one.source == "cloud" for one in answer.tokens[lost:])
+        assert answer.usage.edge_error is not None
+        assert served.url in answer.usage.edge_error
+        assert answer.usage.edge_tokens + answer.usage.cloud_tokens == len(answer.tokens)
+        written = [one.id for one in answer.tokens]
+    with Pair(cloud="bundled", cloud_share=1.0) as cloud:
+        left = LENGTH - lost
+        alone = cloud.ask([*prompt.ids, *written[:lost]], max_tokens=left)
+    assert written[lost:] == [one.id for one in alone.tokens]
+    assert answer.finish_reason == alone.finish_reason
+
+
+@pytest.mark.parametrize("more", [{}, {"on_edge_error": "cloud", "cloud_share": 0}])
+@pytest.mark.parametrize("at", [0, 3])
+def test_without_leave_the_answer_stops(served: LlamaEdge, at: int, more: dict[str, Any]) -> None:
+    """The text so far was told; the error names the server."""
+    with Pair(served.url, cloud="bundled", threshold=1.0 if not more else None, **more) as pair:
+        gone_at(served, at)
+        told: list[object] = []
+        with pytest.raises(EdgeError) as caught:
+            told += pair.stream(ASKED, max_tokens=LENGTH)
+        assert served.url in caught.value.message
+        gone_at(served, 1 << 30)
+        served.reply = lambda path: None
+        assert pair.ask(ASKED, max_tokens=3).usage.edge_tokens == 3
+
+
+def test_a_local_conversation_goes_nowhere(served: LlamaEdge) -> None:
+    with Pair(served.url, cloud="bundled", on_edge_error="cloud") as pair:
+        gone_at(served, 2)
+        asked = [Message(role="user", content=ASKED, local=True)]
+        with pytest.raises(EdgeError):
+            pair.ask(asked, max_tokens=LENGTH)
+
+
+def test_the_cap_holds(served: LlamaEdge) -> None:
+    with Pair(served.url, cloud="bundled", on_edge_error="cloud", max_cloud_tokens=4) as pair:
+        gone_at(served, 2)
+        told: list[Token] = []
+        with pytest.raises(EdgeError):
+            told.extend(e for e in pair.stream(ASKED, max_tokens=LENGTH) if isinstance(e, Token))
+        assert sum(one.source == "cloud" for one in told) <= 4
+
+
+def test_later_answers_do_not_pay_for_it(served: LlamaEdge) -> None:
+    with Pair(served.url, cloud="bundled", on_edge_error="cloud", cloud_share=0.05) as pair:
+        gone_at(served, 2)
+        with pair.stream(ASKED, max_tokens=LENGTH) as events:
+            last = list(events)[-1]
+            assert isinstance(last, Finished)
+            assert events.budget.credit > -1
