@@ -142,7 +142,7 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
     Behind one that is asked between words the others are, too. Models in this process are trusted
     where there are several.
     """
-    further = len(clouds) - 1
+    further = max(0, len(clouds) - 1)
     shares = [None, *_fractions(settings, "tier_share", further, SHARE)]
     thresholds = [THRESHOLD, *_fractions(settings, "tier_threshold", further, THRESHOLD)]
     tiers: list[Tier] = []

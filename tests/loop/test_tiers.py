@@ -369,8 +369,10 @@ def test_what_cannot_be_honoured_is_refused(settings: dict[str, Any], said: str)
     clouds = [saying("a"), saying("b")]
     with pytest.raises(UsageError, match=said):
         Pair(ScriptedEdge(noise()), cloud=clouds, **settings)
-    with pytest.raises(UsageError, match="tier-share"):
-        Pair(ScriptedEdge(noise()), cloud=clouds[0], tier_share=0.1)
+    for cloud in (clouds[0], "none"):
+        with pytest.raises(UsageError, match="tier-share"):
+            Pair(ScriptedEdge(noise()), cloud=cloud, tier_share=0.1)
+        Pair(ScriptedEdge(noise()), cloud=cloud).close()
 
 
 def test_the_price_is_that_of_the_last_cloud() -> None:
