@@ -102,22 +102,22 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 2_722,
+    "edgewise": 2_715,
     "edgewise/cli": 2_268,
-    "edgewise/cloud": 3_872,
+    "edgewise/cloud": 3_864,
     "edgewise/costs": 530,
-    "edgewise/edge": 5_354,
+    "edgewise/edge": 5_352,
     "edgewise/engines": 2_560,
     "edgewise/gateway": 1_450,
     "edgewise/grammar": 947,
     "edgewise/hub": 711,
     "edgewise/keys": 759,
     "edgewise/listening": 559,
-    "edgewise/loop": 1_933,
+    "edgewise/loop": 1_940,
     "edgewise/prompts": 910,
     "edgewise/routers": 1_012,
     "edgewise/sandbox": 240,
-    "edgewise/server": 3_156,
+    "edgewise/server": 3_150,
     "edgewise/testing": 495,
     "edgewise/wire": 264,
     "edgewise_lab": 457,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_742, 180
+PRODUCT_LINES, PRODUCT_FILES = 29_726, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

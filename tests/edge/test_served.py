@@ -141,6 +141,10 @@ def test_a_step_has_the_numbers_of_the_likeliest(opened: Opened, anyone: LlamaEd
     assert step.top(2)[0].tolist() == [top[0][0], top[1][0]]
     assert step.logprob(top[1][0]) == pytest.approx(top[1][1])
     assert step.logprob(5) < top[2][1]
+    ids, logprobs = step.top(10)  # as many as a router reads, whatever the server tells
+    assert len(set(ids.tolist())) == len(logprobs) == 10
+    assert np.all(np.diff(logprobs) <= 0)
+    assert len(step.candidates(10)) == 3
     assert step.entropy == pytest.approx(-sum(p * math.log(p) for p in (0.6, 0.3, 0.1)), abs=1e-3)
     assert np.exp(step.logits).sum() == pytest.approx(1.0, abs=1e-3)
     assert list(step.written.ids) == PROMPT
@@ -252,6 +256,13 @@ def test_garbage_is_an_error_that_names_the_server(
     with pytest.raises(EdgeError) as caught:
         written(session, 4)
     assert anyone.url in caught.value.message
+
+
+def test_a_pair_answers_with_each(anyone: LlamaEdge) -> None:
+    """Also with a model for which a trained router is known."""
+    tokenizer = None if anyone.program == "llama-server" else "bundled"
+    with Pair(anyone.url, cloud="bundled", edge_tokenizer=tokenizer) as pair:
+        assert pair.ask("Hello", max_tokens=3).tokens
 
 
 def test_another_vocabulary_is_refused(opened: Opened, anyone: LlamaEdge) -> None:

@@ -11,6 +11,7 @@ from edgewise.cloud.base import CloudModel, CloudSession, failed, log_failure
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
 from edgewise.edge.vocabulary import fingerprint
+from edgewise.engines.base import TOP
 from edgewise.errors import (
     CloudError,
     CloudRejected,
@@ -23,9 +24,6 @@ from edgewise.errors import (
 from edgewise.events import Candidate
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-
-TOP = 5
-"""Candidates returned for every token."""
 
 _KEPT = Needs.ENTROPY | Needs.TOP | Needs.LOGITS
 

@@ -29,7 +29,7 @@ from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.wire.protocol import KEY_SUBPROTOCOL, PATH, VERSION
 
 SWEEP_SECONDS = 0.25
-"""Time between two looks for sessions that have expired and keys that were revoked."""
+"""Between two sweeps for expired sessions and revoked keys."""
 
 DRAIN_SECONDS = 20
 """How long consults in flight may take to end after SIGTERM."""
@@ -113,16 +113,16 @@ class Gateway:
 
     async def _sweep(self) -> None:
         """Hang up on keys that were revoked or have expired; forget sessions that are idle."""
-        seen = self.keys.refresh()
+        swept = self.keys.refresh()
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 self.sessions.expire()
                 changes = self.keys.refresh()
-                if changes != seen:
+                if changes != swept:
                     for connection in list(self.connections):
                         connection.check_key()
-                seen = changes
+                swept = changes
             except Exception:
                 log.exception("sweep failed")
 

@@ -69,17 +69,11 @@ class Models:
 
     def ids(self) -> list[str]:
         """The listed ids; any share and threshold may be asked for as well."""
+        listed = ("", "@0.02", "@0.05", "@0.1", ":edge")
         return [
             name + suffix
             for name, one in self._named.items()
-            for suffix in (
-                "",
-                "@0.02",
-                "@0.05",
-                "@0.1",
-                ":edge",
-                *([":cloud"] if one.cloud else []),
-            )
+            for suffix in (*listed, *([":cloud"] if one.cloud else []))
         ]
 
 

@@ -52,7 +52,6 @@ class _Probe:
     def __init__(self, engine: TextEngine) -> None:
         self._engine = engine
         self._echoes = False
-        self._blanks = False
 
     async def capabilities(self) -> Capabilities:
         await self._continues()
@@ -85,8 +84,7 @@ class _Probe:
 
     async def _require_blanks(self) -> None:
         """Raises `CloudRejected` where blanks are lost before a reply: words would run together."""
-        reply = await self._reply(_WORDS)
-        if not self._blanks and reply.startswith("five"):
+        if (await self._reply(_WORDS)).startswith("five"):
             raise CloudRejected(
                 f"{self._engine.url!r} drops the blank before the words that it adds",
                 hint="choose another provider, or an engine by token ids",
@@ -95,18 +93,14 @@ class _Probe:
     async def _trims(self) -> bool:
         """Whether blanks behind what is sent are lost, or not even taken."""
         try:
-            reply = await self._reply(f"{_WORDS} ", note=False)
+            return (await self._reply(f"{_WORDS} "))[:1].isspace()
         except CloudRejected:
             return True
-        return reply[:1].isspace()
 
-    async def _reply(self, begun: str, *, note: bool = True) -> str:
-        """What it adds; `note` a blank before it."""
+    async def _reply(self, begun: str) -> str:
+        """What it adds."""
         reply = await self._asked(begun)
-        if self._echoes:
-            reply = unechoed(begun, reply, self._engine.url)
-        self._blanks = self._blanks or (note and reply[:1].isspace())
-        return reply
+        return unechoed(begun, reply, self._engine.url) if self._echoes else reply
 
     async def _asked(self, begun: str) -> str:
         try:

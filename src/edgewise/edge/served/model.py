@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 from threading import BoundedSemaphore
 
-from edgewise.addresses import with_scheme
+from edgewise.addresses import resolve, with_scheme
 from edgewise.edge.base import PROBES, EdgeAbilities, EdgeModel, EdgeOptions, Needs, Tokenizer
 from edgewise.edge.llamacpp.model import fingerprint_of
 from edgewise.edge.named import open_tokenizer
@@ -66,8 +66,9 @@ class ServedEdge(EdgeModel):
         self.context = described.context
         self._free = BoundedSemaphore(options.slots)
         self.abilities = EdgeAbilities(hidden=False, batch_logits=False, slots=options.slots)
-        self.path = _file(described.address)
-        self.tokenizer = dialect.tokenizer = _tokenizer(dialect, options.tokenizer)
+        here = _on_this_disk(described.address)
+        self.path = here if here is not None and here.is_file() else None
+        self.tokenizer = dialect.tokenizer = _tokenizer(dialect, options.tokenizer, here)
         _require_proven(dialect)
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> ServedSession:
@@ -109,43 +110,34 @@ class ServedEdge(EdgeModel):
         self._dialect.server.close()
 
 
-def _tokenizer(dialect: Dialect, named: str | None) -> Tokenizer:
-    """As named, else that of the model's file, which the server names, on this disk."""
-    address = named or dialect.described.address
-    local = address.startswith(("ollama:", "lmstudio:")) or _exists(address)
+def _tokenizer(dialect: Dialect, named: str | None, here: Path | None) -> Tokenizer:
+    """As named, else that of the model's file or folder, which the server names, on this disk."""
+    if named is None and here is not None:
+        return open_tokenizer(str(here))
+    if named is None:
+        raise ModelError(
+            f"The edge model's server at {dialect.server.url} serves "
+            f"{dialect.described.address[:200]!r}, which is not on this disk, and its tokenizer is "
+            "needed here",
+            hint="name a GGUF of the model, its folder or its repository",
+            setting="edge_tokenizer",
+        )
     try:
-        if named or local:
-            return open_tokenizer(address)
-    except AddressError as error:
-        if named:
-            error.setting = "edge_tokenizer"
-            raise
-    raise ModelError(
-        f"The edge model's server at {dialect.server.url} serves "
-        f"{dialect.described.address[:200]!r}, which is not on this disk, and its tokenizer is "
-        "needed here",
-        hint="name a GGUF of the model, its folder or its repository",
-        setting="edge_tokenizer",
-    )
+        return open_tokenizer(named)
+    except UsageError as error:
+        error.setting = "edge_tokenizer"
+        raise
 
 
-def _file(address: str) -> Path | None:
-    """The GGUF that the server names, if it is on this disk."""
-    from edgewise.addresses import resolve
-
+def _on_this_disk(address: str) -> Path | None:
+    """What the server names, if it is here: by its path, or as another program's model."""
     try:
         if address.startswith(("ollama:", "lmstudio:")):
             return resolve(address, "edge")
-        return Path(address).resolve() if Path(address).is_file() else None
+        path = Path(address).resolve()
+        return path if path.exists() else None
     except (AddressError, OSError, ValueError):
         return None  # a name that no file has
-
-
-def _exists(address: str) -> bool:
-    try:
-        return Path(address).is_absolute() and Path(address).exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _dialect_of(server: Server, model: str | None, context: int | None) -> Dialect:

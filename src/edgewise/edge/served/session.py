@@ -73,8 +73,14 @@ class TopStep:
         return known - self._rest * (self._other + float(logprobs[-1])) / 2
 
     def top(self, k: int) -> tuple[Ids, Floats]:
-        """At most as many as the server told."""
-        return self._ids[:k], self._logprobs[:k]
+        """Where the server told fewer than `k`, others, which are alike, stand behind them."""
+        missing = min(k, self.size) - len(self._ids)
+        if missing <= 0:
+            return self._ids[:k], self._logprobs[:k]
+        low = np.arange(len(self._ids) + missing, dtype=np.int32)
+        others = np.setdiff1d(low, self._ids)[:missing]
+        padding = np.full(missing, self._other, np.float32)
+        return np.concatenate([self._ids, others]), np.concatenate([self._logprobs, padding])
 
     def logprob(self, token: int) -> float:
         at = np.flatnonzero(self._ids == token)
@@ -83,7 +89,7 @@ class TopStep:
     def candidates(self, k: int) -> tuple[Candidate, ...]:
         return tuple(
             Candidate(int(token), float(logprob))
-            for token, logprob in zip(*self.top(k), strict=True)
+            for token, logprob in zip(self._ids[:k], self._logprobs[:k], strict=True)
         )
 
 
