@@ -2,8 +2,7 @@
 
 `python -m benchmarks.quality keep`: 20 splits of the test questions; on one part of each a
 threshold that keeps a quality is looked for, on the rest it is judged. `... final`: routers of 130
-prompts without answers beside those that need no training; `... shares`: what their thresholds
-realise, after `final` in the same `--work`.
+prompts without answers beside those that need no training.
 What either model makes of a prefix is computed once for all systems. Prints Markdown.
 """
 
@@ -18,14 +17,12 @@ from msgspec.structs import replace
 
 from benchmarks.real_pair import KnownCloud, KnownEdge, checkpoint
 from edgewise.errors import UsageError
-from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import Budget, Policy
 from edgewise.pair import open_models
 from edgewise.parts import open_router
 from edgewise.routers.base import Router
 from edgewise.routers.named import router_named
 from edgewise.settings import Settings
-from edgewise_lab.evaluation.calibration import Answers, thresholds_for
+from edgewise_lab.evaluation.calibration import Answers
 from edgewise_lab.evaluation.promise import keeping, sequence
 from edgewise_lab.evaluation.statistics import difference_interval
 from edgewise_lab.evaluation.systems import (
@@ -33,8 +30,6 @@ from edgewise_lab.evaluation.systems import (
     Outcome,
     cloud_share,
     edge_alone,
-    outcome_of,
-    question_prompt,
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task, is_right
@@ -186,40 +181,6 @@ def trained(pair: Pair, variant: str, seed: int, folder: Path) -> Router:
     return checkpoint(folder)[0]
 
 
-def shares(pair: Pair, questions: int, work: Path, variants: Sequence[str]) -> list[str]:
-    """What thresholds come to by how many prompts set them, and what a budget makes of them."""
-    test, train = pocketqa("test").first(questions), pocketqa("train").first(PROMPTS).questions
-    groups = {"held out": train[-HELD_OUT:], "all": train, "fitted": train[:-HELD_OUT]}
-    head = ["router", "set on", "asked", "static", "a budget an answer", "one budget"]
-    lines = line(head, head=True)
-    for variant in ("entropy", *variants):
-        known = variant == "entropy"
-        router = router_named(variant) if known else checkpoint(work / f"{variant} 0")[0]
-        for name, prompts in groups.items():
-            asked = replace(test, questions=prompts)
-            found = thresholds_for(ASKED, router, asked, edge=pair.bare[0], cloud=pair.bare[1])
-            for share, point in found.items():
-                ways = (Policy(threshold=point.threshold), Policy(cloud_share=share))
-                static, steered = (replace(one, threshold=point.threshold) for one in ways)
-                tried = ((static, False), (steered, False), (steered, True))
-                cells = [f"{realised(pair, test, router, *one):.1%}" for one in tried]
-                lines += line([variant, f"{name} ({len(prompts)})", f"{share:.0%}", *cells])
-    return lines
-
-
-def realised(pair: Pair, task: Task, router: Router, policy: Policy, one: bool) -> float:
-    """The cloud share of all answers: `one` budget for them, as a server has, or one for each."""
-    decoder = Decoder(pair.bare[0], router=router, policy=policy, cloud=pair.bare[1])
-    left, found = [Budget()], list[Outcome]()
-    for question in task.questions:
-        budget = policy.next_answer(left[-1]) if one else Budget()
-        prompt = question_prompt(decoder.edge.tokenizer, question)
-        most = task.max_tokens
-        answer = decoder.generate(prompt, max_tokens=most, budget=budget, at_end=left.append)
-        found.append(outcome_of(question, answer))
-    return cloud_share(found)
-
-
 def nearest(by: By, asked: float) -> list[Outcome]:
     return min(by.values(), key=lambda outcomes: abs(cloud_share(outcomes) - asked))
 
@@ -237,7 +198,7 @@ def points(one: Sequence[Outcome], other: Sequence[Outcome]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["keep", "final", "shares"])
+    parser.add_argument("part", choices=["keep", "final"])
     parser.add_argument("--questions", type=int, default=600)
     parser.add_argument("--calibration", type=int, default=200)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "quality")
@@ -248,8 +209,6 @@ def main() -> None:
     pair = Pair()
     if chosen.part == "keep":
         lines = keep(pair, chosen.questions, chosen.calibration)
-    elif chosen.part == "shares":
-        lines = shares(pair, chosen.questions, chosen.work, chosen.variant)
     else:
         test = pocketqa("test").first(chosen.questions)
         test = replace(test, questions=test.questions[chosen.skip :])

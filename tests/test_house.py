@@ -102,7 +102,7 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 2_723,
+    "edgewise": 2_715,
     "edgewise/cli": 2_268,
     "edgewise/cloud": 3_864,
     "edgewise/costs": 530,
@@ -113,7 +113,7 @@ BUDGET = {
     "edgewise/hub": 711,
     "edgewise/keys": 759,
     "edgewise/listening": 559,
-    "edgewise/loop": 1_933,
+    "edgewise/loop": 1_940,
     "edgewise/prompts": 910,
     "edgewise/routers": 1_012,
     "edgewise/sandbox": 240,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_727, 180
+PRODUCT_LINES, PRODUCT_FILES = 29_726, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

@@ -142,7 +142,7 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
     Behind one that is asked between words the others are, too. Models in this process are trusted
     where there are several.
     """
-    further = len(clouds) - 1
+    further = max(0, len(clouds) - 1)
     shares = [None, *_fractions(settings, "tier_share", further, SHARE)]
     thresholds = [THRESHOLD, *_fractions(settings, "tier_threshold", further, THRESHOLD)]
     tiers: list[Tier] = []
@@ -164,12 +164,12 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
 
 
 def _for_each(settings: Settings, name: str, count: int) -> list[str]:
-    """The values of a setting, one for each cloud; empty for none."""
+    """The values of a setting, one for each cloud that it is about; empty for none."""
     given = getattr(settings, name)
-    values = [""] * count if given in (None, "auto") else given.split(",")
+    values = [""] * count if given in (None, "auto") else str(given).split(",")
     if len(values) != count:
         raise UsageError(
-            f"{spelled(name)} has not a value for each of the {count} clouds",
+            f"{spelled(name)} has not a value for each of the {count} clouds that it is about",
             hint="give them by commas, nearest first, and nothing where there is none",
             setting=name,
         )
@@ -177,22 +177,14 @@ def _for_each(settings: Settings, name: str, count: int) -> list[str]:
 
 
 def _fractions(settings: Settings, name: str, count: int, default: float) -> list[float]:
-    """A share or a threshold for each further cloud; one that is given alone is for all."""
-    given = getattr(settings, name)
-    if given is None:
-        return [default] * count
+    """A share or a threshold for each cloud behind the nearest; one that is alone is for all."""
+    given = str(getattr(settings, name))
+    if count and "," not in given and getattr(settings, name) is not None:
+        settings = replace(settings, **{name: ",".join([given] * count)})
     try:
-        values = [fraction(one) for one in str(given).split(",")]
+        return [fraction(one) if one else default for one in _for_each(settings, name, count)]
     except ValueError as error:
         raise UsageError(f"{spelled(name)} {given!r} is not a number", setting=name) from error
-    values = values * count if len(values) == 1 else values
-    if len(values) != count or not count:
-        raise UsageError(
-            f"{spelled(name)} has not a value for each of the clouds behind the nearest ({count})",
-            hint="give one for all, or one for each by commas",
-            setting=name,
-        )
-    return values
 
 
 def open_cloud(

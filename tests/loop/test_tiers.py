@@ -20,7 +20,7 @@ from edgewise.errors import (
 )
 from edgewise.events import Consult
 from edgewise.loop.decoder import Answer, Decoder, collect
-from edgewise.loop.policy import INITIAL_CREDIT, Policy
+from edgewise.loop.policy import INITIAL_CREDIT, Budget, Policy
 from edgewise.loop.tiers import Tier
 from edgewise.pair import Pair
 from edgewise.prompts import Message, Prompt
@@ -167,6 +167,14 @@ def test_without_credit_the_next_is_not_asked_where_the_nearest_fails() -> None:
     assert answer.usage.cloud_tokens == INITIAL_CREDIT
 
 
+@pytest.mark.parametrize("cap", [1, 2, 5])
+def test_the_cap_is_a_promise_about_all_of_them(cap: int) -> None:
+    clouds = [saying("blue sky", unsure=range(9)) for _ in range(3)]
+    answer = decoder(*clouds, policy=Policy(threshold=0.0, max_cloud_tokens=cap)).generate(IDS)
+    assert sum(n for cloud in clouds for _, n in cloud.asks) == cap
+    assert answer.usage.cloud_calls == cap
+
+
 def mixed(seed: int) -> Callable[[int], CloudError | None]:
     """A link on which some consults fail, each in its way."""
     return lambda ask: FAULTS[(ask + seed) % 3]() if (ask * 7 + seed) % 5 == 0 else None
@@ -200,14 +208,15 @@ def test_three_tiers_hold_their_budgets(
         cloud=near,
         further=[Tier(mid, share=shares[0], threshold=0.3), Tier(far, share=shares[1])],
     )
-    output, budget = 0, None
+    output, calls, budget = 0, 0, None
     for length in lengths:
         with loop.stream(IDS, max_tokens=length, budget=budget) as events:
             usage = collect(events).usage
             budget = events.budget
-        output += usage.edge_tokens + usage.cloud_tokens
+        output, calls = output + usage.edge_tokens + usage.cloud_tokens, calls + usage.cloud_calls
         assert sum(one.wrote for one in usage.tiers) == usage.cloud_tokens
         assert all(one.failed <= one.asked <= one.wanted for one in usage.tiers)
+    assert calls == sum(len(cloud.asks) for cloud in (near, mid, far))
     for cloud, most in zip((mid, far), shares, strict=True):
         # What failed before its deadline is free, but it was asked for.
         answered = sum(
@@ -243,26 +252,57 @@ LOCAL = [
 ]
 
 
+POLICIES = [
+    Policy(threshold=0.0, speculate=4),
+    Policy(cloud_share=0.5),
+    Policy().cloud_alone(),
+    Policy(threshold=0.0, on_cloud_error="raise"),
+]
+
+
 @pytest.mark.parametrize("prompt", LOCAL)
-@pytest.mark.parametrize("trusted", [0, 1, None])
-@pytest.mark.parametrize("policy", [EVERYTHING, Policy().cloud_alone()])
+@pytest.mark.parametrize(("count", "trusted"), [(1, None), (2, None), (2, 0), (2, 1)])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_what_is_local_reaches_a_trusted_cloud_alone(
-    prompt: Prompt, trusted: int | None, policy: Policy
+    prompt: Prompt, count: int, trusted: int | None, policy: Policy
 ) -> None:
-    clouds = [saying("blue", unsure=range(5)) for _ in range(2)]
-    near, far = (Tier(one, share=1.0, trusted=at == trusted) for at, one in enumerate(clouds))
+    clouds = [saying("blue", unsure=range(5)) for _ in range(count)]
+    tiers = [Tier(one, share=1.0, trusted=at == trusted) for at, one in enumerate(clouds)]
     loop = Decoder(
         ScriptedEdge(noise()),
         router=Constant(1.0),
         policy=policy,
-        cloud=near.cloud,
-        trusted=near.trusted,
-        further=[far],
+        cloud=tiers[0].cloud,
+        trusted=tiers[0].trusted,
+        further=tiers[1:],
     )
-    loop.generate(prompt, max_tokens=8)
+    with loop.stream(prompt, max_tokens=8, budget=Budget(credit=7.0, shift=1.0)) as events:
+        assert list(events)
+        left = events.budget
     for at, cloud in enumerate(clouds):
         assert bool(cloud.opened) == bool(cloud.asks) == (at == trusted)
         assert not cloud.prefetches or at == trusted
+    if trusted is None:
+        # It neither spends nor earns.
+        assert (left.credit, left.shift) == (7.0, 1.0)
+    loop.generate(IDS, max_tokens=8)
+    assert clouds[0].opened
+
+
+def test_a_pair_takes_what_messages_say_of_themselves() -> None:
+    cloud = ScriptedCloud(noise(1))
+    with Pair(ScriptedEdge(noise()), cloud=cloud, router=Constant(1.0), threshold=0.5) as pair:
+        said: list[Any] = [
+            {"role": "user", "content": "a", "local": True},
+            Message("assistant", "b"),
+            Message("user", "c"),
+        ]
+        pair.ask(said, max_tokens=4)
+        assert cloud.opened == 0
+        pair.ask(said[1:], max_tokens=4)
+        assert cloud.opened == 1
+        with pytest.raises(UsageError, match=r"\$\.local"):
+            pair.ask([{"role": "user", "content": "a", "local": "yes"}])
 
 
 SECRET = "My number is anna@b.example, remember"
@@ -329,8 +369,10 @@ def test_what_cannot_be_honoured_is_refused(settings: dict[str, Any], said: str)
     clouds = [saying("a"), saying("b")]
     with pytest.raises(UsageError, match=said):
         Pair(ScriptedEdge(noise()), cloud=clouds, **settings)
-    with pytest.raises(UsageError, match="tier-share"):
-        Pair(ScriptedEdge(noise()), cloud=clouds[0], tier_share=0.1)
+    for cloud in (clouds[0], "none"):
+        with pytest.raises(UsageError, match="tier-share"):
+            Pair(ScriptedEdge(noise()), cloud=cloud, tier_share=0.1)
+        Pair(ScriptedEdge(noise()), cloud=cloud).close()
 
 
 def test_the_price_is_that_of_the_last_cloud() -> None:

@@ -22,7 +22,7 @@ from edgewise.loop.state import Rules
 FLIGHTS = 4
 """Consults in flight at once."""
 
-Refusal = Literal["mid_word", "blocked", "circuit_open", "cost", "budget"]
+Refusal = Literal["mid_word", "blocked", "circuit_open", "cost", "budget", "cap"]
 """Why nothing was sent; `mid_word` for now only."""
 
 _GRACE = 0.25

@@ -216,7 +216,7 @@ class Decoder:
         links = [TierLink(tier, one, ids) for tier, one in zip(tiers, opened, strict=True)]
         for link in links:
             stack.callback(link.settle)
-        return TieredConsults(links)
+        return TieredConsults(links, rules.policy.max_cloud_tokens)
 
     def _policy_for(self, policy: Policy, *, alone: bool) -> Policy:
         if alone:

@@ -63,7 +63,7 @@ class TierLink:
     def __init__(self, tier: Tier, consults: Consults, ids: list[int]) -> None:
         """`ids` is the answer's own list; it holds the prompt."""
         self.tier, self.consults = tier, consults
-        self.wanted = self.asked = self.failed = self.wrote = 0
+        self.wanted = self.asked = self.failed = self.wrote = self.charged = 0
         self._ids, self._prompt, self._earned = ids, len(ids), len(ids)
         self._taken = self._budget = Budget() if tier.share is None else tier.shared.take()
         self._wrong: float | None = None
@@ -138,6 +138,7 @@ class TierLink:
         self._budget = self._budget.plus(written * (self.tier.share or 0.0), 0.0)
 
     def _charge(self, tokens: int) -> None:
+        self.charged += tokens
         self._budget = replace(self._budget, credit=self._budget.credit - tokens)
 
 
@@ -147,8 +148,9 @@ class TieredConsults:
     Drafts send consults to the nearest only; nothing is prefetched to the others.
     """
 
-    def __init__(self, links: Sequence[TierLink]) -> None:
-        self._links, self._nearest = links, links[0].consults
+    def __init__(self, links: Sequence[TierLink], cap: int | None = None) -> None:
+        """No more than `cap` tokens are asked for, of all together."""
+        self._links, self._nearest, self._cap = links, links[0].consults, cap
         self.latency = self._nearest.latency
         self._n = self._token = 0
         self._over: list[tuple[TierLink, Flight, Completion | CloudError]] = []
@@ -260,11 +262,16 @@ class TieredConsults:
     def _ask_from(self, place: int, score: float) -> Refusal:
         """The first that can be asked, from `place` on; the first refusal where none can."""
         refused: Refusal | None = None
+        n = self._n
+        if self._cap is not None:
+            n = min(n, self._cap - sum(link.charged for link in self._links))
+        if n < 1:
+            return "cap"
         for link in self._links[place:]:
             first = link is self._links[0]  # of which the state knows the word boundaries
             if not first and link.inside_word(self._token):
                 continue
-            outcome = link.ask(self._n, self._token, score)
+            outcome = link.ask(n, self._token, score)
             if isinstance(outcome, Flight):
                 self._flying = link, outcome
                 break
