@@ -123,15 +123,15 @@ test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against 
 	VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m $(PYTEST) tests/contracts/test_cloud.py \
 		tests/contracts/test_text_dialects.py -k vllm
 
-.venv-litellm/installed:
+.venv-litellm/with-proxy:
 	$(PYTHON) -m venv .venv-litellm
-	.venv-litellm/bin/python -m pip install --quiet 'litellm>=1.100,<2' \
+	.venv-litellm/bin/python -m pip install --quiet 'litellm[proxy]>=1.100,<2' prisma \
 		'llama-index-llms-openai-like>=0.8,<0.9'
 	touch $@
 
-test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM and LlamaIndex against the server
+test-litellm: .venv/tested .venv-litellm/with-proxy  ## run the tests of LiteLLM, its proxy and LlamaIndex
 	LITELLM_PYTHON=$(CURDIR)/.venv-litellm/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_clients.py \
-		-k 'documentation or proxys'
+		tests/cloud/test_litellm_proxy.py -k 'documentation or proxy'
 
 .venv-llm/installed: integrations/llm-edgewise/pyproject.toml
 	$(PYTHON) -m venv .venv-llm
