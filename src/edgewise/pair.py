@@ -117,7 +117,9 @@ class Pair:
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
                 prepare()
-                self.edge: EdgeModel = open_edge(own, slots=slots, keep_prefixes=keep_prefixes)
+                self.edge: EdgeModel = open_edge(
+                    own, slots=slots, keep_prefixes=keep_prefixes, sent=self.record.edge
+                )
                 opened.callback(self.edge.close)
             else:
                 self.edge = _open_already(edge)
