@@ -114,10 +114,11 @@ class Pair:
         sampling_of(own)
         self.billing = make_billing(own)
         self.record = SentRecord(PayloadsFile(from_home(sent_file)) if sent_file else None)
+        options: Any = {"slots": slots, "keep_prefixes": keep_prefixes}
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
                 prepare()
-                self.edge: EdgeModel = open_edge(own, slots=slots, keep_prefixes=keep_prefixes)
+                self.edge: EdgeModel = open_edge(own, sent=self.record.edge, **options)
                 opened.callback(self.edge.close)
             else:
                 self.edge = _open_already(edge)
@@ -128,7 +129,6 @@ class Pair:
             else:
                 self.router, self.card = checked_router(type(router).__name__, router), None
             policy = make_policy(own, self.starts)
-            options = {"slots": slots, "keep_prefixes": keep_prefixes}
             tiers = make_tiers(own, self._open_clouds(cloud, opened, **options), self.edge)
             self.clouds = [tier.cloud for tier in tiers]
             self.cloud = self.clouds[0] if tiers else None

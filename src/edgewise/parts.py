@@ -1,7 +1,7 @@
 """From settings to the parts of a pair."""
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
@@ -60,7 +60,13 @@ _DEFAULTS = Settings()
 _OF_A_CLOUD = ("cloud_engine", "cloud_model", "cloud_key", "cloud_tokenizer")
 
 
-def open_edge(settings: Settings, *, slots: int = 1, keep_prefixes: bool = False) -> EdgeModel:
+def open_edge(
+    settings: Settings,
+    *,
+    slots: int = 1,
+    keep_prefixes: bool = False,
+    sent: Callable[[str, bytes], None] | None = None,
+) -> EdgeModel:
     """Load the edge model that the settings name; see `EdgeOptions` for the other arguments."""
     options = _options(settings, slots, keep_prefixes)
     engine = edge_engine(settings)
@@ -71,6 +77,7 @@ def open_edge(settings: Settings, *, slots: int = 1, keep_prefixes: bool = False
             model=settings.edge_model,
             tokenizer=settings.edge_tokenizer,
             key=edge_key(settings),
+            sent=sent,
         )
     else:
         _require_default(

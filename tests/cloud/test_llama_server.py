@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from threading import Event
 
 import pytest
 
@@ -104,8 +105,15 @@ def answer(server: LlamaServer, breaker: Breaker) -> Answer:
 
 
 def test_consults_resume_when_the_link_is_back(engine: ScriptedEngine) -> None:
-    now = [0.0]
-    engine.fault = lambda number: "reset" if number < 3 else None
+    now, released = [0.0], Event()
+
+    def fault(number: int) -> Misdeed | None:
+        if number < 3:
+            return "reset"
+        released.wait(60)
+        return None
+
+    engine.fault = fault
     breaker = Breaker(clock=lambda: now[0])
     with closing(LlamaServer(engine.url)) as server:
         assert {token.source for token in answer(server, breaker).tokens} == {"edge"}
@@ -113,6 +121,7 @@ def test_consults_resume_when_the_link_is_back(engine: ScriptedEngine) -> None:
         now[0] = 5.0
         # One consult of this answer is a probe, which nobody waits for.
         assert answer(server, breaker).tokens[0].reason == "circuit_open"
+        released.set()
         patience = time.monotonic() + 60
         while breaker.is_open and time.monotonic() < patience:
             time.sleep(0.01)

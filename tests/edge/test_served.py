@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -263,6 +264,26 @@ def test_a_pair_answers_with_each(anyone: LlamaEdge) -> None:
     tokenizer = None if anyone.program == "llama-server" else "bundled"
     with Pair(anyone.url, cloud="bundled", edge_tokenizer=tokenizer) as pair:
         assert pair.ask("Hello", max_tokens=3).tokens
+
+
+def test_what_a_server_is_asked_is_recorded_first(anyone: LlamaEdge, tmp_path: Path) -> None:
+    file, tokenizer = tmp_path / "sent.jsonl", {"edge_tokenizer": "bundled"}
+    more = tokenizer if anyone.program != "llama-server" else {}
+    with Pair(anyone.url, cloud="none", sent_file=file, max_tokens=4, **more) as pair:
+        anyone.requests.clear()
+        file.write_bytes(b"")
+        pair.ask("Tell me about copper.")
+        recorded = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [json.loads(one["body"]) for one in recorded] == anyone.requests
+        assert {(one["kind"], one["host"]) for one in recorded} == {
+            ("edge", urlsplit(anyone.url).netloc)
+        }
+        file.unlink()
+        file.mkdir()
+        anyone.requests.clear()
+        with pytest.raises(EdgeError):
+            pair.ask("Tell me about silver.")
+        assert anyone.requests == []
 
 
 def test_another_vocabulary_is_refused(opened: Opened, anyone: LlamaEdge) -> None:

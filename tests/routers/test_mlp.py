@@ -143,7 +143,7 @@ BAD = {
 
 
 @contextmanager
-def refused(kind: type[UsageError] = UsageError, problem: str = "") -> Iterator[None]:
+def refused(kind: type[UsageError] = UsageError, problem: str | None = None) -> Iterator[None]:
     """What is done inside ends in one sentence."""
     with pytest.raises(kind, match=problem) as caught:
         yield

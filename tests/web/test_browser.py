@@ -49,6 +49,9 @@ ROUTER = bundled("routers") / "bundled-edge"
 MODEL = PageModel("bundled", bundled("edge"), "141b49fbc0933471", ROUTER, 0.05)
 EXAMPLES = bundled("edge").parents[1] / "server" / "page" / "examples.json"
 SUM = pocketqa().questions[4].prompt.removeprefix("Question: ").partition(" Answer and")[0]
+PAGES = int(os.environ.get("PAGES", "5"))
+"""That ask at once."""
+
 SPECIAL = "Is <|end|> or <|im_end|> an end? <|user|> naïve 日本 🙂"
 
 PLAIN = """(node) => {
@@ -301,14 +304,14 @@ def test_a_large_model_is_announced(browser: Browser, served: str) -> None:
 
 def test_several_pages_are_answered_each_on_its_own(browser: Browser, served: str) -> None:
     context = browser.new_context()
-    pages = [open_page(context, served) for _ in range(5)]
+    pages = [open_page(context, served) for _ in range(PAGES)]
     for page in pages:
         page.get_by_label("Cloud share").fill("30")
         page.get_by_label("Message").fill(SUM)
         page.get_by_role("button", name="Send").click()
     for page in pages:
-        expect(page.locator(".caption")).not_to_be_empty(timeout=PATIENCE)
-    texts = {page.locator(".text").inner_text() for page in pages}
+        expect(page.locator(".caption")).not_to_be_empty(timeout=PATIENCE * PAGES / 5)
+    texts = {page.locator(".text").evaluate(PLAIN) for page in pages}
     assert len(texts) == 1
     context.close()
 

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of
-from edgewise.errors import CloudUnavailable, UsageError
+from edgewise.errors import CloudUnavailable, EdgeError, UsageError
 from edgewise.events import SentCounts
 from edgewise.prompts import Prompt
 
@@ -89,6 +89,20 @@ class SentRecord:
         turns = [(one.role, one.content) for one in messages[: first + 1]]
         beginning = msgspec.json.encode((prompt.owner, turns))
         return hashlib.blake2b(beginning, key=self._secret, digest_size=4).hexdigest()
+
+    def edge(self, host: str, message: bytes) -> None:
+        """A message, JSON, leaves to the server at `host` that runs the edge model.
+
+        Raises `EdgeError` where it cannot be recorded: do not send it.
+        """
+        if self.payloads is None:
+            return
+        payload = {"kind": "edge", "host": host, "bytes": len(message), "body": message.decode()}
+        try:
+            with self.lock:
+                self.payloads.write({"at": time.time(), **payload})
+        except CloudUnavailable as error:
+            raise EdgeError(str(error)) from error
 
     def forget(self) -> None:
         """What begins alike is another conversation from now on."""

@@ -4,7 +4,7 @@ A new engine inherits from `EdgeModel`; its sessions are `KvSession`s over `Slot
 the engine's `SequenceCache`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Flag, auto
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
@@ -209,7 +209,8 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     session's KV cache stays until its slot is needed, for a conversation's next turn. Without, no
     answer depends on an earlier one, not even by a rounding error. Of a server that runs the edge
     model, `model` names one of those it serves, `tokenizer` is where its tokenizer is, if the
-    server does not tell, and `key` is sent to it.
+    server does not tell, and `key` is sent to it. `sent` is called with its host and each message
+    to it, before that leaves.
     """
 
     context: int | None = None
@@ -220,6 +221,7 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     tokenizer: str | None = None
     key: str | None = None
+    sent: Callable[[str, bytes], None] | None = None
 
 
 class EdgeModel(Protocol):

@@ -37,7 +37,7 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
             setting="threads" if options.threads is not None else "gpu_layers",
         )
     url = with_scheme(address).rstrip("/").removesuffix("/v1")
-    server = Server(url, key=options.key)
+    server = Server(url, key=options.key, sent=options.sent)
     try:
         return ServedEdge(_dialect_of(server, options.model, options.context), options)
     except BaseException:

@@ -2,7 +2,7 @@
 
 import ssl
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -28,8 +28,10 @@ Body = Mapping[str, Any]
 class Server:
     """JSON over HTTP. `https` is verified; no redirect is followed, and no proxy is used."""
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        self.url = url
+    def __init__(
+        self, url: str, *, key: str | None = None, sent: Callable[[str, bytes], None] | None = None
+    ) -> None:
+        self.url, self._told = url, sent
         # A proxy of the environment would be sent what is to stay near.
         self._http = httpx2.Client(
             base_url=url,
@@ -109,6 +111,8 @@ class Server:
     @contextmanager
     def _sent(self, method: str, path: str, body: Body | None) -> Generator[httpx2.Response]:
         content = None if body is None else msgspec.json.encode(body)
+        if content is not None and self._told is not None:
+            self._told(urlsplit(self.url).netloc, content)
         headers = {"Content-Type": "application/json"}
         with self._named():
             request = self._http.build_request(method, path, content=content, headers=headers)
