@@ -1,6 +1,7 @@
 """A gateway that pages in browsers may ask: origins, keys as subprotocols, the page's own files."""
 
 import hashlib
+import shutil
 import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from edgewise.addresses import bundled
+from edgewise.cli.gateway import model_of_page
 from edgewise.errors import UsageError
 from edgewise.gateway.browser_page import ENGINE, Page, PageModel
 from edgewise.gateway.bundled import BundledEngine
@@ -229,6 +231,14 @@ async def test_a_page_that_cannot_work_is_refused(tmp_path: Path) -> None:
         page.require_same_vocabulary()
     assert refused.value.setting == "page_model"
     await fleet.close()
+
+
+def test_nobody_is_told_where_the_model_lies(tmp_path: Path) -> None:
+    file = shutil.copy(bundled("edge"), tmp_path / "small.gguf")
+    model = model_of_page(str(file), page=True)
+    assert model is not None
+    assert (model.file, "small" in model.name) == (file, True)
+    assert str(tmp_path) not in model.name
 
 
 @pytest.mark.parametrize(

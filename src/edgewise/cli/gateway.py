@@ -91,7 +91,7 @@ def gateway(
     require_extra("gateway", "starlette", "uvicorn", "websockets")
     engines = [_address(one) for one in engine]
     origins = [_named_origin(one) for one in origin or ()]
-    model = _page_model(page_model, page=page)
+    model = model_of_page(page_model, page=page)
     from edgewise.gateway.app import Gateway
     from edgewise.gateway.browser_page import Page
     from edgewise.gateway.fleet import Fleet, engines_at
@@ -171,7 +171,7 @@ def _named_origin(origin: str) -> str:
     return require_origin(origin, setting="origin")
 
 
-def _page_model(address: str | None, *, page: bool) -> "PageModel | None":
+def model_of_page(address: str | None, *, page: bool) -> "PageModel | None":
     """The model at `address`, loaded once to read its vocabulary. Raises `UsageError`."""
     if address is not None and not page:
         raise UsageError("--page-model is for a gateway that serves a page; give --page.")
@@ -190,7 +190,9 @@ def _page_model(address: str | None, *, page: bool) -> "PageModel | None":
             # One that reads no hidden states: a browser's engine hands out none.
             router = known_router(edge)
             tokenizer = tokenizer_fingerprint(edge.tokenizer)
+            # Whoever opens the page is not told where the file lies.
+            name = address if address == "bundled" else edge.name
     except UsageError as error:
         error.setting = "page_model"  # and not the setting of a device
         raise
-    return PageModel(address, file, tokenizer, router, DEFAULT_SHARE)
+    return PageModel(name, file, tokenizer, router, DEFAULT_SHARE)
