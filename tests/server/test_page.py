@@ -453,17 +453,17 @@ def test_what_stays_keeps_the_focus(page: Page) -> None:
     expect(copy).to_be_focused()
 
 
-def test_only_answers_and_what_is_wrong_are_read_out(page: Page, problems: list[str]) -> None:
+def test_only_answers_and_what_is_wrong_are_read_out(here: Page, problems: list[str]) -> None:
     """Not how long each took, nor its buttons; of the server that it is gone, not what it runs."""
-    trouble = page.get_by_role("banner").get_by_role("status")
+    trouble = here.get_by_role("banner").get_by_role("status")
     expect(trouble).to_have_text("")
-    line = page.locator("header").bounding_box()
-    reply(page, [token(0, "Tin"), END, usage()])
-    page.route("**/health", lambda route: route.abort())
-    ask(page, "tin")
+    line = here.locator("header").bounding_box()
+    reply(here, [token(0, "Tin"), END, usage()])
+    here.route("**/health", lambda route: route.abort())
+    ask(here, "tin")
     expect(trouble).to_contain_text("does not answer")
     # Nothing moves.
-    assert page.locator("header").bounding_box() == line
+    assert here.locator("header").bounding_box() == line
     assert "Failed to load resource" in problems.pop()
     for place in (".meters", ".answer .actions", ".turn > .actions"):
-        expect(page.locator(place)).to_have_attribute("aria-live", "off")
+        expect(here.locator(place)).to_have_attribute("aria-live", "off")
