@@ -27,6 +27,10 @@ PROMPT = [11, 12, 13]
 
 Opened = Callable[..., ServedEdge]
 
+# `make test` has one by ids and one by text.
+EACH = [pytest.param(p, marks=pytest.mark.deep) for p in PROGRAMS[2:]]
+EACH += [pytest.param(p) for p in PROGRAMS[:2]]
+
 
 @pytest.fixture
 def served() -> Iterator[LlamaEdge]:
@@ -513,7 +517,7 @@ class TestServers(contract.TestEdge):
     test_views_are_stale_after_the_next_decode: Any = None
     test_a_prefix_is_kept_between_sessions: Any = None
 
-    @pytest.fixture(params=PROGRAMS)
+    @pytest.fixture(params=EACH)
     def backend(
         self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[contract.Backend]:
