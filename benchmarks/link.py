@@ -3,17 +3,16 @@
 The bundled pair with its router, the cloud model in a real llama-server behind a gateway process,
 an emulated link between device and gateway. The edge is as slow as a 0.5B-shaped model is here and
 now (measured first, by batch; --model names another), consults are `--engine` ms longer. See
-`edgewise_lab.bench.link`. Prints Markdown; `--json FILE` keeps the figures, `--plot FILE` draws
-time per token over the round trip.
+`edgewise_lab.bench.link`. Prints Markdown; `--json FILE` keeps the figures.
 """
 
 import argparse
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import product
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -24,10 +23,26 @@ from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.events import Token
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
 from edgewise.parts import open_router
+from edgewise.routers.base import Router
 from edgewise.settings import Settings
-from edgewise_lab.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow, gateway_process
-from edgewise_lab.bench.pace import Pace, measured
+from edgewise.testing.link import Link, Quality
+from edgewise_lab.bench.link import (
+    Conditions,
+    Connect,
+    Figure,
+    Gaps,
+    LinkBench,
+    LinkRow,
+    gateway_process,
+    http_target,
+)
+from edgewise_lab.bench.pace import Pace, PacedEdge, measured
+from edgewise_lab.evaluation.systems import question_ids
+from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from edgewise_lab.tables import line
 from tests.llama_server_process import llama_server
@@ -73,46 +88,47 @@ def drawn(row: LinkRow) -> list[str]:
     )
 
 
-def plot(rows: Sequence[LinkRow], engine: float, path: Path) -> None:
-    """Time per token over the round trip, a panel for each share."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
-
-    shares = sorted({row.share for row in rows})
-    canvas = Canvas(figsize=(3 + 4 * len(shares), 3.6), layout="constrained")
-    FigureCanvasAgg(canvas)
-    highest = 0.0
-    panels = canvas.subplots(1, len(shares), sharey=True, squeeze=False)[0]
-    for axes, share in zip(panels, shares, strict=True):
-        at = sorted(
-            (r for r in rows if r.share == share and not r.loss), key=lambda r: r.round_trip
-        )
-        trips = [1000 * row.round_trip for row in at]
-        step = 1000 * median(row.step for row in rows)
-        axes.plot(trips, [step] * len(at), "--", c="grey", label="edge alone")
-        for name, values in (
-            ("waiting", [row.waiting.value for row in at]),
-            ("speculating", [row.ahead.value for row in at]),
-            ("bound", [row.bound for row in at]),
-        ):
-            style = ":" if name == "bound" else "o-"
-            axes.plot(trips, [step * value for value in values], style, ms=4, label=name)
-        # A whole answer of 32 tokens streamed after one round trip: computed, not measured.
-        alone = [(trip + 32 * 1000 * engine) / 32 for trip in trips]
-        axes.plot(trips, alone, "-.", c="black", label="cloud alone, streaming (computed)")
-        axes.set(title=f"cloud share {share:.0%}", xlabel="round trip, ms")
-        highest = max(highest, *(step * row.waiting.value for row in at))
-    panels[0].set(ylabel="time per token, ms", ylim=(0, 1.05 * highest))
-    # Beside the panels, where it covers no line.
-    named = panels[0].get_legend_handles_labels()
-    canvas.legend(*named, loc="outside right upper", fontsize=7)
-    canvas.savefig(path)
-
-
 def paced_as(model: Path) -> Pace:
     """As a 0.5B is here."""
     with LlamaModel(model, context=512, threads=2, gpu_layers=0) as large:
         return measured(large)
+
+
+def silences(
+    edge: PacedEdge,
+    router: Router,
+    url: str,
+    connect: Connect,
+    policy: Policy,
+    task: Task,
+    trip: float,
+) -> list[float]:
+    """The longest gap of each answer whose link goes dead after its fifth token, seconds."""
+    longest: list[float] = []
+    paced: Any = edge
+    for question in task.questions:
+        link = Link(*http_target(url), Quality(round_trip=trip))
+        with closing(link), closing(connect(link.url)) as cloud:
+            decoder = Decoder(paced, router=router, policy=policy, cloud=cloud)
+            ids = question_ids(paced.tokenizer, question)
+            try:
+                for _ in range(3):  # the deadline learns the latency
+                    decoder.generate(ids, max_tokens=task.max_tokens)
+                longest.append(longest_gap(decoder, ids, link, task.max_tokens))
+            finally:
+                link.restore()
+    return longest
+
+
+def longest_gap(decoder: Decoder, ids: Sequence[int], link: Link, max_tokens: int) -> float:
+    gaps: list[float] = []
+    with decoder.stream(ids, max_tokens=max_tokens) as events:
+        for event in events:
+            if isinstance(event, Token):
+                gaps.append(event.seconds)
+                if event.index == 4:
+                    link.stall()
+    return max(gaps[5:], default=0.0)
 
 
 def main() -> None:
@@ -125,7 +141,6 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="0.5B-shaped GGUF; made when missing")
     parser.add_argument("--dead", type=int, default=4, help="answers whose link goes dead")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -155,11 +170,14 @@ def main() -> None:
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
         bar = progress.add_task("answers", total=3 * len(plan) * options.questions)
         rows = [bench.row(conditions, lambda: progress.advance(bar)) for conditions in plan]
-        dead = bench.silence(plan[-1]._replace(loss=0.0), options.dead)
+        last = plan[-1]
+        dead = silences(
+            PacedEdge(model, pace),
+            router,
+            *(url, connect, last.ahead, task.first(options.dead), last.round_trip),
+        )
     if options.json:
         options.json.write_bytes(msgspec.json.encode(rows))
-    if options.plot:
-        plot(rows, options.engine / 1000, options.plot)
     print("\n".join(line(HEAD, head=True) + [text for row in rows for text in drawn(row)]))
     print(f"\nEdge {1000 * pace.seconds[0]:.1f} ms a step, {options.questions} questions a line.")
     longest = ", ".join(f"{seconds:.2f}" for seconds in dead)

@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from edgewise.addresses import bundled
-from edgewise.cloud.base import CloudModel
+from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import Tokenizer
@@ -39,7 +39,6 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.keys.keys import add_key
 from edgewise.listening.logs import log_lines
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 from edgewise_lab.tables import line
 from tests.gateway.running import gateway
 from tests.llama_server_process import RECOMMENDED, llama_server
@@ -91,7 +90,7 @@ def asking(cloud: CloudModel) -> Ask:
 
     def ask(ids: Sequence[int]) -> Seen:
         begun = time.perf_counter()
-        completion = session.ask(ids, 1, Sampling(), 60).result()
+        completion = session.ask(ConsultRequest(ids, 1, 60)).result()
         seconds = time.perf_counter() - begun
         return Seen(completion.cached, completion.computed, completion.engine_seconds, seconds)
 

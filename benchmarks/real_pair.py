@@ -13,8 +13,19 @@ questions, moved once by the share that came of it on `--tried` of the latter. C
 answers so much longer that a lower threshold comes to a smaller share: then the one before stays.
 With `--tried 0` they are those that the product starts at, from the edge's own writing.
 
+`--pair` (again for more) names systems as ROUTER@SHARE: `text-ranks` is the router trained here,
+others are as `edgewise run --router` has them. At each share `query-level` is a cascade as in
+FrugalGPT (arXiv 2305.05176): the edge's answer stays where its own mean confidence is high enough,
+else the cloud writes it anew. Its threshold is the best for the very questions that are measured,
+and its tokens are those of both models. `--oracle` asks for as many tokens as an answer needs to be
+right.
+
 Where answers are long, `--mismatches` draws the places of each wrong answer whose rollout is run;
 the other places at which the cloud would have written another token get the mean of those drawn.
+
+`--timed` is for an idle machine: the edge and the pairs answer that many questions again, at the
+pace that the edge has here with `--threads`. What the cloud completes is known by then; it comes
+when a large model on a GPU (`EnginePace`) behind `--round-trip` would have sent it.
 """
 
 import argparse
@@ -30,20 +41,24 @@ from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel, Floats, Needs, Step, Written
 from edgewise.edge.step import LogitsStep
-from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
 from edgewise.pair import open_models
 from edgewise.prompts import Prompt
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, read_card, start_at
 from edgewise.routers.named import identity_named, identity_of, router_named, router_of
 from edgewise.routers.start import own_thresholds
-from edgewise.settings import Settings
+from edgewise.settings import Settings, fraction
 from edgewise_lab.around import Around, AroundSession, Flying
-from edgewise_lab.evaluation.plan import COMMIT_POINT, manifest
+from edgewise_lab.bench.pace import DelayedCloud, EnginePace
+from edgewise_lab.evaluation.oracle import Oracle
+from edgewise_lab.evaluation.plan import COMMIT_POINT, ORACLE, manifest
 from edgewise_lab.evaluation.report import CLOUD, EDGE, rows
-from edgewise_lab.evaluation.statistics import difference_interval
+from edgewise_lab.evaluation.statistics import difference_interval, mean_interval
 from edgewise_lab.evaluation.store import Cell, Store
 from edgewise_lab.evaluation.systems import (
+    CLOUD_DEADLINE,
     CloudAlone,
     CommitPoint,
     Decoded,
@@ -53,6 +68,7 @@ from edgewise_lab.evaluation.systems import (
     edge_alone,
     paired,
     query_level,
+    question_ids,
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
@@ -63,7 +79,8 @@ from edgewise_lab.training.labels.published import Rescue
 from edgewise_lab.training.router import Training
 
 SHARES = (0.05, 0.10)
-UNTRAINED = ("entropy", "max-prob")
+TRAINED = "text-ranks"
+DEFAULT = (TRAINED, "entropy", "max-prob", "random")
 TOP = 64
 TEXT_RANKS = ("text", "ranks")
 
@@ -218,7 +235,7 @@ class Measurement:
         self._models = open_models(settings)
         self._edge, self._cloud = self._models.both()
         self.task, self.calibration, self.train = *test, train
-        self.store = Store(work / "answers", manifest(*test, self._edge, self._cloud))
+        self.store = Store(work / "answers", manifest(*test, self._edge, self._cloud), Outcome)
         self.edge: Any = KnownEdge(self._edge)
         self.cloud: Any = KnownCloud(self._cloud)
         self._folder, self._tried = work / "router", tried
@@ -242,7 +259,15 @@ class Measurement:
             training.fit()
         return checkpoint(self._folder)
 
-    def systems(self, routers: Routers, cells: Sequence[Cell]) -> Systems:
+    def router(self, name: str, also: Mapping[str, Path]) -> tuple[Router, str]:
+        """By the name that `--pair` has, and its identity; `also` are checkpoints by name."""
+        if name == TRAINED:
+            return self.trained(TEXT_RANKS)
+        if name in also:
+            return checkpoint(also[name])
+        return router_named(name), identity_named(name)
+
+    def systems(self, routers: Routers, cells: Sequence[Cell], *, oracle: bool = False) -> Systems:
         """`cells` are the pairs among them."""
         edge, cloud, most = self.edge, self.cloud, self.task.max_tokens
         found: Systems = {
@@ -251,6 +276,9 @@ class Measurement:
         }
         if any(question.choices for question in self.task.questions):
             found[COMMIT_POINT] = "", CommitPoint(edge, cloud, most)
+        if oracle:
+            assert self._cloud.local is not None
+            found[ORACLE] = "", Oracle(self._edge, self._cloud.local, most)
         known = {cell: self.store.threshold(cell, routers[cell.system][1]) for cell in cells}
         lacking = [cell for cell, threshold in known.items() if threshold is None]
         for cell, threshold in self._thresholds(routers, lacking).items():
@@ -263,8 +291,8 @@ class Measurement:
         return found
 
     def _pair(self, router: Router, threshold: float) -> Decoded:
-        decoder = paired(self.edge, router, threshold, self.cloud, deadline=LONGEST_DEADLINE)
-        return Decoded(decoder, self.task.max_tokens)
+        pair = paired(self.edge, router, threshold, self.cloud, deadline=CLOUD_DEADLINE)
+        return Decoded(pair, self.task.max_tokens)
 
     def _thresholds(self, routers: Routers, cells: Sequence[Cell]) -> dict[Cell, float]:
         """Question by question, so that what is known of one serves all routers."""
@@ -312,7 +340,10 @@ class Measurement:
                     self.store.add(cell, system.answer(question), identity)
             self.forget()
             if time.monotonic() > until:
-                return
+                break
+        for _, system in systems.values():
+            if isinstance(system, Oracle):
+                system.close()
 
     def done(self, systems: Systems) -> dict[Cell, list[Outcome]]:
         """Outcomes of the questions that every system has answered."""
@@ -325,6 +356,35 @@ class Measurement:
         for share in sorted({_share(cell) for cell in systems if cell.share is not None}):
             found[Cell("query-level", share)] = query_level(found[EDGE], found[CLOUD], share)
         return found
+
+    def timed(self, routers: Routers, cells: Sequence[Cell], count: int, trip: float) -> list[str]:
+        """Markdown of the first questions' times; `trip` is the round trip, seconds."""
+        pace = EnginePace()
+        cloud = DelayedCloud(self.cloud, lambda n, computed: trip + pace.of(n, computed))
+        asked: dict[Cell, System] = {EDGE: edge_alone(self._edge, self.task.max_tokens)}
+        for cell in cells:
+            router, identity = routers[cell.system]
+            threshold = self.store.threshold(cell, identity)
+            assert threshold is not None
+            policy = Policy(threshold=threshold, deadline=CLOUD_DEADLINE, speculate=16)
+            pair = Decoder(self._edge, router=router, policy=policy, cloud=cloud)
+            asked[cell] = Decoded(pair, self.task.max_tokens)
+        taken: dict[Cell, list[float]] = {CLOUD: [], **{cell: [] for cell in asked}}
+        for question in self.task.questions[:count]:
+            whole = self.store.get(CLOUD, question, "")
+            assert whole is not None
+            prompt = len(question_ids(self._edge.tokenizer, question))
+            taken[CLOUD].append(trip + pace.of(whole.output_tokens, prompt))
+            for cell, system in asked.items():
+                system.answer(question)  # the cloud's completions are known from now on
+                taken[cell].append(system.answer(question).seconds)
+            self.forget()
+        lines = line(["system", "median answer, s", "mean, s"], head=True)
+        for cell, seconds in taken.items():
+            share = "" if cell.share is None else f" at {cell.share:.0%}"
+            middle = f"{np.median(seconds):.2f}"
+            lines += line([f"{cell.system}{share}", middle, _seconds(seconds)])
+        return lines
 
     def forget(self) -> None:
         """Another question comes: what is known of this one helps nobody."""
@@ -363,10 +423,15 @@ def table(found: Mapping[Cell, Sequence[Outcome]]) -> list[str]:
                 gap if cell not in (EDGE, CLOUD) else "",
                 above,
                 _ends(own.cloud_share, own.share_interval, 1) if own.cloud_calls else "",
-                f"{sum(o.output_tokens for o in found[cell]) / own.questions:.1f}",
+                f"{sum(o.output_tokens + o.discarded for o in found[cell]) / own.questions:.1f}",
             ]
         )
     return lines
+
+
+def _seconds(taken: Sequence[float]) -> str:
+    low, high = mean_interval(taken)
+    return f"{np.mean(taken):.2f} ({low:.2f} to {high:.2f})"
 
 
 def _points(one: Sequence[bool], other: Sequence[bool]) -> str:
@@ -394,6 +459,10 @@ def main() -> None:
     parser.add_argument("--tried", type=int, default=30)
     parser.add_argument("--also", action="append", default=[], help="NAME=FOLDER of a checkpoint")
     parser.add_argument("--pair", action="append", default=[], help="NAME@SHARE (default: all)")
+    parser.add_argument("--oracle", action="store_true")
+    parser.add_argument("--timed", type=int, default=0, metavar="QUESTIONS")
+    parser.add_argument("--round-trip", type=float, default=0.05, metavar="SECONDS")
+    parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
     test = with_calibration(
         chosen.task,
@@ -412,23 +481,22 @@ def main() -> None:
         limit=chosen.train,
         calibration=chosen.calibration,
     )
-    settings = Settings(edge=chosen.edge, cloud=chosen.cloud, threads=1)
+    settings = Settings(edge=chosen.edge, cloud=chosen.cloud, threads=chosen.threads)
     one = Measurement(
         settings, test, train, chosen.work, mismatches=chosen.mismatches, tried=chosen.tried
     )
     until = time.monotonic() + 60 * chosen.minutes
-    routers = {"text-ranks": one.trained(TEXT_RANKS)}
-    for name in (*UNTRAINED, "random"):
-        routers[name] = router_named(name), identity_named(name)
-    for name, _, folder in (given.partition("=") for given in chosen.also):
-        routers[name] = checkpoint(Path(folder))
-    every = [f"{name}@{share}" for name in routers for share in SHARES]
-    cells = [Cell(n, float(s)) for n, _, s in (p.partition("@") for p in chosen.pair or every)]
-    systems = one.systems(routers, cells)
+    also = {name: Path(folder) for name, _, folder in (g.partition("=") for g in chosen.also)}
+    every = [f"{name}@{share}" for name in (*DEFAULT, *also) for share in SHARES]
+    cells = [Cell(n, fraction(s)) for n, _, s in (p.partition("@") for p in chosen.pair or every)]
+    routers = {cell.system: one.router(cell.system, also) for cell in cells}
+    systems = one.systems(routers, cells, oracle=chosen.oracle)
     one.answer(systems, until)
     found = one.done(systems)
     print(f"{len(found[EDGE])} questions\n")
     print("\n".join(table(found)))
+    if chosen.timed:
+        print("\n".join(["", *one.timed(routers, cells, chosen.timed, chosen.round_trip)]))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ by bootstrap over texts, paired.
 
 `--ship OUT` fits one router to all pairs, and writes it for the edge of the first of them.
 
-`--bridged` makes the labels of a pair of two vocabularies: the cloud is asked for a word wherever
+`--adapted` makes the labels of a pair of two vocabularies: the cloud is asked for a word wherever
 it can be, and the edge goes on behind it.
 """
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from edgewise.cloud.base import CloudModel
+from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeModel, Floats, Ids, Step
 from edgewise.edge.llamacpp import LlamaModel
@@ -36,7 +36,6 @@ from edgewise.pair import open_models
 from edgewise.routers.card import read_card
 from edgewise.routers.signals import SIGNALS, Reference, ranks_of, reference_of
 from edgewise.routers.start import own_scores
-from edgewise.sampling import Sampling
 from edgewise.settings import Settings
 from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.systems import CLOUD_DEADLINE, question_prompt
@@ -61,13 +60,13 @@ LICENCES = "CommonsenseQA's train split, MIT licence; facts of this project's ow
 Mask = NDArray[np.bool_]
 
 
-class BridgedTraining(Training):
+class AdaptedTraining(Training):
     """Training's stages for an edge whose cloud has another vocabulary."""
 
-    def __init__(self, *given: object, bridge: CloudModel, edge: EdgeModel, **options: object):
+    def __init__(self, *given: object, adapter: CloudModel, edge: EdgeModel, **options: object):
         # The edge stands where the cloud's own ids would be read; nothing is asked of it.
         super().__init__(*given, edge=edge, cloud=LocalCloud(edge), **options)  # type: ignore
-        self._bridge = bridge
+        self._adapter = adapter
 
     def _read(self, samples: Sequence[Sample], name: str, *, allowed: bool) -> list[Sample]:
         path = self.folder / "data" / name
@@ -80,18 +79,18 @@ class BridgedTraining(Training):
 
     def _asked(self, sample: Sample) -> Sample:
         """With the first id of the cloud's word at each place where a word can be asked for."""
-        tokenizer, boundaries = self.edge.tokenizer, self._bridge.boundaries
+        tokenizer, boundaries = self.edge.tokenizer, self._adapter.boundaries
         assert boundaries is not None
         question = next(one for one in self.task.questions if one.id == sample.question)
         prompt = question_prompt(tokenizer, question)
         found: list[int] = []
-        with closing(self._bridge.open(prompt)) as session:
+        with closing(self._adapter.open(prompt)) as session:
             for at, token in enumerate(sample.ids):
                 ids = [*prompt.ids, *sample.ids[:at]]
                 found.append(token)
                 if boundaries.refused(ids, len(prompt.ids), token) is None:
                     try:
-                        reply = session.ask(ids, 1, Sampling(), CLOUD_DEADLINE).result()
+                        reply = session.ask(ConsultRequest(ids, 1, CLOUD_DEADLINE)).result()
                         found[-1] = reply.ids[0] if reply.ids else token
                     except CloudError:  # nothing usable: the edge's token stays
                         continue
@@ -240,9 +239,10 @@ def table(pairs: Mapping[str, Texts]) -> list[str]:
             "max-prob": own.uncertainties[:, 1],
             "margin": own.uncertainties[:, 2],
             "trained on the others": scores(joined(others), own.inputs),
-            "trained on other tasks": scores(joined(elsewhere), own.inputs),
             "trained on this pair": cross_fitted(own),
         }
+        if elsewhere:
+            judged["trained on other tasks"] = scores(joined(elsewhere), own.inputs)
         worth = saved(own, own.labels, 1.0)
         drawn = rng.integers(0, len(worth), (DRAWS, len(worth)))
         total = np.maximum(worth[drawn].sum(axis=1), 1e-9)
@@ -268,24 +268,32 @@ def main() -> None:
     parser.add_argument("pairs", nargs="*", help="PAIR, TASK=FOLDER@EDGE")
     parser.add_argument("--ship", type=Path, metavar="OUT")
     parser.add_argument("--measured", default="", help="of what is shipped, for its card")
-    parser.add_argument("--bridged", metavar="TASK", help="label a pair of two vocabularies")
+    parser.add_argument("--adapted", metavar="TASK", help="label a pair of two vocabularies")
     parser.add_argument("--data", type=Path)
+    parser.add_argument(
+        "--check", choices=("exact", "number", "regex"), help="of a JSON Lines file"
+    )
     parser.add_argument("--train", type=int, default=60)
     parser.add_argument("--edge")
     parser.add_argument("--cloud")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    if given.bridged:
+    if given.adapted:
         settings = Settings(edge=given.edge, cloud=given.cloud, threads=1)
         tasks = with_calibration(
-            given.bridged, "train", data=given.data, check=None, limit=given.train, calibration=10
+            given.adapted,
+            "train",
+            data=given.data,
+            check=given.check,
+            limit=given.train,
+            calibration=10,
         )
         with closing(open_models(settings)) as models:
-            edge, bridge = models.both()
-            training = BridgedTraining(
+            edge, adapter = models.both()
+            training = AdaptedTraining(
                 *tasks,
                 given.out,
-                bridge=bridge,
+                adapter=adapter,
                 edge=edge,
                 label=Rescue(),
                 inputs=("text", "ranks"),

@@ -1,8 +1,10 @@
 """Models for every test, written once per process, and a wall around the network."""
 
+import os
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import models
 from tests.deep import CURRENT
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.hybrid_models import HybridPaths
 from tests.smollm2_file import smollm2_or_skip
 
@@ -29,6 +32,12 @@ TESTS = Path(__file__).parent
 # tests that start a program, by the fixture that starts it. Others say `pytest.mark.deep`.
 DEEP_FOLDERS = {"bench", "benchmarks", "evaluation", "pocket", "smollm2", "training"}
 DEEP_FIXTURES = {"browser", "linked", "redis_url"}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Half again as many as there are cores: tests wait for sockets and processes."""
+    return (os.cpu_count() or 1) * 3 // 2
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -70,6 +79,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where this process keeps the models of its tests."""
     return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    """An engine that answers from a script."""
+    with closing(ScriptedEngine()) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

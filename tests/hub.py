@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
 import zlib
 from collections.abc import Iterator, Mapping
@@ -15,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.programs import python
 
 _API = re.compile(
     r"/api/(?:models/)?(?P<repo>(?:datasets/)?[^/]+/[^/]+)(?:/(?:revision|tree)/(?P<revision>.+))?"
@@ -254,15 +253,7 @@ def in_a_process(
     **more: str,
 ) -> list[Any]:
     """What an expression of each `address` is in a fresh process; errors start with "! "."""
-    kept = {k: v for k, v in os.environ.items() if not k.upper().startswith(("HF_", "HTTP"))}
     script = f"from {module} import *\n" + _SCRIPT.format(expression=expression)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, json.dumps(addresses)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), **more},
-        cwd=Path(__file__).parents[1],
-    )
-    assert done.returncode == 0, done.stderr
+    here = {"folder": Path(__file__).parents[1], "HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
+    done = python("-W", "error", "-c", script, json.dumps(addresses), **here, **more)
     return json.loads(done.stdout)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import ssl
 import subprocess
 import time
 import urllib.request
@@ -25,26 +26,30 @@ def server_process(
     log: Path,
     seconds: float = 60,
     variables: Mapping[str, str] | None = None,
-) -> Iterator[None]:
-    """Run `command` until the block ends, which begins once `url` answers.
+    folder: Path | None = None,
+    trusted: ssl.SSLContext | None = None,
+) -> Iterator[int]:
+    """Run `command` until the block ends, which begins once `url` answers; yields its pid.
 
     Its stdin is a pipe, which ends with this process. What it says is in `log`.
     """
+    own = {name: value for name, value in os.environ.items() if not name.startswith("EDGEWISE_")}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **(variables or {})},
+            env={**own, **(variables or {})},
+            cwd=folder,
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
     try:
         end = time.monotonic() + seconds
-        while not _answers(url):
+        while not answers(url, trusted):
             assert process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < end, log.read_text()[-3000:]
             time.sleep(0.05)
-        yield
+        yield process.pid
     finally:
         process.terminate()
         try:
@@ -54,9 +59,10 @@ def server_process(
             process.communicate()
 
 
-def _answers(url: str) -> bool:
+def answers(url: str, trusted: ssl.SSLContext | None = None) -> bool:
+    """With a success."""
     try:
-        urllib.request.urlopen(url, timeout=1).close()
+        urllib.request.urlopen(url, timeout=1, context=trusted).close()
     except OSError:
         return False
     return True

@@ -1,10 +1,8 @@
 """Addresses against a hub on 127.0.0.1. The hub's client reads HF_* at import: one process each."""
 
-import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -109,25 +107,6 @@ def test_a_file_comes_before_an_engine_of_its_name(
     monkeypatch.chdir(tmp_path)
     Path("localhost:8080").touch()
     assert with_scheme("localhost:8080") == "localhost:8080"
-
-
-@pytest.mark.parametrize(
-    ("address", "role", "named"),
-    [
-        (".", "edge", "folder"),
-        (".", "cloud", "folder"),
-        ("api.example.com:8080", "cloud", "https://api.example.com:8080"),
-        ("http://localhost:8080", "edge", "engine's address"),
-        ("localhost:8080", "edge", "engine's address"),
-        ("nothing", "cloud", "'nothing'"),
-    ],
-)
-def test_an_address_of_the_wrong_kind_is_refused(
-    address: str, role: Literal["edge", "cloud"], named: str
-) -> None:
-    with pytest.raises(AddressError, match=re.escape(named)) as caught:
-        resolve(address, role)
-    assert caught.value.setting == role
 
 
 def test_every_part_of_a_split_file_is_fetched(hub: Hub, tmp_path: Path) -> None:

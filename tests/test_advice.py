@@ -122,17 +122,6 @@ def test_what_is_not_known_is_said() -> None:
     assert advise(replace(AT, asked=0.0)).routing == pytest.approx(AT.step)
 
 
-@pytest.mark.parametrize("step", [0.001, 0.024, 0.1])
-@pytest.mark.parametrize("share", [0.0, 0.05, 1.0])
-@pytest.mark.parametrize("token", [None, 0.027])
-def test_advice_is_three_short_lines(step: float, share: float, token: float | None) -> None:
-    at = replace(AT, step=step, asked=share, cloud_token=token)
-    for sentence in advise(at, price=PRICE).sentences:
-        assert len(sentence) < 200
-        assert "None" not in sentence
-        assert "nan" not in sentence
-
-
 @pytest.mark.deep
 def test_the_speeds_of_a_real_pair_over_a_link() -> None:
     pace = EnginePace(first=0.05, token=0.04, read=0.0)

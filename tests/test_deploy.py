@@ -20,6 +20,7 @@ from tests.documents import ROOT
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.processes import lasting_port
 from tests.gateway.running import gateway
+from tests.programs import python
 
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
@@ -67,9 +68,8 @@ def test_a_gateways_command_is_one_that_exists(name: str) -> None:
 @pytest.mark.deep
 def test_compose_keeps_to_the_schema() -> None:
     pytest.importorskip("check_jsonschema")
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
-    done = subprocess.run([*command, str(DEPLOY / "compose.yaml")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    schema = ("--builtin-schema", "vendor.compose-spec")
+    python("-m", "check_jsonschema", *schema, str(DEPLOY / "compose.yaml"))
 
 
 @pytest.mark.parametrize("name", compose())
@@ -97,9 +97,8 @@ def test_digests_are_looked_up_for_every_image(tmp_path: Path) -> None:
     (tmp_path / "kubernetes").mkdir()
     (tmp_path / "docker").write_text(FAKE_DOCKER)
     (tmp_path / "docker").chmod(0o755)
-    paths = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = [sys.executable, str(tmp_path / "digests.py")]
-    subprocess.run([*command, "GATEWAY_IMAGE=host:5000/edgewise:0.1.0"], env=paths, check=True)
+    named = "GATEWAY_IMAGE=host:5000/edgewise:0.1.0"
+    python(str(tmp_path / "digests.py"), named, PATH=f"{tmp_path}:{os.environ['PATH']}")
     lines = (tmp_path / "images.env").read_text().splitlines()
     images = re.findall(r"^(\w+_IMAGE)=", (DEPLOY / "images.txt").read_text(), re.MULTILINE)
     assert {line.partition("=")[0] for line in lines} == {*images, "GATEWAY_IMAGE"}
@@ -152,10 +151,9 @@ def test_what_may_not_get_into_an_image_does_not() -> None:
     assert not ignored.match_file("src/edgewise/pair.py")
 
 
-def answering(*arguments: str, environment: dict[str, str] | None = None) -> int:
+def answering(*arguments: str, **variables: str) -> int:
     """The exit code of the image's health check."""
-    command = [sys.executable, str(DEPLOY / "answers.py"), *arguments]
-    return subprocess.run(command, env=os.environ | (environment or {}), timeout=60).returncode
+    return python(str(DEPLOY / "answers.py"), *arguments, code=None, **variables).returncode
 
 
 def health_check() -> list[str]:
@@ -173,7 +171,7 @@ def test_the_health_check_asks_the_gateway() -> None:
     with gateway([engine.url]) as running:
         here = [re.sub(r"127.0.0.1:8400", running.url.partition("//")[2], url) for url in urls]
         # No proxy is asked for what is on this machine.
-        assert answering(*here, environment={"http_proxy": "http://127.0.0.1:1"}) == 0
+        assert answering(*here, http_proxy="http://127.0.0.1:1") == 0
         assert answering(f"{running.url}/nothing") == 1
     assert answering(*here) == 1
     engine.close()
@@ -189,13 +187,6 @@ def test_waiting_ends_when_an_engine_answers() -> None:
         engine = ScriptedEngine(port=port)
         assert waiting.wait(60) == 0
         engine.close()
-
-
-def test_the_version_is_that_of_the_changelog() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    first = re.search(r"^## (\S+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert first
-    assert first[1] == version
 
 
 def pod(workload: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from openai import AuthenticationError, OpenAI
 from edgewise.addresses import bundled
 from tests.gateway.processes import lasting_port, until
 from tests.llama_server_process import llama_server
+from tests.programs import python
 from tests.test_deploy import DEPLOY, compose
 
 SERVICES = compose()
@@ -81,12 +82,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str,
     shutil.copy(bundled("edge"), folder / "models" / "small.gguf")
     ports = lasting_port(), lasting_port()
     keys = str(folder / "keys" / "keys.json")
-    made = subprocess.run(
-        [sys.executable, "-m", "edgewise", "keys", "add", "serve", "--keys", keys],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    made = python("-m", "edgewise", "keys", "add", "serve", "--keys", keys)
     (folder / "serve.env").write_text(
         f"EDGEWISE_CLOUD_KEY={made.stdout.strip()}\nEDGEWISE_API_KEY=sk-own\n"
     )

@@ -102,33 +102,33 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 2_722,
-    "edgewise/cli": 2_270,
-    "edgewise/cloud": 3_878,
-    "edgewise/costs": 530,
-    "edgewise/edge": 5_358,
-    "edgewise/engines": 2_560,
-    "edgewise/gateway": 1_450,
-    "edgewise/grammar": 947,
-    "edgewise/hub": 711,
-    "edgewise/keys": 759,
-    "edgewise/listening": 559,
-    "edgewise/loop": 1_940,
-    "edgewise/prompts": 910,
-    "edgewise/routers": 1_012,
-    "edgewise/sandbox": 240,
-    "edgewise/server": 3_150,
-    "edgewise/testing": 495,
-    "edgewise/wire": 264,
-    "edgewise_lab": 457,
-    "edgewise_lab/bench": 2_298,
-    "edgewise_lab/commands": 1_557,
-    "edgewise_lab/evaluation": 2_733,
-    "edgewise_lab/training": 2_129,
+    "edgewise": 2_651,
+    "edgewise/cli": 1_962,
+    "edgewise/cloud": 3_593,
+    "edgewise/costs": 512,
+    "edgewise/edge": 5_018,
+    "edgewise/engines": 2_429,
+    "edgewise/gateway": 1_367,
+    "edgewise/grammar": 872,
+    "edgewise/hub": 661,
+    "edgewise/keys": 727,
+    "edgewise/listening": 553,
+    "edgewise/loop": 1_808,
+    "edgewise/prompts": 885,
+    "edgewise/routers": 993,
+    "edgewise/sandbox": 235,
+    "edgewise/server": 2_922,
+    "edgewise/testing": 473,
+    "edgewise/wire": 258,
+    "edgewise_lab": 471,
+    "edgewise_lab/bench": 2_114,
+    "edgewise_lab/commands": 1_598,
+    "edgewise_lab/evaluation": 2_732,
+    "edgewise_lab/training": 2_082,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 29_755, 180
+PRODUCT_LINES, PRODUCT_FILES = 27_919, 180
 
 
 def test_every_package_keeps_its_budget() -> None:
@@ -154,11 +154,6 @@ def test_functions_are_short() -> None:
     assert np.quantile(every, 0.9) <= 30
 
 
-def test_every_return_is_annotated() -> None:
-    bare = [f"{path.name}:{node.name}" for path, node in functions() if node.returns is None]
-    assert not bare
-
-
 def test_a_public_class_has_a_name_of_its_own() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path, tree in TREES.items():
@@ -182,17 +177,6 @@ def test_libraries_name_no_flags(name: str) -> None:
         if " --" in f" {node.value}"
     ]
     assert not told
-
-
-def test_tests_have_names_of_their_own() -> None:
-    """Folders without `__init__.py` share one name space of modules."""
-    folder = Path(__file__).parent
-    found = [
-        path.name
-        for path in folder.rglob("test_*.py")
-        if not (path.parent / "__init__.py").exists() or path.parent == folder
-    ]
-    assert len(found) == len(set(found))
 
 
 MOST_QUOTES = 167

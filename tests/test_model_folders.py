@@ -54,7 +54,7 @@ def fetched(address: str) -> list[object]:
     engine = engine_at(address)
     if engine == "llamacpp":
         return [engine]
-    folder, name = resolve_folder(address, engine, files_read(engine))
+    folder, name = resolve_folder(address, files_read(engine))
     return [engine, name, sorted(path.name for path in folder.iterdir())]
 
 
@@ -138,7 +138,7 @@ FOLDERS: dict[str, tuple[dict[str, bytes], str]] = {
 def test_of_folders(tmp_path: Path, files: dict[str, bytes], engine: str) -> None:
     folder = folder_of(tmp_path, files)
     assert engine_at(str(folder)) == engine
-    assert resolve_folder(str(folder), engine, files_read(engine)) == (folder, folder.name)
+    assert resolve_folder(str(folder), files_read(engine)) == (folder, folder.name)
 
 
 WRONG: dict[str, tuple[dict[str, bytes], str]] = {
@@ -156,12 +156,15 @@ def test_folders_of_another_kind(tmp_path: Path, files: dict[str, bytes], said: 
     assert caught.value.setting == "edge"
 
 
+def test_a_folder_that_does_not_exist() -> None:
+    with pytest.raises(AddressError, match="no folder") as caught:
+        resolve_folder("./nowhere", ())
+    assert caught.value.setting == "edge"
+
+
 @pytest.mark.parametrize("address", ["bundled", "./none.gguf", "own/repo:Q4_0", "hf://o/r/a.gguf"])
-def test_the_rest_is_llama_cpp_s(address: str) -> None:
+def test_the_rest_is_llama_cpp_s(bpe_path: Path, address: str) -> None:
     assert engine_at(address) == "llamacpp"
-
-
-def test_a_file_is_a_gguf(bpe_path: Path) -> None:
     assert engine_at(str(bpe_path)) == "llamacpp"
 
 

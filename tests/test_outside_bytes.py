@@ -43,6 +43,7 @@ from edgewise_lab.evaluation.tasks.base import TRAINED_ON, Grading, trained_dige
 from edgewise_lab.evaluation.tasks.named import open_task
 from edgewise_lab.training.collect import COLUMNS, Columns, Sample, collect_features
 from edgewise_lab.training.labels.base import Labelled
+from tests.doubles.engine_dialects import DIALECTS, Dialect, Writing
 from tests.outside_bytes import bytes_like, json_like, lines_like
 from tests.server.in_process import ASK, CHAT, app
 
@@ -91,55 +92,33 @@ def test_frames_from_a_gateway(data: bytes) -> None:
 
 # Engines.
 
-LLAMA_SERVER: Any = {
-    "tokens": [4, 5],
-    "completion_probabilities": [
-        {"id": 4, "logprob": -0.5, "top_logprobs": [{"id": 4, "logprob": -0.5}]},
-        {"id": 5, "logprob": -1.5, "top_logprobs": [{"id": 5, "logprob": -1.5}]},
-    ],
-    "timings": {"cache_n": 3, "prompt_n": 1, "prompt_ms": 1.5, "predicted_ms": 2.5},
-    "stop_type": "limit",
-}
-SGLANG: Any = {
-    "output_ids": [4, 5],
-    "meta_info": {
-        "finish_reason": {"type": "length"},
-        "prompt_tokens": 4,
-        "cached_tokens": 3,
-        "e2e_latency": 0.1,
-        "output_token_logprobs": [[-0.5, 4, None], [-1.5, 5, None]],
-        "output_top_logprobs": [[[-0.5, 4, None]], [[-1.5, 5, None]]],
-    },
-}
-USAGE = {"prompt_tokens": 4, "prompt_tokens_details": {"cached_tokens": 3}}
-VLLM: Any = {
-    "choices": [
-        {
-            "logprobs": {
-                "tokens": ["token_id:4", "token_id:5"],
-                "token_logprobs": [-0.5, -1.5],
-                "top_logprobs": [{"token_id:4": -0.5}, {"token_id:5": -1.5}],
-            },
-            "finish_reason": "stop",
-        }
-    ],
-    "usage": USAGE,
-}
+WRITING = Writing(
+    ids=[4, 5],
+    logprobs=[-0.5, -1.5],
+    top=[[(4, -0.5)], [(5, -1.5)]],
+    cached=3,
+    took=0.1,
+)
 MODELS: Any = {"data": [{"id": "m", "owned_by": "vllm"}]}
 TOKENS: Any = {"tokens": [1, 2, 3]}
 
-DIALECTS: dict[str, tuple[type[HttpEngine], object]] = {
-    "llama-server": (LlamaServerEngine, LLAMA_SERVER),
-    "sglang": (SglangEngine, SGLANG),
-    "vllm": (VllmEngine, VLLM | MODELS),
+KINDS: dict[Dialect, type[HttpEngine]] = {
+    "llama-server": LlamaServerEngine,
+    "sglang": SglangEngine,
+    "vllm": VllmEngine,
 }
 
 
-def answering(dialect: str, reply: bytes) -> Engine:
-    """An engine of this dialect whose every reply this is."""
-    kind, _ = DIALECTS[dialect]
+def valid(dialect: Dialect) -> Any:
+    """A reply that is as it should be, with what the engine says of its models."""
+    reply: Any = DIALECTS[dialect].reply(WRITING)
+    return reply | MODELS if dialect == "vllm" else reply
 
-    class Answering(kind):  # type: ignore[misc, valid-type]
+
+def answering(dialect: Dialect, reply: bytes) -> Engine:
+    """An engine of this dialect whose every reply this is."""
+
+    class Answering(KINDS[dialect]):  # type: ignore[misc, valid-type]
         async def post(self, path: str, *_: object, **__: object) -> bytes:
             return reply
 
@@ -149,11 +128,10 @@ def answering(dialect: str, reply: bytes) -> Engine:
     return Answering("http://127.0.0.1:9")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", KINDS)
 @given(data=st.data())
-def test_an_engines_replies(dialect: str, data: st.DataObject) -> None:
-    _, valid = DIALECTS[dialect]
-    engine = answering(dialect, data.draw(json_like(valid)))
+def test_an_engines_replies(dialect: Dialect, data: st.DataObject) -> None:
+    engine = answering(dialect, data.draw(json_like(valid(dialect))))
     with suppress(CloudError):
         completion = asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
         completion.check(asked=2, prompt=4, size=VOCABULARY)
@@ -161,13 +139,11 @@ def test_an_engines_replies(dialect: str, data: st.DataObject) -> None:
         assert all(0 <= token < VOCABULARY for token in completion.ids)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_valid_replies_are_read_whole(dialect: str) -> None:
+@pytest.mark.parametrize("dialect", KINDS)
+def test_valid_replies_are_read_whole(dialect: Dialect) -> None:
     """So that what is changed in them is looked at."""
-    reply = DIALECTS[dialect][1]
-    completion = asyncio.run(
-        answering(dialect, json.dumps(reply).encode()).complete([1, 2, 3, 4], 2, Sampling())
-    )
+    engine = answering(dialect, json.dumps(valid(dialect)).encode())
+    completion = asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
     completion.check(asked=2, prompt=4, size=VOCABULARY)
     assert completion.ids == (4, 5)
     assert [top[0].id for top in completion.top] == [4, 5]
@@ -176,15 +152,15 @@ def test_valid_replies_are_read_whole(dialect: str) -> None:
 
 def test_an_id_of_five_thousand_digits() -> None:
     """More than Python turns into a number."""
-    reply = json.dumps(VLLM | MODELS).replace("token_id:4", "token_id:" + "9" * 5000)
+    reply = json.dumps(valid("vllm")).replace("token_id:4", "token_id:" + "9" * 5000)
     engine = answering("vllm", reply.encode())
     with pytest.raises(CloudProtocolError):
         asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", KINDS)
 @given(data=st.data())
-def test_what_an_engine_says_of_itself(dialect: str, data: st.DataObject) -> None:
+def test_what_an_engine_says_of_itself(dialect: Dialect, data: st.DataObject) -> None:
     engine = answering(dialect, data.draw(json_like(MODELS, TOKENS)))
     for ask in (engine.describe, lambda: engine.tokenize("a"), engine.probe):
         with suppress(CloudError):

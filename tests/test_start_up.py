@@ -1,13 +1,11 @@
 """What is imported before anything is done, counted; and the examples run."""
 
 import json
-import re
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.programs import python
 
 _COUNT = """
 import json, runpy, sys
@@ -24,13 +22,7 @@ print(json.dumps([ours, sorted(sys.modules)]), file=sys.stderr)
 
 def loaded(code: str, *arguments: str) -> tuple[list[str], set[str]]:
     """Our modules, and all, that are loaded behind `code`."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = python("-c", code, json.dumps(arguments))
     ours, every = json.loads(done.stderr.splitlines()[-1])
     return ours, set(every)
 
@@ -75,18 +67,4 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
 def test_examples_run(example: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(example)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip()
-
-
-def test_extras_that_are_installed_exist() -> None:
-    """A name that pip does not know installs nothing, with a warning alone."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    texts = [(ROOT / name).read_text() for name in ("Makefile", "README.md", "CONTRIBUTING.md")]
-    asked = re.findall(r"'\.\[([a-z,-]+)\]'", "\n".join(texts))
-    assert asked
-    assert {name for each in asked for name in each.split(",")} <= {
-        *project["optional-dependencies"]
-    }
+    assert python(str(example)).stdout.strip()

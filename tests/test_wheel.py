@@ -1,12 +1,11 @@
 """The wheel holds all that the package needs, and answers from what it holds."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+
+from tests.programs import python
 
 pytestmark = pytest.mark.deep
 
@@ -18,8 +17,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `make wheel` builds it."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    python("-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), folder=ROOT)
     (found,) = folder.glob("*.whl")
     return found
 
@@ -41,21 +39,7 @@ def test_every_file_of_the_package_is_in_it(wheel: Path) -> None:
 
 def test_it_answers_where_nothing_else_is(wheel: Path, tmp_path: Path) -> None:
     ZipFile(wheel).extractall(tmp_path / "installed")
-    variables = {
-        name: text for name, text in os.environ.items() if not name.startswith("EDGEWISE_")
-    }
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import edgewise; print(edgewise.__file__, edgewise.Pair().ask('Hi').text)",
-        ],
-        env=variables | {"PYTHONPATH": str(tmp_path / "installed")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    code = "import edgewise; print(edgewise.__file__, edgewise.Pair().ask('Hi').text)"
+    done = python("-c", code, folder=tmp_path, PYTHONPATH=str(tmp_path / "installed"))
     assert done.stdout.startswith(str(tmp_path / "installed"))
     assert len(done.stdout.split()) > 1

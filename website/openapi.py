@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edgewise.pair import Pair
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 from edgewise.server.answering import Answering
 from edgewise.server.app import make_app
-from edgewise.server.models import Models
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 
 Schema = Mapping[str, Any]
@@ -37,7 +36,7 @@ def _described() -> Schema:
     with Pair(ScriptedEdge(replying("", prompt="")), router=Constant(0.0)) as pair:
         answering = Answering(pair, slots=1, queue=1)
         try:
-            return make_app(Models([answering])).openapi()
+            return make_app(answering).openapi()
         finally:
             answering.close()
 

@@ -16,7 +16,7 @@ from edgewise.errors import EdgewiseError
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, prompt_ids
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 
 QUESTION = (
     "Question: Take creche first. Which broader word takes in kayak? Choices: fabric, hospital, "

@@ -39,7 +39,7 @@ def _at(position: int, act: Callable[[], None]) -> Callable[[int], None]:
 
 
 def _moved(link: Link, serving: Service, other: Service, end: Callable[[Service], None]) -> None:
-    link.move("127.0.0.1", other.port)
+    link.target = ("127.0.0.1", other.port)
     end(serving)
 
 

@@ -22,7 +22,7 @@ from edgewise.keys import keys
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, replying
 from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine

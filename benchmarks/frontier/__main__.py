@@ -25,10 +25,12 @@ from rich.progress import Progress
 from benchmarks.frontier.pocket import MAIN, NOTES, SLOWER, SPECULATE, Pocket, Twice
 from benchmarks.frontier.query_router import query_router, scores_of
 from edgewise.errors import UsageError
-from edgewise_lab.bench.frontier.pair_systems import MeasuredStore, measure
+from edgewise_lab.bench.frontier.billing import MeasuredAnswer
+from edgewise_lab.bench.frontier.pair_systems import measure
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers, frontier
 from edgewise_lab.bench.frontier.shown import notes, tables
 from edgewise_lab.bench.pace import HALF_BILLION
+from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with ExitStack() as stack:
             pocket = Pocket(stack, options.trip / 1000, held_out)
-            store = MeasuredStore(options.out, manifest(pocket, options, task, held_out))
+            store = Store(options.out, manifest(pocket, options, task, held_out), MeasuredAnswer)
             found = answered(pocket, options, task, store)
             scores = None
             if options.query_router and not options.part:
@@ -87,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def answered(
-    pocket: Pocket, options: argparse.Namespace, task: Task, store: MeasuredStore
+    pocket: Pocket, options: argparse.Namespace, task: Task, store: Store[MeasuredAnswer]
 ) -> dict[str, MeasuredAnswers]:
     """Every system's answers; of a part only its own systems'."""
     systems = pocket.systems(list(options.shares), store)
@@ -111,7 +113,7 @@ def _both(
     twice: Twice,
     timed: int,
     task: Task,
-    store: MeasuredStore,
+    store: Store[MeasuredAnswer],
     progress: Progress,
     bar: "object",
 ) -> MeasuredAnswers:
@@ -140,8 +142,8 @@ def manifest(
 ) -> dict[str, object]:
     """What all answers depend on; how many questions is not: they are added to."""
     digest = hashlib.sha256(msgspec.json.encode([pocketqa(), held_out])).hexdigest()
-    models = {"edge": pocket.edge.fingerprint(), "cloud": pocket.near.cloud.abilities.model}
-    return {"format": 1, "questions": digest, **models, **conditions(pocket, options)}
+    models = {"edge": pocket.edge.fingerprint(), "cloud": pocket.near.cloud.engine.described.model}
+    return {"format": 2, "questions": digest, **models, **conditions(pocket, options)}
 
 
 def tell(found: Frontier, options: argparse.Namespace) -> None:

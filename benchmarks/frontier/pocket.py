@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +15,14 @@ from edgewise.parts import open_router
 from edgewise.routers.named import router_named
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
-from edgewise_lab.bench.frontier.billing import MeasuredSystem
-from edgewise_lab.bench.frontier.pair_systems import PLACE_NOTE, MeasuredStore, PairSystems
+from edgewise_lab.bench.frontier.billing import MeasuredAnswer, MeasuredSystem
+from edgewise_lab.bench.frontier.pair_systems import PLACE_NOTE, PairSystems
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, EnginePace, Pace
 from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.plan import contender_named
+from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.tasks.base import Task
 from tests.llama_server_process import llama_server
 from tests.pocket_models import MID
@@ -71,7 +74,7 @@ class Pocket:
         self.near = self._engine(url, UNPACED, None)
         self.far = self._engine(link.url, HALF_BILLION, link)
 
-    def systems(self, shares: list[float], store: MeasuredStore) -> dict[str, Twice]:
+    def systems(self, shares: list[float], store: Store[MeasuredAnswer]) -> dict[str, Twice]:
         """By the names of their rows; making one may set a threshold first."""
         near, far = self.near.systems, self.far.systems
         found = {
@@ -110,18 +113,16 @@ class Pocket:
             lambda: self.far.systems.pair(router, threshold(), speculate),
         )
 
-    def _threshold(self, name: str, store: MeasuredStore) -> float:
-        def fresh() -> float:
-            points = thresholds_for(
-                [MAIN_SHARE],
-                router_named(name),
-                self._held_out,
-                edge=self.edge,
-                cloud=self.near.cloud,
-            )
-            return points[MAIN_SHARE].threshold
-
-        return store.threshold(f"{name} at 5%", fresh)
+    def _threshold(self, name: str, store: Store[MeasuredAnswer]) -> float:
+        router = contender_named(name)
+        find = partial(
+            thresholds_for,
+            router=router.router,
+            task=self._held_out,
+            edge=self.edge,
+            cloud=self.near.cloud,
+        )
+        return router.thresholds([MAIN_SHARE], find, store)[MAIN_SHARE]
 
     def _engine(self, url: str, pace: Pace, link: Link | None) -> _Engine:
         cloud = LlamaServer(url)

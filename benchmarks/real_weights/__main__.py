@@ -31,11 +31,7 @@ from edgewise_lab.evaluation.plan import ORACLE
 from edgewise_lab.evaluation.report import CLOUD, EDGE
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import cloud_share
-
-
-def line(cells: Sequence[str], *, head: bool = False) -> list[str]:
-    rule = ["|" + "---|" * len(cells)] if head else []
-    return ["| " + " | ".join(cells) + " |", *rule]
+from edgewise_lab.tables import line, percent
 
 
 def seeds_of(found: Outcomes, cells: Sequence[Cell], rival: Cell, family: str) -> Seeds:
@@ -45,11 +41,6 @@ def seeds_of(found: Outcomes, cells: Sequence[Cell], rival: Cell, family: str) -
         return [o.right for o in found[cell] if family in ("", o.family)]
 
     return Seeds(right(EDGE), [right(cell) for cell in cells], right(CLOUD), right(rival))
-
-
-def percent(figure: tuple[float, tuple[float, float]]) -> str:
-    value, (low, high) = figure
-    return f"{100 * value:.0f} ({100 * low:.0f} to {100 * high:.0f})"
 
 
 def task_table(name: str, found: Outcomes, plan: Plan) -> list[str]:

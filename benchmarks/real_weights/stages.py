@@ -163,7 +163,9 @@ def outcomes(system: str, name: str, plan: Plan) -> Outcomes:
     held_out = task(name, "calibration").first(plan.calibration)
     asked = task(name, "test").first(plan.questions)
     with opened(plan, threads=1) as (edge, cloud):
-        store = Store(plan.work / "answers" / name / system, manifest(asked, held_out, edge, cloud))
+        store = Store(
+            plan.work / "answers" / name / system, manifest(asked, held_out, edge, cloud), Outcome
+        )
         evaluation = Evaluation(asked, held_out, edge=edge, cloud=cloud, store=store)
         if system == EDGE.system:
             return evaluation.alone()

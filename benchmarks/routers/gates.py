@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from benchmarks.routers.tree import Scorer
 from edgewise.edge.base import Floats, Ids, Needs, Step, Tokenizer
 from edgewise.routers.base import Router
-from edgewise.routers.uncertainty import Entropy
+from edgewise.routers.untrained import Entropy
 from edgewise_lab.training.fit import Data, Recipe, held_out, import_torch
 
 SEEN = 3

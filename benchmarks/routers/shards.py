@@ -16,7 +16,7 @@ from benchmarks.routers.gates import Plain
 from benchmarks.routers.plan import Entry, Plan, split_of
 from benchmarks.routers.trainings import opened, scorer
 from benchmarks.routers.tree import NEVER, Models, Scorer, Tree
-from edgewise.routers.uncertainty import MaxProb
+from edgewise.routers.untrained import MaxProb
 from edgewise_lab.evaluation.oracle import Oracle
 from edgewise_lab.evaluation.systems import CloudAlone, CommitPoint, Outcome
 from edgewise_lab.evaluation.tasks.base import Question

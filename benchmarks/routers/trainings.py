@@ -22,9 +22,9 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
-from edgewise.routers.constant import Constant
 from edgewise.routers.named import identity_named, identity_of, router_named, router_of
 from edgewise.routers.signals import reader_of
+from edgewise.routers.untrained import Constant
 from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.training.collect import Sample

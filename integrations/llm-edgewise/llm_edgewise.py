@@ -74,7 +74,7 @@ class Edgewise(llm.Model):
         if self._pair is None or self._opened != chosen:
             if self._pair is not None:
                 self._pair.close()
-            loaded = settings.load(chosen)
+            loaded, _ = settings.load(chosen)
             fields = {name: value for name, value in asdict(loaded).items() if value is not None}
             self._pair, self._opened = Pair(**fields), chosen
         return self._pair

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgewise.loop.policy import Policy
     from edgewise.pair import Pair
     from edgewise.prompts import Message, Prompt
-    from edgewise.routers.uncertainty import Entropy, Margin, MaxProb
+    from edgewise.routers.untrained import Entropy, Margin, MaxProb
     from edgewise.sampling import Sampling
 
 # Imported when it is first used, so that a command waits for nothing that it does not need.
@@ -33,7 +33,7 @@ _MODULES = {
     "loop.policy": ("Policy",),
     "pair": ("Pair",),
     "prompts": ("Message", "Prompt"),
-    "routers.uncertainty": ("Entropy", "Margin", "MaxProb"),
+    "routers.untrained": ("Entropy", "Margin", "MaxProb"),
     "sampling": ("Sampling",),
 }
 

@@ -26,7 +26,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -72,7 +72,9 @@ _REPOSITORY = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?::(?P<quant>[\w.-]+))?"
 )
 _FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?")
-_TYPO = 0.8
+
+_USER_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "state": ("XDG_STATE_HOME", ".local/state")}
+"""A variable that names it, and where it is in the home without."""
 
 
 def bundled(part: Part) -> Path:
@@ -101,6 +103,19 @@ def each(addresses: str) -> list[str]:
 def from_home(name: str | Path) -> Path:
     """The path, ~ and ~user being home folders; as it is where there is no such user."""
     return Path(os.path.expanduser(name))
+
+
+def user_path(kind: Literal["cache", "state"], name: str) -> Path | None:
+    """Where Edgewise keeps a user's file or folder; None for a user without a home.
+
+    By the XDG specification on every system, as the hub's client does.
+    """
+    variable, folder = _USER_FOLDERS[kind]
+    # A relative one is ignored.
+    given = Path(os.environ.get(variable, ""))
+    with suppress(RuntimeError):
+        return (given if given.is_absolute() else Path.home() / folder) / "edgewise" / name
+    return None
 
 
 def local_folder(name: str) -> Path | None:
@@ -172,11 +187,9 @@ def resolve_tokenizer(address: str) -> Path:
     if path is not None and path.name == TOKENIZER[0]:
         return path.parent
     if path is None and parsed and not parsed.quant and not (parsed.file or "").endswith(".gguf"):
-        repository = _repository(parsed, "cloud_tokenizer")
-        inside = _inside(parsed, repository.names)
-        if inside + TOKENIZER[0] in repository.names:
-            wanted = [inside + name for name in TOKENIZER if inside + name in repository.names]
-            return repository.folder(wanted) / inside
+        repository, inside, names = _listed(parsed, "cloud_tokenizer")
+        if TOKENIZER[0] in names:
+            return repository.folder([inside + one for one in TOKENIZER if one in names]) / inside
     return resolve(address, "cloud_tokenizer")
 
 
@@ -196,18 +209,15 @@ def engine_at(address: str) -> str:
     parsed = hub_address(address)
     if parsed is None or parsed.quant or (parsed.file or "").endswith(".gguf"):
         return "llamacpp"
-    repository = _repository(parsed, "edge")
-    names = repository.names
+    repository, inside, names = _listed(parsed, "edge")
     if parsed.file is None and models_among(names):
         return "llamacpp"
-    inside = _inside(parsed, names)
-    config = repository.file(f"{inside}config.json") if f"{inside}config.json" in names else None
-    held = [name.removeprefix(inside) for name in names if name.startswith(inside)]
-    return _engine_among(held, address, config, library=repository.library)
+    config = repository.file(f"{inside}config.json") if "config.json" in names else None
+    return _engine_among(names, address, config, library=repository.library)
 
 
-def resolve_folder(address: str, engine: str, reads: tuple[str, ...]) -> tuple[Path, str]:
-    """The folder of a model for `engine`, downloaded if need be, and what to call the model.
+def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
+    """The folder of a model, downloaded if need be, and what to call the model.
 
     Of a repository only files whose names end as in `reads` are downloaded. Raises `AddressError`.
     """
@@ -220,17 +230,15 @@ def resolve_folder(address: str, engine: str, reads: tuple[str, ...]) -> tuple[P
             hint="name a folder or a hub repository (owner/repo)",
             setting="edge",
         )
-    repository = _repository(parsed, "edge")
-    inside = _inside(parsed, repository.names)
-    names = [
-        name
-        for name in repository.names
-        if name.startswith(inside)
-        and "/" not in (file := name.removeprefix(inside))
-        and file.endswith(reads)
-        and not file.startswith("consolidated")  # a second copy of the weights, for Mistral's own
+    repository, inside, names = _listed(parsed, "edge")
+    wanted = [
+        inside + name
+        for name in names
+        if "/" not in name
+        and name.endswith(reads)
+        and not name.startswith("consolidated")  # a second copy of the weights, for Mistral's own
     ]
-    return repository.folder(names) / inside, f"{parsed.repo}/{inside}".rstrip("/").split("/")[-1]
+    return repository.folder(wanted) / inside, f"{parsed.repo}/{inside}".rstrip("/").split("/")[-1]
 
 
 def checkpoint(name: str) -> Path | None:
@@ -318,18 +326,21 @@ def _repository(address: HubAddress, setting: str | None) -> "Repository":
     return Repository(address, setting=setting)
 
 
-def _inside(address: HubAddress, names: Sequence[str]) -> str:
-    """The folder of a repository that an address names, with its slash; empty for the root."""
-    if address.file is None:
-        return ""
-    inside = f"{address.file.rstrip('/')}/"
-    if not any(name.startswith(inside) for name in names):
+def _listed(address: HubAddress, setting: str) -> "tuple[Repository, str, list[str]]":
+    """A repository, the folder in it that an address names, and that folder's files.
+
+    The folder has its slash; it is empty for the root. Raises `AddressError`.
+    """
+    repository = _repository(address, setting)
+    inside = f"{address.file.rstrip('/')}/" if address.file is not None else ""
+    names = [one.removeprefix(inside) for one in repository.names if one.startswith(inside)]
+    if inside and not names:
         raise AddressError(
-            f"{address.repo!r} has no folder {short(address.file)!r}",
+            f"{address.repo!r} has no folder {short(inside[:-1])!r}",
             hint="check the spelling",
-            setting="edge",
+            setting=setting,
         )
-    return inside
+    return repository, inside, names
 
 
 def _pasted(address: str) -> str | None:
@@ -360,8 +371,6 @@ def _unknown(address: str, role: Role) -> AddressError:
     elif role == "cloud" and _HOST.fullmatch(address):
         problem = f"{named!r} does not say how it is reached"
         hint = f"give https://{named}, or http:// before it in a network of your own"
-    elif close := get_close_matches(address, ["bundled"], 1, _TYPO):
-        hint = f"did you mean {close[0]!r}? If not: {hint}"
     elif other := _elsewhere(address):
         hint = f"did you mean {other!r}? If not: {hint}"
     return AddressError(problem, hint=hint, setting=role)

@@ -13,13 +13,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from edgewise.cloud.base import CloudModel
+from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.completion import Completion
 from edgewise.costs.price import Price
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.errors import CloudRejected
 from edgewise.prompts import Message, prompt_of
-from edgewise.sampling import Sampling
 
 PROMPT, ANSWER = 500, 300
 """Tokens of the typical conversation."""
@@ -205,7 +204,7 @@ def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int)
         for more, n in enumerate((_FEW, _FEW, _MORE, _MORE)):
             left = time.monotonic()
             ids = [*prompt.ids, *begun[:more]]
-            replies.append(session.ask(ids, n, Sampling(), deadline).result())
+            replies.append(session.ask(ConsultRequest(ids, n, deadline)).result())
             seconds.append(time.monotonic() - left)
     # The first one may have opened a connection, and has the prompt to read.
     consult, engine, few = seconds[1], replies[1].engine_seconds, replies[1].billed

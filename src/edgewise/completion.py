@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TypeVar
 
 import msgspec
 
@@ -17,6 +18,8 @@ ADDED = 64
 
 # Of a probability of 1, in nats.
 _ROUNDING = 1e-3
+
+_Number = TypeVar("_Number", int, float)
 
 # A field of `Sent` has the other name.
 _Body = bytes
@@ -60,8 +63,8 @@ class Sent:
         self.repeats += again
 
 
-def metered(so_far: int | None, more: int | None) -> int | None:
-    """A sum of a meter's counts; None once one of them is."""
+def metered(so_far: _Number | None, more: _Number | None) -> _Number | None:
+    """A sum of a meter's counts, or of seconds; None once one of them is."""
     return None if so_far is None or more is None else so_far + more
 
 
@@ -95,6 +98,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `CloudProtocolError` unless this answers a consult for `asked` tokens.
 
         `prompt` ids came before them; `size` is how many the vocabulary has, where that is known.
+        Types are not checked: what was decoded has the right ones.
         """
         if not self.ids and not may_be_empty:
             raise CloudProtocolError("The cloud answered a consult without any token.")
@@ -107,9 +111,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         last = (MOST_IDS if size is None else size) - 1
         tops = [candidate for top in self.top for candidate in top]
         ids = [*self.ids, *(candidate.id for candidate in tops)]
-        _require(all(_is_count(token, last) for token in ids), "ids", f"outside 0 to {last}")
+        _require(all(0 <= token <= last for token in ids), "ids", f"outside 0 to {last}")
         logprobs = [*self.logprobs, *(candidate.logprob for candidate in tops)]
-        holds = all(_is_number(one, _ROUNDING) for one in logprobs if one is not None)
+        holds = all(-math.inf < one <= _ROUNDING for one in logprobs if one is not None)
         _require(holds, "logprobs", "not logarithms of probabilities")
         self._check_meter(prompt)
 
@@ -120,24 +124,14 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
             ("billed prompt tokens", self.prompt, prompt + ADDED),
             ("written tokens", self.written, MOST_IDS),
         ):
-            _require(count is None or _is_count(count, most), name, f"not from 0 to {most}")
+            _require(count is None or 0 <= count <= most, name, f"not from 0 to {most}")
         if self.prompt is not None:
             _require((self.cached or 0) <= self.prompt, "cached tokens", "more than it bills")
         seconds = self.engine_seconds
-        holds = seconds is None or (_is_number(seconds, MOST_SECONDS) and seconds >= 0)
+        holds = seconds is None or 0 <= seconds <= MOST_SECONDS
         _require(holds, "own time", f"not from 0 to {MOST_SECONDS:.0f} s")
 
 
 def _require(holds: bool, what: str, fault: str) -> None:
     if not holds:
         raise CloudProtocolError(f"The cloud's reply is not valid: its {what}: {fault}.")
-
-
-def _is_count(value: object, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
-
-
-def _is_number(value: object, most: float) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return math.isfinite(value) and value <= most

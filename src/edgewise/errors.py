@@ -34,8 +34,11 @@ class EdgewiseError(Exception):
     """Base of all errors raised on purpose.
 
     `hint` says what to do next, `setting` names the setting or parameter that does it, and
-    `request_id` the engine's request where it gave one.
+    `request_id` the engine's request where it gave one. `where` is how the reader of the sentence
+    reaches the setting, such as a flag; the command line and the server say so.
     """
+
+    where: str | None = None
 
     def __init__(
         self,
@@ -50,19 +53,23 @@ class EdgewiseError(Exception):
         self.hint, self.setting, self.request_id = hint, setting, request_id
 
     def __str__(self) -> str:
-        return self.sentence()
-
-    def sentence(self, where: str | None = None) -> str:
-        """One sentence; `where` is how its reader reaches the setting, such as a flag."""
+        """One sentence."""
         parts = [self.message, *([self.hint] if self.hint else [])]
         said = "; ".join(part.rstrip(".") for part in parts)
-        asides = [f"request {self.request_id}"] if self.request_id else []
-        said += "".join(f" ({aside})" for aside in [*asides, *([where] if where else [])])
+        request = self.request_id and f"request {self.request_id}"
+        said += "".join(f" ({aside})" for aside in (request, self.where) if aside)
         return said + ("." if parts[-1].endswith(".") or self.hint else "")
 
 
 class UsageError(EdgewiseError):
     """Bad input; nothing was lost."""
+
+
+def require(holds: bool, setting: str, bound: str, value: object) -> None:
+    """Raise `UsageError` for the value of a setting that is not within its bound."""
+    if not holds:
+        said = setting.replace("_", "-")
+        raise UsageError(f"{said} must be {bound}, not {value}", setting=setting)
 
 
 class AddressError(UsageError):
@@ -125,13 +132,9 @@ class CloudRefused(CloudError):
 
 
 class CloudRejected(CloudError):
-    """The engine declined the request itself, for instance for its length.
-
-    `status` is the HTTP status with which it did, None where it said so otherwise.
-    """
+    """The engine declined the request itself, for instance for its length."""
 
     reason = "rejected"
-    status: int | None = None
 
 
 class OtherVocabulary(CloudRejected):

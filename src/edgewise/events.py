@@ -68,16 +68,16 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
 class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     """A consult of the cloud model, reported when it is over.
 
-    `index` is the token it asked for, `asked` how many tokens (words, if the vocabularies differ),
-    `answered` how many came back. `sent_ids` token ids were sent to `host` for it, in bodies of
-    `sent_bytes` bytes; to a model in this process nothing is sent. `cached` and
+    `index` is the token it asked for, `requested` how many tokens (words, if the vocabularies
+    differ), `answered` how many came back. `sent_ids` token ids were sent to `host` for it, in
+    bodies of `sent_bytes` bytes; to a model in this process nothing is sent. `cached` and
     `computed` are prompt tokens by the engine's meter, None without one; `engine_seconds` is its
     own time. `request_id` names the consult in the logs of gateway and engine.
     """
 
     index: int
     outcome: Literal["answered"] | Fault
-    asked: int
+    requested: int
     answered: int
     sent_ids: int
     sent_bytes: int
@@ -128,13 +128,13 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
 class TierUsage(msgspec.Struct, frozen=True, kw_only=True):
     """One of several clouds in an answer; `cloud` is its host, or its name.
 
-    It was `wanted` for so many critical tokens, `asked` where its budget and its link allowed it,
-    in vain where it `failed`; it `wrote` so many tokens of the answer.
+    It was `wanted` for so many critical tokens, there were `calls` where its budget and its link
+    allowed them, some of which `failed`; it `wrote` so many tokens of the answer.
     """
 
     cloud: str
     wanted: int = 0
-    asked: int = 0
+    calls: int = 0
     failed: int = 0
     wrote: int = 0
     sent: SentCounts = SentCounts()

@@ -8,12 +8,11 @@ from typing import Any, TypedDict, Unpack
 from msgspec.structs import asdict, replace
 
 from edgewise.addresses import each, from_home
+from edgewise.cloud.adapter.ids import adapted
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import bridged
 from edgewise.cloud.record import PayloadsFile, SentRecord
 from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.named import SERVER
-from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
 from edgewise.grammar.calls import call_reader, collected
 from edgewise.grammar.compiled import Grammar
@@ -36,19 +35,12 @@ from edgewise.parts import (
     sampling_of,
     starts_of,
 )
-from edgewise.prompts import (
-    Message,
-    Prompt,
-    Prompted,
-    Tool,
-    prepare,
-    prompt_from,
-    require_text,
-)
+from edgewise.prompts import Prompt, Prompted, Tool, prompt_from, require_text
+from edgewise.prompts.rendering import prepare
 from edgewise.routers.base import Router
 from edgewise.routers.named import checked_router
 from edgewise.sampling import Sampling, drawn_as
-from edgewise.settings import Settings, names_in, settings_of, spelled
+from edgewise.settings import Settings, names_in, require_default, settings_of, spelled
 
 Cloud = str | Path | CloudModel
 """An address, or a model that is open already."""
@@ -106,10 +98,10 @@ class Pair:
         written to `sent_file` before it leaves. Raises `UsageError`, or a `CloudError` if the cloud
         model cannot be reached.
         """
-        self.system, parts = system, {"edge": edge, "cloud": cloud, "router": router}
-        if isinstance(cloud, list | tuple):
-            parts["cloud"] = cloud = list(cloud)
-        own = self.settings = _chosen(parts, settings, slots)
+        self.system, clouds = system, _listed(cloud)
+        own = self.settings = _chosen(
+            {"edge": [edge], "cloud": clouds, "router": [router]}, settings, slots
+        )
         require_text("The system message", system or "")
         sampling_of(own)
         self.billing = make_billing(own)
@@ -128,17 +120,15 @@ class Pair:
                 self.starts = starts_of(own, self.router, self.card, self.edge)
             else:
                 self.router, self.card = checked_router(type(router).__name__, router), None
-            policy = make_policy(own, self.starts)
-            tiers = make_tiers(own, self._open_clouds(cloud, opened, **options), self.edge)
+            self.policy = make_policy(own, self.starts)
+            tiers = make_tiers(own, self._open_clouds(clouds, opened, **options), self.edge)
             self.clouds = [tier.cloud for tier in tiers]
             self.cloud = self.clouds[0] if tiers else None
             self.decoder = Decoder(
                 self.edge,
                 router=self.router,
-                policy=policy,
-                cloud=self.cloud,
-                trusted=bool(tiers) and tiers[0].trusted,
-                further=tiers[1:],
+                policy=self.policy,
+                tiers=tiers,
                 record=self.record,
                 billing=self.billing,
             )
@@ -146,10 +136,10 @@ class Pair:
         self._budgets: dict[float, SharedBudget] = {}
 
     def _open_clouds(
-        self, cloud: Cloud | Sequence[Cloud] | None, opened: ExitStack, **options: Any
+        self, parts: Sequence[Cloud | None], opened: ExitStack, **options: Any
     ) -> list[CloudModel]:
         """Nearest first; `opened` closes those that are opened here."""
-        parts, own, edge = _listed(cloud), self.settings, self.edge
+        own, edge = self.settings, self.edge
         addresses = [
             _address(part) if isinstance(part, str | Path) else part.name
             for part in parts
@@ -163,19 +153,10 @@ class Pair:
                     continue
                 opened.callback(model.close)
             else:
-                model = bridged(part, edge.tokenizer, context_filter=context_filter(one))
+                model = adapted(part, edge.tokenizer, context_filter=context_filter(one))
                 model.check(edge.tokenizer)
             clouds.append(model)
         return clouds
-
-    @property
-    def policy(self) -> Policy:
-        """When the cloud is asked."""
-        return self.decoder.policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        self.decoder.policy = policy
 
     @property
     def chat_sampling(self) -> Sampling | None:
@@ -210,8 +191,8 @@ class Pair:
         have none; ids are taken as they are. Raises `ContextOverflow` early for what is clearly too
         long.
         """
-        require_fitting(self.edge.tokenizer, _texts(asked), self.edge.context)
-        return prompt_from(self.edge.tokenizer, asked, system=self.system, tools=tools)
+        tokenizer, context = self.edge.tokenizer, self.edge.context
+        return prompt_from(tokenizer, asked, context=context, system=self.system, tools=tools)
 
     def ask(self, prompt: Prompted, **options: Unpack[AnswerOptions]) -> Answer:
         """The whole answer, with tool calls parsed out of its text; raises as `stream`."""
@@ -301,35 +282,32 @@ def open_models(settings: Settings) -> Pair:
     clouds.
     """
     require_one_cloud(settings)
-    return open_pair(replace(settings, router=_NEVER), slots=2)
+    return open_pair(replace(settings, router=NEVER), slots=2)
 
 
-_NEVER = "constant:0"
+NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_EDGE = ("edge_engine", "edge_model", "edge_tokenizer", "edge_hosts", "edge_key")
 _OF_CONNECTING = (*names_in("connection", "tokenizer"), "cloud_key")
 
 
-def _chosen(parts: Mapping[str, object], settings: Mapping[str, object], slots: int) -> Settings:
+def _chosen(
+    parts: Mapping[str, Sequence[object]], settings: Mapping[str, object], slots: int
+) -> Settings:
     """The settings of a pair; refuses those that parts which are already open cannot honour."""
     named = {
-        name: ",".join(map(_address, part)) if isinstance(part, list) else _address(part)
-        for name, part in parts.items()
-        if part is not None
+        name: ",".join(map(_address, given)) for name, given in parts.items() if None not in given
     }
     chosen = settings_of({**settings, **named})
-    fixed: list[str] = []
-    if _is_open(parts["cloud"]):
-        fixed += _OF_CONNECTING
-    if _is_open(parts["edge"]) and (_is_open(parts["cloud"]) or cloud_address(chosen) == "none"):
-        fixed += names_in("machine")
-    if _is_open(parts["edge"]):
+    edge_open, cloud_open = _are_open(parts["edge"]), _are_open(parts["cloud"])
+    fixed = [*_OF_CONNECTING] if cloud_open else []
+    if edge_open:
         fixed += _OF_EDGE
-    unread = [name for name in fixed if getattr(chosen, name) != getattr(_DEFAULTS, name)]
+        if cloud_open or cloud_address(chosen) == "none":
+            fixed += names_in("machine")
+    require_default(chosen, fixed, "is for models that the pair opens itself")
     if "threads" in fixed and slots != 1:
-        unread.append("slots")
-    for name in unread:
-        raise UsageError(f"This pair cannot honour {spelled(name)}", hint="leave it out")
+        raise UsageError("slots are for models that the pair opens itself", hint="leave them out")
     return chosen
 
 
@@ -341,10 +319,8 @@ def _listed(cloud: "Cloud | Sequence[Cloud] | None") -> list["Cloud | None"]:
     return [cloud]
 
 
-def _is_open(part: object) -> bool:
-    if isinstance(part, list):
-        return all(map(_is_open, part))
-    return part is not None and not isinstance(part, str | Path)
+def _are_open(parts: Sequence[object]) -> bool:
+    return not any(part is None or isinstance(part, str | Path) for part in parts)
 
 
 def _open_already(edge: EdgeModel) -> EdgeModel:
@@ -366,18 +342,6 @@ def _address(part: object) -> str:
         # Else it could be taken for a hub repository.
         return str(path) if path.is_absolute() else f"./{path}"
     return f"<{getattr(part, 'name', type(part).__name__)}>"
-
-
-def _texts(asked: Prompted) -> list[str]:
-    """The texts of a prompt that are still to be tokenized."""
-    if isinstance(asked, str | Prompt):
-        return [asked] if isinstance(asked, str) else []
-    contents = [
-        item.content if isinstance(item, Message) else item.get("content")
-        for item in asked
-        if isinstance(item, Message | Mapping)
-    ]
-    return [text for text in contents if isinstance(text, str)]
 
 
 def _response_format(options: AnswerOptions) -> ResponseFormat | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -17,27 +18,22 @@ from edgewise.addresses import (
     is_url,
     local_folder,
     resolve,
+    user_path,
     with_scheme,
 )
+from edgewise.cloud.adapter.ids import Adapter, checked
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import Bridge, checked
-from edgewise.cloud.bridge.context_filter import ContextFilter
-from edgewise.cloud.hosts import (
-    cloud_key,
-    edge_key,
-    hosts_of,
-    is_at,
-    require_allowed,
-    require_near,
-)
-from edgewise.costs.daily import DailyTotal, spent_place
+from edgewise.cloud.hosts import bearer, hosts_of, is_at, require_allowed, require_near
+from edgewise.cloud.redaction.base import redaction_of
+from edgewise.cloud.redaction.filter import Redacted
+from edgewise.costs.daily import DailyTotal
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES, SERVER
 from edgewise.errors import EdgeError, ModelError, RouterMismatch, UsageError
+from edgewise.loop.consults import SHARE, THRESHOLD, Tier
 from edgewise.loop.policy import Policy
-from edgewise.loop.tiers import SHARE, THRESHOLD, Tier
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, read_card, start_at
@@ -48,9 +44,9 @@ from edgewise.routers.named import (
     router_named,
     router_of,
 )
-from edgewise.routers.start import KEEP, own_thresholds, tuned_thresholds
+from edgewise.routers.start import FLOOR, KEEP, TIERS, own_thresholds, tuned_thresholds
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings, fraction, shared, spelled
+from edgewise.settings import NAMES, Settings, fraction, require_default, spelled
 
 _log = logging.getLogger(__name__)
 
@@ -76,13 +72,12 @@ def open_edge(
             options,
             model=settings.edge_model,
             tokenizer=settings.edge_tokenizer,
-            key=edge_key(settings),
+            key=bearer(settings, "edge_key"),
             sent=sent,
         )
     else:
-        _require_default(
-            settings, ("edge_model", "edge_tokenizer"), f"an edge model at a URL, not {engine}"
-        )
+        why = f"is for an edge model at a URL, not {engine}"
+        require_default(settings, ("edge_model", "edge_tokenizer"), why)
     with _named_by("edge"):
         return EDGES.load(engine)(settings.edge, options)
 
@@ -150,15 +145,19 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
     where there are several.
     """
     further = max(0, len(clouds) - 1)
-    shares = [None, *_fractions(settings, "tier_share", further, SHARE)]
-    thresholds = [THRESHOLD, *_fractions(settings, "tier_threshold", further, THRESHOLD)]
+    shares = _fractions(settings, "tier_share", [SHARE] * further)
+    tuned = [
+        tuned_thresholds(edge, TIERS, tier_address(clouds[:count])).get(f"{share:g}", THRESHOLD)
+        for count, share in enumerate(shares, 2)
+    ]
+    thresholds = [THRESHOLD, *_fractions(settings, "tier_threshold", tuned)]
     tiers: list[Tier] = []
     by_words = False
-    for cloud, share, threshold in zip(clouds, shares, thresholds, strict=bool(clouds)):
+    for cloud, share, threshold in zip(clouds, [None, *shares], thresholds, strict=bool(clouds)):
         trusted = is_trusted(settings, cloud.name) or bool(further and cloud.local)
         if by_words and cloud.boundaries is None:
             own = edge.tokenizer
-            cloud = Bridge(cloud, own=own, edge=own)
+            cloud = Adapter(cloud, own=own, edge=own)
         by_words = by_words or cloud.boundaries is not None
         tiers.append(Tier(cloud, threshold=threshold, share=share, trusted=trusted))
     if settings.price is not None and not all(tier.trusted for tier in tiers[:-1]):
@@ -183,15 +182,21 @@ def _for_each(settings: Settings, name: str, count: int) -> list[str]:
     return [one.strip() for one in values]
 
 
-def _fractions(settings: Settings, name: str, count: int, default: float) -> list[float]:
+def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list[float]:
     """A share or a threshold for each cloud behind the nearest; one that is alone is for all."""
-    given = str(getattr(settings, name))
-    if count and "," not in given and getattr(settings, name) is not None:
-        settings = replace(settings, **{name: ",".join([given] * count)})
-    try:
-        return [fraction(one) if one else default for one in _for_each(settings, name, count)]
-    except ValueError as error:
-        raise UsageError(f"{spelled(name)} {given!r} is not a number", setting=name) from error
+    given = getattr(settings, name)
+    if defaults and given is not None and "," not in str(given):
+        settings = replace(settings, **{name: ",".join([str(given)] * len(defaults))})
+    parts = _for_each(settings, name, len(defaults))
+    return [
+        fraction(one, spelled(name), name) if one else default
+        for one, default in zip(parts, defaults, strict=True)
+    ]
+
+
+def tier_address(clouds: Sequence[CloudModel]) -> str:
+    """Names the last of these `clouds`, behind the others."""
+    return ",".join(cloud.name for cloud in clouds)
 
 
 def open_cloud(
@@ -220,18 +225,15 @@ def open_cloud(
         return connect(
             address,
             edge.tokenizer,
-            key=cloud_key(settings),
+            key=bearer(settings, "cloud_key"),
             engine=settings.cloud_engine,
             model=settings.cloud_model,
             # What is wrong with it shows before anything is asked.
             own=open_tokenizer(tokenizer) if tokenizer else None,
             context_filter=shown,
         )
-    _require_default(
-        settings,
-        ("cloud_engine", "cloud_tokenizer", "cloud_model"),
-        f"a cloud at a URL, not for the cloud {address!r}",
-    )
+    why = f"is for a cloud at a URL, not for the cloud {address!r}"
+    require_default(settings, ("cloud_engine", "cloud_tokenizer", "cloud_model"), why)
     if address == "none":
         return None
     from edgewise.cloud.local import LocalCloud
@@ -242,22 +244,10 @@ def open_cloud(
     return checked(local, edge.tokenizer, context_filter=shown)
 
 
-def context_filter(settings: Settings) -> ContextFilter | None:
+def context_filter(settings: Settings) -> Redacted | None:
     """What the cloud gets to see; None for everything. Raises `UsageError`."""
-    from edgewise.cloud.redaction.base import redaction_of
-    from edgewise.cloud.redaction.filter import Redacted
-
     rules = redaction_of(settings.redact)
-    return Redacted(rules) if rules.active else None
-
-
-def _require_default(settings: Settings, names: Sequence[str], instead: str) -> None:
-    """Raise `UsageError` for those of the settings that are set: they are for something else."""
-    for setting in names:
-        if getattr(settings, setting) != getattr(_DEFAULTS, setting):
-            raise UsageError(
-                f"{spelled(setting)} is for {instead}", hint="leave it out", setting=setting
-            )
+    return Redacted(rules) if rules.treatments else None
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
@@ -311,11 +301,11 @@ def starts_of(
     if not steered or cloud_address(settings) == "none":
         return {}
     identity = router_identity(replace(settings, router=chosen_router(settings, edge)))
-    if tuned := tuned_thresholds(edge, identity, cloud_address(settings)):
-        return tuned
-    if card is not None and card.thresholds:
-        return card.thresholds
-    return own_thresholds(edge, router, identity)
+    starts = tuned_thresholds(edge, identity, cloud_address(settings))
+    if not starts and card is not None:
+        starts = card.thresholds
+    floor = {} if card is None else {FLOOR: card.floor}
+    return {**(starts or own_thresholds(edge, router, identity)), **floor}
 
 
 def router_identity(settings: Settings) -> str:
@@ -356,11 +346,15 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
     share, fixed = settings.cloud_share, settings.threshold
     if fixed is None and share is None and (fixed := starts.get(KEEP)) is None:
         share = DEFAULT_SHARE
-    by_share = {name: value for name, value in starts.items() if name != KEEP}
+    by_share = {name: value for name, value in starts.items() if name not in (KEEP, FLOOR)}
+    floor = starts.get(FLOOR, 0.0)
     fitting = None if share is None else start_at(by_share, share)
     start = fitting if fixed is None else fixed
-    values = shared(settings, Policy)
+    own = [name for name in Policy.__struct_fields__ if name in NAMES]
+    values: dict[str, Any] = {name: getattr(settings, name) for name in own}
     values |= {"threshold": 0.5 if start is None else start, "cloud_share": share}
+    if share is not None:
+        values |= {"threshold": max(values["threshold"], floor), "floor": floor}
     return Policy(**values)
 
 
@@ -378,7 +372,7 @@ def make_billing(settings: Settings) -> Billing | None:
                     setting="price",
                 )
         return None
-    day, place = settings.max_cost_day, spent_place()
+    day, place = settings.max_cost_day, user_path("state", "spent.db")
     if day is not None and place is None:
         raise UsageError(
             "There is no home folder to keep the day's costs in",

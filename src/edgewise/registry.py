@@ -57,15 +57,21 @@ class Registry(Generic[_T]):
         """What `name` stands for. Raises `UsageError` if that is nothing or cannot be loaded."""
         if name in self._built_in:  # without a look at all packages, which takes a while
             return cast(_T, attribute(self._built_in[name]))
-        added = self._added()
-        if name in added:
-            return self._checked(name, self._of_package(name, added[name]))
-        if self._code and is_code(name):
-            return self._checked(name, self._of_code(name))
-        known = f"known are {', '.join(self.names())}"
-        raise UsageError(
-            f"There is no {self.concept} {name!r}", hint=or_meant(name, self.names(), known)
-        )
+        point, where, how = self._added().get(name), "", "repair the code, or install its package"
+        if point is not None:
+            where, how = f" from {point.value!r}", "repair or remove the package that adds it"
+        elif not (self._code and is_code(name)):
+            known = f"known are {', '.join(self.names())}"
+            raise UsageError(
+                f"There is no {self.concept} {name!r}", hint=did_you_mean(name, self.names(), known)
+            )
+        try:
+            loaded = point.load() if point else _from_code(name)
+        except Exception as error:
+            raise UsageError(
+                f"The {self.concept} {name!r} cannot be loaded{where} ({_reason(error)})", hint=how
+            ) from error
+        return self._checked(name, loaded)
 
     def source(self, name: str) -> str:
         """A digest of the file that defines an added name; empty for a built-in one.
@@ -76,33 +82,6 @@ class Registry(Generic[_T]):
             return ""
         module = sys.modules[cast(Any, self.load(name)).__module__]
         return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
-
-    def _of_package(self, name: str, point: EntryPoint) -> object:
-        try:
-            return point.load()
-        except Exception as error:
-            raise UsageError(
-                f"The {self.concept} {name!r} cannot be loaded from {point.value!r} "
-                f"({_reason(error)})",
-                hint="repair or remove the package that adds it",
-            ) from error
-
-    def _of_code(self, target: str) -> object:
-        file = _FILE.fullmatch(target)
-        where, name = (file["file"], file["name"]) if file else target.split(":")
-        try:
-            module = _executed(Path(where)) if file else import_module(where)
-        except Exception as error:
-            raise UsageError(
-                f"The {self.concept} {target!r} cannot be loaded ({_reason(error)})",
-                hint="repair the code" if file else "repair the code, or install its package",
-            ) from error
-        if not hasattr(module, name):
-            raise UsageError(
-                f"The {self.concept} {target!r} cannot be loaded: {where!r} has no {name}",
-                hint="name a class that is defined there",
-            )
-        return getattr(module, name)
 
     def _checked(self, name: str, loaded: object) -> _T:
         missing = [one for one in self._wanted if not hasattr(loaded, one)]
@@ -128,7 +107,7 @@ class Registry(Generic[_T]):
         return points
 
 
-def or_meant(name: str, known: Sequence[str], hint: str) -> str:
+def did_you_mean(name: str, known: Sequence[str], hint: str) -> str:
     """A hint that begins with the known name that is nearly `name`, if there is one."""
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]!r}? If not: {hint}" if close else hint
@@ -149,6 +128,12 @@ def code_file(name: str) -> str | None:
     """The file of `file.py:Class`; None for any other name."""
     match = _FILE.fullmatch(name)
     return match["file"] if match else None
+
+
+def _from_code(target: str) -> object:
+    """The class that a module or a file names. Raises whatever the code raises."""
+    file = _FILE.fullmatch(target)
+    return getattr(_executed(Path(file["file"])), file["name"]) if file else attribute(target)
 
 
 def _executed(path: Path) -> ModuleType:

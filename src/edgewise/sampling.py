@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgewise.edge.base import Floats, Step
 from edgewise.edge.step import top_ids
-from edgewise.errors import UsageError
+from edgewise.errors import UsageError, require
 
 _LEAST_TEMPERATURE = 1e-5
 _LIKELY = 64
@@ -32,11 +32,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(0 <= self.temperature <= 100, "temperature", "from 0 to 100", self.temperature)
-        _require(self.top_k >= 0, "top-k", "0 or more", self.top_k)
-        _require(0 < self.top_p <= 1, "top-p", "above 0 and at most 1", self.top_p)
-        _require(0 <= self.min_p <= 1, "min-p", "from 0 to 1", self.min_p)
-        _require(0 <= self.seed < 2**63, "seed", "from 0 to 2^63 - 1", self.seed)
+        require(0 <= self.temperature <= 100, "temperature", "from 0 to 100", self.temperature)
+        require(self.top_k >= 0, "top_k", "0 or more", self.top_k)
+        require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1", self.top_p)
+        require(0 <= self.min_p <= 1, "min_p", "from 0 to 1", self.min_p)
+        require(0 <= self.seed < 2**63, "seed", "from 0 to 2^63 - 1", self.seed)
 
     @property
     def greedy(self) -> bool:
@@ -53,15 +53,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         With `allowed`, bool[vocabulary], it is one of these, and the logits are needed.
         """
         if allowed is not None:
-            return self._among(step, np.flatnonzero(allowed[: step.size]))
+            ids = np.flatnonzero(allowed[: step.size])
+            logits = step.logits[ids]
+            return int(ids[logits.argmax() if self.greedy else self._drawn(logits, step.position)])
         if self.greedy:
             return step.proposed
         return self._drawn(step.logits, step.position)
-
-    def _among(self, step: Step, ids: NDArray[np.intp]) -> int:
-        """One of `ids`, as if there were no others."""
-        logits = step.logits[ids]
-        return int(ids[logits.argmax() if self.greedy else self._drawn(logits, step.position)])
 
     def _drawn(self, logits: Floats, position: int) -> int:
         """The id of a draw; mostly it is one of a few, and only these are sorted then."""
@@ -96,11 +93,6 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return min(int(np.searchsorted(sums, draw * sums[kept - 1], side="right")), kept - 1)
 
 
-def _require(holds: bool, name: str, bound: str, value: float) -> None:
-    if not holds:
-        raise UsageError(f"{name} must be {bound}, not {value}.", setting=name.replace("-", "_"))
-
-
 CHAT = Sampling(temperature=0.7, min_p=0.05)
 """How a chat draws if nobody says; see `Pair.chat_sampling`."""
 
@@ -110,11 +102,6 @@ def drawn_as(said: Mapping[str, float]) -> Sampling:
     if "temperature" not in said:
         return CHAT
     try:
-        return Sampling(
-            temperature=said["temperature"],
-            top_k=int(said.get("top_k", 0)),
-            top_p=said.get("top_p", 1.0),
-            min_p=said.get("min_p", 0.0),
-        )
-    except (UsageError, ValueError, OverflowError):
+        return msgspec.convert(said, Sampling, strict=False)
+    except (UsageError, msgspec.ValidationError):
         return CHAT

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -34,7 +34,7 @@ _MONEY = Meta(ge=0, le=1e12)
 FLAGS, ENVIRONMENT = "the flags", "the environment"
 
 
-def _about(group: str, description: str, metavar: str | None = None, *, rare: bool = False) -> Meta:
+def _about(group: str, description: str, metavar: str, *, rare: bool = False) -> Meta:
     """A `rare` setting is shown by `--help-all` alone."""
     return Meta(description=description, extra={"group": group, "metavar": metavar, "rare": rare})
 
@@ -127,11 +127,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     on_cloud_error: Annotated[
         Literal["edge", "raise"],
-        _about("routing", "When a consult fails: the edge writes, or stop.", None, rare=True),
+        _about("routing", "When a consult fails.", "edge|raise", rare=True),
     ] = "edge"
     on_edge_error: Annotated[
         Literal["stop", "cloud"],
-        _about("routing", "When the edge's server is gone: stop, or the cloud.", None, rare=True),
+        _about("routing", "When the edge's server is gone.", "stop|cloud", rare=True),
     ] = "stop"
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 31)] | None,
@@ -177,9 +177,6 @@ NAMES = Settings.__struct_fields__
 _DEFAULTS = Settings()
 FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 
-Vet = Callable[[Settings, Mapping[str, str]], None]
-"""Called with the settings and, by name, the source of each that is set; may raise."""
-
 
 def names_in(*groups: str) -> tuple[str, ...]:
     """The settings of these groups, in the order of the groups and of their fields."""
@@ -191,36 +188,24 @@ def names_in(*groups: str) -> tuple[str, ...]:
     return tuple(name for group in groups for name in by_group[group])
 
 
-def shared(settings: Settings, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The settings that `kind` has fields of the same names for."""
-    return {name: getattr(settings, name) for name in kind.__struct_fields__ if name in NAMES}
-
-
 def load(
     flags: Mapping[str, object],
     *,
-    refused: Collection[str] = (),
-    reader: str = "edgewise",
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
-    file: Path | None = None,
-    vet: Vet | None = None,
-) -> Settings:
-    """Merge the three sources; flags that are None were not given. Raises `UsageError`.
+) -> tuple[Settings, dict[str, str]]:
+    """Merge the three sources; flags that are None, or an empty list, were not given.
 
-    A `file` of the same form stands between the folder's and the environment. A source that gives a
-    threshold drops the cloud share of the sources below it, and the other way round. `reader`, a
-    command, cannot honour the settings in `refused`, unless they have their defaults. `vet` may
-    raise as well.
+    Returns the settings and, by name, the source of each that is set. A source that gives a
+    threshold drops the cloud share of the sources below it, and the other way round. Raises
+    `UsageError`.
     """
     merged: dict[str, object] = {}
     places: dict[str, str] = {}
-    at = f"./{file}" if str(file) in (FLAGS, ENVIRONMENT) else str(file)  # whatever it is called
     sources: list[tuple[Mapping[str, object], str]] = [
-        (_from_file((folder or Path()) / FILE, FILE, own=True), FILE),
-        (_from_file(file, at) if file else {}, at),
+        (_from_file((folder or Path()) / FILE), FILE),
         (_from_environment(os.environ if environment is None else environment), ENVIRONMENT),
-        ({name: value for name, value in flags.items() if value is not None}, FLAGS),
+        ({name: value for name, value in flags.items() if value not in (None, [])}, FLAGS),
     ]
     for source, where in sources:
         _checked(source, where)
@@ -228,11 +213,7 @@ def load(
             merged.pop(_EITHER[name], None)
         merged.update(source)
         places |= dict.fromkeys(source, where)
-    chosen = _checked(merged, "the settings")
-    _require_honoured(chosen, {n: places[n] for n in merged if n in refused}, reader)
-    if vet is not None:
-        vet(chosen, {name: places[name] for name in merged})
-    return chosen
+    return _checked(merged, "the settings"), {name: places[name] for name in merged}
 
 
 def settings_of(values: Mapping[str, object]) -> Settings:
@@ -252,11 +233,25 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
-def _require_honoured(chosen: Settings, refused: Mapping[str, str], reader: str) -> None:
+def require_default(chosen: Settings, names: Collection[str], why: str) -> None:
+    """Raises `UsageError` for a setting among `names` that is set, and says `why` it may not be."""
+    for name in names:
+        if getattr(chosen, name) != getattr(_DEFAULTS, name):
+            raise UsageError(f"{spelled(name)} {why}", hint="leave it out", setting=name)
+
+
+def require_honoured(
+    chosen: Settings, places: Mapping[str, str], refused: Collection[str], reader: str
+) -> None:
+    """Raises `UsageError` if one of the `refused`, which `reader` cannot honour, is not a default.
+
+    `places` are the sources, as `load` returns them.
+    """
     unread = [
         f"{variable(name) if where == ENVIRONMENT else spelled(name)} in {where}"
-        for name, where in refused.items()
-        if getattr(chosen, name) not in (getattr(_DEFAULTS, name), _AS_UNSET.get(name))
+        for name, where in places.items()
+        if name in refused
+        and getattr(chosen, name) not in (getattr(_DEFAULTS, name), _AS_UNSET.get(name))
     ]
     if unread:
         which = " and ".join(", ".join(unread).rsplit(", ", 1))
@@ -288,17 +283,17 @@ def file_bytes(path: Path, called: str, *, own: bool = False, most: int = MAX_FI
     return content
 
 
-def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, object]:
-    """The settings in a file; an `own` file need not be there. Raises `UsageError`."""
-    if own and not path.is_file():
+def _from_file(path: Path) -> dict[str, object]:
+    """The settings in a folder's file; it need not be there. Raises `UsageError`."""
+    if not path.is_file():
         return {}
     try:
-        content = file_bytes(path, called, own=own)
+        content = file_bytes(path, FILE, own=True)
         values: dict[str, object] = msgspec.toml.decode(content, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{called} is not valid TOML: {error}.") from error
+        raise UsageError(f"{FILE} is not valid TOML: {error}.") from error
     for key in values:
-        require_known(key.replace("-", "_"), f"{called} has the unknown key {key!r}", spelled)
+        require_known(key.replace("-", "_"), f"{FILE} has the unknown key {key!r}", spelled)
     return {key.replace("-", "_"): value for key, value in values.items()}
 
 
@@ -323,26 +318,25 @@ def require_known(name: str, problem: str, written: Callable[[str], str] = str) 
         raise UsageError(f"{problem}; {advice}")
 
 
-def fraction(text: str) -> float:
-    """The number that a share is written as: 0.05, or 5%. Raises `ValueError`."""
+def fraction(text: str, called: str = "The share", setting: str | None = None) -> float:
+    """The number that a share is written as: 0.05, or 5%. Raises `UsageError`."""
     part = text.strip().removesuffix("%")
-    return float(part) / (100 if part != text.strip() else 1)
+    try:
+        return float(part) / (100 if part != text.strip() else 1)
+    except ValueError as error:
+        raise UsageError(
+            f"{called} is not valid: {text!r} is not a share",
+            hint="give a fraction such as 0.05, or 5%",
+            setting=setting,
+        ) from error
 
 
 def _checked(values: Mapping[str, object], where: str) -> Settings:
     given = dict(values)
     if isinstance(clouds := given.get("cloud"), list | tuple):
         given["cloud"] = ",".join(map(str, clouds))
-    share = given.get("cloud_share")
-    if isinstance(share, str):
-        try:
-            given["cloud_share"] = fraction(share)
-        except ValueError as error:
-            raise UsageError(
-                f"cloud-share in {where} is not valid: {share!r} is not a share",
-                hint="give a fraction such as 0.05, or 5%",
-                setting="cloud_share",
-            ) from error
+    if isinstance(share := given.get("cloud_share"), str):
+        given["cloud_share"] = fraction(share, f"cloud-share in {where}", "cloud_share")
     try:
         chosen = msgspec.convert(given, Settings, strict=False)
     except msgspec.ValidationError as error:

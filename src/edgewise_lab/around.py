@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.prompts import Prompt
@@ -42,11 +42,26 @@ class AroundSession(CloudSession):
     def __init__(self, session: CloudSession, how: How) -> None:
         self.session, self.how = session, how
 
-    def ask(self, ids: Sequence[int], n: int, *more: Any, **named: Any) -> Flying:
-        return self.how(ids, n, lambda: self.session.ask(ids, n, *more, **named))
+    def ask(self, request: ConsultRequest) -> Flying:
+        return self.how(request.ids, request.n, lambda: self.session.ask(request))
 
     def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         return self.session.prefetch(ids, sent)
 
     def close(self) -> None:
         self.session.close()
+
+
+def observed(seen: Callable[[int, Completion], None]) -> How:
+    """Consults as they are; `seen` gets the length of the prompt and the completion of each."""
+
+    def how(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        def completed(done: Flying) -> None:
+            if not (done.cancelled() or done.exception()):
+                seen(len(ids), done.result())
+
+        future = send()
+        future.add_done_callback(completed)
+        return future
+
+    return how

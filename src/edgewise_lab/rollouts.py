@@ -7,14 +7,13 @@ from typing import Protocol
 
 import msgspec
 
-from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.edge.kv import common_prefix
 from edgewise.errors import ContextOverflow
 from edgewise.events import Candidate
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 from edgewise_lab.sequences import Chunk, Sequences, sequences_of
 
 
@@ -135,7 +134,7 @@ class CloudRollouts:
         return [written[index] for index in range(len(prefixes))]
 
     def _ask(self, session: CloudSession, prefix: Prefix) -> Future[Completion]:
-        return session.ask(prefix.ids, prefix.n, Sampling(), self._deadline)
+        return session.ask(ConsultRequest(prefix.ids, prefix.n, self._deadline))
 
 
 class BatchedRollouts:

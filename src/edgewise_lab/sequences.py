@@ -8,7 +8,7 @@ import numpy as np
 from edgewise.edge.base import EdgeModel, Step
 from edgewise.edge.kv import BATCH
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp.cache import sequences_in
+from edgewise.edge.llamacpp.cache import LlamaSequence
 from edgewise.edge.sequence import MEMORY
 from edgewise.edge.step import LogitsStep
 
@@ -16,7 +16,7 @@ _CELLS = 1 << 15
 """Bound on the KV cache of all sequences together, ids."""
 
 _FEW = 2
-"""A sequence's checkpoints: where the reading of a prefix began, and where it ended."""
+"""Checkpoints that a sequence needs: where the reading of a prefix began, and where it ended."""
 
 
 class Chunk(NamedTuple):
@@ -71,7 +71,7 @@ class LlamaSequences:
         self.width, self.room = width, min(BATCH, model.context)
         self._context = context = model.new_context(width)
         self._buffer = np.empty(model.tokenizer.size, np.float32)
-        self._sequences = sequences_in(context, width, most=_FEW)
+        self._sequences = [LlamaSequence(context, number) for number in range(width)]
         self._reading: set[int] = set()
 
     def run(self, chunks: Sequence[Chunk]) -> Sequence[LogitsStep]:
@@ -87,7 +87,7 @@ class LlamaSequences:
             self._context.decode(hidden=False)
         finally:
             for chunk in chunks:
-                self._sequences[chunk.sequence].count()
+                self._sequences[chunk.sequence].count(chunk.ids)
         decode = self._context.decodes
         return [
             LogitsStep(

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.errors import UsageError
 from edgewise_lab.bench.frontier.billing import (
     LISTS,
     CloudRequest,
@@ -16,7 +15,7 @@ from edgewise_lab.bench.frontier.billing import (
     positions_computed,
     priced,
 )
-from edgewise_lab.bench.frontier.pair_systems import MeasuredStore, measure
+from edgewise_lab.bench.frontier.pair_systems import measure
 from edgewise_lab.bench.frontier.report import (
     MeasuredAnswers,
     Whole,
@@ -27,6 +26,7 @@ from edgewise_lab.bench.frontier.report import (
     uncertain,
 )
 from edgewise_lab.bench.frontier.shown import tables
+from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.tasks.base import Question
 from tests.evaluation.outcomes import outcome
 
@@ -191,18 +191,12 @@ def questions(count: int) -> Sequence[Question]:
     return [Question(str(n), "sky", f"q{n}", "x", "exact") for n in range(count)]
 
 
-def test_an_interrupted_run_goes_on_and_other_settings_are_refused(tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     first = Counting()
-    measure("ours at 5%", lambda: first, questions(2), MeasuredStore(tmp_path, {"link": 1}))
-    path = next(tmp_path.glob("ours*.jsonl"))
-    with path.open("ab") as file:
-        file.write(b'{"outcome":{"quest')
-    again, store = Counting(), MeasuredStore(tmp_path, {"link": 1})
+    measure("ours at 5%", lambda: first, questions(2), Store(tmp_path, {}, MeasuredAnswer))
+    again, store = Counting(), Store(tmp_path, {}, MeasuredAnswer)
     answers = measure("ours at 5%", lambda: again, questions(4), store)
     assert (first.asked, again.asked) == (["0", "1"], ["2", "3"])
-    assert [answer.outcome.question for answer in answers] == ["0", "1", "2", "3"]
-    assert store.threshold("entropy at 5%", lambda: 0.25) == 0.25
-    kept = MeasuredStore(tmp_path, {"link": 1})
-    assert kept.threshold("entropy at 5%", lambda: pytest.fail("it is known")) == 0.25
-    with pytest.raises(UsageError, match="name another folder"):
-        MeasuredStore(tmp_path, {"link": 2})
+    assert answers == [edge(n, right=True) for n in range(4)]
+    kept = Store(tmp_path, {}, MeasuredAnswer)
+    measure("ours at 5%", lambda: pytest.fail("all is known"), questions(4), kept)

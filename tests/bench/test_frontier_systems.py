@@ -1,17 +1,17 @@
 """Systems of the frontier, measured: the product's decoder and a streamed cloud, over a link."""
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 
 from edgewise.addresses import bundled
+from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudError, CloudRejected, CloudUnavailable
 from edgewise.prompts import Prompt
-from edgewise.routers.uncertainty import MaxProb
-from edgewise.sampling import Sampling
+from edgewise.routers.untrained import MaxProb
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
@@ -87,7 +87,7 @@ def test_a_request_that_was_declined_is_none() -> None:
 
     cloud = RecordedCloud(ScriptedCloud(replying(OTHER, prompt=PROMPT), fault=declined))
     session = cloud.open(Prompt((1, 2)))
-    asked = session.ask([1, 2], 1, Sampling(), 30)
+    asked = session.ask(ConsultRequest([1, 2], 1, 30))
     assert isinstance(asked.exception(), CloudRejected)
     assert cloud.take() == ()
 
@@ -98,63 +98,68 @@ def engine() -> Iterator[str]:
         yield url
 
 
+@contextmanager
+def linked(engine: str, round_trip: float = 0.0) -> Iterator[tuple[LlamaModel, LlamaServer, Link]]:
+    """The bundled edge, and the engine over a link."""
+    with (
+        LlamaModel(bundled("edge"), threads=1) as model,
+        closing(Link(*http_target(engine), Quality(round_trip=round_trip))) as link,
+        closing(LlamaServer(link.url)) as cloud,
+    ):
+        cloud.check(model.tokenizer)
+        yield model, cloud, link
+
+
 def test_a_real_engine_streams_its_answer_over_a_link(engine: str) -> None:
     task = pocketqa().first(3)
-    link = Link(*http_target(engine), Quality(round_trip=0.04))
-    with LlamaModel(bundled("edge"), threads=1) as model:
-        cloud = LlamaServer(engine)
-        cloud.check(model.tokenizer)
-        system = Streamed(link.url, model.tokenizer, task.max_tokens, link=link)
-        try:
-            for question in task.questions:
-                whole = CloudAlone(cloud, model.tokenizer, task.max_tokens).answer(question)
-                found = system.answer(question)
-                assert (found.outcome.text, found.outcome.right) == (whole.text, whole.right)
-                assert found.outcome.output_tokens == whole.output_tokens
-                assert 0.04 <= found.ttft < found.outcome.seconds
-                (request,) = found.requests
-                assert request.seen == 0
-                assert request.computed is not None
-                assert request.cached is not None
-                assert request.cached + request.computed == request.prompt
-                assert request.engine_seconds is not None
-                assert found.sent is not None
-                assert found.sent > request.prompt
-                assert found.received is not None
-                assert found.received > len(found.outcome.text)
-        finally:
-            system.close()
-            cloud.close()
-            link.close()
+    with (
+        linked(engine, 0.04) as (model, cloud, link),
+        closing(Streamed(link.url, model.tokenizer, task.max_tokens, link=link)) as system,
+    ):
+        for question in task.questions:
+            whole = CloudAlone(cloud, model.tokenizer, task.max_tokens).answer(question)
+            found = system.answer(question)
+            assert (found.outcome.text, found.outcome.right) == (whole.text, whole.right)
+            assert found.outcome.output_tokens == whole.output_tokens
+            assert 0.04 <= found.ttft < found.outcome.seconds
+            (request,) = found.requests
+            assert request.seen == 0
+            assert request.computed is not None
+            assert request.cached is not None
+            assert request.cached + request.computed == request.prompt
+            assert request.engine_seconds is not None
+            assert (found.sent or 0) > request.prompt
+            assert (found.received or 0) > len(found.outcome.text)
 
 
 def test_bytes_of_a_pair_are_counted_on_the_link(engine: str) -> None:
     task = pocketqa().first(1)
-    link = Link(*http_target(engine))
-    with LlamaModel(bundled("edge"), threads=1) as model:
-        cloud = LlamaServer(link.url)
-        try:
-            cloud.check(model.tokenizer)
-            system = Timed(
-                PacedEdge(model, UNPACED),
-                task.max_tokens,
-                router=MaxProb(),
-                policy=pair_policy(0.05),
-                cloud=RecordedCloud(cloud),
-                link=link,
-            )
-            found = system.answer(task.questions[0])
-        finally:
-            cloud.close()
-            link.close()
+    with linked(engine) as (model, cloud, link):
+        found = Timed(
+            PacedEdge(model, UNPACED),
+            task.max_tokens,
+            router=MaxProb(),
+            policy=pair_policy(0.05),
+            cloud=RecordedCloud(cloud),
+            link=link,
+        ).answer(task.questions[0])
     assert found.requests
-    assert found.sent is not None
-    assert found.sent > 100 * len(found.requests)
+    assert (found.sent or 0) > 100 * len(found.requests)
     assert found.outcome.consults == len(found.requests)
     assert all(request.engine_seconds is not None for request in found.requests)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+
+@contextmanager
+def streamed(fault: Callable[[int], Wire | Edited]) -> Iterator[Streamed]:
+    """A cloud that streams from an engine with that `fault`."""
+    with (
+        closing(ScriptedEngine(dialect="vllm", fault=fault)) as engine,
+        closing(Streamed(engine.url, ByteTokenizer(), 32, model="scripted")) as system,
+    ):
+        yield system
 
 
 @pytest.mark.parametrize(
@@ -183,9 +188,7 @@ def test_a_stream_that_is_none_is_an_error_in_a_sentence(reply: bytes, sentence:
     def fault(number: int) -> Wire | Edited:
         return Wire([HEAD + reply]) if reply else Edited()
 
-    engine = ScriptedEngine(dialect="vllm", fault=fault)
-    system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
-    with closing(engine), closing(system):
+    with streamed(fault) as system:
         with pytest.raises(CloudError, match=sentence) as raised:
             system.answer(QUESTION)
         assert str(raised.value).count("\n") == 0
@@ -201,9 +204,7 @@ def test_a_meter_may_come_in_an_event_of_its_own() -> None:
     )
     # Cut anywhere, with a pause between the pieces.
     pieces = [HEAD, events[:30], events[30:91], events[91:]]
-    engine = ScriptedEngine(dialect="vllm", fault=lambda number: Wire(pieces, pause=0.05))
-    system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
-    with closing(engine), closing(system):
+    with streamed(lambda number: Wire(pieces, pause=0.05)) as system:
         found = system.answer(QUESTION)
     (request,) = found.requests
     assert (found.outcome.text, found.outcome.right) == ("the sea", True)
@@ -227,9 +228,7 @@ def test_a_connection_that_was_just_being_closed_is_made_anew() -> None:
         asked.append(number)
         return Wire([]) if len(asked) in (1, 3, 4) else whole
 
-    engine = ScriptedEngine(dialect="vllm", fault=hangs_up)
-    system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
-    with closing(engine), closing(system):
+    with streamed(hangs_up) as system:
         assert system.answer(QUESTION).outcome.text == "the sea"
         with pytest.raises(CloudUnavailable, match="broke off"):
             system.answer(QUESTION)

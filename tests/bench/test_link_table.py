@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from benchmarks.link import silences
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
 from edgewise.errors import CloudError, CloudUnavailable, UsageError
-from edgewise.routers.uncertainty import MaxProb
+from edgewise.routers.untrained import MaxProb
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, replying
 from edgewise_lab.bench.link import WAYS, Conditions, LinkBench, LinkRow, http_target
-from edgewise_lab.bench.pace import Pace
+from edgewise_lab.bench.pace import Pace, PacedEdge
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server_process import free_port
@@ -115,7 +116,9 @@ def test_an_engines_time_delays_as_the_link_does(engine: ScriptedEngine) -> None
 
 
 def test_a_link_that_goes_dead_is_silent_for_a_deadline(engine: ScriptedEngine) -> None:
-    longest = bench(engine.url, questions=1).silence(HALFWAY._replace(round_trip=0.01), 1)
+    edge = ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE))
+    paced = PacedEdge(edge, Pace((1, 8), (STEP, 1.2 * STEP)))
+    longest = silences(paced, MaxProb(), engine.url, connect, HALFWAY.ahead, task(1), 0.01)
     assert len(longest) == 1
     assert STEP <= longest[0] < 2.5
 
@@ -127,22 +130,18 @@ def test_an_engine_that_is_not_there_is_an_error_and_the_link_is_closed() -> Non
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "target"),
     [
-        "https://127.0.0.1:1",
-        "http://",
-        "127.0.0.1:80",
-        "http://127.0.0.1/path",
-        "ftp://x",
-        "http:///x",
+        ("http://localhost:8080", ("localhost", 8080)),
+        ("http://localhost", ("localhost", 80)),
+        ("http://[::1]:1/", ("::1", 1)),
+        *((url, None) for url in ("https://127.0.0.1:1", "http://", "127.0.0.1:80")),
+        *((url, None) for url in ("http://127.0.0.1/path", "ftp://x", "http:///x")),
     ],
 )
-def test_only_plain_http_is_forwarded(url: str) -> None:
-    with pytest.raises(UsageError, match="plain HTTP"):
-        http_target(url)
-
-
-def test_a_target_has_a_host_and_a_port() -> None:
-    assert http_target("http://localhost:8080") == ("localhost", 8080)
-    assert http_target("http://localhost") == ("localhost", 80)
-    assert http_target("http://[::1]:1/") == ("::1", 1)
+def test_only_plain_http_to_a_host_is_forwarded(url: str, target: tuple[str, int] | None) -> None:
+    if target is not None:
+        assert http_target(url) == target
+    else:
+        with pytest.raises(UsageError, match="plain HTTP"):
+            http_target(url)

@@ -1,6 +1,7 @@
 """An edge at another's pace: the figures in between, and sessions that are as slow as told."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -22,43 +23,27 @@ def test_in_between_it_is_linear_and_beyond_in_proportion() -> None:
 
 
 def test_a_pass_takes_at_least_as_long_as_its_ids() -> None:
+    """A prompt costs what it costs on its own, whatever the model kept of earlier ones."""
     pace = Pace((1, 10), (0.02, 0.2))
     edge = PacedEdge(ScriptedEdge(replying("yes", prompt="sky: ")), pace)
     session = edge.session(Needs.ENTROPY)
-    taken: list[float] = []
 
-    def step() -> None:
+    def takes(ids: int, run: Callable[[], object]) -> None:
         begun = time.monotonic()
-        session.step()
-        taken.append(time.monotonic() - begun)
+        run()
+        assert time.monotonic() - begun >= pace.of(ids)
 
-    session.open(IDS)
-    step()  # five ids
-    session.extend(list(b"y"))
-    step()  # one
-    session.rewind(2)
-    session.extend([1, 2, 3])
-    step()  # three
-    begun = time.monotonic()
-    session.steps([4, 5])
-    taken.append(time.monotonic() - begun)  # two
-    session.close()
-    for seconds, ids in zip(taken, (5, 1, 3, 2), strict=True):
-        assert seconds >= pace.of(ids)
-    assert edge.decodes == 4
-
-
-def test_a_session_begins_with_nothing_cached() -> None:
-    """A prompt costs what it costs on its own, whatever the model kept of earlier ones."""
-    pace = Pace((1, 5), (0.0, 0.1))
-    edge = PacedEdge(ScriptedEdge(replying("yes", prompt="sky: ")), pace)
-    session = edge.session()
     for _ in range(2):
         session.open(IDS)
-        begun = time.monotonic()
-        session.step()
-        assert time.monotonic() - begun >= 0.1
+        takes(5, session.step)
+    session.extend(list(b"y"))
+    takes(1, session.step)
+    session.rewind(2)
+    session.extend([1, 2, 3])
+    takes(3, session.step)
+    takes(2, lambda: session.steps([4, 5]))
     session.close()
+    assert (edge.decodes, edge.positions) == (5, 16)
 
 
 def test_everything_else_is_the_models_own() -> None:

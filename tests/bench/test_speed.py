@@ -12,7 +12,7 @@ from edgewise.edge.sequence import KvRow, Outputs, SequenceCache
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise_lab.bench import speed
 from edgewise_lab.bench.speed import bare, measure, score_seconds
@@ -93,7 +93,7 @@ def test_a_loss_is_seen_and_so_is_what_was_written(monkeypatch: pytest.MonkeyPat
     found = measure(
         Decoder(edge, router=Slow(), policy=Policy(threshold=1.0)), context=16, tokens=2, blocks=5
     )
-    assert found.ratio_high < 0.8
+    assert found.ratio < 0.8
     assert not found.same_ids
 
 
@@ -114,11 +114,3 @@ def test_a_score_is_timed_apart_from_its_step() -> None:
     assert score >= 0.01
     assert 0 < step < 0.01
     assert edge.sessions == 0
-
-
-def test_an_end_token_does_not_shorten_what_is_measured() -> None:
-    """Both decode as many tokens, whatever the model would end with."""
-    edge = ScriptedEdge(replying("", prompt="x" * 16))
-    decoder = decoder_of(edge)
-    found = measure(decoder, context=16, tokens=8, blocks=2)
-    assert found.edgewise_tokens_per_second > 0

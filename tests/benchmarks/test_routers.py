@@ -1,8 +1,5 @@
 """The comparison of routers: its answers are the decoder's, its gates see what they may see."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -16,9 +13,10 @@ from benchmarks.routers.tree import Models, Tree
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.routers.base import Router
-from edgewise.routers.uncertainty import Entropy, MaxProb
+from edgewise.routers.untrained import Entropy, MaxProb
 from edgewise_lab.evaluation.systems import Decoded, paired
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.programs import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,14 +44,10 @@ def test_a_tree_gives_the_decoders_answers(
 
 def compared(work: Path, *given: str) -> str:
     """What the command prints, for its smallest sizes."""
-    command = [sys.executable, "-m", "benchmarks.routers", "--work", str(work)]
+    command = ["-m", "benchmarks.routers", "--work", str(work)]
     command += ["--labels", "value", "--seeds", "1", "--shares", "0.05"]
     command += ["--train", "20", "--calibration", "3", "--questions", "2", *given]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python(*command, folder=ROOT).stdout
 
 
 def test_the_whole_comparison(tmp_path: Path) -> None:

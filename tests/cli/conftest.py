@@ -2,7 +2,6 @@
 
 import io
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import structlog
 
 from edgewise.cli.main import main
+from tests.programs import Done, python
 
 
 class Result(NamedTuple):
@@ -23,7 +23,7 @@ class Result(NamedTuple):
 
 
 Edgewise = Callable[..., Result]
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Run = Callable[..., Done]
 
 
 @pytest.fixture(autouse=True)
@@ -38,20 +38,10 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def cli(tmp_path: Path) -> Run:
     """Run `edgewise` in a process of its own, in an empty folder; keywords are variables."""
 
-    def run(
-        *arguments: str, stdin: str = "", **variables: str
-    ) -> "subprocess.CompletedProcess[str]":
+    def run(*arguments: str, stdin: str = "", **variables: str) -> Done:
         home = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": "http://127.0.0.1:9"}
-        return subprocess.run(
-            [sys.executable, "-m", "edgewise", *arguments],
-            input=stdin,
-            env=os.environ | home | variables,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        own = {"code": None, "folder": tmp_path, "stdin": stdin}
+        return python("-m", "edgewise", *arguments, **own, **home | variables)
 
     return run
 

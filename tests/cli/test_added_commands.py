@@ -1,12 +1,12 @@
 """Commands of packages: by an entry point, and a sentence where one cannot be loaded."""
 
 import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Run
 from tests.installed import install
 
 CODE = """
@@ -37,29 +37,24 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ran(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def ran(cli: Run, package: Path) -> Run:
+    """Run `edgewise` where that package is installed."""
     paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-m", "edgewise", *arguments],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return partial(cli, PYTHONPATH=paths)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [(["hello", "--name", "Ada"], "hello Ada"), (["many", "two"], "two"), (["--help"], "hello")],
 )
-def test_a_package_adds_commands(package: Path, arguments: list[str], said: str) -> None:
-    done = ran(package, *arguments)
+def test_a_package_adds_commands(ran: Run, arguments: list[str], said: str) -> None:
+    done = ran(*arguments)
     assert (done.returncode, said in done.stdout) == (0, True), done.stderr
 
 
-def test_one_that_cannot_be_loaded_is_a_sentence(package: Path) -> None:
-    done = ran(package, "nothing", "--with", "arguments")
+def test_one_that_cannot_be_loaded_is_a_sentence(ran: Run) -> None:
+    done = ran("nothing", "--with", "arguments")
     assert done.returncode == 2
     assert "'own_commands:nothing'" in done.stderr
     assert "Traceback" not in done.stderr

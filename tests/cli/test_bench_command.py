@@ -31,7 +31,6 @@ def test_a_link_is_measured_on_the_bundled_pair(edgewise: Edgewise) -> None:
     assert row["waiting"]["value"] > 1
     # Speculation decodes at least once a token.
     assert row["decodes_per_token"] >= 1
-    assert row["thrown_away"] == pytest.approx(row["decodes_per_token"] - 1)
 
 
 def test_the_edge_beside_the_bare_engine(edgewise: Edgewise) -> None:
@@ -59,8 +58,7 @@ def test_the_bundled_pair_is_told_on_every_axis(edgewise: Edgewise, tmp_path: Pa
     assert rows["bundled at 5%"]["sent"] > 0
     assert rows["cascade, equal share"]["clock"] == "composed"
     assert {one["system"] for one in found["whole"]} >= {"cascade"}
-    kept = sorted(path.name for path in (tmp_path / "kept").glob("*.answers.jsonl"))
-    assert len(kept) == 5
+    assert (tmp_path / "kept" / "outcomes.jsonl").read_bytes().count(b"\n") == 5 * 2
     again = edgewise(*command)
     assert again.code == 0, again.err
     assert json.loads(again.out) == found

@@ -63,7 +63,7 @@ def test_the_dial_and_the_modes(edgewise: Edgewise) -> None:
     ("line", "told"),
     [
         ("/dance", "no command /dance"),
-        ("/share lots", "/share needs"),
+        ("/share lots", "'lots'"),
         ("/share 2", "from 0 to 1"),
         ("/mode both", "/mode needs"),
         ("/save", "/save needs"),

@@ -50,13 +50,3 @@ def test_a_key_in_an_address_is_refused_and_not_shown(
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "address holds a key" in result.err
     assert "sk-secret" not in result.out + result.err
-
-
-def test_of_two_halves_one_is_in_force(
-    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "edgewise.toml").write_text("threshold = 0.5\n")
-    monkeypatch.setenv("EDGEWISE_CLOUD_SHARE", "5%")
-    found = in_force(edgewise)
-    assert found["threshold"] == (None, "default")
-    assert found["cloud-share"] == (0.05, "EDGEWISE_CLOUD_SHARE")

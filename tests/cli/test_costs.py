@@ -21,7 +21,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state" / "edgewise" / "spent.db"
 
 
-def test_a_run_says_what_it_paid(edgewise: Edgewise, tmp_path: Path) -> None:
+def test_a_run_says_what_it_paid(edgewise: Edgewise, tmp_path: Path, state: Path) -> None:
+    assert "paid" not in edgewise("run", QUESTION, "--max-tokens", "4").err
+    assert not state.exists()
     (tmp_path / "prices.toml").write_text('input = 2\ncached = 0.5\noutput = 8\ncurrency = "EUR"\n')
     asked = ("run", QUESTION, "--cloud-share", "0.3", "--price", "prices.toml")
     shown = edgewise(*asked)
@@ -33,12 +35,6 @@ def test_a_run_says_what_it_paid(edgewise: Edgewise, tmp_path: Path) -> None:
     assert cost["cached_tokens"] == usage["cloud_prompt_cached"]
     assert cost["output_tokens"] == usage["cloud_completion_tokens"]
     assert cost["saved"] >= 0
-
-
-def test_without_a_price_nothing_is_said_or_kept(edgewise: Edgewise, state: Path) -> None:
-    done = edgewise("run", QUESTION, "--max-tokens", "4")
-    assert "paid" not in done.err
-    assert not state.exists()
 
 
 def test_a_limit_for_an_answer(edgewise: Edgewise) -> None:
@@ -88,14 +84,6 @@ def test_a_chat_sums_up_its_conversation(edgewise: Edgewise) -> None:
     assert done.code == 0, done.err
     assert done.err.count("paid ") == 4
     assert done.err.count("the conversation: paid") == 1
-
-
-def test_why_names_the_reason(edgewise: Edgewise) -> None:
-    lines = f"{QUESTION}\n/why\n"
-    asked = ("chat", "--threshold", "0", "--price", "1,1,1", "--max-tokens", "8")
-    done = edgewise(*asked, stdin=lines.encode())
-    assert done.code == 0, done.err
-    assert re.search(r"edge +cost", done.out)
 
 
 def test_no_cloud_and_a_price_is_what_it_would_have_been(edgewise: Edgewise) -> None:

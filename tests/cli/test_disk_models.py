@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +21,7 @@ from tests import models
 from tests.cli.conftest import Edgewise
 from tests.hub import Hub, Repository, serving
 from tests.outside_bytes import bytes_like
+from tests.programs import python
 from tests.smollm2_file import smollm2_or_skip
 
 WEIGHTS = bundled("edge").read_bytes()
@@ -242,6 +240,11 @@ def test_a_header_of_any_bytes_has_a_vocabulary_or_none(data: bytes) -> None:
         ("gpt-oss:20b", "cloud", "ollama:gpt-oss:20b"),
         ("openai:gpt-4o", "cloud", "cloud_model"),
         ("claude-haiku-4-5", "cloud", "cloud_model"),
+        (".", "edge", "folder"),
+        (".", "cloud", "folder"),
+        ("api.example.com:8080", "cloud", "https://api.example.com:8080"),
+        ("localhost:8080", "edge", "engine's address"),
+        ("nothing", "cloud", "'nothing'"),
     ],
 )
 def test_a_name_without_its_program_says_what_would_work(
@@ -301,13 +304,8 @@ class TestKnownModels:
     def test_else_it_is_downloaded_and_must_be_that_file(self, home: Path, last: bytes) -> None:
         sent = WEIGHTS[:-1] + last
         with serving(Hub({"own/tiny": Repository({"tiny.gguf": sent})})) as hub:
-            environment = {**os.environ, "HF_HOME": str(home), "HF_ENDPOINT": hub.endpoint}
-            ran = subprocess.run(
-                [sys.executable, "-c", _RESOLVE, str(len(WEIGHTS)), SHA256],
-                env=environment,
-                capture_output=True,
-                text=True,
-            )
+            asked = ("-c", _RESOLVE, str(len(WEIGHTS)), SHA256)
+            ran = python(*asked, code=None, HF_HOME=str(home), HF_ENDPOINT=hub.endpoint)
         if sent == WEIGHTS:
             assert Path(ran.stdout.strip()).read_bytes() == WEIGHTS, ran.stderr
         else:

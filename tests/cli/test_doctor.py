@@ -21,7 +21,7 @@ from edgewise_lab.bench.pace import EnginePace
 from tests.cli.conftest import Edgewise
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 from tests.doubles.scripted_text import ScriptedText
-from tests.doubles.served_edge import PROGRAMS, llama_edge
+from tests.doubles.served_edge import PROGRAMS, WRITTEN, llama_edge
 from tests.hybrid_models import HybridPaths
 from tests.llama_server_process import llama_server
 from tests.onnx_models import require_onnx
@@ -103,6 +103,7 @@ def test_how_an_api_that_takes_text_goes_on(edgewise: Edgewise, cached: bool, st
     assert "two, by words of text" in checks["vocabulary"]["detail"]
     assert "Mistral" in checks["vocabulary"]["detail"]
     assert checks["consult"]["status"] == "ok"
+    assert checks["what leaves the device"]["status"] == "warn"
     assert checks["prompt cache"]["status"] == status
     told = "of 1" if cached else "does not tell what it had"
     assert told in checks["prompt cache"]["detail"]
@@ -151,7 +152,9 @@ def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
 
 
 def test_the_bundled_pair_is_advised_without_a_bill(edgewise: Edgewise) -> None:
-    _, advice = report(edgewise)
+    checks, advice = report(edgewise)
+    assert {check["status"] for check in checks.values()} == {"ok"}
+    assert checks["what leaves the device"]["detail"].startswith("nothing")
     assert advice is not None
     assert advice["cost_ratio"] is None
     assert advice["edge"] < advice["routing"]
@@ -175,19 +178,8 @@ def test_a_cloud_that_is_smaller_than_the_edge_is_a_warning(edgewise: Edgewise) 
 
 
 def test_it_takes_the_flags_of_a_command_that_failed(edgewise: Edgewise) -> None:
-    flags = (
-        "--ctx",
-        "128",
-        "--threshold",
-        "0.5",
-        "--max-tokens",
-        "3",
-        "--span",
-        "2",
-        "--seed",
-        "1",
-    )
-    checks, _ = report(edgewise, *flags, "--cloud", "none")
+    flags = "--ctx 128 --threshold 0.5 --max-tokens 3 --span 2 --seed 1 --cloud none"
+    checks, _ = report(edgewise, *flags.split())
     assert checks["edge model"]["detail"].endswith("context 128")
 
 
@@ -200,8 +192,9 @@ def test_without_a_cloud_no_router_is_spoken_of(edgewise: Edgewise) -> None:
 def test_a_server_is_asked_what_it_reads_again(
     edgewise: Edgewise, program: str, caches: bool
 ) -> None:
-    with llama_edge(program=program, caches=caches) as served:
+    with llama_edge(program=program, caches=caches, lingers=2) as served:
         tokenizer = () if program == "llama-server" else ("--edge-tokenizer", "bundled")
         checks, _ = report(edgewise, "--edge", served.url, "--cloud", "none", *tokenizer)
-    metered = program in ("llama-server", "vLLM", "mlx_lm.server")
-    assert checks["rollback"]["status"] == ("ok" if caches or not metered else "warn")
+    assert checks["rollback"]["status"] == ("ok" if caches or program == "Ollama" else "warn")
+    # Of a stream that it was told to end, by its own meter; one token was taken.
+    assert (f"{WRITTEN - 1} tokens" in checks["rollback"]["detail"]) == (program == "llama-server")

@@ -26,8 +26,8 @@ from tests.llama_server_process import RECOMMENDED, llama_server
 
 PYTHON = {
     "docs/clients.md": "tests/server/test_clients.py",
-    "docs/evaluation.md": "tests/test_own_parts.py",
-    "docs/routers.md": "tests/test_own_parts.py",
+    "docs/evaluation.md": "tests/cli/test_own_parts.py",
+    "docs/routers.md": "tests/cli/test_own_parts.py",
 }
 """Pages whose Python a test of their own runs."""
 

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from tests.onnx_models import require_onnx
 pytestmark = pytest.mark.deep
 
 MACHINE = ("--threads", "1", "--gpu-layers", "0")
-EAGER = ("--router", "entropy", "--threshold", "0.3")
 FORMS = {"onnx": "onnx-hidden", "transformers": "safetensors"}
 FEW = ("--limit", "8", "--calibration", "4", "--epochs", "4")
 
@@ -44,13 +42,6 @@ def converted(
     return Converted(request.param, tmp_path_factory.mktemp("converted"))
 
 
-def found(edgewise: Edgewise, *arguments: str, stdin: bytes = b"") -> Any:
-    """The JSON that a command prints."""
-    done = edgewise(*arguments, "--json", stdin=stdin)
-    assert done.code == 0, done.err
-    return json.loads(done.out)
-
-
 class TestBesideTheBundledCloud:
     def test_the_bundled_router_reads_its_hidden_states(
         self, edgewise: Edgewise, converted: Converted, caplog: pytest.LogCaptureFixture
@@ -61,17 +52,6 @@ class TestBesideTheBundledCloud:
         usage = json.loads(done.out)["usage"]
         assert usage["cloud_calls"] >= usage["correction_tokens"] > 0
         assert "made on another build of the edge model (llama.cpp, " in caplog.text
-
-    def test_doctor(self, edgewise: Edgewise, converted: Converted) -> None:
-        told = found(edgewise, "doctor", *converted.pair, *EAGER[:2])["checks"]
-        checks = {check["name"]: check for check in told}
-        assert [one["name"] for one in told if one["status"] == "fail"] == []
-        build = {"onnx": "onnxruntime-genai on CPU", "transformers": "transformers, float32 on cpu"}
-        start = f"{converted.folder.name}, {build[converted.engine]}, "
-        assert checks["edge model"]["detail"].startswith(start)
-        assert checks["rollback"]["detail"].startswith("anywhere: ")
-        assert checks["vocabulary"]["detail"].startswith("one: ")
-        assert "ms warm" in checks["consult"]["detail"]
 
     def test_train(
         self, edgewise: Edgewise, converted: Converted, caplog: pytest.LogCaptureFixture

@@ -3,58 +3,27 @@
 import json
 import re
 import socket
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trustme
 
+from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.errors import CloudError, CloudRefused, CloudUnavailable
 from edgewise.keys.keys import Keys, read_keys
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.asked import HARD
 from tests.cli.conftest import Edgewise, Run
 from tests.doubles.scripted_engine import ScriptedEngine, reply_to
-from tests.gateway.processes import until
-from tests.server_process import free_port
+from tests.gateway.processes import ServerProcess, server, until
 
 
-@contextmanager
-def process(*arguments: str, ready: bool = True) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
-    """A gateway on a free port; with `ready` once it says so."""
-    port = free_port()
-    started = subprocess.Popen(
-        [sys.executable, "-m", "edgewise", "gateway", "--port", str(port), *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        until(lambda: not ready or _ready(port) or started.poll() is not None, "the gateway")
-        yield port, started
-    finally:
-        started.kill()
-        started.communicate()
-
-
-def _ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready") as response:
-            return response.status == 200
-    except OSError:
-        return False
-
-
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) == 0
 
@@ -65,8 +34,8 @@ def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> 
     added = cli("keys", "add", "laptop", "--keys", keys)
     assert added.returncode == 0, added.stderr
     secret = added.stdout.strip()
-    with process("--engine", "bundled", "--keys", keys) as (port, _):
-        here = ("--cloud", f"http://127.0.0.1:{port}")
+    with server("gateway", "--engine", "bundled", "--keys", keys) as started:
+        here = ("--cloud", started.url)
         asks = ("--cloud-share", "0.3", "--on-cloud-error", "raise", "--json")
         answer = cli("run", HARD, *here, *asks, EDGEWISE_CLOUD_KEY=secret)
         assert answer.returncode == 0, answer.stderr
@@ -94,13 +63,15 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     engine = ScriptedEngine()
     files = ("--certificate", str(certificate), "--private-key", str(private_key))
     try:
-        with process("--engine", engine.url, *files, ready=False) as (port, started):
-            url = f"https://127.0.0.1:{port}"
+        told = tmp_path / "told"
+        with closing(ServerProcess(told, "gateway", "--engine", engine.url, *files)) as started:
+            url = f"https://127.0.0.1:{started.port}"
             monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
-            until(lambda: started.poll() is not None or _listens(port), "the gateway")
+            started.begin()
+            until(lambda: listens(started.port), "the gateway")
             with closing(GatewayCloud(url)) as cloud:
                 cloud.check(ByteTokenizer())
-                completion = cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 30).result()
+                completion = cloud.open(Prompt((1,))).ask(ConsultRequest([1], 1, 30)).result()
             assert completion.ids == (reply_to([1]),)
             monkeypatch.delenv("SSL_CERT_FILE")
             with (
@@ -173,27 +144,26 @@ def test_a_quota_survives_a_kill_and_the_log_names_what_changed(edgewise: Edgewi
     secret = edgewise(*add).out.strip()
     engine = ScriptedEngine()
 
-    def ask(port: int) -> int:
-        cloud = GatewayCloud(f"http://127.0.0.1:{port}", key=secret)
+    def ask(url: str) -> int:
+        cloud = GatewayCloud(url, key=secret)
         try:
             cloud.check(ByteTokenizer())
-            return len(cloud.open(Prompt((1,))).ask([1], 8, Sampling(), 30).result().ids)
+            return len(cloud.open(Prompt((1,))).ask(ConsultRequest([1], 8, 30)).result().ids)
         finally:
             cloud.close()
 
     try:
-        with process("--engine", engine.url, *FILE) as (port, _):
-            assert ask(port) == 8
-        with process("--engine", engine.url, *FILE) as (port, started):
+        serving = ("gateway", "--engine", engine.url, "--keys", str(KEYS.absolute()))
+        with server(*serving) as started:
+            assert ask(started.url) == 8
+        with server(*serving) as started:
             with pytest.raises(CloudUnavailable, match="tokens"):
-                ask(port)
+                ask(started.url)
             edgewise("keys", "revoke", "laptop", *FILE)
             time.sleep(1.0)
             with pytest.raises(CloudRefused):
-                ask(port)
-            started.kill()
-            assert started.stderr is not None
-            told = started.stderr.read()
+                ask(started.url)
+            told = started.told()
     finally:
         engine.close()
     assert any(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Edgewise
-from tests.mlx_models import write_mlx_model
+from tests.hub_models import write_mlx_model
 
 pytest.importorskip("mlx_lm", exc_type=ImportError)
 

@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperGroup, TyperOption
 from typer.main import get_command
 
-from edgewise.cli import options
 from edgewise.cli.app import app
 from edgewise.cli.options import takes
 from edgewise.errors import UsageError
@@ -144,13 +143,6 @@ def test_an_option_of_the_commands_own_is_not_the_setting_unless_it_says_so(
     call(command, "me")
 
 
-class Flag:
-    """A parameter as Typer shows it."""
-
-    def __init__(self, name: str, *opts: str) -> None:
-        self.name, self.opts = name, list(opts)
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -173,7 +165,15 @@ class Flag:
     ],
 )
 def test_an_error_is_told_in_the_commands_words(error: UsageError, said: str) -> None:
-    flags = [Flag("ctx", "--ctx"), Flag("figure", "--plot"), Flag("router", "router")]
-    assert options.sentence_of(error, flags) == said
-    fix = options.fix(error, flags)
-    assert fix is None if error.hint is None else said.endswith(f"; {fix}.")
+    own = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+    @own.command()
+    @takes("ctx", unaffected=["router"])
+    def draw(
+        router: str, chosen: Settings, figure: Annotated[str | None, typer.Option("--plot")] = None
+    ) -> None:
+        raise error
+
+    with pytest.raises(UsageError) as caught:
+        call(get_command(own), "a")
+    assert str(caught.value) == said

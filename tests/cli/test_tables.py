@@ -3,7 +3,6 @@
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
-from rich.table import Table
 
 from edgewise.cli import render
 from edgewise_lab.commands import shared
@@ -70,20 +69,6 @@ def test_names_are_shown_as_they_are_but_for_control_characters(
     figures = {EDGE: outcomes("xx.."), CLOUD: outcomes("XXXX", cloud=10)}
     figures[Cell("[/mine]", 0.05)] = outcomes("XX..")
     assert "[/mine] at 5%" in "\n".join(shown(capsys, figures))
-
-
-@pytest.mark.parametrize(
-    "text", ["'[/INST]' -0.1", "[bold]'x'", ":smile:", "[link=http://a]b[/link]"]
-)
-def test_what_a_model_wrote_is_shown_as_it_is(
-    capsys: pytest.CaptureFixture[str], text: str
-) -> None:
-    table = Table("token", title=text)
-    table.add_row(text)
-    render.show(table)
-    assert capsys.readouterr().out.count(text) == 2
-    render.out.print(text)
-    assert capsys.readouterr().out == f"{text}\n"
 
 
 def test_progress_is_told_in_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

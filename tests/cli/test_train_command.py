@@ -114,17 +114,6 @@ def test_held_out_questions_are_not_trained_on() -> None:
     assert set(recorded) == {digest(prompt) for prompt in trained}
 
 
-def test_one_prompt_never_stands_on_both_sides(edgewise: Edgewise, tmp_path: Path) -> None:
-    """A file with doubles: those of the calibration questions are left out of training."""
-    pytest.importorskip("torch")
-    lines = [json.dumps({"prompt": f"Say {n}.", "answer": f"{n}"}) + "\n" for n in range(30)]
-    (tmp_path / "mine.jsonl").write_text("".join(lines) * 2)
-    arguments = ("--calibration", "30", "--out", "r", "--stage", "collect")
-    done = edgewise("train", "mine.jsonl", *arguments)
-    assert done.code == 2
-    assert "none beside 30" in done.err
-
-
 def test_show_and_check_the_bundled_router(edgewise: Edgewise) -> None:
     shown = edgewise("router", "show", "bundled")
     assert shown.code == 0

@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edgewise.addresses import bundled
 from edgewise.pair import Pair
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
@@ -47,11 +49,25 @@ def test_what_is_tuned_is_realised(
         assert realised(share) == pytest.approx(share, rel=0.15)
 
 
-def test_too_few_prompts_are_refused(edgewise: Edgewise, tmp_path: Path) -> None:
-    write_prompts(tmp_path / "mine.jsonl", 19)
-    done = edgewise("tune", "mine.jsonl")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "19 prompts" in done.err
+def test_each_further_cloud_has_thresholds_of_its_own(
+    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are where a pair with these clouds begins; a share of fewer has a higher one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_prompts(tmp_path / "mine.jsonl", 40)
+    large = str(bundled("cloud"))
+    clouds = [word for _ in range(2) for word in ("--cloud", large)]
+    flags = ("--edge", "bundled", "--router", "entropy", "--json")
+    done = edgewise("tune", "mine.jsonl", *flags, *clouds)
+    assert done.code == 0, done.err
+    (thresholds,) = json.loads(done.out)["tiers"].values()
+    assert 0 <= thresholds["0.15"] <= thresholds["0.01"] <= 1
+    pair: dict[str, Any] = {"router": "entropy", "cloud": [large, large], "tier_share": 0.05}
+    with Pair("bundled", **pair) as tuned, Pair("bundled", **pair, tier_threshold=0.7) as named:
+        assert tuned.decoder.tiers[1].threshold == thresholds["0.05"]
+        assert named.decoder.tiers[1].threshold == 0.7
+    refused = edgewise("tune", "mine.jsonl", "--edge", "bundled", "--keep", "90%", *clouds)
+    assert refused.code == 2
 
 
 def test_what_is_kept_is_what_a_pair_answers_at(
@@ -71,11 +87,18 @@ def test_what_is_kept_is_what_a_pair_answers_at(
         assert pair.policy.threshold == pytest.approx(pair.card.thresholds["0.05"])
 
 
-@pytest.mark.parametrize(("keep", "named"), [("95%", "59"), ("100%", "between 0 and 1")])
+@pytest.mark.parametrize(
+    ("count", "flags", "named"),
+    [
+        (19, (), "19 prompts"),
+        (58, ("--keep", "95%"), "59"),
+        (58, ("--keep", "100%"), "between 0 and 1"),
+    ],
+)
 def test_what_so_few_prompts_cannot_show_is_refused(
-    keep: str, named: str, edgewise: Edgewise, tmp_path: Path
+    count: int, flags: tuple[str, ...], named: str, edgewise: Edgewise, tmp_path: Path
 ) -> None:
-    write_prompts(tmp_path / "mine.jsonl", 58)
-    done = edgewise("tune", "mine.jsonl", "--keep", keep)
+    write_prompts(tmp_path / "mine.jsonl", count)
+    done = edgewise("tune", "mine.jsonl", *flags)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert named in done.err

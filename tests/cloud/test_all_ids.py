@@ -1,8 +1,8 @@
 """All ids of a vocabulary against an engine's: what is told apart, what is said."""
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
+from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.connect import connect
-from edgewise.cloud.engine import EngineCloud, LlamaServer
+from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines import detokenization as all_ids
@@ -26,7 +27,6 @@ from edgewise.errors import (
     VocabularyMismatch,
 )
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests import models
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine
@@ -37,24 +37,8 @@ from tests.llama_server_process import llama_server
 BYTES = ByteTokenizer()
 
 
-@pytest.fixture
-def engine() -> Iterator[ScriptedEngine]:
-    made = ScriptedEngine()
-    yield made
-    made.close()
-
-
-@contextmanager
-def cloud_at(url: str) -> Generator[EngineCloud]:
-    cloud = LlamaServer(url)
-    try:
-        yield cloud
-    finally:
-        cloud.close()
-
-
 def told(url: str, tokenizer: Tokenizer = BYTES) -> str:
-    with cloud_at(url) as cloud:
+    with closing(LlamaServer(url)) as cloud:
         return cloud.check(tokenizer)
 
 
@@ -226,12 +210,6 @@ class TestWhatIsTold:
 
 
 class TestEngines:
-    def test_one_that_does_not_says_so(self, engine: ScriptedEngine) -> None:
-        engine.detokenizes = False
-        how = told(engine.url)
-        assert how.startswith("5 strings have the same ids")
-        assert how.endswith("its other ids are not compared (it does not detokenise)")
-
     @pytest.mark.parametrize("swapped", [(300, 301), (19_999, 19_000), (5_000, 40_000)])
     def test_of_a_large_vocabulary_every_id_is_compared(self, swapped: tuple[int, int]) -> None:
         known = Large()
@@ -257,26 +235,14 @@ class TestEngines:
     ) -> None:
         """Of which the fixed strings have the same ids."""
         monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
-        with cloud_at(engine.url) as cloud:
+        with closing(LlamaServer(engine.url)) as cloud:
             cloud.check(BYTES)
             session = cloud.open(Prompt((1,)))
-            assert session.ask([1], 1, Sampling(), 20).result().ids
+            assert session.ask(ConsultRequest([1], 1, 20)).result().ids
             engine.tokenizer = ByteTokenizer("<other>")
             cloud.submit(cloud.engine.close(), 20).result()
             with pytest.raises(OtherVocabulary):
-                session.ask([1], 1, Sampling(), 20).result()
-
-
-def garbage(data: bytes) -> bytes:
-    return b'{"content": 5}'
-
-
-def gigabytes(data: bytes) -> bytes:
-    return b'{"content": "' + b"a" * (5 << 20) + b'"}'
-
-
-def always_259(ids: Sequence[int]) -> int:
-    return 259
+                session.ask(ConsultRequest([1], 1, 20)).result()
 
 
 def test_an_id_that_stands_for_nothing_to_the_edge_is_no_completion(engine: ScriptedEngine) -> None:
@@ -286,21 +252,22 @@ def test_an_id_that_stands_for_nothing_to_the_edge_is_no_completion(engine: Scri
         size = 260
 
     engine.detokenizes = False
-    with cloud_at(engine.url) as cloud:
+    with closing(LlamaServer(engine.url)) as cloud:
         cloud.check(Padded())
         session = cloud.open(Prompt((1,)))
-        assert session.ask([1], 1, Sampling(), 20).result().ids
-        engine.script = always_259
+        assert session.ask(ConsultRequest([1], 1, 20)).result().ids
+        engine.script = lambda ids: 259
         with pytest.raises(CloudProtocolError, match="id 259, which stands for nothing"):
-            session.ask([1], 1, Sampling(), 20).result()
+            session.ask(ConsultRequest([1], 1, 20)).result()
 
 
 class TestHostile:
     @pytest.mark.parametrize(
         ("misdeed", "why"),
         [
-            (Edited(garbage), "is not llama-server's"),
-            (Edited(gigabytes), "more than"),
+            (Edited(lambda _: b'{"content": 5}'), "is not llama-server's"),
+            (Edited(lambda _: b'{"content": "%s"}' % (b"a" * (5 << 20))), "more than"),
+            (None, "(it does not detokenise)"),
             (Edited(status=500), "HTTP 500"),
             (Edited(status=422), "HTTP 422"),
             ("hang", "it took longer than 0.2 s"),
@@ -310,9 +277,10 @@ class TestHostile:
         self,
         engine: ScriptedEngine,
         monkeypatch: pytest.MonkeyPatch,
-        misdeed: Misdeed,
+        misdeed: Misdeed | None,
         why: str,
     ) -> None:
+        engine.detokenizes = misdeed is not None
         if misdeed == "hang":
             monkeypatch.setattr(all_ids, "COMPARE_SECONDS", 0.2)
         engine.aside = lambda path: misdeed if path == "/detokenize" else None

@@ -7,6 +7,7 @@ from contextlib import closing
 import msgspec
 import pytest
 
+from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.connect import open_engine
 from edgewise.completion import Sent
 from edgewise.engines.http import seconds_of
@@ -15,8 +16,7 @@ from edgewise.events import Consult, Event, Token
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
-from edgewise.routers.constant import Constant
-from edgewise.sampling import Sampling
+from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from tests.doubles.engine_dialects import DIALECTS, Writing
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Twisted
@@ -135,7 +135,7 @@ def test_who_says_when_is_asked_again_then(
         fault = Edited(lambda _: b"", status=status, headers={"Retry-After": header})
         engine.fault = lambda number: fault if number < first + busy else None
         counts, begun = Sent(), time.monotonic()
-        asked = cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 30, counts)
+        asked = cloud.open(Prompt(tuple(IDS))).ask(ConsultRequest(IDS, 1, 30, sent=counts))
         if busy == 1:
             assert asked.result().ids
             assert time.monotonic() - begun >= float(header)

@@ -1,4 +1,4 @@
-"""What a bridge's cloud gets to see: placeholders, or nothing at all."""
+"""What an adapter's cloud gets to see: placeholders, or nothing at all."""
 
 import logging
 import random
@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from benchmarks.redaction import KNOWN, OWN, framed
-from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import Bridge, bridged
+from edgewise.cloud.adapter.ids import Adapter, adapted
+from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import connect
 from edgewise.cloud.record import SentRecord
 from edgewise.cloud.redaction.normal import Normal
@@ -28,9 +28,7 @@ from edgewise.pair import Pair
 from edgewise.parts import context_filter
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.base import Router
-from edgewise.routers.constant import Constant, Random
-from edgewise.routers.uncertainty import MaxProb
-from edgewise.sampling import Sampling
+from edgewise.routers.untrained import Constant, MaxProb, Random
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, Script, ScriptedEdge, replying
@@ -45,23 +43,17 @@ ASKED = "Write to anna@b.example: "
 TOLD = "Write to <EMAIL_1>: "
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is not what is tested here."""
-    monkeypatch.setattr("edgewise.cloud.redaction.filter.SECONDS", 120.0)
-
-
-def bridge(script: Script, **shown: str) -> tuple[Bridge, ScriptedCloud]:
+def adapter(script: Script, **shown: str) -> tuple[Adapter, ScriptedCloud]:
     cloud = ScriptedCloud(script, tokenizer=OWN_IDS)
-    model = bridged(cloud, EDGE, OWN_IDS, context_filter(Settings(**shown)))  # type: ignore[arg-type]
-    assert isinstance(model, Bridge)
+    model = adapted(cloud, EDGE, OWN_IDS, context_filter(Settings(**shown)))  # type: ignore[arg-type]
+    assert isinstance(model, Adapter)
     return model, cloud
 
 
-def ask(model: Bridge, answer: str, n: int = 1, asked: str | Prompt = ASKED) -> Completion:
+def ask(model: Adapter, answer: str, n: int = 1, asked: str | Prompt = ASKED) -> Completion:
     prompt = asked if isinstance(asked, Prompt) else Prompt(tuple(asked.encode()))
     with closing(model.open(prompt)) as session:
-        return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(60)
+        return session.ask(ConsultRequest([*prompt.ids, *answer.encode()], n, 20)).result(60)
 
 
 def seen(cloud: ScriptedCloud) -> list[str]:
@@ -69,7 +61,7 @@ def seen(cloud: ScriptedCloud) -> list[str]:
 
 
 def test_the_cloud_reads_and_writes_placeholders() -> None:
-    model, cloud = bridge(replying("mail to <EMAIL_1>, now", prompt=TOLD), redact="email")
+    model, cloud = adapter(replying("mail to <EMAIL_1>, now", prompt=TOLD), redact="email")
     assert bytes(ask(model, "mail to").ids).decode() == " anna@b.example"
     assert bytes(ask(model, "mail to anna@b.example").ids).decode() == ","
     assert all(one.startswith(TOLD) for one in seen(cloud))
@@ -80,16 +72,16 @@ def test_the_cloud_reads_and_writes_placeholders() -> None:
 
 def test_what_stands_for_nothing_is_dropped() -> None:
     for reply in ("mail to <EMAIL_7> now", "mail to [EMAIL] now", "mail to EMAIL_1 now"):
-        model, _ = bridge(replying(reply, prompt=TOLD), redact="email")
+        model, _ = adapter(replying(reply, prompt=TOLD), redact="email")
         with pytest.raises(CloudRejected, match="stands for nothing"):
             ask(model, "mail to")
     # What is whole before it is kept.
-    model, _ = bridge(replying("so mail to <EMAIL_7> now", prompt=TOLD), redact="email")
+    model, _ = adapter(replying("so mail to <EMAIL_7> now", prompt=TOLD), redact="email")
     assert bytes(ask(model, "so", 2).ids).decode() == " mail to"
 
 
 def answered(
-    model: Bridge,
+    model: Adapter,
     answer: str,
     asked: str = ASKED,
     *,
@@ -116,7 +108,7 @@ def reasons(events: list[Event]) -> list[str]:
 @pytest.mark.parametrize("ahead", [0, 8])
 def test_half_a_private_word_waits(ahead: int) -> None:
     said = "it: anna@b.example ok"
-    model, cloud = bridge(replying("it: <EMAIL_1> ok", prompt=TOLD), redact="email")
+    model, cloud = adapter(replying("it: <EMAIL_1> ok", prompt=TOLD), redact="email")
     unsure = said.index("nna")
     events = answered(model, said, router=MaxProb(), unsure=[unsure], speculate=ahead)
     assert "".join(one.text for one in events if isinstance(one, Token)) == said
@@ -130,12 +122,12 @@ def test_half_a_private_word_waits(ahead: int) -> None:
 
 @pytest.mark.parametrize("ahead", [0, 8])
 def test_a_local_class_opens_no_session(ahead: int) -> None:
-    model, cloud = bridge(replying("", prompt=""), redact="email=local")
+    model, cloud = adapter(replying("", prompt=""), redact="email=local")
     events = answered(model, "so it is.", speculate=ahead, on_cloud_error="raise")
     assert cloud.opened == 0
     assert set(reasons(events)) == {"below_threshold"}
     # In the answer: from there on.
-    model, cloud = bridge(completing("so x@y.example it is", prompt="Q: "), redact="email=local")
+    model, cloud = adapter(completing("so x@y.example it is", prompt="Q: "), redact="email=local")
     said = "so x@y.example it is"
     events = answered(model, said, "Q: ", speculate=ahead, on_cloud_error="raise")
     assert reasons(events)[-4:] == ["blocked"] * 4
@@ -150,7 +142,7 @@ def test_a_detector_that_fails_leaves_the_answer_to_the_edge(
         raise RuntimeError("no model")
 
     monkeypatch.setattr("edgewise.cloud.redaction.detectors.Email.find", fails)
-    model, cloud = bridge(replying("", prompt=""), redact="email")
+    model, cloud = adapter(replying("", prompt=""), redact="email")
     with caplog.at_level(logging.WARNING):
         events = answered(model, "so it is.", on_cloud_error="raise")
     text = "".join(one.text for one in events if isinstance(one, Token))
@@ -275,15 +267,13 @@ def _texts(message: bytes) -> Iterator[str]:
                 pass
 
 
-def test_settings_reach_the_bridge() -> None:
+def test_settings_reach_the_adapter() -> None:
     cloud = ScriptedCloud(replying("so", prompt=""))
     with Pair(ScriptedEdge(replying("so", prompt="")), cloud=cloud, redact="email") as pair:
-        assert isinstance(pair.cloud, Bridge)
+        assert isinstance(pair.cloud, Adapter)
         assert "redacted: email" in pair.cloud.identity()
         own = pair.cloud
         with pytest.raises(UsageError, match="decides itself what it shows"):
             Pair(ScriptedEdge(replying("so", prompt="")), cloud=own, redact="ip")
     with Pair(ScriptedEdge(replying("so", prompt="")), cloud="none", redact="email") as pair:
         assert pair.cloud is None
-    with pytest.raises(UsageError, match="no class 'emial'"):
-        Pair(ScriptedEdge(replying("so", prompt="")), cloud="none", redact="emial")

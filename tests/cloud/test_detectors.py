@@ -12,16 +12,9 @@ from typing import ClassVar
 import pytest
 
 from edgewise import registry
-from edgewise.cloud.bridge.context_filter import Context
 from edgewise.cloud.redaction.base import DETECTORS, EXACT, Redaction, Span, redaction_of
-from edgewise.cloud.redaction.filter import Redacted
+from edgewise.cloud.redaction.filter import Context, Redacted
 from edgewise.errors import Blocked, UsageError
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is not what is tested here."""
-    monkeypatch.setattr("edgewise.cloud.redaction.filter.SECONDS", 120.0)
 
 
 def found(name: str, text: str) -> list[str]:
@@ -125,13 +118,13 @@ def test_what_cannot_be_honoured_is_refused(
 
 def test_what_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("x y\n")
-    assert redaction_of("on").active == dict.fromkeys(EXACT, "mask")
-    assert redaction_of(f"on,email=allow, secret=local,@{tmp_path / 'own'}").active == {
+    assert redaction_of("on").treatments == dict.fromkeys(EXACT, "mask")
+    assert redaction_of(f"on,email=allow, secret=local,@{tmp_path / 'own'}").treatments == {
         **dict.fromkeys(("phone", "iban", "card", "ip", "words"), "mask"),
         "secret": "local",
     }
     assert redaction_of(f"@{tmp_path / 'own'}") == ({"words": "mask"}, ("x y",))
-    assert redaction_of("off").active == redaction_of(None).active == {}
+    assert redaction_of("off").treatments == redaction_of(None).treatments == {}
 
 
 def test_a_class_whose_package_lacks_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

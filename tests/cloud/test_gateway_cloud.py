@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from edgewise.cloud import gateway_link as gateway_link
+from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.gateway import MOST_IDLE, PREFETCHED, GatewayCloud
 from edgewise.errors import (
     CloudError,
@@ -22,7 +23,6 @@ from edgewise.errors import (
     VocabularyMismatch,
 )
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.wire.protocol import (
     PATH,
@@ -120,7 +120,7 @@ def consult(url: str, *, deadline: float = 5.0) -> Any:
     """The ids of one consult, or how it failed."""
     cloud = GatewayCloud(url)
     try:
-        return cloud.open(PROMPT).ask(IDS, 1, Sampling(), deadline).result().ids
+        return cloud.open(PROMPT).ask(ConsultRequest(IDS, 1, deadline)).result().ids
     except CloudError as error:
         return error
     finally:
@@ -232,10 +232,10 @@ def test_an_answer_that_comes_too_late_harms_nobody(fake: Callable[..., FakeGate
 
     with closing(GatewayCloud(fake(say).url)) as cloud:
         session = cloud.open(PROMPT)
-        given_up = session.ask(IDS, 1, Sampling(), PATIENCE)
+        given_up = session.ask(ConsultRequest(IDS, 1, PATIENCE))
         assert asked.wait(PATIENCE)
         given_up.cancel()
-        assert session.ask(IDS, 2, Sampling(), PATIENCE).result().ids == (97, 97)
+        assert session.ask(ConsultRequest(IDS, 2, PATIENCE)).result().ids == (97, 97)
         assert cancelled.wait(PATIENCE)
 
 
@@ -247,7 +247,7 @@ def test_conversations_leave_each_other_their_sessions(fake: Callable[..., FakeG
         for turn in range(5):
             for talk in talks:
                 with closing(cloud.open(Prompt(tuple(talk)))) as session:
-                    session.ask(talk, 1, Sampling(), PATIENCE).result()
+                    session.ask(ConsultRequest(talk, 1, PATIENCE)).result()
                 talk.extend([turn] * 20)
     sent = sum(len(frame.ids) for frame in made.heard if isinstance(frame, Ask))
     assert sent == sum(len(talk) - 20 for talk in talks)
@@ -258,7 +258,7 @@ def test_sessions_that_are_kept_are_few(fake: Callable[..., FakeGateway]) -> Non
     with closing(GatewayCloud(made.url)) as cloud:
         for number in range(3 * MOST_IDLE):
             with closing(cloud.open(Prompt((number, number)))) as session:
-                session.ask([number, number], 1, Sampling(), PATIENCE).result()
+                session.ask(ConsultRequest([number, number], 1, PATIENCE)).result()
     assert sum(isinstance(frame, Open) for frame in made.heard) == MOST_IDLE
 
 
@@ -341,7 +341,7 @@ def test_nothing_is_connected_for_a_session_that_says_nothing(made: FakeGateway)
         assert not cloud.links
     assert made.heard == []
     with pytest.raises(CloudUnavailable):
-        session.ask(IDS, 1, Sampling(), 30).result()
+        session.ask(ConsultRequest(IDS, 1, 30)).result()
     session.prefetch(list(range(PREFETCHED)))
     session.close()
     cloud.close()
@@ -351,8 +351,8 @@ def test_consults_in_flight_share_one_link(made: FakeGateway, cloud: GatewayClou
     session = cloud.open(PROMPT)
     for _ in range(5):
         # Given up before it ran.
-        session.ask(IDS, 1, Sampling(), 30).cancel()
-    flying = [session.ask([*IDS, n], 1, Sampling(), 30) for n in range(4)]
+        session.ask(ConsultRequest(IDS, 1, 30)).cancel()
+    flying = [session.ask(ConsultRequest([*IDS, n], 1, 30)) for n in range(4)]
     assert all(future.result().ids for future in flying)
     assert len(cloud.links) == 1
     assert sum(isinstance(frame, Open) for frame in made.heard) == 1

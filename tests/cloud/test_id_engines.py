@@ -5,64 +5,57 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
 from edgewise.completion import Completion
 from edgewise.engines.base import Client
 from edgewise.engines.registry import UnknownEngine
-from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable, VocabularyMismatch
+from edgewise.errors import (
+    CloudProtocolError,
+    CloudRejected,
+    CloudUnavailable,
+    EdgewiseError,
+    VocabularyMismatch,
+)
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from tests.cloud.dialects import (
-    DialectServer,
-    completed,
-    said,
-    serving,
-    sglang_routes,
-    vllm_routes,
-)
+from tests.doubles.engine_dialects import DIALECTS, Dialect, Writing
+from tests.doubles.scripted_engine import ScriptedEngine, Twisted, said
 
-ROUTES = {"vllm": vllm_routes, "sglang": sglang_routes}
-PATHS = {"vllm": "/v1/completions", "sglang": "/generate"}
-WORDS = {"vllm": "vLLM", "sglang": "SGLang"}
+WORDS: dict[Dialect, str] = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
-@pytest.fixture(params=ROUTES)
-def dialect(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture
-def server(dialect: str) -> Iterator[DialectServer]:
-    with serving(ROUTES[dialect]()) as made:
+@pytest.fixture(params=WORDS)
+def server(request: pytest.FixtureRequest) -> Iterator[ScriptedEngine]:
+    with closing(ScriptedEngine(dialect=request.param)) as made:
         yield made
 
 
 @pytest.fixture
-def cloud(dialect: str, server: DialectServer) -> Iterator[EngineCloud]:
-    made = open_engine(server.url, key="sk", engine=dialect)
+def cloud(server: ScriptedEngine) -> Iterator[EngineCloud]:
+    made = open_engine(server.url, key="sk", engine=server.speaks)
     assert isinstance(made, EngineCloud)
     yield made
     made.close()
 
 
 def ask(cloud: EngineCloud, ids: list[int], n: int = 1, **drawn: Any) -> Completion:
-    return cloud.open(Prompt(tuple(ids))).ask(ids, n, Sampling(**drawn), 30).result()
+    request = ConsultRequest(ids, n, 30, Sampling(**drawn))
+    return cloud.open(Prompt(tuple(ids))).ask(request).result()
 
 
-@pytest.mark.parametrize("owner", ["llamacpp", "vllm", "sglang"])
-def test_an_engine_says_what_it_is(owner: str) -> None:
-    models = said({"data": [{"id": "m", "owned_by": owner}]})
-    with serving({("GET", "/v1/models"): models}) as server:
-        with closing(open_engine(server.url)) as cloud:
-            assert isinstance(cloud, EngineCloud)
-            assert cloud.engine.owner == owner
-        server.asked.clear()
-        open_engine(server.url, engine="vllm").close()
-        assert server.asked == []
+def write(server: ScriptedEngine, **values: Any) -> None:
+    """Let it answer every consult with these values."""
+    server.fault = lambda number: Twisted(lambda writing: replace(writing, **values))
+
+
+def test_an_engine_that_is_named_is_not_asked_what_it_is(server: ScriptedEngine) -> None:
+    open_engine(server.url, engine="vllm").close()
+    assert not server.requests
 
 
 @pytest.mark.parametrize(
@@ -75,25 +68,22 @@ def test_an_engine_says_what_it_is(owner: str) -> None:
         ({"data": [{"id": "gpt"}]}, UnknownEngine, "vllm"),
     ],
 )
-def test_anything_else_is_not_known(models: Any, error: type[Exception], problem: str) -> None:
-    routes = {("GET", "/v1/models"): said(models)}
-    with serving(routes) as server, pytest.raises(error, match=problem):
-        open_engine(server.url)
+def test_anything_else_is_not_known(
+    engine: ScriptedEngine, models: Any, error: type[Exception], problem: str
+) -> None:
+    engine.replies["/v1/models"] = said(models)
+    with pytest.raises(error, match=problem):
+        open_engine(engine.url)
 
 
-def asked_of(server: DialectServer) -> dict[str, Any]:
-    """The last request's fields, those of the sampling among them."""
-    body: dict[str, Any] = server.asked[-1][1]
-    return body | body.get("sampling_params", {})
-
-
-def test_a_consult(dialect: str, server: DialectServer, cloud: EngineCloud) -> None:
+def test_a_consult(server: ScriptedEngine, cloud: EngineCloud) -> None:
+    write(server, ids=[97], logprobs=[-0.5], top=[[(97, -0.5), (7, -2.0)]], took=0.0123)
     completion = ask(cloud, [1, 2, 3])
-    body, headers = asked_of(server), server.headers[-1]
+    body, headers = server.requests[-1].body, server.requests[-1].headers
     assert headers["Authorization"] == "Bearer sk"
     assert len(headers["X-Session-Id"]) == 24
-    if dialect == "vllm":
-        assert (body["prompt"], body["model"], body["max_tokens"]) == ([1, 2, 3], "qwen", 1)
+    if server.speaks == "vllm":
+        assert (body["prompt"], body["model"], body["max_tokens"]) == ([1, 2, 3], "scripted", 1)
         assert body["return_tokens_as_token_ids"] is True
     else:
         assert (body["input_ids"], body["max_new_tokens"]) == ([1, 2, 3], 1)
@@ -104,55 +94,38 @@ def test_a_consult(dialect: str, server: DialectServer, cloud: EngineCloud) -> N
     assert (completion.cached, completion.computed, completion.stopped) == (2, 1, False)
 
 
-def test_what_it_can_do(dialect: str, cloud: EngineCloud) -> None:
-    cloud.check(ByteTokenizer())
-    able = cloud.abilities
-    assert (able.engine, able.model) == (WORDS[dialect], "qwen")
-    assert able.salt
-
-
-def test_a_salt_is_sent_where_it_has_one(
-    dialect: str, server: DialectServer, cloud: EngineCloud
-) -> None:
+def test_a_salt_is_sent_where_it_has_one(server: ScriptedEngine, cloud: EngineCloud) -> None:
     """One that takes anything for a salt has none."""
-    client = Client("s", "pepper")
+    client, engine, dialect = Client("s", "pepper"), cloud.engine, DIALECTS[server.speaks]
     cloud.check(ByteTokenizer())
-    cloud.submit(cloud.engine.complete([1], 1, Sampling(), client), 30).result()
-    assert asked_of(server)["cache_salt"] == "pepper"
-    if dialect == "vllm":
-        server.routes["POST", PATHS[dialect]] = said(completed([97]))
-    else:
-        reply = server.routes["POST", PATHS[dialect]]
-        server.routes["POST", PATHS[dialect]] = lambda body: reply({**body, "cache_salt": ""})
+    assert (engine.dialect, engine.described.model) == (WORDS[server.speaks], "scripted")
+    assert engine.salted
+    cloud.submit(engine.complete([1], 1, Sampling(), client), 30).result()
+    assert server.requests[-1].body["cache_salt"] == "pepper"
+    written = Writing(ids=[97], logprobs=[-0.5], top=[[(97, -0.5)]])
+    server.replies[dialect.path] = said(dialect.reply(written))
     cloud.check(ByteTokenizer())
-    assert not cloud.abilities.salt
-    cloud.submit(cloud.engine.complete([1], 1, Sampling(), client), 30).result()
-    assert "cache_salt" not in asked_of(server)
+    assert not engine.salted
+    cloud.submit(engine.complete([1], 1, Sampling(), client), 30).result()
+    assert "cache_salt" not in server.requests[-1].body
 
 
-def test_sampling_has_the_engines_words(
-    dialect: str, server: DialectServer, cloud: EngineCloud
-) -> None:
+def test_sampling_has_the_engines_words(server: ScriptedEngine, cloud: EngineCloud) -> None:
     ask(cloud, [1, 2], temperature=0.7, top_k=40, top_p=0.9, min_p=0.1, seed=3)
-    body, seed = asked_of(server), "seed" if dialect == "vllm" else "sampling_seed"
+    body, seed = server.requests[-1].body, "seed" if server.speaks == "vllm" else "sampling_seed"
     drawn = [body[name] for name in ("temperature", "top_k", "top_p", "min_p", seed)]
     assert drawn == [0.7, 40, 0.9, 0.1, Sampling(temperature=0.7, seed=3).seed_at(2)]
     ask(cloud, [1, 2])
-    assert asked_of(server)["temperature"] == 0
-    assert seed not in asked_of(server)
-
-
-ENDED: dict[str, Any] = {
-    "vllm": completed([], finish="stop"),
-    "sglang": {"output_ids": [], "meta_info": {"finish_reason": {"type": "stop"}}},
-}
+    body = server.requests[-1].body
+    assert body["temperature"] == 0
+    assert seed not in body
 
 
 def test_an_end_that_the_engine_kept_is_the_edges(
-    dialect: str, server: DialectServer, cloud: EngineCloud
+    server: ScriptedEngine, cloud: EngineCloud
 ) -> None:
     cloud.check(ByteTokenizer())
-    server.routes["POST", PATHS[dialect]] = said(ENDED[dialect])
+    write(server, ids=[], logprobs=[], top=[], ended=True, cached=None, computed=None)
     completion = ask(cloud, [1], 4)
     assert completion.stopped
     assert (completion.ids, completion.logprobs) == ((256,), (None,))
@@ -161,67 +134,65 @@ def test_an_end_that_the_engine_kept_is_the_edges(
 
 @pytest.mark.parametrize("token", ["sky", "token_id:", "token_id:-1", "token_id:٣", "token_id:1.5"])
 def test_tokens_as_text_are_no_ids(token: str) -> None:
-    reply = completed([98])
-    reply["choices"][0]["logprobs"]["tokens"] = [token]
-    with serving(vllm_routes() | {("POST", "/v1/completions"): said(reply)}) as server:
+    with closing(ScriptedEngine(dialect="vllm")) as server:
+        write(server, ids=[token])
         cloud = open_engine(server.url)
         assert isinstance(cloud, EngineCloud)
         with closing(cloud), pytest.raises(CloudProtocolError, match="tokens as text"):
             ask(cloud, [1])
 
 
-def test_one_that_lies_from_the_first_request_on_is_not_asked_by_text() -> None:
-    routes = vllm_routes() | {("POST", "/v1/completions"): said(completed([98, 99, 100]))}
-    with serving(routes) as server:
-        with pytest.raises(CloudProtocolError, match="takes token ids"):
-            connect(server.url, ByteTokenizer())
-        assert not any("chat" in path for path, _ in server.asked)
+def test_one_that_lies_from_the_first_request_on_is_not_asked_by_text(
+    server: ScriptedEngine,
+) -> None:
+    write(server, ids=[98, 99, 100], logprobs=[-0.5] * 3, top=[])
+    with pytest.raises(CloudProtocolError):
+        connect(server.url, ByteTokenizer())
+    assert not any("chat" in path for path in server.paths)
+
+
+AS_TEXT = {"choices": [{"text": "sky", "logprobs": None, "finish_reason": "length"}]}
 
 
 @pytest.mark.parametrize(
-    "reply",
+    ("path", "reply", "error", "problem"),
     [
-        said({"choices": [{"text": "sky", "logprobs": None, "finish_reason": "length"}]}),
-        said({"error": {"message": "ids are not supported"}}, 400),
+        (None, said(AS_TEXT), CloudRejected, "token ids"),
+        (None, said({"error": {"message": "not supported"}}, 400), CloudRejected, "token ids"),
+        ("/tokenize", said(b"no tokenizer", 400), VocabularyMismatch, None),
     ],
 )
-def test_an_engine_that_takes_no_ids_is_refused(
-    dialect: str, server: DialectServer, cloud: EngineCloud, reply: Any
+def test_an_engine_that_takes_no_ids_or_has_no_tokenizer_is_refused(
+    server: ScriptedEngine,
+    cloud: EngineCloud,
+    path: str | None,
+    reply: Any,
+    error: type[EdgewiseError],
+    problem: str | None,
 ) -> None:
-    server.routes["POST", PATHS[dialect]] = reply
-    with pytest.raises(CloudRejected, match="token ids"):
-        cloud.check(ByteTokenizer())
-
-
-def test_the_probe_takes_few_rounds(server: DialectServer, cloud: EngineCloud) -> None:
-    """Readiness and name, the strings, the consults, what it detokenises: each in parallel."""
-    server.seconds = 0.1
-    cloud.check(ByteTokenizer())
-    assert server.rounds == 4
-    assert len(server.asked) >= 10
-
-
-def test_an_engine_that_is_not_ready_is_not_probed(
-    server: DialectServer, cloud: EngineCloud
-) -> None:
-    server.routes["GET", "/health"] = said(b"loading", 503)
-    with pytest.raises(CloudUnavailable, match="503"):
-        cloud.check(ByteTokenizer())
-    assert {path for path, _ in server.asked} <= {"/health", "/v1/models"}
-
-
-def test_an_engine_without_its_tokenizer_proves_nothing(
-    server: DialectServer, cloud: EngineCloud
-) -> None:
-    server.routes["POST", "/tokenize"] = said(b"no tokenizer", 400)
-    with pytest.raises(VocabularyMismatch) as refused:
+    server.replies[path or DIALECTS[server.speaks].path] = reply
+    with pytest.raises(error, match=problem) as refused:
         cloud.check(ByteTokenizer())
     assert refused.value.setting is None
 
 
-def test_another_vocabulary_is_named_by_its_string(
-    server: DialectServer, cloud: EngineCloud
+def test_the_probe_takes_few_rounds(server: ScriptedEngine, cloud: EngineCloud) -> None:
+    """Readiness and name, the strings, the consults, what it detokenises: each in parallel."""
+    server.pause = 0.1
+    cloud.check(ByteTokenizer())
+    rounds, end = 0, 0.0
+    for asked in sorted(server.requests, key=lambda asked: asked.begun):
+        if asked.begun >= end:
+            rounds, end = rounds + 1, asked.ended
+        end = min(end, asked.ended)
+    assert rounds == 4
+    assert len(server.requests) >= 10
+
+
+def test_an_engine_that_is_not_ready_is_not_probed(
+    server: ScriptedEngine, cloud: EngineCloud
 ) -> None:
-    server.routes["POST", "/tokenize"] = said({"tokens": [1, 2]})
-    with pytest.raises(VocabularyMismatch, match="Hello world"):
+    server.replies["/health"] = said(b"loading", 503)
+    with pytest.raises(CloudUnavailable, match="503"):
         cloud.check(ByteTokenizer())
+    assert {*server.paths} <= {"/health", "/v1/models"}

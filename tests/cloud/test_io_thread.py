@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.cloud.io_thread import IoThread
+from edgewise.cloud.engine import IoThread
 from edgewise.errors import CloudTimeout, CloudUnavailable
 
 
@@ -142,5 +142,5 @@ def test_work_that_fails_after_it_was_given_up_is_no_alarm(
     gc.collect()
     thread.submit(nothing(), 30).result(60)
     # But a bug is a bug.
-    assert [record.name for record in caplog.records] == ["edgewise.cloud.io_thread"]
+    assert [record.name for record in caplog.records] == ["edgewise.cloud.engine"]
     assert "a bug" in caplog.text

@@ -2,12 +2,12 @@
 
 import logging
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from threading import Event
 
 import pytest
 
+from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.engine import LlamaServer
 from edgewise.errors import CloudError, CloudUnavailable, UsageError
 from edgewise.loop.decoder import Answer, Decoder
@@ -15,28 +15,20 @@ from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair
 from edgewise.prompts import Prompt
-from edgewise.routers.constant import Constant
-from edgewise.sampling import Sampling
+from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from tests.cloud.dialects import said, serving
-from tests.doubles.scripted_engine import Misdeed, ScriptedEngine, Wire
+from tests.doubles.scripted_engine import Misdeed, ScriptedEngine, Wire, said
 
 KEY = "sk-secret-0123"
 CUT: list[Misdeed] = [Wire([]), "reset"]
 """A connection that is closed, and one of a process that is gone."""
 
 
-@pytest.fixture
-def engine() -> Iterator[ScriptedEngine]:
-    with closing(ScriptedEngine()) as made:
-        yield made
-
-
 def consult(address: str, *, key: str | None = None) -> CloudError | None:
     """How one consult ends."""
     with closing(LlamaServer(address, key=key)) as server:
         try:
-            server.open(Prompt((1, 2))).ask([1, 2], 1, Sampling(), 5.0).result(10)
+            server.open(Prompt((1, 2))).ask(ConsultRequest([1, 2], 1, 5.0)).result(10)
         except CloudError as error:
             return error
     return None
@@ -60,7 +52,7 @@ def test_a_kept_connection_closed_while_idle_is_retried_once(
     with closing(LlamaServer(engine.url)) as server:
         session = server.open(Prompt((1,)))
         for _ in range(2):
-            assert session.ask([1], 1, Sampling(), 30).result().ids
+            assert session.ask(ConsultRequest([1], 1, 30)).result().ids
     assert engine.asked == 3
 
 
@@ -74,17 +66,15 @@ def test_over_a_new_connection_a_request_is_sent_once(
     assert engine.asked == 1
 
 
-def test_equal_ids_keep_their_own_logprobs() -> None:
+def test_equal_ids_keep_their_own_logprobs(engine: ScriptedEngine) -> None:
     rows = [
         {"id": token, "logprob": logprob, "top_logprobs": [{"id": token, "logprob": logprob}]}
         for token, logprob in [(5, -0.1), (7, -0.2), (5, -3.0)]
     ]
     reply = {"tokens": [5, 7, 5], "completion_probabilities": rows, "stop_type": "limit"}
-    with (
-        serving({("POST", "/completion"): said(reply)}) as far,
-        closing(LlamaServer(far.url)) as server,
-    ):
-        found = server.open(Prompt((1,))).ask([1], 3, Sampling(), 5).result()
+    engine.replies["/completion"] = said(reply)
+    with closing(LlamaServer(engine.url)) as server:
+        found = server.open(Prompt((1,))).ask(ConsultRequest([1], 3, 5)).result()
     assert found.logprobs == (-0.1, -0.2, -3.0)
     assert [top[0].logprob for top in found.top] == [-0.1, -0.2, -3.0]
 

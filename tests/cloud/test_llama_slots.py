@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 
 from edgewise.engines.llama_server import LINGER_SECONDS, Place, SlotTable
 from edgewise.errors import CloudRejected, CloudUnavailable
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.doubles.clock import Clock
 
 
 async def ask(

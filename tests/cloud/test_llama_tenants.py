@@ -3,17 +3,19 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
 
 from edgewise.addresses import bundled
+from edgewise.edge.kv import common_prefix
 from edgewise.engines.base import NOBODY, Client
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_edge import ByteTokenizer
-from tests.cloud.dialects import DialectServer, said, serving
+from tests.doubles.scripted_engine import Reply, ScriptedEngine
 from tests.llama_server_process import RECOMMENDED, llama_server
 
 A, B = Client("sa", tenant="a"), Client("sb", tenant="b")
@@ -41,20 +43,11 @@ class Slots:
             self.asked.append(body)
         slot = body.get("id_slot", -1) % count
         known = [self.held[slot], *(self.lost if self.ram else [])]
-        cached = max(shared(prompt, one) for one in known) if body["cache_prompt"] else 0
+        cached = max(common_prefix(prompt, one) for one in known) if body["cache_prompt"] else 0
         self.lost.append(self.held[slot])
         self.held[slot] = prompt
         timings = {"cache_n": cached, "prompt_n": len(prompt) - cached}
         return 200, {"tokens": [97], "id_slot": slot, "timings": timings}
-
-    def routes(self) -> dict[tuple[str, str], Any]:
-        return {
-            ("GET", "/health"): said({}),
-            ("GET", "/v1/models"): said({"data": [{"id": "m", "owned_by": "llamacpp"}]}),
-            ("GET", "/props"): self.props,
-            ("POST", "/tokenize"): tokens,
-            ("POST", "/completion"): self.complete,
-        }
 
     @property
     def where(self) -> list[tuple[int | None, bool]]:
@@ -62,27 +55,21 @@ class Slots:
         return [(body.get("id_slot"), body["cache_prompt"]) for body in self.asked]
 
 
-def tokens(body: Any) -> tuple[int, Any]:
-    return 200, {"tokens": ByteTokenizer().encode(body["content"])}
-
-
-def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    count = 0
-    for first, second in zip(one, other, strict=False):
-        if first != second:
-            break
-        count += 1
-    return count
-
-
 Work = Callable[[LlamaServerEngine], Awaitable[Any]]
 
 
-def at(slots: Slots, work: Work) -> DialectServer:
-    """Do `work` with an engine in front of `slots`."""
-    with serving(slots.routes()) as server:
+def at(
+    slots: Slots, work: Work, replies: Mapping[str, Reply] = {}, *, pause: float = 0.0
+) -> list[str]:
+    """Do `work` with an engine in front of `slots`, whose server says what `replies` say instead.
+
+    Returns the paths that it was asked for.
+    """
+    with closing(ScriptedEngine()) as server:
+        server.replies = {"/props": slots.props, "/completion": slots.complete, **replies}
+        server.pause = pause
         with_engine(server.url, work)
-    return server
+        return server.paths
 
 
 def with_engine(url: str, work: Work) -> None:
@@ -125,9 +112,8 @@ def test_without_a_tenant_the_server_chooses_and_is_asked_nothing_else() -> None
         await ask(engine, NOBODY)
         await ask(engine, Client("s"))
 
-    server = at(slots, work)
+    assert at(slots, work) == ["/completion"] * 2
     assert slots.where == [(None, True), (None, True)]
-    assert [path for path, _ in server.asked] == ["/completion"] * 2
 
 
 class Deaf(Slots):
@@ -140,13 +126,6 @@ class Deaf(Slots):
         return status, answer
 
 
-class Mixing(Slots):
-    """Has a cache in RAM for all slots."""
-
-    def __init__(self) -> None:
-        super().__init__(ram=True)
-
-
 class Elsewhere(Slots):
     """Has a slot of its own choice for everything."""
 
@@ -154,8 +133,8 @@ class Elsewhere(Slots):
         return super().complete({**body, "id_slot": 0})
 
 
-@pytest.mark.parametrize("kind", [Mixing, Deaf, Elsewhere])
-def test_where_slots_are_not_apart_nothing_is_reused(kind: type[Slots]) -> None:
+@pytest.mark.parametrize("kind", [partial(Slots, ram=True), Deaf, Elsewhere])
+def test_where_slots_are_not_apart_nothing_is_reused(kind: Callable[[], Slots]) -> None:
     slots = kind()
 
     async def work(engine: LlamaServerEngine) -> None:
@@ -180,13 +159,11 @@ def test_where_slots_are_not_apart_nothing_is_reused(kind: type[Slots]) -> None:
 )
 def test_a_server_that_does_not_say_how_many_slots_it_has(props: tuple[int, Any]) -> None:
     slots = Slots()
-    routes = {**slots.routes(), ("GET", "/props"): lambda body: props}
 
     async def work(engine: LlamaServerEngine) -> None:
         assert [await ask(engine, client) for client in (A, A)] == [0, 0]
 
-    with serving(routes) as server:
-        with_engine(server.url, work)
+    at(slots, work, {"/props": lambda body: props})
     assert slots.where == [(None, False)] * 2
 
 
@@ -207,8 +184,7 @@ def test_a_request_that_failed_proves_nothing() -> None:
         assert await ask(engine, B) == 0
         assert await ask(engine, B) == len(LONG)
 
-    with serving({**slots.routes(), ("POST", "/completion"): complete}) as server:
-        with_engine(server.url, work)
+    at(slots, work, {"/completion": complete})
 
 
 def test_a_server_that_comes_back_with_fewer_slots_is_looked_at_again() -> None:
@@ -254,9 +230,7 @@ def test_those_who_come_while_it_is_looked_at_wait_for_that_one_look() -> None:
         impatient.cancel()
         await asyncio.gather(*(ask(engine, client) for client in clients))
 
-    with serving(slots.routes(), seconds=0.02) as server:
-        with_engine(server.url, work)
-        assert [path for path, _ in server.asked].count("/props") <= 2
+    assert at(slots, work, pause=0.02).count("/props") <= 2
     assert len({body["id_slot"] for body in slots.asked}) == 4
 
 
@@ -296,7 +270,7 @@ def test_at_a_real_server_no_more_is_cached_than_the_tenant_itself_has_asked(
             return
         assert completion.cached is not None
         # Two sessions of a tenant may ask side by side.
-        allowed = max((shared(prompt, other) for other in before), default=0)
+        allowed = max((common_prefix(prompt, other) for other in before), default=0)
         assert completion.cached <= allowed, "another tenant's prompt was reused"
         cached.append(completion.cached)
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from typing import Any
 
 import pytest
 
-from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.cloud.adapter.ids import Adapter
+from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.local import LocalCloud, LocalSession
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
@@ -24,8 +24,7 @@ from edgewise.events import Pending
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
-from edgewise.routers.constant import Constant
-from edgewise.sampling import Sampling
+from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 
 IDS = list(b"sky: ")
@@ -65,7 +64,7 @@ def cloud(model: ScriptedEdge, script: Held) -> Iterator[LocalCloud]:
 
 def busy(cloud: LocalCloud, script: Held) -> "Future[Completion]":
     """A consult that holds the thread."""
-    flying = cloud.open(PROMPT).ask(IDS, 1, Sampling(), 20)
+    flying = cloud.open(PROMPT).ask(ConsultRequest(IDS, 1, 20))
     assert script.asked.wait(60)
     return flying
 
@@ -86,7 +85,7 @@ def test_a_session_that_asked_gives_its_place_back(
 ) -> None:
     script.let.set()
     session = cloud.open(PROMPT)
-    assert session.ask(IDS, 4, Sampling(), 30).result().ids == (*b"yes", 256)
+    assert session.ask(ConsultRequest(IDS, 4, 30)).result().ids == (*b"yes", 256)
     assert model.sessions == 1
     session.close()
     session.close()
@@ -101,12 +100,12 @@ def test_a_session_closed_before_its_consult_ran_takes_no_place(
 ) -> None:
     flying = busy(cloud, script)
     session = cloud.open(PROMPT)
-    waiting = session.ask(IDS, 1, Sampling(), 30)
+    waiting = session.ask(ConsultRequest(IDS, 1, 30))
     session.close()
     script.let.set()
     with pytest.raises(CloudUnavailable):
         waiting.result()
-    late = session.ask(IDS, 1, Sampling(), 30)
+    late = session.ask(ConsultRequest(IDS, 1, 30))
     with pytest.raises(CloudUnavailable):
         late.result()
     assert flying.result().ids
@@ -115,7 +114,7 @@ def test_a_session_closed_before_its_consult_ran_takes_no_place(
 
 def test_a_consult_that_waited_too_long_does_not_run(cloud: LocalCloud, script: Held) -> None:
     busy(cloud, script)
-    late = cloud.open(PROMPT).ask(IDS, 1, Sampling(), 0.05)
+    late = cloud.open(PROMPT).ask(ConsultRequest(IDS, 1, 0.05))
     time.sleep(0.1)
     script.let.set()
     with pytest.raises(CloudTimeout, match="deadline"):
@@ -137,24 +136,24 @@ def test_an_answer_that_is_left_is_no_timeout(script: Held, cloud: LocalCloud) -
         script.asked.clear()
         script.let.set()
         cloud.submit(script.let.clear).result()
-    assert decoder.latency.timeouts == 0
-    assert not decoder.breaker.is_open
+    assert decoder.tiers[0].latency.timeouts == 0
+    assert not decoder.tiers[0].breaker.is_open
 
 
-@pytest.mark.parametrize("bridged", [False, True])
+@pytest.mark.parametrize("adapted", [False, True])
 def test_a_slow_model_here_has_no_deadline_but_the_users(
-    monkeypatch: pytest.MonkeyPatch, bridged: bool
+    monkeypatch: pytest.MonkeyPatch, adapted: bool
 ) -> None:
     script, deadlines, ask = replying("yes", prompt="sky: "), list[float](), LocalSession.ask
 
-    def noted(self: LocalSession, *given: Any) -> "Future[Completion]":
-        deadlines.append(given[3])
-        return ask(self, *given)
+    def noted(self: LocalSession, request: ConsultRequest) -> "Future[Completion]":
+        deadlines.append(request.deadline)
+        return ask(self, request)
 
     monkeypatch.setattr(LocalSession, "ask", noted)
     local = LocalCloud(ScriptedEdge(script))
-    bridge = Bridge(local, own=ByteTokenizer(), edge=ByteTokenizer())
-    with closing(bridge if bridged else local) as cloud:
+    adapter = Adapter(local, own=ByteTokenizer(), edge=ByteTokenizer())
+    with closing(adapter if adapted else local) as cloud:
         for deadline in (None, 20.0):
             policy = Policy(threshold=0.5, deadline=deadline)
             decoder = Decoder(
@@ -174,8 +173,8 @@ def test_closing_in_mid_answer_is_a_cloud_error_like_any_other() -> None:
         return replying("x" * 9000, prompt="sky: ")(ids)
 
     cloud = LocalCloud(ScriptedEdge(slow, context=10_000))
-    flying = cloud.open(PROMPT).ask(IDS, 9000, Sampling(), math.inf)
-    waiting = cloud.open(PROMPT).ask(IDS, 1, Sampling(), math.inf)
+    flying = cloud.open(PROMPT).ask(ConsultRequest(IDS, 9000, math.inf))
+    waiting = cloud.open(PROMPT).ask(ConsultRequest(IDS, 1, math.inf))
     assert begun.wait(20)
     cloud.close()
     for future in (flying, waiting):
@@ -189,7 +188,7 @@ def test_a_model_that_fails_is_a_cloud_that_failed() -> None:
 
     cloud = LocalCloud(ScriptedEdge(failing))
     with pytest.raises(CloudError, match="weights are gone"):
-        cloud.open(PROMPT).ask(IDS, 1, Sampling(), 30).result()
+        cloud.open(PROMPT).ask(ConsultRequest(IDS, 1, 30)).result()
     cloud.close()
 
 
@@ -199,7 +198,7 @@ def test_a_deadline_ends_a_long_answer() -> None:
         return replying("x" * 100, prompt="sky: ")(ids)
 
     with closing(LocalCloud(ScriptedEdge(slow))) as cloud, pytest.raises(CloudTimeout):
-        cloud.open(PROMPT).ask(IDS, 100, Sampling(), 0.2).result()
+        cloud.open(PROMPT).ask(ConsultRequest(IDS, 100, 0.2)).result()
 
 
 @pytest.mark.parametrize(("n", "written"), [(2, 2), (3, 3), (4, 4), (9, 4)])
@@ -207,6 +206,6 @@ def test_a_completion_ends_with_the_context(n: int, written: int) -> None:
     """Its last id may stand behind it: nothing is computed after that."""
     model = ScriptedEdge(replying("so it is", prompt="sky: "), context=len(IDS) + 3)
     with closing(LocalCloud(model)) as cloud, closing(cloud.open(PROMPT)) as session:
-        completion = session.ask(IDS, n, Sampling(), 20).result()
+        completion = session.ask(ConsultRequest(IDS, n, 20)).result()
     assert bytes(completion.ids).decode() == "so it is"[:written]
     assert not completion.stopped

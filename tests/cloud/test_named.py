@@ -18,7 +18,7 @@ from edgewise.errors import UsageError
 from edgewise.gateway.fleet import engines_at
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying

@@ -2,7 +2,6 @@
 
 import re
 import string
-from collections.abc import Iterator
 from typing import Literal
 from unicodedata import normalize
 
@@ -10,10 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from edgewise.cloud.bridge.context_filter import Context
-from edgewise.cloud.bridge.word_boundary import kept
+from edgewise.cloud.adapter.word_boundary import kept
 from edgewise.cloud.redaction.base import Redaction, redaction_of
-from edgewise.cloud.redaction.filter import Redacted, RedactedContext
+from edgewise.cloud.redaction.filter import Context, Redacted, RedactedContext
 from edgewise.errors import Blocked
 from edgewise.prompts import Message
 
@@ -38,14 +36,6 @@ PIECES = st.one_of(
     st.text(string.printable + "äé日本🙂", max_size=6),
 )
 TEXTS = st.lists(PIECES, max_size=12).map("".join)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _patient() -> Iterator[None]:
-    """A busy machine is not what is tested here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgewise.cloud.redaction.filter.SECONDS", 120.0)
-        yield
 
 
 def context(*contents: str, view: Redacted = VIEW) -> RedactedContext:

@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +11,24 @@ import pytest
 import trustme
 from aiohttp import web
 
-from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.text import TextCloud
+from edgewise.cloud.adapter.text import TextCloud
+from edgewise.cloud.base import CloudModel, ConsultRequest
+from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway import GatewayCloud
 from edgewise.engines.http import Redirected
 from edgewise.engines.text_dialects import ChatText
 from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.prompts import Message, Prompt
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.background import Served
-from tests.cloud.dialects import Sglang, Vllm
 
 
 def by_text(url: str, *, key: str) -> TextCloud:
     return TextCloud(ChatText(url, key=key), edge=ByteTokenizer())
 
 
-CLOUDS = [LlamaServer, Vllm, Sglang, GatewayCloud, by_text]
+BY_IDS = ["llama-server", "vllm", "sglang", "gateway"]
+CLOUDS = [*(partial(open_engine, engine=name) for name in BY_IDS), by_text]
 
 
 class Leading(Served):
@@ -78,7 +78,7 @@ def refusals(cloud: CloudModel) -> list[CloudError]:
     session.prefetch([1])
     for work in (
         lambda: cloud.check(ByteTokenizer()),
-        lambda: session.ask([1], 1, Sampling(), 20).result(),
+        lambda: session.ask(ConsultRequest([1], 1, 20)).result(),
     ):
         with pytest.raises(CloudError) as refused:
             work()
@@ -107,7 +107,7 @@ def test_a_certificate_of_nobody_known_is_refused(
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
     with closing(LlamaServer(leading.secure, key="sk-secret")) as cloud:
-        asked = cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 20)
+        asked = cloud.open(Prompt((1,))).ask(ConsultRequest([1], 1, 20))
         with pytest.raises(CloudUnavailable, match="certificate"):
             asked.result()
     assert leading.asked == 0

@@ -1,20 +1,26 @@
 """The record of what leaves is what crosses the socket: over every dialect, whatever goes wrong."""
 
+import base64
+import errno
+import os
 import random
+import stat
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from edgewise.addresses import bundled
+from edgewise.cloud.adapter.ids import Adapter
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import Bridge
-from edgewise.cloud.connect import connect
+from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.record import PayloadsFile, SentRecord
@@ -25,13 +31,12 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.pair import open_pair
 from edgewise.prompts import Message, prompt_of
-from edgewise.routers.constant import Random
+from edgewise.routers.untrained import Random
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
-from tests.cloud.dialects import Sglang, Vllm
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.completing import completing
-from tests.doubles.engine_dialects import Dialect
+from tests.doubles.engine_dialects import DIALECTS, Dialect
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
 from tests.doubles.scripted_text import ScriptedText, TextMisdeed, numbers
 from tests.gateway.running import gateway
@@ -39,12 +44,6 @@ from tests.llama_server_process import llama_server
 from tests.pocket_models import OTHER
 from tests.server_process import free_port
 
-CLOUDS: dict[str, Callable[[str], CloudModel]] = {
-    "llama-server": LlamaServer,
-    "vllm": Vllm,
-    "sglang": Sglang,
-    "gateway": GatewayCloud,
-}
 QUESTION = Message("user", "Where does the café get its coffee?")
 FIXED = {tuple(ord(one) ^ 1 for one in text) for text in PROBES if text.isascii()}
 """What a proof may ask an engine of the other vocabulary."""
@@ -53,7 +52,6 @@ TEXT_DIALECTS = (
     *("chat", "mistral", "deepseek", "qwen", "moonshot", "lm-studio", "ollama"),
     *("vllm-text", "sglang-text", "llama-server-text"),
 )
-DIALECTS: tuple[Dialect, ...] = ("llama-server", "vllm", "sglang")
 
 
 @dataclass
@@ -79,7 +77,6 @@ class Wired:
         *,
         seed: int = 0,
         deadline: float = 5.0,
-        tokens: int = 40,
         ahead: int = 4,
     ) -> list[Event]:
         """The events of an answer that consults and prefetches much, and goes other ways."""
@@ -91,17 +88,23 @@ class Wired:
             record=self.record,
         )
         prompt = prompt_of(decoder.edge.tokenizer, messages)
-        with decoder.stream(prompt, max_tokens=tokens) as events:
+        with decoder.stream(prompt, max_tokens=40) as events:
             return list(events)
+
+    def messages(self) -> list[bytes]:
+        """What the proxy saw, without vocabulary checks."""
+        return [
+            message
+            for message in self.recorder.messages
+            if message not in self.fixed and tuple(ids_of(message)) not in FIXED
+        ]
 
     def crossed(self) -> SentCounts:
         """By the proxy: bytes and ids."""
-        size = ids = 0
-        for message in self.recorder.messages:
-            if message not in self.fixed and tuple(ids_of(message)) not in FIXED:
-                size += len(message)
-                ids += len(ids_of(message))
-        return SentCounts(bytes=size, tokens=ids)
+        messages = self.messages()
+        return SentCounts(
+            bytes=sum(map(len, messages)), tokens=sum(len(ids_of(one)) for one in messages)
+        )
 
     def require_equal(self) -> None:
         """The record's sums are the proxy's, once stragglers have arrived."""
@@ -111,12 +114,11 @@ class Wired:
             time.sleep(0.02)
 
     def told(self) -> SentCounts:
-        answers = self.record.answers()
-        size, ids = (sum(getattr(one, name) for one in answers) for name in ("bytes", "tokens"))
-        return SentCounts(bytes=size, tokens=ids)
+        sums = [one.sums for one in self.record.answers()]
+        return SentCounts(bytes=sum(s.bytes for s in sums), tokens=sum(s.tokens for s in sums))
 
 
-@pytest.fixture(params=CLOUDS)
+@pytest.fixture(params=[*DIALECTS, "gateway"])
 def wired(request: pytest.FixtureRequest) -> Iterator[Wired]:
     name = request.param
     dialect: Dialect = name if name in DIALECTS else "llama-server"
@@ -127,8 +129,7 @@ def wired(request: pytest.FixtureRequest) -> Iterator[Wired]:
         if name == "gateway":
             target = stack.enter_context(gateway([engine.url])).url
         recorder = stack.enter_context(recording(target))
-        cloud = CLOUDS[name](recorder.url)
-        stack.callback(cloud.close)
+        cloud = stack.enter_context(closing(open_engine(recorder.url, engine=name)))
         yield Wired(cloud, recorder, SentRecord(), engine).check()
 
 
@@ -169,13 +170,48 @@ def test_whatever_goes_wrong_is_in_the_record(wired: Wired, how: Misdeed) -> Non
     wired.require_equal()
 
 
-def test_a_connection_that_breaks_is_in_the_record(wired: Wired) -> None:
-    for seed in range(3):
-        wired.answered([QUESTION], seed=seed, tokens=12)
-        wired.require_equal()
-        wired.recorder.cut()
-        # Until the device learns of it, it would hand bytes to a dead socket.
-        time.sleep(0.5)
+def payloads_in(path: Path) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+
+
+def test_payloads_are_every_message_as_it_left(wired: Wired, tmp_path: Path) -> None:
+    path = tmp_path / "sent.jsonl"
+    wired.record = SentRecord(payloads=PayloadsFile(path))
+    wired.answered([QUESTION])
+    wired.cloud.close()
+    crossed = wired.messages()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    lines = payloads_in(path)
+    written = [
+        line["body"].encode() if "body" in line else base64.b64decode(line["base64"])
+        for line in lines
+    ]
+    # A gateway's session is closed with the cloud, after all answers.
+    assert not Counter(written) - Counter(crossed)
+    assert len(crossed) - len(written) == isinstance(wired.cloud, GatewayCloud)
+    assert QUESTION.content in lines[0]["text"]
+    assert sum(line["bytes"] for line in lines) == wired.told().bytes
+
+
+def test_a_disk_that_fills_in_mid_answer_lets_nothing_more_out(
+    wired: Wired, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, left, write = tmp_path / "sent.jsonl", 3, os.write
+    wired.record = SentRecord(payloads=PayloadsFile(path))
+
+    def full(descriptor: int, data: bytes) -> int:
+        nonlocal left
+        if data[:1] == b"{" and (left := left - 1) < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    wired.answered([QUESTION])
+    monkeypatch.undo()
+    wired.cloud.close()
+    lines = payloads_in(path)
+    assert len(lines) == 3
+    assert sum(one["tokens"] for one in lines) == wired.crossed().tokens
 
 
 @pytest.mark.parametrize("how", [None, "hang", "reset"])
@@ -199,11 +235,12 @@ def test_the_record_of_text_is_what_crossed_the_socket(
             )
             decoder.generate(prompt, max_tokens=60)
             end = time.monotonic() + 60
-            while sum(one.bytes for one in record.answers()) != sum(map(len, recorder.messages)):
+            while sum(one.sums.bytes for one in record.answers()) != sum(
+                map(len, recorder.messages)
+            ):
                 assert time.monotonic() < end
                 time.sleep(0.02)
-        lines = (tmp_path / "sent.jsonl").read_bytes().splitlines()
-        payloads = [msgspec.json.decode(line) for line in lines]
+        payloads = payloads_in(tmp_path / "sent.jsonl")
         bodies = sorted(one["body"].encode() for one in payloads)
         assert bodies == sorted(recorder.messages)
         assert {(one["tokens"], one["text"]) for one in payloads} == {(0, "")}
@@ -220,7 +257,7 @@ def test_where_nothing_is_reached_nothing_is_recorded() -> None:
 
 
 @pytest.mark.deep
-def test_across_a_bridge_the_record_is_in_the_clouds_ids(tmp_path: Path) -> None:
+def test_across_an_adapter_the_record_is_in_the_clouds_ids(tmp_path: Path) -> None:
     """What travels, and what it says, by the vocabulary that it travels in."""
     file = tmp_path / "sent.jsonl"
     chosen = Settings(
@@ -232,7 +269,7 @@ def test_across_a_bridge_the_record_is_in_the_clouds_ids(tmp_path: Path) -> None
     )
     with llama_server(bundled("cloud")) as engine, recording(engine) as recorder:
         with open_pair(replace(chosen, cloud=recorder.url), sent_file=file) as pair:
-            assert isinstance(pair.cloud, Bridge)
+            assert isinstance(pair.cloud, Adapter)
             fixed = frozenset(recorder.messages)
             recorder.forget()
             sent = pair.ask("Tell me about copper.", max_tokens=24).usage.sent
@@ -241,7 +278,7 @@ def test_across_a_bridge_the_record_is_in_the_clouds_ids(tmp_path: Path) -> None
     assert sent.consults > 0
     assert sum(map(len, crossed)) == sent.bytes
     assert sum(len(ids_of(one)) for one in crossed) == sent.tokens
-    payloads = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+    payloads = payloads_in(file)
     told = {one["text"] for one in payloads if one["tokens"]}
     assert told == {bytes_of(own, ids_of(one)).decode() for one in crossed if ids_of(one)}
     assert "Tell me about copper." in min(told, key=len)

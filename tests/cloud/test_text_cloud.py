@@ -1,5 +1,9 @@
-"""A cloud behind an API that takes text: what is sent, what is kept, and where it may be asked."""
+"""A cloud behind an API that takes text: what is sent, what is kept, and where it may be asked.
 
+Before that, what a few requests tell of an API: whether it continues, and what of its blanks.
+"""
+
+import asyncio
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -8,15 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 
-from edgewise.cloud.bridge.capabilities import Capabilities
-from edgewise.cloud.bridge.text import TextCloud
-from edgewise.cloud.bridge.word_boundary import REPEATED
+from edgewise.advice import cloud_pace
+from edgewise.cloud.adapter.text import Capabilities, Probe, TextCloud
+from edgewise.cloud.adapter.word_boundary import REPEATED
+from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.redaction.base import redaction_of
 from edgewise.cloud.redaction.filter import Redacted
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.engines.base import NOBODY, Described
-from edgewise.engines.replies import TextContinuation
+from edgewise.engines.text import TextContinuation
 from edgewise.errors import (
     CloudProtocolError,
     CloudRejected,
@@ -27,10 +32,9 @@ from edgewise.errors import (
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
-from edgewise.routers.constant import Random
-from edgewise.sampling import Sampling
+from edgewise.routers.untrained import Random
 from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge
-from tests.cloud.text_engine import TextDouble, writing
+from tests.cloud.text_engine import Speaks, TextDouble, writing
 from tests.doubles.around import NeverOpen
 from tests.doubles.completing import completing
 
@@ -41,7 +45,7 @@ PROMPT = Prompt(tuple(ASKED.encode()), (Message("user", "sky?"),))
 
 def ask(cloud: TextCloud, answer: str, n: int = 1, prompt: Prompt = PROMPT) -> Completion:
     with closing(cloud.open(prompt)) as session:
-        return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(60)
+        return session.ask(ConsultRequest([*prompt.ids, *answer.encode()], n, 20)).result(60)
 
 
 def wording(completion: Completion) -> str:
@@ -51,18 +55,15 @@ def wording(completion: Completion) -> str:
 def test_words_come_whole_and_blanks_once() -> None:
     engine = TextDouble(writing("so it is."))
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        completion = ask(cloud, "so ")
+        assert wording(completion) == "it"
+        assert (completion.written, completion.cached, completion.computed) == (2, 0, 0)
+        # The blank is held back.
+        assert (engine.asked, engine.told) == (["so"], [PROMPT.messages])
+        engine.metered = False
         completion = ask(cloud, "so")
-        assert wording(completion) == " it"
-        assert completion.written == 2
-        assert (completion.cached, completion.computed) == (0, 0)
-        # The blank is held back: it comes again, and is dropped.
-        assert wording(ask(cloud, "so ")) == "it"
-        assert engine.asked == ["so", "so"]
-        assert engine.told == [(Message("user", "sky?"),)] * 2
-        assert wording(ask(cloud, "so", 2)) == " it is"
-        ended = ask(cloud, "so it is.")
-        assert ended.ids == (min(EDGE.eos_ids),)
-        assert ended.stopped
+        # Who tells no usage has written no more than was asked for.
+        assert (completion.billed, completion.cached, completion.computed) == (8, None, None)
 
 
 def test_a_long_word_is_asked_for_again_with_what_came() -> None:
@@ -74,15 +75,6 @@ def test_a_long_word_is_asked_for_again_with_what_came() -> None:
         engine.speaks = lambda answer: "x" * 500
         with pytest.raises(CloudRejected, match="no whole word in 32 tokens"):
             ask(cloud, "")
-
-
-def test_who_tells_no_usage_has_written_no_more_than_was_asked() -> None:
-    engine = TextDouble(writing("so it is."))
-    engine.metered = False
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        completion = ask(cloud, "so")
-        assert completion.billed == 8
-        assert (completion.cached, completion.computed) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +114,7 @@ def test_a_call_that_begins_with_a_control_token_is_told_no_private_word() -> No
         for answer, told in ([SIZE, *begun], "<SECRET_1>"), ([*b"it is "], "hunter2x"):
             with closing(cloud.open(prompt)) as session:
                 ids = [*prompt.ids, *answer]
-                asked = session.ask(ids, 3, Sampling(), 60).result()
+                asked = session.ask(ConsultRequest(ids, 3, 60)).result()
                 assert wording(asked).startswith(told[:8])
         assert not any("hunter2x" in one.content for told in engine.told for one in told)
 
@@ -311,3 +303,100 @@ def test_a_prompt_that_is_no_messages_goes_as_its_text() -> None:
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
         assert wording(ask(cloud, "so", prompt=Prompt(PROMPT.ids))) == " it"
         assert engine.told == [()]
+
+
+def always(text: str) -> Speaks:
+    return lambda answer: text
+
+
+def found(engine: TextDouble) -> Capabilities:
+    return asyncio.run(Probe(engine).capabilities())
+
+
+@pytest.mark.parametrize("trims", [False, True])
+@pytest.mark.parametrize("echoes", [False, True])
+def test_what_becomes_of_blanks(echoes: bool, trims: bool) -> None:
+    assert found(TextDouble(echoes=echoes, trims=trims)) == Capabilities(echoes=echoes, trims=trims)
+    with pytest.raises(CloudRejected, match="drops the blank"):
+        found(TextDouble(echoes=echoes, trims=trims, strips=True))
+
+
+def test_blanks_behind_that_are_not_taken_are_never_sent() -> None:
+    engine = TextDouble()
+
+    def declines(number: int) -> CloudRejected | None:
+        return CloudRejected("no.") if engine.asked[number][-1] == " " else None
+
+    engine.fault = declines
+    assert found(engine).trims
+
+
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one two three four five six",
+        "Sure! Here are the numbers from one to ten",
+        "I will count from one to ten as you say",
+    ],
+)
+def test_one_that_begins_anew_is_refused(text: str, strips: bool) -> None:
+    engine = TextDouble(writing(text), restarts=True, strips=strips)
+    with pytest.raises(CloudRejected, match=r"begins an answer anew .* it added"):
+        found(engine)
+    assert len(engine.asked) <= 3
+
+
+def test_one_that_takes_the_beginning_for_a_turn_of_its_own_is_refused() -> None:
+    def speaks(answer: str) -> str:
+        begun = answer.split()
+        return {"fo": "four five six", "sev": "seven eight nine ten"}.get(begun[-1], "ten")
+
+    with pytest.raises(CloudRejected, match="begins an answer anew"):
+        found(TextDouble(speaks))
+
+
+@pytest.mark.parametrize(
+    "speaks",
+    [
+        writing(""),
+        writing("A heron is a bird."),
+        always(" la" * 20),
+        always("x" * 40),
+        always(""),
+    ],
+)
+def test_a_model_that_cannot_count_may_go_on_all_the_same(speaks: Speaks) -> None:
+    seen = found(TextDouble(speaks))
+    assert not seen.echoes
+
+
+def test_an_api_that_does_not_take_the_beginning_is_refused() -> None:
+    engine = TextDouble(fault=lambda number: CloudRejected("declined (HTTP 400: 'last role')."))
+    with pytest.raises(CloudRejected, match=r"does not take the beginning .*last role"):
+        found(engine)
+    wrong = CloudRejected("no such model.", setting="cloud_model")
+    with pytest.raises(CloudRejected, match=r"^no such model") as refused:
+        found(TextDouble(fault=lambda number: wrong))
+    assert refused.value.setting == "cloud_model"
+    with pytest.raises(CloudUnavailable):
+        found(TextDouble(fault=lambda number: CloudUnavailable("busy.")))
+
+
+def test_an_echo_that_leaves_no_room_is_refused() -> None:
+    with pytest.raises(CloudRejected, match="begins an answer anew"):
+        found(TextDouble(always(""), echoes=True))
+
+
+def test_a_pace_is_measured_with_as_long_a_prompt_as_the_engine_takes() -> None:
+    full = CloudRejected("too long.")
+    engine = TextDouble(writing("one two three four five"))
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        longest = cloud_pace(cloud, EDGE, 30.0, lines=(70, 12))
+        engine.fault = lambda number: full if len(str(engine.told[-1])) > 4000 else None
+        shorter = cloud_pace(cloud, EDGE, 30.0, lines=(70, 12))
+        assert 4000 < 2 * shorter.tokens < longest.tokens
+        assert (longest.computed, shorter.computed) == (None, None)  # a meter of nothing is none
+        engine.fault = lambda number: full
+        with pytest.raises(CloudRejected, match="too long"):
+            cloud_pace(cloud, EDGE, 30.0, lines=(70, 12))

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from typing import Any, TypeVar
 
 import pytest
@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.engines.registry import BY_TEXT, ENGINES
-from edgewise.engines.replies import TextContinuation, TextRequest
-from edgewise.engines.text import TextEngine
+from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
 from edgewise.engines.text_dialects import CompletionsText, LlamaServerText
 from edgewise.errors import (
     CloudError,
@@ -36,7 +35,7 @@ from tests.doubles.scripted_text import (
     ScriptedText,
     TextMisdeed,
 )
-from tests.doubles.text_wishes import TEMPLATE
+from tests.doubles.text_forms import with_template
 from tests.outside_bytes import json_like
 
 MESSAGES = [Message("user", "Count in words from one to ten.")]
@@ -52,9 +51,7 @@ _T = TypeVar("_T")
 def opened(dialect: str, url: str, **options: Any) -> TextEngine:
     if dialect != "completions":
         return ENGINES.load(dialect)(url, **options)
-    tokenizer = ByteTokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return CompletionsText(url, tokenizer=tokenizer, **options)
+    return CompletionsText(url, tokenizer=with_template(), **options)
 
 
 def using(engine: TextEngine, work: Callable[[TextEngine], Awaitable[_T]]) -> _T:
@@ -82,13 +79,8 @@ def gone_on(
     )
 
 
-@contextmanager
-def serving(dialect: str, **options: Any) -> Iterator[ScriptedText]:
-    server = ScriptedText(dialect, **options)
-    try:
-        yield server
-    finally:
-        server.close()
+def serving(dialect: str, **options: Any) -> "closing[ScriptedText]":
+    return closing(ScriptedText(dialect, **options))
 
 
 def answered(
@@ -109,14 +101,16 @@ def asked_of(server: ScriptedText) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dialect", BY_TEXT)
-def test_a_drawn_answer_is_asked_for_in_words_that_it_knows(dialect: str) -> None:
+def test_messages_answer_and_sampling_arrive_as_they_are(dialect: str) -> None:
+    begun = "one two\n\n  “三” é\u200d🙂"
+    messages = [Message("system", "Be «brief»."), Message("user", "Was?\n\n1 < 2 & 3")]
+    sampling = Sampling(temperature=0.7, top_p=0.9, seed=3)
     with serving(dialect) as server:
-        sampling = Sampling(temperature=0.7, top_p=0.9, seed=3)
-        gone_on(opened(dialect, server.url), sampling=sampling)
-        asked = asked_of(server)
+        gone_on(opened(dialect, server.url), begun, messages=messages, sampling=sampling)
+        wish, asked = server.asked[-1], asked_of(server)
+    assert (wish.messages, wish.answer, wish.n) == (messages, begun, 2)
     drawn = asked.get("options", asked)
-    assert drawn["temperature"] == 0.7
-    assert drawn["top_p"] == 0.9
+    assert (drawn["temperature"], drawn["top_p"]) == (0.7, 0.9)
 
 
 @pytest.mark.parametrize("dialect", ["deepseek", "mistral", "moonshot", "chat"])
@@ -191,17 +185,9 @@ def test_a_template_is_asked_for_once_a_conversation() -> None:
     assert paths.count("/apply-template") == 2
 
 
-def test_completions_need_a_template() -> None:
-    with serving("completions") as server, pytest.raises(CloudRejected) as found:
-        gone_on(CompletionsText(server.url))
-    assert found.value.setting == "cloud_tokenizer"
-    assert not server.requests
-
-
 @pytest.mark.parametrize("where", ["message", "answer"])
 def test_completions_take_no_control_token_in_a_message(where: str) -> None:
-    tokenizer = ByteTokenizer()
-    tokenizer.chat_template = TEMPLATE
+    tokenizer = with_template()
     held = next(iter(tokenizer.special.values()))
     messages = [Message("user", f"a {held} b")] if where == "message" else MESSAGES
     answer = held if where == "answer" else BEGUN
@@ -232,27 +218,18 @@ def test_a_wrong_key_is_refused(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", [*CHATS, "completions"])
-def test_a_wrong_model_is_refused_with_those_there_are(dialect: str) -> None:
-    with serving(dialect) as server:
-        server.models = ["large", "small"]
+@pytest.mark.parametrize("named", ["m77", None])
+def test_one_of_many_models_has_to_be_named_and_served(dialect: str, named: str | None) -> None:
+    async def asked(engine: TextEngine) -> None:
+        await engine.describe()
+        await engine.complete(TextRequest(MESSAGES, BEGUN, 1))
 
-        async def asked(engine: TextEngine) -> None:
-            await engine.describe()
-            await engine.complete(TextRequest(MESSAGES, BEGUN, 1))
-
-        with pytest.raises(CloudRejected, match=r"'larg'.*'large', 'small'") as found:
-            using(opened(dialect, server.url, model="larg"), asked)
-        assert found.value.setting == "cloud_model"
-        using(opened(dialect, server.url, model="large"), asked)
-
-
-@pytest.mark.parametrize("dialect", [*CHATS, "completions"])
-def test_one_of_many_models_has_to_be_named(dialect: str) -> None:
     with serving(dialect) as server:
         server.models = [f"m{number}" for number in range(20)]
-        with pytest.raises(CloudRejected, match="'m7' and 12 more") as found:
-            gone_on(opened(dialect, server.url))
-    assert found.value.setting == "cloud_model"
+        with pytest.raises(CloudRejected, match=r"'m7'.* and 12 more") as found:
+            using(opened(dialect, server.url, model=named), asked)
+        assert found.value.setting == "cloud_model"
+        assert gone_on(opened(dialect, server.url, model="m7")).text
 
 
 @pytest.mark.parametrize("dialect", BY_TEXT)
@@ -320,27 +297,6 @@ def counting(**counts: object) -> Retold:
     return Retold(lambda reply: {**reply, "usage": {**reply["usage"], **counts}})
 
 
-@pytest.mark.parametrize("dialect", ["deepseek", "completions"])
-@pytest.mark.parametrize(
-    "counts",
-    [
-        {"prompt_tokens": -1},
-        {"prompt_tokens": 10**30},
-        {"prompt_tokens": "12"},
-        {"prompt_tokens": 12.5},
-        {"prompt_tokens": True},
-        {"completion_tokens": -4},
-        {"completion_tokens": 1 << 40},
-        {"prompt_tokens_details": {"cached_tokens": 1000}},
-        {"prompt_tokens_details": {"cached_tokens": -1}},
-        {"prompt_tokens_details": 7},
-    ],
-)
-def test_absurd_usage_is_a_fault(dialect: str, counts: Mapping[str, object]) -> None:
-    with pytest.raises(CloudProtocolError):
-        answered(dialect, counting(**counts))
-
-
 @pytest.mark.parametrize(
     ("told", "cached"),
     [
@@ -362,7 +318,13 @@ def edited(**fields: object) -> Retold:
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        (Retold(lambda reply: {**reply, "usage": {"prompt_tokens": -1}}), CloudProtocolError),
+        (counting(prompt_tokens=-1), CloudProtocolError),
+        (counting(prompt_tokens=10**30), CloudProtocolError),
+        (counting(prompt_tokens="12"), CloudProtocolError),
+        (counting(prompt_tokens=True), CloudProtocolError),
+        (counting(completion_tokens=1 << 40), CloudProtocolError),
+        (counting(prompt_tokens_details={"cached_tokens": 1000}), CloudProtocolError),
+        (counting(prompt_tokens_details=7), CloudProtocolError),
         (edited(finish_reason=None), CloudProtocolError),
         (edited(finish_reason="bored"), CloudProtocolError),
         (edited(finish_reason=7), CloudProtocolError),
@@ -382,7 +344,7 @@ def edited(**fields: object) -> Retold:
         (Retold(lambda reply: {"error": {"message": "No capacity", "code": 502}}), CloudRejected),
     ],
 )
-def test_a_choice_that_is_none_is_a_fault(fault: Retold, kind: type[CloudError]) -> None:
+def test_a_reply_that_says_what_cannot_be_is_a_fault(fault: Retold, kind: type[CloudError]) -> None:
     with pytest.raises(kind):
         answered("chat", fault)
 
@@ -402,21 +364,6 @@ def test_a_choice_that_is_none_is_a_fault(fault: Retold, kind: type[CloudError])
 def test_the_apis_words_are_told_whatever_form_they_have(said: bytes, told: str) -> None:
     with pytest.raises(CloudRejected, match=told):
         answered("chat", Edited(lambda _: said, status=400))
-
-
-# What travels.
-
-
-@pytest.mark.parametrize("dialect", BY_TEXT)
-def test_messages_and_answer_arrive_as_they_are(dialect: str) -> None:
-    begun = "one two\n\n  “三” é\u200d🙂"
-    messages = [Message("system", "Be «brief»."), Message("user", "Was?\n\n1 < 2 & 3")]
-    with serving(dialect) as server:
-        gone_on(opened(dialect, server.url), begun, messages=messages)
-        wish = server.asked[-1]
-    assert wish.messages == messages
-    assert wish.answer == begun
-    assert wish.n == 2
 
 
 # Bytes that nobody expects.

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.base import ConsultRequest
+from edgewise.cloud.connect import open_engine
+from edgewise.cloud.engine import EngineCloud, LlamaServer
 from edgewise.completion import Completion
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines import vocabulary_check
@@ -25,23 +27,15 @@ from edgewise.errors import (
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from tests.cloud.dialects import Vllm, said, serving, vllm_routes
-from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine, said
 from tests.gateway.doubles import PlainEngine
 from tests.llama_server_process import llama_server
 from tests.server_process import free_port
 
 TOKENIZER = ByteTokenizer()
-
-
-@pytest.fixture
-def engine() -> Iterator[ScriptedEngine]:
-    made = ScriptedEngine()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -60,7 +54,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(cloud: LlamaServer, n: int = 1) -> Completion | CloudError:
     try:
-        return cloud.open(Prompt((1, 2))).ask([1, 2], n, Sampling(), 20).result()
+        return cloud.open(Prompt((1, 2))).ask(ConsultRequest([1, 2], n, 20)).result()
     except CloudError as error:
         return error
 
@@ -137,17 +131,18 @@ def test_without_a_new_connection_nothing_is_checked(
 def test_a_check_that_fails_fails_the_consult_and_no_more(
     at_once: None, path: str, reply: Any
 ) -> None:
-    with serving(vllm_routes()) as server, closing(Vllm(server.url)) as cloud:
+    server = ScriptedEngine(dialect="vllm")
+    with closing(server), closing(open_engine(server.url)) as cloud:
+        assert isinstance(cloud, EngineCloud)
         cloud.check(TOKENIZER)
-        route = ("GET" if path != "/tokenize" else "POST", path)
-        good, server.routes[route] = server.routes[route], reply
+        server.replies[path] = reply
         session = cloud.open(Prompt((1,)))
         if path != "/health" or reply(None)[0] != 200:
             cloud.submit(cloud.engine.close(), 20).result()
             with pytest.raises(CloudError):
-                session.ask([1], 1, Sampling(), 20).result()
-        server.routes[route] = good
-        assert session.ask([1], 1, Sampling(), 20).result().ids == (97,)
+                session.ask(ConsultRequest([1], 1, 20)).result()
+        del server.replies[path]
+        assert session.ask(ConsultRequest([1], 1, 20)).result().ids
 
 
 def test_a_consult_that_leaves_does_not_end_a_check_others_wait_for() -> None:

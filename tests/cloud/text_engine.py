@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from edgewise.engines.base import NOBODY, Client, Described
-from edgewise.engines.replies import TextContinuation, TextRequest
-from edgewise.engines.text import TextEngine
+from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
 from edgewise.prompts import Message
 
 Speaks = Callable[[str], str]

@@ -1,7 +1,6 @@
 """One contract for every cloud backend: in process, a real llama-server, and the doubles."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud, LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
@@ -65,15 +64,6 @@ BACKENDS = ["local", "scripted", *APIS]
 REAL = ["llama_server", "gateway"]
 if "VLLM_PYTHON" in os.environ:  # see `make test-vllm`
     REAL += ["real_vllm"]
-
-
-@pytest.fixture(scope="module")
-def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled cloud model as vLLM loads it."""
-    folder = tmp_path_factory.mktemp("vllm")
-    command = [os.environ["VLLM_PYTHON"], str(Path(__file__).parents[1] / "vllm_model.py")]
-    subprocess.run([*command, str(bundled("cloud")), str(folder)], check=True)
-    return folder
 
 
 def scripted_api(name: Dialect) -> Iterator[Backend]:
@@ -144,7 +134,7 @@ def opened_at(backend: Backend) -> CloudSession:
 def ask(
     session: CloudSession, ids: list[int], n: int = 1, sampling: Sampling = GREEDY
 ) -> Completion:
-    return session.ask(ids, n, sampling, DEADLINE).result(DEADLINE)
+    return session.ask(ConsultRequest(ids, n, DEADLINE, sampling)).result(DEADLINE)
 
 
 def whole(backend: Backend, session: CloudSession) -> list[Completion]:

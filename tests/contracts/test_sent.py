@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
 from edgewise.completion import Sent
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from tests.cloud.recording import Recorder, recording
 from tests.doubles.engine_dialects import DIALECTS
@@ -37,7 +36,7 @@ class Watched:
 
 def consult(session: CloudSession, ids: list[int], *, deadline: float = DEADLINE) -> Sent:
     sent = Sent()
-    session.ask(ids, 1, Sampling(), deadline, sent).result()
+    session.ask(ConsultRequest(ids, 1, deadline, sent=sent)).result()
     return sent
 
 
@@ -51,13 +50,6 @@ def direct(request: pytest.FixtureRequest) -> Iterator[Watched]:
         yield Watched(cloud, recorder)
         cloud.close()
     engine.close()
-
-
-@pytest.fixture
-def engine() -> Iterator[ScriptedEngine]:
-    made = ScriptedEngine()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -141,13 +133,11 @@ def test_after_a_reconnect_what_the_gateway_kept_does_not_travel(through: Watche
 
 
 def test_a_gateway_that_asks_for_everything_costs_both_times(engine: ScriptedEngine) -> None:
-    with gateway([engine.url]) as running, recording(running.url) as recorder:
+    with gateway([engine.url], most_ids=1) as running, recording(running.url) as recorder:
         cloud = GatewayCloud(recorder.url)
         cloud.check(ByteTokenizer())
         session = cloud.open(Prompt(tuple(PROMPT)))
         consult(session, PROMPT)
-        for held in running.gateway.sessions.all():
-            held.ledger.put(0, [9] * len(PROMPT))
         recorder.forget()
         sent = consult(session, [*PROMPT, 1])
         assert sent.ids == 1 + len(PROMPT) + 1

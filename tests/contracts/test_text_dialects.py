@@ -1,7 +1,6 @@
 """What every API that takes text guarantees: scripted in each dialect, and real servers by text."""
 
 import os
-import subprocess
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -16,19 +15,17 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.http import HttpEngine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.registry import BY_TEXT, ENGINES
-from edgewise.engines.replies import TextContinuation, TextRequest
-from edgewise.engines.text import TextEngine
+from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
 from edgewise.engines.text_dialects import CompletionsText
 from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudRejected
 from edgewise.prompts import Message, prompt_ids
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests import llama_cpp_server_process
 from tests.background import Background
 from tests.doubles.scripted_text import ScriptedText, numbers
-from tests.doubles.text_wishes import TEMPLATE
+from tests.doubles.text_forms import with_template
 from tests.llama_server_process import llama_server
 from tests.vllm_process import vllm
 
@@ -98,15 +95,6 @@ def own() -> Iterator[LlamaModel]:
 
 
 @pytest.fixture(scope="module")
-def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled cloud model as vLLM loads it."""
-    folder = tmp_path_factory.mktemp("vllm-text")
-    command = [os.environ["VLLM_PYTHON"], str(Path(__file__).parents[1] / "vllm_model.py")]
-    subprocess.run([*command, str(bundled("cloud")), str(folder)], check=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def servers(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Real servers by name, started when they are needed first."""
     with ExitStack() as stack:
@@ -128,13 +116,6 @@ def _server(name: str, request: pytest.FixtureRequest) -> AbstractContextManager
     return vllm(Path(os.environ["VLLM_PYTHON"]), request.getfixturevalue("vllm_model"))
 
 
-def templated() -> ByteTokenizer:
-    """The tokenizer that goes with a scripted API by completions."""
-    tokenizer = ByteTokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
-
-
 def opened(dialect: str, url: str, tokenizer: Tokenizer) -> TextEngine:
     if dialect == "completions":
         return CompletionsText(url, tokenizer=tokenizer)
@@ -148,7 +129,7 @@ def api(
     name: str = request.param
     if name in BY_TEXT:
         server = ScriptedText(name)
-        engine = opened(name, server.url, templated())
+        engine = opened(name, server.url, with_template())
         made = Api(name, engine, background, COUNTING, numbers(COUNTING, ""), server)
         yield made
         made.do(engine.close())

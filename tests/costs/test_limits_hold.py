@@ -20,18 +20,19 @@ import pytest
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.engine import EngineCloud, LlamaServer
-from edgewise.costs.daily import DailyTotal, spent_place, today
+from edgewise.cloud.connect import open_engine
+from edgewise.cloud.engine import EngineCloud
+from edgewise.costs.daily import DailyTotal, today
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
 from edgewise.errors import CloudUnavailable, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
 from edgewise_lab.around import Around, Flying
-from tests.cloud.dialects import Vllm
+from tests.doubles.around import NeverOpen
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, reply_to
 
 PROMPT = "Q: sky? A:"
@@ -76,8 +77,8 @@ def engine(request: pytest.FixtureRequest) -> Iterator[ScriptedEngine]:
 
 @pytest.fixture
 def cloud(engine: ScriptedEngine) -> Iterator[EngineCloud]:
-    kind = {"llama-server": LlamaServer, "vllm": Vllm}[engine.speaks]
-    with closing(kind(engine.url)) as made:
+    with closing(open_engine(engine.url, engine=engine.speaks)) as made:
+        assert isinstance(made, EngineCloud)
         made.check(ByteTokenizer())
         yield made
 
@@ -122,14 +123,9 @@ def decoder(cloud: CloudModel, limits: Limits, spent: DailyTotal | None = None) 
         policy=Policy(deadline=30.0),
         cloud=cloud,
         # Failures do not end the asking: the limit alone does.
-        breaker=Patient(),
+        breaker=NeverOpen(),
         billing=Billing(PRICE, limits=limits, daily=spent),
     )
-
-
-class Patient(Breaker):
-    def failed(self, *, silent: bool = False) -> None:
-        """Let the next consult go."""
 
 
 @pytest.mark.parametrize("limit", ["0.1", "0.3"])
@@ -265,8 +261,3 @@ def test_a_file_that_cannot_be_used(
         assert not file.add(today(), "", Decimal(1), Decimal(5))
         assert not file.add(today(), "", Decimal(1))
     assert len(caplog.records) == 1
-
-
-def test_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert spent_place() == tmp_path / "edgewise" / "spent.db"

@@ -16,7 +16,7 @@ from edgewise.events import AnswerCost
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge
 from tests.doubles.billed_cloud import Billed, BilledCloud, PrefixCache
 

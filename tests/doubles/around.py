@@ -4,10 +4,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from edgewise.cloud.adapter.ids import Adapter
+from edgewise.cloud.adapter.word_boundary import WordBoundaries
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import Bridge
-from edgewise.cloud.bridge.word_boundary import WordBoundaries
 from edgewise.completion import Completion
+from edgewise.edge.base import Tokenizer
 from edgewise.errors import CloudUnavailable
 from edgewise.loop.health import Breaker
 from edgewise.testing.scripted_cloud import ScriptedCloud
@@ -64,12 +65,12 @@ class HeldCloud(Around):
         return self.flying[-1]
 
 
-class WordBridge(Bridge):
+class WordAdapter(Adapter):
     """Asked where a word opens alone, as a cloud that takes text is."""
 
-    @property
-    def boundaries(self) -> WordBoundaries:
-        return WordBoundaries(self.edge)
+    def __init__(self, cloud: CloudModel, *, own: Tokenizer, edge: Tokenizer) -> None:
+        super().__init__(cloud, own=own, edge=edge)
+        self.boundaries = WordBoundaries(edge)
 
 
 class NeverOpen(Breaker):

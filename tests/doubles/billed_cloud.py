@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from edgewise.completion import Completion, Sent
+from edgewise.cloud.base import ConsultRequest
+from edgewise.completion import Completion
 from edgewise.edge.kv import common_prefix
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import Failing, ScriptedCloud, ScriptedCloudSession
 from edgewise.testing.scripted_edge import Script
 
@@ -84,16 +84,10 @@ class _BilledSession(ScriptedCloudSession):
         super().__init__(cloud)
         self._billing = cloud
 
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> Future[Completion]:
+    def ask(self, request: ConsultRequest) -> Future[Completion]:
+        ids, n = request.ids, request.n
         cloud, number = self._billing, len(self._billing.asks)
-        told = super().ask(ids, n, sampling, deadline, sent)
+        told = super().ask(request)
         error = told.exception()
         if getattr(error, "declined", False):
             return told

@@ -38,38 +38,26 @@ class Wanted(NamedTuple):
 class Spoken(NamedTuple):
     """A dialect: where it is asked, by whose models it is known, how it asks and answers.
 
-    `spelled` is what it calls the text of ids.
+    `ids` and `n` are its names for these, `spelled` is what it calls the text of ids.
     """
 
     path: str
     owner: str
-    wanted: Callable[[bytes], Wanted]
     reply: Callable[[Writing], object]
+    ids: str
+    n: str
     spelled: str = "prompt"
 
+    def wanted(self, body: bytes) -> Wanted:
+        """Raises `msgspec.ValidationError`, also for a salt that is no text.
 
-class _Drawn(msgspec.Struct):
-    max_new_tokens: int = 1
-
-
-class _LlamaRequest(msgspec.Struct):
-    prompt: list[int]
-    n_predict: int
-
-
-class _CompletionRequest(msgspec.Struct):
-    prompt: list[int]
-    max_tokens: int
-
-
-class _SglangRequest(msgspec.Struct):
-    input_ids: list[int]
-    sampling_params: _Drawn
-
-
-def _llama_wanted(body: bytes) -> Wanted:
-    asked = msgspec.json.decode(body, type=_LlamaRequest)
-    return Wanted(asked.prompt, asked.n_predict)
+        SGLang has the number among its parameters.
+        """
+        asked = msgspec.json.decode(body, type=dict[str, object])
+        msgspec.convert(asked.get("cache_salt", ""), str)
+        asked |= msgspec.convert(asked.get("sampling_params", {}), dict[str, object])
+        number = msgspec.convert(asked.get(self.n, 1), int)
+        return Wanted(msgspec.convert(asked.get(self.ids), list[int]), number)
 
 
 def _llama_reply(writing: Writing) -> object:
@@ -92,26 +80,16 @@ def _llama_reply(writing: Writing) -> object:
     }
 
 
-def _completion_wanted(body: bytes) -> Wanted:
-    asked = msgspec.json.decode(body, type=_CompletionRequest)
-    return Wanted(asked.prompt, asked.max_tokens)
-
-
 def _completion_reply(writing: Writing) -> object:
     logprobs = {
         "tokens": [_named(token) for token in writing.ids],
         "token_logprobs": writing.logprobs,
         "top_logprobs": [{str(_named(one)): value for one, value in top} for top in writing.top],
     }
-    return {
-        "choices": [{"text": "", "logprobs": logprobs, **_end(writing)}],
-        "usage": _usage(writing),
-    }
-
-
-def _sglang_wanted(body: bytes) -> Wanted:
-    asked = msgspec.json.decode(body, type=_SglangRequest)
-    return Wanted(asked.input_ids, asked.sampling_params.max_new_tokens)
+    choice = {"text": "", "logprobs": logprobs, "finish_reason": _reason(writing)}
+    details = {"cached_tokens": writing.cached}
+    usage = {"prompt_tokens": _total(writing), "prompt_tokens_details": details}
+    return {"choices": [choice], "usage": usage}
 
 
 def _sglang_reply(writing: Writing) -> object:
@@ -136,19 +114,10 @@ def _named(token: object) -> object:
     return f"token_id:{token}" if whole else token
 
 
-def _end(writing: Writing) -> dict[str, object]:
-    return {"finish_reason": _reason(writing)}
-
-
 def _reason(writing: Writing) -> str:
     if isinstance(writing.ended, str):
         return writing.ended
     return "stop" if writing.ended else "length"
-
-
-def _usage(writing: Writing) -> dict[str, object]:
-    details = {"cached_tokens": writing.cached}
-    return {"prompt_tokens": _total(writing), "prompt_tokens_details": details}
 
 
 def _total(writing: Writing) -> object:
@@ -160,8 +129,8 @@ def _total(writing: Writing) -> object:
 
 DIALECTS: Mapping[Dialect, Spoken] = {
     "llama-server": Spoken(
-        "/completion", "llamacpp", _llama_wanted, _llama_reply, spelled="content"
+        "/completion", "llamacpp", _llama_reply, "prompt", "n_predict", "content"
     ),
-    "vllm": Spoken("/v1/completions", "vllm", _completion_wanted, _completion_reply),
-    "sglang": Spoken("/generate", "sglang", _sglang_wanted, _sglang_reply, spelled="text"),
+    "vllm": Spoken("/v1/completions", "vllm", _completion_reply, "prompt", "max_tokens"),
+    "sglang": Spoken("/generate", "sglang", _sglang_reply, "input_ids", "max_new_tokens", "text"),
 }

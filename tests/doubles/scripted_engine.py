@@ -10,9 +10,10 @@ import argparse
 import asyncio
 import json
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -50,6 +51,31 @@ class Wire(NamedTuple):
     pause: float = 0.0
 
 
+Reply = Callable[[Any], tuple[int, Any]]
+"""From a request's JSON body to a status and what is said (bytes as they are)."""
+
+
+def said(reply: Any, status: int = 200) -> Reply:
+    """The same whatever is asked."""
+    return lambda body: (status, reply)
+
+
+class Asked(NamedTuple):
+    """A request, and when it began and ended (monotonic)."""
+
+    path: str
+    data: bytes
+    headers: Mapping[str, str]
+    begun: float
+    ended: float
+
+    @property
+    def body(self) -> Any:
+        """Its JSON; SGLang's parameters are among the fields."""
+        fields = msgspec.json.decode(self.data or b"{}")
+        return fields | fields.get("sampling_params", {})
+
+
 Misdeed = Misbehaviour | Twisted | Edited | Wire
 
 _STATUS: dict[Misbehaviour, int] = {"error": 500, "busy": 429, "declined": 400}
@@ -81,10 +107,10 @@ class ScriptedEngine(Served):
     `abandoned` ones were given up by who asked, `looks` were taken at its health, `strays` counts
     requests for what it does not have, by path. Every reply to a consult has its number as
     `x-request-id` (`scripted-0`, ...). It says that it serves `model`, of `size` ids (None: it does
-    not say); with another `tokenizer`, or a `mark` other than 0, its vocabulary is another. A
-    hosted dialect serves `others` as well, puts `beginning` before every text (`reads` counts
-    those), knows only models that it serves, and any dialect only who has the `key`, where there
-    is one. Told not to, it does not detokenise; `detokenized` counts requests for that.
+    not say); with another `tokenizer`, or a `mark` other than 0, its vocabulary is another. It
+    knows only who has the `key`, where there is one. Told not to, it does not detokenise;
+    `detokenized` counts requests for that. `requests` are the last of all kinds. A path says what
+    `replies` has for it; every request takes `pause` seconds.
     """
 
     def __init__(
@@ -106,13 +132,15 @@ class ScriptedEngine(Served):
         self.strays = Counter[str]()
         self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()
         self.model, self.mark = "scripted", 0
-        self.others: list[str] = []
         self.detokenized = 0
         self.detokenizes = True
         self.key: str | None = None
         self.size: int | None = None
         self.speaks = dialect
         self._dialect = DIALECTS[dialect]
+        self.requests = deque[Asked](maxlen=1000)
+        self.replies: dict[str, Reply] = {}
+        self.pause = 0.0
         self.port = port
         self.start()
 
@@ -120,6 +148,11 @@ class ScriptedEngine(Served):
     def url(self) -> str:
         """Where it listens."""
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def paths(self) -> list[str]:
+        """What was asked for."""
+        return [asked.path for asked in self.requests]
 
     @property
     def listening(self) -> bool:
@@ -149,7 +182,18 @@ class ScriptedEngine(Served):
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.Response(status=401, body=b'{"error": {"message": "Invalid API key"}}')
-        return await handler(request)
+        begun, data = time.monotonic(), await request.read()
+        try:
+            await asyncio.sleep(self.pause)
+            if (reply := self.replies.get(request.path)) is None:
+                return await handler(request)
+            status, body = reply(msgspec.json.decode(data) if data else None)
+            if isinstance(body, bytes):
+                return web.Response(body=body, status=status)
+            return json_reply(body, status)
+        finally:
+            ended = time.monotonic()
+            self.requests.append(Asked(request.path, data, request.headers, begun, ended))
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         self.looks += 1
@@ -158,8 +202,7 @@ class ScriptedEngine(Served):
     async def _models(self, request: web.Request) -> web.StreamResponse:
         meta = {} if self.size is None else {"meta": {"n_vocab": self.size}}
         owner = self._dialect.owner
-        others = [{"id": name, "owned_by": owner} for name in self.others]
-        served = {"data": [*others, {"id": self.model, "owned_by": owner, **meta}]}
+        served = {"data": [{"id": self.model, "owned_by": owner, **meta}]}
         return await self._reply(request, served, self.aside(request.path))
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
@@ -192,7 +235,7 @@ class ScriptedEngine(Served):
             return web.Response(status=400, body=str(error).encode())
         if asked.n == 0:
             self.prefills += 1
-            return _json({"tokens": []})
+            return json_reply({"tokens": []})
         number, self.asked = self.asked, self.asked + 1
         self.running += 1
         try:
@@ -214,8 +257,8 @@ class ScriptedEngine(Served):
         if isinstance(fault, Twisted):
             self.faults += 1
             # JSON as it is found: with NaN, and integers of any size.
-            said = json.dumps(self._dialect.reply(fault.how(writing))).encode()
-            return web.Response(body=said, content_type="application/json")
+            body = json.dumps(self._dialect.reply(fault.how(writing))).encode()
+            return web.Response(body=body, content_type="application/json")
         return await self._reply(request, self._dialect.reply(writing), fault)
 
     def _written(self, asked: Wanted) -> Writing:
@@ -237,30 +280,31 @@ class ScriptedEngine(Served):
     async def _reply(
         self, request: web.Request, said: object, fault: Misdeed | None
     ) -> web.StreamResponse:
-        """What is said, or what is done instead."""
-        if fault is None:
-            return _json(said)
-        self.faults += 1
-        if isinstance(fault, Edited):
-            headers = {"Content-Type": "application/json", **fault.headers}
-            body = fault.how(msgspec.json.encode(said))
-            return web.Response(status=fault.status, headers=headers, body=body)
-        if isinstance(fault, Wire):
-            return await on_the_wire(request, fault)
-        assert not isinstance(fault, Twisted), "only what is written can be twisted"
-        return await self._fail(request, fault)
+        self.faults += fault is not None
+        return await replied(request, said, fault)
 
-    async def _fail(self, request: web.Request, fault: Misbehaviour) -> web.StreamResponse:
-        if fault == "hang":
-            await asyncio.sleep(HANG_SECONDS)
-        if fault == "reset":
-            assert request.transport is not None
-            request.transport.abort()
-            # aiohttp wants a reply all the same; nobody is there to read it.
-            return web.Response(status=_STATUS["error"])
-        if fault == "garbage":
-            return web.Response(body=b'{"tokens": "none", \xff', content_type="application/json")
-        return web.Response(status=_STATUS[fault], body=b"as the script says")
+
+async def replied(request: web.Request, said: object, fault: Misdeed | None) -> web.StreamResponse:
+    """What is said, or what is done instead."""
+    if fault is None:
+        return json_reply(said)
+    if isinstance(fault, Edited):
+        headers = {"Content-Type": "application/json", **fault.headers}
+        body = fault.how(msgspec.json.encode(said))
+        return web.Response(status=fault.status, headers=headers, body=body)
+    if isinstance(fault, Wire):
+        return await on_the_wire(request, fault)
+    assert not isinstance(fault, Twisted), "only what is written can be twisted"
+    if fault == "hang":
+        await asyncio.sleep(HANG_SECONDS)
+    if fault == "reset":
+        assert request.transport is not None
+        request.transport.abort()
+        # aiohttp wants a reply all the same; nobody is there to read it.
+        return web.Response(status=_STATUS["error"])
+    if fault == "garbage":
+        return web.Response(body=b'{"tokens": "none", \xff', content_type="application/json")
+    return web.Response(status=_STATUS[fault], body=b"as the script says")
 
 
 async def on_the_wire(request: web.Request, wire: Wire) -> web.StreamResponse:
@@ -276,8 +320,9 @@ async def on_the_wire(request: web.Request, wire: Wire) -> web.StreamResponse:
     return web.Response(status=_STATUS["error"])
 
 
-def _json(described: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(described), content_type="application/json")
+def json_reply(described: object, status: int = 200) -> web.Response:
+    body = msgspec.json.encode(described)
+    return web.Response(body=body, status=status, content_type="application/json")
 
 
 def main() -> None:

@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from aiohttp import web
 
+from edgewise.edge.kv import common_prefix
 from edgewise.prompts import Message
 from tests.background import Served
-from tests.doubles.scripted_engine import HANG_SECONDS, Edited, Wire, on_the_wire
-from tests.doubles.text_forms import FORMS, Written
-from tests.doubles.text_wishes import THINK, Wish, Wrong, templated
+from tests.doubles.scripted_engine import Edited, Wire, json_reply, replied
+from tests.doubles.text_forms import FORMS, THINK, Wish, Written, Wrong, templated
 
 Habit = Literal["exact", "echo", "strip", "restart", "refuse"]
 """What becomes of an answer that was begun.
@@ -54,11 +54,6 @@ def _finished(reason: str, **message: object) -> Retold:
     return Retold(retold)
 
 
-def _without_usage(reply: Any) -> object:
-    counts = ("usage", "timings", "prompt_eval_count", "eval_count")
-    return {name: value for name, value in reply.items() if name not in counts}
-
-
 def _streamed(data: bytes) -> bytes:
     return b"data: " + data + b"\n\ndata: [DONE]\n\n"
 
@@ -76,7 +71,6 @@ TOOL_CALL = _finished(
     content=None,
     tool_calls=[{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}],
 )
-NO_USAGE = Retold(_without_usage)
 HTML = Edited(
     _says(b"<!DOCTYPE html><title>Sign in</title>"), headers={"Content-Type": "text/html"}
 )
@@ -152,12 +146,12 @@ class ScriptedText(Served):
         if not self._knows(request):
             return _declined(401, "Incorrect API key provided")
         models = [{"id": name, "owned_by": self._form.owner} for name in self.models]
-        return _json({"object": "list", "data": models})
+        return json_reply({"object": "list", "data": models})
 
     async def _templated(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.requests.append((request.path, body))
-        return _json(templated(body, f"{THINK}\n" if self.thinks else ""))
+        return json_reply(templated(body, f"{THINK}\n" if self.thinks else ""))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -196,7 +190,7 @@ class ScriptedText(Served):
     def _written(self, wish: Wish) -> Written:
         prompt = [piece for one in wish.messages for piece in tokens(one.content)]
         prompt += tokens(wish.answer)
-        held = max((_shared(prompt, other) for other in self._before), default=0)
+        held = max((common_prefix(prompt, other) for other in self._before), default=0)
         self._before.append(prompt)
         cached = held if self.cached else None
         if self.thinks and not wish.quiet:
@@ -214,32 +208,11 @@ class ScriptedText(Served):
     async def _reply(
         self, request: web.Request, said: dict[str, Any], fault: TextMisdeed | None
     ) -> web.StreamResponse:
-        """What is said, or what is done instead."""
         if isinstance(fault, Retold):
-            return _json(fault.how(said))
-        if isinstance(fault, Edited):
-            headers = {"Content-Type": "application/json", **fault.headers}
-            body = fault.how(msgspec.json.encode(said))
-            return web.Response(status=fault.status, headers=headers, body=body)
-        if fault == "hang":
-            await asyncio.sleep(HANG_SECONDS)
-        if fault is not None:
-            return await on_the_wire(request, fault if isinstance(fault, Wire) else Wire([]))
-        return _json(said)
-
-
-def _shared(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many pieces both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+            return json_reply(fault.how(said))
+        return await replied(request, said, fault)
 
 
 def _declined(status: int, reason: str) -> web.Response:
     said = {"error": {"message": reason, "type": "invalid_request_error"}}
-    return web.Response(
-        status=status, body=msgspec.json.encode(said), content_type="application/json"
-    )
-
-
-def _json(described: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(described), content_type="application/json")
+    return json_reply(said, status)

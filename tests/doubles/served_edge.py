@@ -24,6 +24,10 @@ Likeliest = list[tuple[int, float]]
 
 PROGRAMS = ("llama-server", "Ollama", "vLLM", "LM Studio", "mlx_lm.server")
 MODEL = "qwen3:0.6b"
+WRITTEN = 41
+"""Tokens of a stream that was closed, by the server's meter."""
+
+_IDLE = {"is_processing": False}
 
 
 @dataclass
@@ -45,6 +49,12 @@ class LlamaEdge:
     spoil: Callable[[Event, int], Event | bytes | None] = lambda event, number: event
     lie: Callable[[Likeliest], Likeliest] = lambda likeliest: likeliest
     caches: bool = True
+    lingers: int | None = None
+    """So many looks at `/slots` a stream's slot stays busy behind its end; None: no such path."""
+    busy: dict[int, int] = field(default_factory=dict)
+    """How many looks are left, by the seed of the request."""
+    elsewhere: int = 0
+    """Requests that found the slot of their own prefix busy."""
     ends: int = 1 << 30
     """So many tokens a request are written before the answer ends."""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -73,6 +83,13 @@ class LlamaEdge:
         token, top = self.likeliest(ids)[0], self.lie(self.likeliest(ids))
         return _FORMS[self.program](self, token, top, written)
 
+    def look(self) -> list[dict[str, Any]]:
+        """`/slots`: one is another client's."""
+        busy = [seed for seed in self.busy if self.busy[seed] > 0]
+        self.busy |= {seed: self.busy[seed] - 1 for seed in busy}
+        wrote = {"is_processing": True, "next_token": [{"n_decoded": WRITTEN}]}
+        return [{**wrote, "params": {"seed": seed}} for seed in (*busy, 1)] + [_IDLE]
+
     def known(self) -> dict[str, Any]:
         """Replies by path."""
         settings = {"n_ctx": self.context}
@@ -89,7 +106,7 @@ class LlamaEdge:
             }
         if self.program == "Ollama":
             names = [{"name": name, "size": 1} for name in self.models]
-            return {"/api/version": {"version": "0.21.0"}, "/api/tags": {"models": names}}
+            return {"/api/tags": {"models": names}}
         return {"/v1/models": {"object": "list", "data": models}}
 
 
@@ -159,6 +176,9 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
 
         def do_GET(self) -> None:
             served.keys.append(self.headers["Authorization"])
+            if self.path == "/slots" and served.lingers is not None:
+                self.send(served.look())
+                return
             known = served.known()
             made = served.reply(self.path) or known.get(self.path)
             self.send(made, None if made or served.status != 200 else 404)
@@ -172,6 +192,9 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
                 self.send(spoilt or {"tokens": served.tokenizer.encode(text)})
                 return
             served.requests.append(body)
+            seed = body.get("seed", -1)
+            served.elsewhere += served.busy.get(seed, 0) > 0
+            served.busy[seed] = served.lingers or 0
             most = body.get("n_predict") or body.get("max_tokens")
             most = min(most or body["options"]["num_predict"], served.ends)
             try:

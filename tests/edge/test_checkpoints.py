@@ -18,8 +18,8 @@ from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
-from edgewise.routers.constant import Random
-from edgewise.routers.uncertainty import MaxProb
+from edgewise.routers.untrained import MaxProb, Random
+from tests.contracts.test_edge import read
 from tests.hybrid_models import HYBRIDS, HybridPaths
 
 CONTEXT, NEAR = 128, 1e-2
@@ -68,13 +68,6 @@ def wanted(path: Path) -> Iterator[Wanted]:
     """Logits after ids that a session without a past reads."""
     with load(path) as model:
         yield lambda ids: read(model, ids)[1]
-
-
-def read(model: LlamaModel, ids: Sequence[int]) -> tuple[int, Floats]:
-    """How many ids were kept, and the logits after all of them."""
-    with closing(model.session(Needs.LOGITS)) as session:
-        kept = session.open(ids)
-        return kept, session.step().logits
 
 
 def assert_near(left: Floats, right: Floats) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeOptions
-from edgewise.edge.llamacpp import LlamaModel, open_gguf
+from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.named import EDGES
 from edgewise.errors import AddressError, UsageError
 from edgewise.loop.decoder import Decoder
@@ -35,14 +35,12 @@ class Cells(SequenceCache):
         super().__init__()
 
     def _begin(self):
-        self.ids = []
+        pass
 
     def _compute(self, ids, outputs, *, hidden):
-        self.ids += ids
-        return [] if outputs == "none" else [KvRow(self.script(self.ids))]
+        return [] if outputs == "none" else [KvRow(self.script([*self.ids, *ids]))]
 
     def _back(self, count, state):
-        del self.ids[-count:]
         return True
 
 
@@ -55,7 +53,7 @@ class Echo(EdgeModel):
         self.name, self.options = address, options
         self.context = options.context or 64
         script = replying(address.partition(":")[2], prompt="say: ")
-        self.slots = Slots(lambda: Cells(script), name=self.name, count=4)
+        self.slots = Slots([Cells(script) for _ in range(4)], name=self.name)
 
     def session(self, needs, *, top=0):
         return KvSession(self, self.slots, needs, top)
@@ -154,10 +152,22 @@ class TestTheBuiltInOne:
 
     def test_an_address_of_nothing_names_its_setting(self) -> None:
         with pytest.raises(AddressError) as caught:
-            open_gguf("./none.gguf", EdgeOptions())
+            LlamaModel("./none.gguf", EdgeOptions())
         assert caught.value.setting == "edge"
 
     def test_no_slots_and_no_context_are_refused(self) -> None:
         for options in (EdgeOptions(slots=0), EdgeOptions(context=0)):
             with pytest.raises(UsageError, match="at least 1"):
-                open_gguf("bundled", options)
+                LlamaModel("bundled", options)
+
+
+@pytest.mark.parametrize(
+    ("engine", "library"),
+    [("mlx", "mlx_lm"), ("onnx", "onnxruntime_genai"), ("transformers", "transformers")],
+)
+def test_without_its_library_an_engine_names_its_extra(
+    engine: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UsageError, match=rf"edgewise\[{engine}\]"):
+        EDGES.load(engine)("own/model", EdgeOptions())

@@ -1,4 +1,4 @@
-"""A hub model's tokenizer says what llama.cpp says of a GGUF of the same model."""
+"""A tokenizer by itself: a hub model's says what llama.cpp says of a GGUF of the same model."""
 
 import json
 import sys
@@ -15,10 +15,13 @@ from edgewise.addresses import bundled
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.named import open_tokenizer
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.errors import ModelError, UsageError
+from edgewise.errors import AddressError, ModelError, UsageError
 from edgewise.prompts import Message, prompt_ids
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests import models
+from tests.hub import Hub, Repository, in_a_process, serving
 from tests.hub_files import vocabulary_of, write_tokenizer
 
 TEXTS = (
@@ -27,6 +30,8 @@ TEXTS = (
     " ",
     "<|im_start|>user\nwho? <|im_end|>\n </s> c <s><|end|>",
     "<unk> <0x41> ▁a Ġthe \x00 \ufffd",
+    "\n\n x naïve 日本語 🙂🙂 a\tb  c it's 3.14% \u200b",
+    *(text for one in pocketqa().questions for text in (one.prompt, one.reference)),
 )
 TALK = (
     Message("system", "Be brief."),
@@ -246,11 +251,11 @@ def growing(described: dict[str, Any]) -> None:
 BAD: dict[str, tuple[Change, str]] = {
     "another kind": (wordpiece, r"\(WordPiece\) does not spell every text in bytes; choose a mo"),
     "a text that grows": (growing, "makes texts more than 16 times longer"),
-    "no model": (lambda found: found.pop("model"), "is not what a model's folder holds"),
-    "a model of nothing": (lambda found: found.update(model=[1]), "is no tokenizer"),
-    "merges of nothing": (lambda found: found["model"].update(merges=[["q", "zz"]]), "is damaged"),
-    "an unknown kind": (lambda found: found["model"].update(type="Sevenfold"), "is damaged"),
-    "ids that are none": (lambda found: found["model"].update(vocab={"a": -1}), "is damaged"),
+    "no model": (lambda found: found.pop("model"), "is not a tokenizer"),
+    "a model of nothing": (lambda found: found.update(model=[1]), "is not a tokenizer"),
+    "merges of nothing": (lambda found: found["model"].update(merges=[["q", "zz"]]), "cannot load"),
+    "an unknown kind": (lambda found: found["model"].update(type="Sevenfold"), "cannot load"),
+    "ids that are none": (lambda found: found["model"].update(vocab={"a": -1}), "cannot load"),
 }
 
 
@@ -292,3 +297,66 @@ class TestBadFiles:
             (folder / "config.json").write_bytes(data)
             with pytest.raises(ModelError, match=r"config\.json"):
                 HubTokenizer(folder)
+
+
+def test_one_vocabulary_in_every_form(tmp_path: Path, bpe_path: Path) -> None:
+    folder = write_tokenizer(tmp_path / "hub", vocabulary_of(bpe_path))
+    with LlamaModel(bpe_path, threads=1) as model:
+        expected = fingerprint(model.tokenizer)
+    for address in (bpe_path, folder, folder / "tokenizer.json"):
+        assert fingerprint(open_tokenizer(str(address))) == expected
+    pair = {fingerprint(open_tokenizer(name)) for name in ("bundled", str(bundled("edge")))}
+    assert len(pair) == 1
+    assert expected not in pair
+
+
+def test_it_outlives_whoever_opened_it(bpe_path: Path) -> None:
+    many = [open_tokenizer(str(bpe_path)) for _ in range(3)]
+    del many[:2]
+    assert many[0].encode("the")
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "words"),
+    [
+        ("none.gguf", AddressError, "There is no file"),
+        (".", ModelError, "There is no tokenizer.json"),
+        ("cut.gguf", ModelError, "cut.gguf"),
+    ],
+)
+def test_what_holds_none(
+    tmp_path: Path,
+    bpe_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    address: str,
+    error: type[Exception],
+    words: str,
+) -> None:
+    (tmp_path / "cut.gguf").write_bytes(bpe_path.read_bytes()[:2000])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=words):
+        open_tokenizer(address)
+
+
+def test_of_a_repository_the_tokenizer_alone_is_fetched(tmp_path: Path, bpe_path: Path) -> None:
+    folder = write_tokenizer(tmp_path / "hub", vocabulary_of(bpe_path))
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    repositories = {
+        "own/model": Repository({**files, "model.safetensors": b"weights", "x.bin": b"pickle"}),
+        "own/inside": Repository({f"deep/{name}": data for name, data in files.items()}),
+        "own/gguf": Repository({"small-Q8_0.gguf": bpe_path.read_bytes()}),
+        "own/none": Repository({"model.safetensors": b"weights"}),
+    }
+    addresses = ["own/model", "hf://own/inside/deep", "own/gguf", "own/gguf:Q8_0", "own/none"]
+    with serving(Hub(repositories)) as hub:
+        *same, none = in_a_process(
+            tmp_path / "home",
+            hub.endpoint,
+            "fingerprint(open_tokenizer(address))",
+            *addresses,
+            module="tests.edge.test_hub_tokenizer",
+        )
+        assert not hub.asked("GET", "safetensors")
+        assert not hub.asked("GET", "x.bin")
+    assert set(same) == {fingerprint(open_tokenizer(str(bpe_path)))}
+    assert "'own/none'" in none

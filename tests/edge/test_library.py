@@ -14,29 +14,23 @@ import pytest
 
 from edgewise.edge.llamacpp import library as binding
 from edgewise.errors import UsageError
+from tests.programs import Done, python
 
 ASK = ("run", "Where is Lisbon?", "--cloud", "none", "--max-tokens", "8")
 REAL = binding.find_spec
 HIDE = "import sys\nfor name in {}:\n    sys.modules[name] = None\n"
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Run = Callable[..., Done]
 
 
 @pytest.fixture
 def edgewise_with(tmp_path: Path) -> Run:
     """Runs the command where the packages in `tmp_path` are found first, and `hidden` never."""
 
-    def run(*arguments: str, hidden: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    def run(*arguments: str, hidden: tuple[str, ...] = ()) -> Done:
         (tmp_path / "sitecustomize.py").write_text(HIDE.format(hidden))
         paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return subprocess.run(
-            [sys.executable, "-m", "edgewise", *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        return python("-m", "edgewise", *arguments, code=None, PYTHONPATH=os.pathsep.join(paths))
 
     return run
 

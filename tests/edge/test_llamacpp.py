@@ -1,8 +1,11 @@
-"""What is llama.cpp's own: files that load or do not, fingerprints, tokenizers."""
+"""What is llama.cpp's own: files that load or do not, fingerprints, tokenizers, the end."""
 
 import ctypes
 import signal
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -11,18 +14,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from edgewise.edge.base import Floats, Needs
-from edgewise.edge.kv import BATCH, KvSession
+from edgewise import Pair
+from edgewise.addresses import bundled
+from edgewise.edge.base import Floats, Needs, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.errors import ModelError, UsageError
+from edgewise.errors import ModelError, StaleStepError, UsageError
 from tests import models
+from tests.contracts.test_edge import assert_heads_input
 
-LONG = [(7 * index) % 250 for index in range(2 * BATCH + 37)]
-SHORT = LONG[:20]
+SHORT = [(7 * index) % 250 for index in range(20)]
 ATOL = 0.02
+THREADS, ROUNDS = 16, 20
 
 
 def load(path: Path, *, context: int | None = None, slots: int = 1) -> LlamaModel:
@@ -41,31 +46,12 @@ def spm(spm_path: Path) -> Iterator[LlamaModel]:
         yield model
 
 
-@pytest.fixture(scope="module")
-def other(other_path: Path) -> Iterator[LlamaModel]:
-    with load(other_path) as model:
-        yield model
-
-
-@pytest.fixture
-def session(bpe: LlamaModel) -> Iterator[KvSession]:
-    made = bpe.session(Needs.LOGITS | Needs.HIDDEN)
-    yield made
-    made.close()
-
-
 def head(path: Path) -> Floats:
     """The output matrix as it stands in the file."""
     for tensor in gguf.GGUFReader(path).tensors:
         if tensor.name == "output.weight":
             return np.array(tensor.data, np.float32)
     raise AssertionError("no head")
-
-
-def message_of(path: Path, **options: object) -> str:
-    with pytest.raises(UsageError) as caught:
-        LlamaModel(path, threads=1, **options)  # type: ignore[arg-type]
-    return str(caught.value)
 
 
 def assert_one_sentence(message: str) -> None:
@@ -81,13 +67,10 @@ def test_no_context_is_longer_than_the_model_was_made_for(bpe_path: Path) -> Non
 
 class TestSteps:
     def test_the_head_makes_the_logits_of_the_hidden_state(
-        self, session: KvSession, bpe_path: Path
+        self, bpe: LlamaModel, bpe_path: Path
     ) -> None:
-        session.open(SHORT)
-        steps = [session.step(), *session.steps(LONG[20:25])]
-        for step in steps:
-            assert step.hidden.shape == (models.WIDTH,)
-            np.testing.assert_allclose(head(bpe_path) @ step.hidden, step.logits, atol=ATOL)
+        assert bpe.hidden_size == models.WIDTH
+        assert_heads_input(bpe, head(bpe_path), atol=ATOL)
 
     @pytest.mark.parametrize("failing", [1, 2])
     def test_a_decode_that_fails_is_one_sentence_and_can_be_repeated(
@@ -126,47 +109,38 @@ class TestSteps:
         second.close()
 
 
+BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda _: b"", "not a GGUF"),
+    "two bytes": (lambda data: data[:2], "not a GGUF"),
+    "text": (lambda _: b"not a model at all", "not a GGUF"),
+    "nulls": (lambda _: b"\x00" * 4096, "not a GGUF"),
+    "the first word": (lambda data: data[:4], "truncated"),
+    "a header": (lambda data: data[:24], "truncated"),
+    "a thousand bytes": (lambda data: data[:1000], "truncated"),
+    "a third": (lambda data: data[: len(data) // 3], "truncated"),
+    "all but the end": (lambda data: data[: int(0.999 * len(data))], "truncated"),
+    "an unknown architecture": (lambda data: data.replace(b"llama", b"lhama"), "lhama"),
+}
+
+
 class TestFiles:
-    def test_a_missing_file(self, tmp_path: Path) -> None:
-        message = message_of(tmp_path / "none.gguf")
-        assert "no file" in message
-        assert_one_sentence(message)
-
-    @pytest.mark.parametrize("content", [b"", b"GG", b"not a model at all", b"\x00" * 4096])
-    def test_no_gguf(self, tmp_path: Path, content: bytes) -> None:
+    @pytest.mark.parametrize(("change", "said"), BAD.values(), ids=BAD.keys())
+    def test_one_that_does_not_load(
+        self, tmp_path: Path, bpe_path: Path, change: Callable[[bytes], bytes], said: str
+    ) -> None:
         path = tmp_path / "model.gguf"
-        path.write_bytes(content)
-        message = message_of(path)
-        assert "not a GGUF" in message
-        assert_one_sentence(message)
-
-    @pytest.mark.parametrize("kept", [4, 24, 1000, 0.3, 0.999])
-    def test_a_truncated_gguf(self, tmp_path: Path, bpe_path: Path, kept: float) -> None:
-        data = bpe_path.read_bytes()
-        path = tmp_path / "model.gguf"
-        path.write_bytes(data[: kept if isinstance(kept, int) else int(kept * len(data))])
-        with pytest.raises(ModelError) as caught:
+        path.write_bytes(change(bpe_path.read_bytes()))
+        with pytest.raises(ModelError, match=said) as caught:
             load(path)
-        assert "truncated" in str(caught.value)
-        assert_one_sentence(str(caught.value))
-
-    def test_an_unknown_architecture(self, tmp_path: Path, bpe_path: Path) -> None:
-        path = tmp_path / "model.gguf"
-        path.write_bytes(bpe_path.read_bytes().replace(b"llama", b"lhama"))
-        with pytest.raises(ModelError, match="unknown") as caught:
-            load(path)
-        assert "lhama" in str(caught.value)
         assert_one_sentence(str(caught.value))
 
     def test_layers_for_a_gpu_that_is_not_there(
         self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
-        message = message_of(bpe_path, gpu_layers=5)
-        assert message.startswith("5 layers on a GPU need")
-        assert_one_sentence(message)
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match="5 layers on a GPU need") as caught:
             LlamaModel(bpe_path, threads=1, gpu_layers=5)
+        assert_one_sentence(str(caught.value))
         assert caught.value.setting == "gpu_layers"
 
     def test_a_context_that_memory_does_not_hold(
@@ -263,3 +237,142 @@ def test_an_interrupt_in_a_callback_is_not_lost(
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def hurried() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def text_of_all(tokenizer: Tokenizer, first: int = 0) -> list[bytes]:
+    """Every id's piece, asked for from `first` on and then around."""
+    size = tokenizer.size
+    found = {at % size: tokenizer.piece(at % size) for at in range(first, first + size)}
+    return [found[token] for token in range(size)]
+
+
+def text_by_threads(tokenizer: Tokenizer) -> list[list[bytes]]:
+    """What each of many threads is told, all of them at once."""
+    found: dict[int, list[bytes]] = {}
+    ready = threading.Barrier(THREADS)
+
+    def one(number: int) -> None:
+        ready.wait()
+        found[number] = text_of_all(tokenizer, 37 * number)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [found[number] for number in range(THREADS)]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_threads_do_not_get_each_other_s_text() -> None:
+    with LlamaModel(bundled("edge"), threads=1) as model:
+        true = text_of_all(model.tokenizer)
+    for _ in range(ROUNDS):
+        with LlamaModel(bundled("edge"), threads=1, context=64) as model:
+            assert all(found == true for found in text_by_threads(model.tokenizer))
+            # ... and nothing wrong was kept for later.
+            assert text_of_all(model.tokenizer) == true
+
+
+def test_a_piece_of_any_length_is_whole(tmp_path: Path) -> None:
+    """llama.cpp says how much room it needs; a line of a table may be hundreds of bytes long."""
+    used = models.byte_level()
+    long = ["a" * length for length in (63, 64, 65, 500, 3000)]
+    vocabulary = replace(
+        used,
+        tokens=[*used.tokens, *long],
+        kinds=[*used.kinds, *[gguf.TokenType.USER_DEFINED] * len(long)],
+    )
+    path = models.write_transformer(tmp_path / "long.gguf", vocabulary)
+    with LlamaModel(path, threads=1) as model:
+        first = len(used.tokens)
+        assert [model.tokenizer.piece(first + i) for i in range(len(long))] == [
+            text.encode() for text in long
+        ]
+
+
+@pytest.mark.parametrize("token", [-1, "size", 10**6, 1 << 31, 1 << 32, 1 << 64, -(1 << 40)])
+def test_an_id_that_there_is_none_of_is_a_sentence(bpe_path: Path, token: int | str) -> None:
+    """llama.cpp would abort the process."""
+    with LlamaModel(bpe_path, threads=1) as model:
+        size = model.tokenizer.size
+        with pytest.raises(UsageError, match=str(size - 1)):
+            model.tokenizer.piece(size if token == "size" else int(token))
+        assert isinstance(model.tokenizer.piece(size - 1), bytes)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda tokenizer: tokenizer.encode("copper"),
+        lambda tokenizer: tokenizer.encode_prompt("copper"),
+        lambda tokenizer: tokenizer.piece(40),
+        lambda tokenizer: tokenizer.special_text("eos"),
+        lambda tokenizer: tokenizer.special,
+        lambda tokenizer: tokenizer.bos_id,
+    ],
+)
+def test_a_closed_model_s_vocabulary_is_refused(use: Callable[[object], object]) -> None:
+    model = LlamaModel(bundled("edge"), threads=1)
+    model.close()
+    with pytest.raises(UsageError, match="closed"):
+        use(model.tokenizer)
+
+
+def test_a_closed_pair_is_a_sentence() -> None:
+    pair = Pair("bundled", threads=1)
+    pair.close()
+    for use in (lambda: pair.ask("x"), lambda: pair.prompt("x"), lambda: pair.ask([1, 2])):
+        with pytest.raises(UsageError, match="closed"):
+            use()
+
+
+def test_closing_while_others_tokenise_and_decode_ends_in_sentences() -> None:
+    for _ in range(4):
+        model = LlamaModel(bundled("edge"), threads=1, slots=3)
+        started = threading.Barrier(4)
+        said: list[str] = []
+
+        def work(
+            model: LlamaModel = model,
+            started: threading.Barrier = started,
+            said: list[str] = said,
+        ) -> None:
+            session = model.session(Needs.LOGITS)
+            started.wait()
+            try:
+                while True:
+                    session.open(model.tokenizer.encode("Tell me about copper and zinc. " * 3))
+                    model.tokenizer.piece(session.step().proposed)
+                    session.rewind(0)
+            except UsageError as error:
+                said.append(str(error))
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        started.wait()
+        model.close()
+        for thread in threads:
+            thread.join(60)
+        assert len(said) == 3
+        assert all("closed" in one for one in said)
+
+
+def test_views_are_stale_once_the_model_is_closed() -> None:
+    model = LlamaModel(bundled("edge"), threads=1)
+    session = model.session()
+    session.open(model.tokenizer.encode("copper"))
+    step = session.step()
+    model.close()
+    with pytest.raises(StaleStepError):
+        _ = step.logits

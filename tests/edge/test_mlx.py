@@ -1,10 +1,9 @@
 """The MLX engine: the edge contract over tiny random models, and what it makes of folders."""
 
 import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,25 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edgewise.edge.base import EdgeOptions, Floats, Needs
+from edgewise.edge.base import Needs
 from edgewise.edge.mlx import MlxModel
-from edgewise.edge.named import EDGES
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
 from edgewise.parts import edge_engine, open_edge
 from edgewise.settings import Settings
 from tests import models
 from tests.contracts import test_edge as contract
-from tests.contracts.test_edge import MORE, PROMPT, Backend, assert_close
+from tests.contracts.test_edge import (
+    MORE,
+    PROMPT,
+    Backend,
+    assert_close,
+    assert_heads_input,
+    logits_after,
+)
 from tests.hub_files import described
-from tests.mlx_models import CONFIGS, SHAPE, write_mlx_model
+from tests.hub_models import CONFIGS, SHAPE, Folders, write_mlx_model
+from tests.programs import python
 
 pytest.importorskip("mlx_lm", exc_type=ImportError)
 
@@ -31,19 +37,10 @@ pytest.importorskip("mlx_lm", exc_type=ImportError)
 CONTEXT, SIZE = 96, SHAPE["vocab_size"]
 KINDS = tuple(CONFIGS)
 
-Folders = Callable[[str], Path]
-
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """Each kind of model, written when it is first asked for."""
-    root = tmp_path_factory.mktemp("mlx")
-
-    def folder(kind: str) -> Path:
-        path = root / kind
-        return path if path.exists() else write_mlx_model(path, kind)
-
-    return folder
+    return Folders(tmp_path_factory.mktemp("mlx"), write_mlx_model)
 
 
 def load(folders: Folders, kind: str, **more: Any) -> MlxModel:
@@ -56,18 +53,9 @@ def backend(
 ) -> Iterator[Backend]:
     from mlx import nn
 
-    kind = request.param
-    made = Backend(lambda **more: load(folders, kind, **more))
-    embedded = nn.Embedding.__call__
-
-    def counted(self: Any, ids: Any) -> Any:
-        made.runs.append(ids.size)
-        return embedded(self, ids)
-
-    monkeypatch.setattr(nn.Embedding, "__call__", counted)
-    yield made
-    for model in made.open_models:
-        model.close()
+    with closing(Backend(lambda **more: load(folders, request.param, **more))) as made:
+        made.count(monkeypatch, nn.Embedding, "__call__", lambda ids: ids.size)
+        yield made
 
 
 class TestMlx(contract.TestEdge):
@@ -75,16 +63,6 @@ class TestMlx(contract.TestEdge):
         model = backend.model()
         assert model.parameters is not None
         assert model.build.startswith("MLX, float32 on ")
-
-
-def scratch(model: MlxModel, ids: Sequence[int]) -> Floats:
-    """Logits after ids that a new session reads at once."""
-    session = model.session(Needs.LOGITS)
-    try:
-        assert session.open(ids) == 0
-        return session.step().logits
-    finally:
-        session.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,7 +77,7 @@ def test_a_trim_that_is_refused_reads_again(
     from mlx_lm.models.cache import KVCache
 
     with load(folders, "llama") as model:
-        wanted = scratch(model, [*PROMPT, 9])
+        wanted = logits_after(model, [*PROMPT, 9])
         session = model.session(Needs.LOGITS)
         session.open(PROMPT + MORE)
         session.step()
@@ -131,21 +109,17 @@ def test_each_step_may_be_another_thread_s(folders: Folders, kind: str) -> None:
             thread.start()
             thread.join()
         assert not failed
-        assert_close(session.step().logits, scratch(model, PROMPT + MORE))
+        assert_close(session.step().logits, logits_after(model, PROMPT + MORE))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_hidden_states_are_what_the_head_reads(folders: Folders, kind: str) -> None:
-    with load(folders, kind) as model:
-        session = model.session(Needs.HIDDEN | Needs.LOGITS)
-        session.open(PROMPT)
-        steps = [session.step(), *session.steps(MORE)]
     held = load_file(folders(kind) / "model.safetensors")
     (head,) = [weight for name, weight in held.items() if name.endswith("lm_head.weight")] or [
         weight for name, weight in held.items() if name.endswith("embed_tokens.weight")
     ]
-    for step in steps:
-        np.testing.assert_allclose(head @ step.hidden, step.logits, atol=1e-3)
+    with load(folders, kind) as model:
+        assert_heads_input(model, head, atol=1e-3)
 
 
 def test_quantised_weights(tmp_path: Path, folders: Folders) -> None:
@@ -155,7 +129,7 @@ def test_quantised_weights(tmp_path: Path, folders: Folders) -> None:
         assert small.parameters == full.parameters
         assert small.fingerprint() != full.fingerprint()
         assert fingerprint(small.tokenizer) == fingerprint(full.tokenizer)
-        near = np.corrcoef(scratch(small, PROMPT), scratch(full, PROMPT))[0, 1]
+        near = np.corrcoef(logits_after(small, PROMPT), logits_after(full, PROMPT))[0, 1]
         assert near > 0.99
 
 
@@ -177,12 +151,7 @@ class TestByAddress:
         named = Settings(edge=str(folder), edge_engine="mlx")
         with open_edge(named) as edge, load(folders, "llama") as own:
             assert isinstance(edge, MlxModel)
-            assert_close(scratch(edge, PROMPT), scratch(own, PROMPT))
-
-    def test_without_the_extra(self, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "mlx_lm", None)
-        with pytest.raises(UsageError, match=r"edgewise\[mlx\]"):
-            EDGES.load("mlx")(str(folders("llama")), EdgeOptions())
+            assert_close(logits_after(edge, PROMPT), logits_after(own, PROMPT))
 
     @pytest.mark.parametrize(
         ("options", "told"),
@@ -210,7 +179,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda f: described(f, model_type="../../own"),
         "does not say of which kind",
     ),
-    "a module that is no model": (lambda f: described(f, model_type="base"), "MLX cannot load"),
+    "a module that is no model": (lambda f: described(f, model_type="base"), "mlx-lm cannot load"),
     "another quantisation": (
         lambda f: described(f, quantization_config={"quant_method": "gptq"}),
         "is quantised, and not in MLX form; name the model in MLX form, unquantised, or as a GGUF",
@@ -223,14 +192,17 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda f: described(f, quantization={"lm_head": {"group_size": 0}}),
         "names a quantisation that MLX has not",
     ),
-    "more layers than weights": (lambda f: described(f, num_hidden_layers=8), "MLX cannot load"),
-    "a vast table": (lambda f: described(f, vocab_size=1 << 40), "MLX cannot load"),
+    "more layers than weights": (lambda f: described(f, num_hidden_layers=8), "mlx-lm cannot load"),
+    "a vast table": (lambda f: described(f, vocab_size=1 << 40), "mlx-lm cannot load"),
     "a vast table of its own": (
         lambda f: described(f, head_dim=1 << 33, rope_scaling=YARN),
-        "MLX cannot load|are not all that",
+        "mlx-lm cannot load|does not hold all weights",
     ),
-    "no heads": (lambda f: described(f, num_attention_heads=0), "MLX cannot load|does not decode"),
-    "another width": (lambda f: described(f, intermediate_size=80), "MLX cannot load"),
+    "no heads": (
+        lambda f: described(f, num_attention_heads=0),
+        "mlx-lm cannot load|does not decode",
+    ),
+    "another width": (lambda f: described(f, intermediate_size=80), "mlx-lm cannot load"),
 }
 
 
@@ -261,5 +233,4 @@ def test_limits_of_the_process_stay() -> None:
         "from edgewise.edge.mlx import modules; modules(); "
         "print(r.getrlimit(r.RLIMIT_NOFILE))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.strip() == "(1024, 1500)", done.stderr
+    assert python("-c", script).stdout.strip() == "(1024, 1500)"

@@ -1,6 +1,7 @@
 """Sessions of one model that go on from one another's KV cache, and that decode side by side."""
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -8,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgewise.edge.base import Needs
-from edgewise.edge.kv import TURN
+from edgewise.edge.kv import TURN, FairLock
 from edgewise.edge.llamacpp import LlamaModel
+from tests.contracts.test_edge import read
 
 A = [(7 * index) % 250 for index in range(40)]
 B = [(11 * index + 3) % 250 for index in range(40)]
@@ -18,16 +19,6 @@ B = [(11 * index + 3) % 250 for index in range(40)]
 
 def load(path: Path, *, slots: int, keep: bool) -> LlamaModel:
     return LlamaModel(path, threads=1, gpu_layers=0, slots=slots, keep_prefixes=keep)
-
-
-def read(model: LlamaModel, ids: Sequence[int]) -> tuple[int, np.ndarray]:
-    """How many ids were cached, and the logits after all of them."""
-    session = model.session(Needs.LOGITS)
-    try:
-        cached = session.open(ids)
-        return cached, session.step().logits.copy()
-    finally:
-        session.close()
 
 
 def talk(number: int, turns: int, head: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -86,17 +77,12 @@ def test_a_conversation_more_than_slots_takes_the_one_unused_longest(bpe_path: P
 
 
 def test_a_session_chooses_when_it_is_opened(bpe_path: Path) -> None:
-    """So that it finds what others leave until then."""
+    """So that it finds what others leave until then; one that is never opened takes nothing."""
     with load(bpe_path, slots=2, keep=True) as model:
         waiting = model.session()
         read(model, A)
         assert waiting.open([*A, 9]) == len(A)
-        assert read(model, B)[0] == 0
-
-
-def test_sessions_that_are_never_opened_take_nothing(bpe_path: Path) -> None:
-    with load(bpe_path, slots=2, keep=True) as model:
-        read(model, A)
+        waiting.close()
         for _ in range(3):
             model.session().close()
         first, second = model.session(), model.session()
@@ -133,3 +119,21 @@ def test_sessions_in_threads_do_not_disturb_each_other(bpe_path: Path, keep: boo
             for thread in threads:
                 thread.join(60)
             assert [found[number] for number in range(4)] == alone
+
+
+def test_threads_are_served_in_the_order_of_their_coming() -> None:
+    lock = FairLock()
+    order: list[int] = []
+
+    def one(number: int) -> None:
+        with lock:
+            order.append(number)
+
+    with lock:
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.01)
+    for thread in threads:
+        thread.join(60)
+    assert order == list(range(8))

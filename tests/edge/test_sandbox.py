@@ -13,7 +13,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp import load as trial
+from edgewise.edge.llamacpp import load as loading
 from edgewise.errors import ModelError
 from edgewise.sandbox import Child
 from tests.mutated_gguf import mutants
@@ -129,16 +129,12 @@ def test_a_file_that_changes_while_it_is_tried_is_not_remembered(
     assert tried() == 2
 
 
-@pytest.mark.parametrize("place", ["a file", "nowhere"])
-def test_a_cache_that_cannot_be_written_costs_a_trial_and_nothing_else(
+@pytest.mark.parametrize("place", ["a file", "/proc/none"])
+def test_a_cache_that_cannot_be_written_costs_another_child_and_nothing_else(
     tried: Tried, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    cache = tmp_path / "no cache"
-    if place == "a file":
-        cache.write_text("")
-    else:
-        cache = Path("/proc/none")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
     load(sound)
     load(sound)
     assert tried() == 2
@@ -147,11 +143,11 @@ def test_a_cache_that_cannot_be_written_costs_a_trial_and_nothing_else(
 def test_a_load_without_end_is_a_sentence(
     tried: Tried, sound: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "SECONDS", 0.01)
-    monkeypatch.setattr(trial, "SECONDS_A_BYTE", 0.0)
+    monkeypatch.setattr(loading, "SECONDS", 0.01)
+    monkeypatch.setattr(loading, "SECONDS_A_BYTE", 0.0)
     with pytest.raises(ModelError, match="does not end"):
         load(sound)
-    monkeypatch.setattr(trial, "SECONDS", 60.0)
+    monkeypatch.setattr(loading, "SECONDS", 60.0)
     load(sound)
 
 

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from edgewise import Pair
 from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeOptions
-from edgewise.edge.served import ServedEdge, open_server
+from edgewise.edge.served.model import ServedEdge, open_server
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
-from tests.contracts import test_edge as contract
 from tests.contracts.test_edge import Backend
+from tests.edge import test_served
 from tests.llama_server_process import llama_server
 
 pytestmark = pytest.mark.deep
@@ -29,25 +29,16 @@ def server(bpe_path: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def backend(server: str) -> Iterator[Backend]:
-    def make(**options: Any) -> ServedEdge:
-        return open_server(server, replace(EdgeOptions(), **options))
+class TestServed(test_served.TestServers):
+    @pytest.fixture
+    def backend(self, server: str) -> Iterator[Backend]:
+        def make(**options: Any) -> ServedEdge:
+            return open_server(server, replace(EdgeOptions(), **options))
 
-    made = Backend(make)
-    yield made
-    for model in made.open_models:
-        model.close()
-
-
-class TestServed(contract.TestEdge):
-    """Steps own their numbers, and only the server knows what it computed."""
-
-    test_nothing_is_computed_twice: Any = None
-    test_open_keeps_the_common_prefix: Any = None
-    test_open_of_what_is_there_computes_nothing: Any = None
-    test_views_are_stale_after_the_next_decode: Any = None
-    test_a_prefix_is_kept_between_sessions: Any = None
+        made = Backend(make)
+        yield made
+        for model in made.open_models:
+            model.close()
 
 
 @pytest.fixture(scope="module")

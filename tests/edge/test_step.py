@@ -130,9 +130,9 @@ class TestKeeping:
     def test_the_rest_does_not(self, kept: Needs) -> None:
         engine = Engine()
         step = engine.step(drawn(500), needs=kept, top=3, hidden=np.ones(4, np.float32))
-        assert step.fresh
+        assert step.is_fresh()
         engine.decodes += 1
-        assert not step.fresh
+        assert not step.is_fresh()
         stale = {
             Needs.ENTROPY: lambda: step.logits,
             Needs.TOP: lambda: step.top(4),

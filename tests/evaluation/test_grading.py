@@ -20,8 +20,7 @@ from edgewise_lab.evaluation.tasks.grading import (
 )
 
 CHOICES = ("bank", "garments", "river bank", "tree")
-
-
+ANIMALS = ("cat", "dog", "emu")
 SIGNS = ("C", "C++", ".net")
 
 
@@ -43,6 +42,13 @@ SIGNS = ("C", "C++", ".net")
         (CHOICES, "Therefore, the answer is E.", None),
         (CHOICES, "(f)", None),
         (CHOICES, "", None),
+        # After "Therefore" a text, then a letter; then "(x)" anywhere; then the beginning.
+        (ANIMALS, "emu. (b) Therefore, A, that is cat", "cat"),
+        (ANIMALS, "emu. (b) Therefore, A.", "cat"),
+        (ANIMALS, "emu. (b) Therefore, who knows", "dog"),
+        (ANIMALS, "emu. Therefore, who knows", "emu"),
+        (ANIMALS, f"emu. Therefore, {'.' * 60} cat", "emu"),
+        (ANIMALS, "so I think it must be a cat", None),
     ],
 )
 def test_extraction(choices: tuple[str, ...], text: str, choice: str | None) -> None:
@@ -101,17 +107,6 @@ def test_a_pattern_that_never_ends_is_refused() -> None:
     with pytest.raises(UsageError, match="'slow'"):
         is_right(Question("slow", "f", "", r"(a+)+$", "regex"), "a" * 60 + "!")
     assert is_right(Question("quick", "f", "", "é\n+b", "regex"), "é\n\nb")
-
-
-def test_the_order_of_the_places() -> None:
-    """After "Therefore" a text, then a letter; then "(x)" anywhere; then the beginning."""
-    choices = ("cat", "dog", "emu")
-    assert extract_choice("emu. (b) Therefore, A, that is cat", choices) == "cat"
-    assert extract_choice("emu. (b) Therefore, A.", choices) == "cat"
-    assert extract_choice("emu. (b) Therefore, who knows", choices) == "dog"
-    assert extract_choice("emu. Therefore, who knows", choices) == "emu"
-    assert extract_choice(f"emu. Therefore, {'.' * 60} cat", choices) == "emu"
-    assert extract_choice("so I think it must be a cat", choices) is None
 
 
 JOBS = ("complete job", "learn new things", "die", "have fun", "get paid")

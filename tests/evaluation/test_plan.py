@@ -7,11 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import Needs, Step
-from edgewise.errors import CloudTimeout, CloudUnavailable, ContextOverflow
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.errors import CloudTimeout, CloudUnavailable, ContextOverflow, UsageError
 from edgewise.routers.card import RouterCard
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
 from edgewise.testing.scripted_edge import HIDDEN, ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.plan import (
@@ -22,10 +24,11 @@ from edgewise_lab.evaluation.plan import (
     Contender,
     Evaluation,
     contender_named,
+    manifest,
 )
 from edgewise_lab.evaluation.report import CLOUD, EDGE
 from edgewise_lab.evaluation.store import OUTCOMES, THRESHOLDS, Cell, Store
-from edgewise_lab.evaluation.systems import cloud_share
+from edgewise_lab.evaluation.systems import Outcome, cloud_share
 from edgewise_lab.evaluation.tasks.base import Question, Task
 
 PROMPT = "Which animal is it?"
@@ -63,18 +66,21 @@ def evaluation(
     folder: Path | None = None,
     *,
     task: Task | None = None,
+    edge: ScriptedEdge | None = None,
     cloud: ScriptedCloud | LocalCloud | None = None,
     fault: Failing = lambda ask: None,
     done: Sequence[None] | None = None,
+    deadline: float = 60,
 ) -> Evaluation:
     counted: list[None] = done if isinstance(done, list) else []
     return Evaluation(
         task or animals(),
         animals(2),
-        edge=ScriptedEdge(replying(WRONG, prompt=PROMPT, unsure=[0, 6])),
+        edge=edge or ScriptedEdge(replying(WRONG, prompt=PROMPT, unsure=[0, 6])),
         cloud=cloud or ScriptedCloud(replying(RIGHT, prompt=PROMPT), fault=fault),
-        store=Store(folder, {"task": "animals"}),
+        store=Store(folder, {"task": "animals"}, Outcome),
         done=lambda: counted.append(None),
+        deadline=deadline,
     )
 
 
@@ -101,13 +107,6 @@ def test_a_card_brings_its_thresholds() -> None:
     assert [cloud_share(found[Cell("mine", share)]) > 0 for share in (0.1, 0.3)] == [True, False]
     # Every token but those of the cloud, which come one a consult here.
     assert router.scored == sum(o.output_tokens for cell in found.values() for o in cell)
-
-
-def test_between_two_shares_of_a_card_nothing_is_calibrated() -> None:
-    contender = Contender("mine", Counted(0), card(at_0_1=0.5, at_0_3=0.1))
-    assert contender.calibrated(0.2) == pytest.approx(0.3)
-    assert contender.calibrated(0.5) is None
-    assert Contender("mine", Counted(0)).calibrated(0.2) is None
 
 
 def test_what_a_card_lacks_is_calibrated_and_kept(tmp_path: Path) -> None:
@@ -197,9 +196,8 @@ def test_at_the_end_of_a_context_every_system_answers(edge_room: int, cloud_room
         replying(WRONG, prompt=PROMPT, unsure=range(20)), context=len(PROMPT) + edge_room
     )
     with closing(LocalCloud(large)) as cloud:
-        done = Evaluation(animals(2), animals(2), edge=edge, cloud=cloud, store=Store(None, {}))
         always = Contender("always", Constant(1.0), card(at_0_1=0.5))
-        found = done.run([always], [0.1], baselines=True)
+        found = evaluation(edge=edge, cloud=cloud).run([always], [0.1], baselines=True)
     written = {cell: {o.output_tokens for o in outcomes} for cell, outcomes in found.items()}
     assert (written[EDGE], written[CLOUD]) == ({edge_room + 1}, {cloud_room + 1})
     pairs = [Cell(name, 0.1) for name in ("always", *BASELINES)]
@@ -244,14 +242,32 @@ def test_cut_at_any_consult_the_same_comes_out(tmp_path: Path, gone: int) -> Non
 
 
 def test_the_deadline_is_kept() -> None:
-    cloud = ScriptedCloud(noise(), delay=0.5)
-    slow = Evaluation(
-        animals(1),
-        animals(1),
-        edge=ScriptedEdge(noise(1)),
-        cloud=cloud,
-        store=Store(None, {}),
-        deadline=0.05,
-    )
+    slow = evaluation(cloud=ScriptedCloud(noise(), delay=0.5), deadline=0.05)
     with pytest.raises(CloudTimeout):
         slow.pairs(Contender("always", Constant(1.0), card(at_0_1=0.5)), [0.1])
+
+
+class Behind(ScriptedCloud):
+    """An engine that says which model it serves."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(noise())
+        self.name, self._model = "http://127.0.0.1:8080", model
+
+    def identity(self) -> str:
+        return f"{self.name} {self._model}"
+
+
+def test_another_model_behind_one_address(tmp_path: Path) -> None:
+    task, edge = animals(2), ScriptedEdge(noise())
+    told = [manifest(task, task, edge, Behind(model)) for model in ("small", "large", "large")]
+    assert told[0] != told[1] == told[2]
+    Store(tmp_path, told[0], Outcome)
+    with pytest.raises(UsageError, match="other models"):
+        Store(tmp_path, told[1], Outcome)
+
+
+def test_a_model_in_this_process_is_known_by_its_weights() -> None:
+    task, edge = animals(2), ScriptedEdge(noise())
+    with closing(LocalCloud(LlamaModel(bundled("cloud"), threads=1))) as cloud:
+        assert manifest(task, task, edge, cloud)["cloud"] == cloud.model.fingerprint()

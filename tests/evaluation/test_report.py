@@ -95,15 +95,17 @@ def test_without_a_meter_nobody_knows_what_was_read(unmetered: Cell) -> None:
     assert figures(PAIR, found).cloud_work is None
 
 
-def test_a_family_without_a_gap_is_named_and_left_out() -> None:
-    found = {
+def two_families(*cells: tuple[Cell, str, str, int]) -> dict[Cell, list[Outcome]]:
+    return {
         cell: outcomes(one, family="a", cloud=c) + outcomes(other, family="b", cloud=c)
-        for cell, one, other, c in (
-            (EDGE, "....", "xx", 0),
-            (CLOUD, "xxX.", "xx", 10),
-            (PAIR, "xx..", "x.", 1),
-        )
+        for cell, one, other, c in cells
     }
+
+
+def test_a_family_without_a_gap_is_named_and_left_out() -> None:
+    found = two_families(
+        (EDGE, "....", "xx", 0), (CLOUD, "xxX.", "xx", 10), (PAIR, "xx..", "x.", 1)
+    )
     pair = figures(PAIR, found)
     assert pair.gap_recovered == pytest.approx(2 / 3)
     assert (pair.without_gap, pair.strict_without_gap) == (("b",), ("b",))
@@ -117,14 +119,9 @@ def test_a_family_without_a_gap_is_named_and_left_out() -> None:
 
 
 def test_families_are_apart_and_together() -> None:
-    found = {
-        cell: outcomes(one, family="a", cloud=c) + outcomes(other, family="b", cloud=c)
-        for cell, one, other, c in (
-            (EDGE, "....", "x.", 0),
-            (CLOUD, "xxxx", "xx", 10),
-            (PAIR, "xx..", "xx", 1),
-        )
-    }
+    found = two_families(
+        (EDGE, "....", "x.", 0), (CLOUD, "xxxx", "xx", 10), (PAIR, "xx..", "xx", 1)
+    )
     (row,) = [row for row in rows(found) if row.overall.system == "pair"]
     assert list(row.families) == ["a", "b"]
     assert (row.families["a"].questions, row.families["b"].questions) == (4, 2)

@@ -10,19 +10,20 @@ from msgspec.structs import replace
 from edgewise.addresses import bundled
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.routers.constant import Constant
-from edgewise.routers.uncertainty import Margin
+from edgewise.routers.untrained import Constant, Margin
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise_lab.evaluation.systems import (
     CloudAlone,
     CommitPoint,
     Decoded,
+    Outcome,
     changed_share,
     cloud_share,
     commit_point,
     edge_alone,
     paired,
+    query_level,
 )
 from edgewise_lab.evaluation.tasks.base import Question
 from tests.evaluation.outcomes import outcome
@@ -152,3 +153,39 @@ def test_the_commit_point_holds_a_choice_s_first_letter(
     whole = b"".join(map(tokenizer.piece, ids))
     opening = whole.index(f" {named} ".encode()) + 1
     assert len(parts[0]) <= opening < len(parts[1])
+
+
+sizes = st.lists(
+    st.tuples(st.integers(1, 30), st.integers(1, 30), st.floats(0, 1)), min_size=1, max_size=12
+)
+
+
+def answered(name: int, tokens: int, unsure: float, *, by_cloud: bool) -> Outcome:
+    text, cloud = ("cloud", tokens) if by_cloud else ("edge", 0)
+    told = {"text": text, "output_tokens": tokens, "cloud_tokens": cloud, "uncertainty": unsure}
+    return outcome(name, right=by_cloud, **told)
+
+
+@given(sizes=sizes, share=st.floats(0.01, 1.0))
+def test_whole_questions_stay_within_the_share(
+    sizes: list[tuple[int, int, float]], share: float
+) -> None:
+    edges = [answered(i, e, u, by_cloud=False) for i, (e, _, u) in enumerate(sizes)]
+    clouds = [answered(i, c, 0.0, by_cloud=True) for i, (_, c, _) in enumerate(sizes)]
+    found = query_level(edges, clouds, share)
+    assert [o.question for o in found] == [o.question for o in edges]
+    assert cloud_share(found) <= share + 1e-9
+    sent = [o.uncertainty for o in found if o.text == "cloud"]
+    kept = [o.uncertainty for o in found if o.text == "edge"]
+    assert not sent or not kept or min(sent) >= max(kept)
+    if share == 1.0:
+        assert not kept
+
+
+def test_scores_of_a_router_come_before_the_answers_own_uncertainty() -> None:
+    edges = [answered(i, 10, unsure, by_cloud=False) for i, unsure in enumerate((0.9, 0.1, 0.5))]
+    clouds = [answered(i, 10, 0.0, by_cloud=True) for i in range(3)]
+    by_answer = query_level(edges, clouds, 0.4)
+    by_router = query_level(edges, clouds, 0.4, scores=[0.2, 0.8, 0.1])
+    assert [o.text for o in by_answer] == ["cloud", "edge", "edge"]
+    assert [o.text for o in by_router] == ["edge", "cloud", "edge"]

@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -17,7 +14,7 @@ from edgewise.errors import EdgewiseError
 from edgewise_lab.evaluation.tasks.base import Question, Split, Task, TaskSource
 from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
 from edgewise_lab.evaluation.tasks.named import TASKS, open_task, with_calibration
-from tests.hub import Hub, Repository, serving
+from tests.hub import Hub, Repository, in_a_process, serving
 
 CHOICES = ["bank", "library", "department store", "mall", "new york"]
 PROMPT = (
@@ -45,17 +42,6 @@ def table(rows: list[dict[str, object]]) -> bytes:
     return file.getvalue()
 
 
-SCRIPT = """
-import sys
-from edgewise.errors import EdgewiseError
-from edgewise_lab.evaluation.tasks.named import open_task
-try:
-    print(*(question.answer for question in open_task(sys.argv[1]).questions))
-except EdgewiseError as error:
-    print("!", error)
-"""
-
-
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     """A hub with both datasets as their owners publish them."""
@@ -75,18 +61,12 @@ def hub() -> Iterator[Hub]:
         yield served
 
 
-def in_a_fresh_process(task: str, endpoint: str, home: Path) -> str:
-    """The answers of a task; the hub's client reads its endpoint once, when it is imported."""
-    kept = {k: v for k, v in os.environ.items() if not k.upper().startswith(("HF_", "HTTP"))}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, task],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home)},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+def answers(task: str, endpoint: str, home: Path) -> str:
+    """Those of a task; the hub's client reads its endpoint once, when it is imported."""
+    module = "edgewise_lab.evaluation.tasks.named"
+    expression = '" ".join(one.answer for one in open_task(address).questions)'
+    (found,) = in_a_process(home, endpoint, expression, task, module=module)
+    return found
 
 
 def test_commonsenseqa_is_asked_as_in_the_paper(tmp_path: Path) -> None:
@@ -96,6 +76,15 @@ def test_commonsenseqa_is_asked_as_in_the_paper(tmp_path: Path) -> None:
     assert question.answer == "department store"
     assert is_right(question, "Therefore, the answer is department store (c).")
     assert not is_right(question, "Therefore, the answer is mall (d).")
+
+
+def test_commonsenseqa_by_letter_alone(tmp_path: Path) -> None:
+    task = open_task("commonsenseqa-letter", data=write(tmp_path / "dev.jsonl", csqa_line()))
+    (question,) = task.questions
+    assert question.prompt.endswith("E. new york Answer with the letter of the right choice only.")
+    texts = ("C", "C. department store", "D")
+    read = [(is_right(question, text), is_strictly_right(question, text)) for text in texts]
+    assert read == [(True, True), (True, False), (False, False)]
 
 
 def test_gsm8k_is_graded_by_its_number(tmp_path: Path) -> None:
@@ -114,16 +103,16 @@ def test_a_published_task_comes_from_the_hub_once(
     hub: Hub, tmp_path: Path, name: str, answer: str
 ) -> None:
     for _ in range(2):
-        assert in_a_fresh_process(name, hub.endpoint, tmp_path) == answer
+        assert answers(name, hub.endpoint, tmp_path) == answer
     assert len(hub.asked("GET", "/resolve/")) == 1
-    assert in_a_fresh_process(name, "http://127.0.0.1:9", tmp_path) == answer
+    assert answers(name, "http://127.0.0.1:9", tmp_path) == answer
 
 
 def test_a_hub_without_the_dataset_and_no_hub_are_one_sentence(hub: Hub, tmp_path: Path) -> None:
     hub.repositories = {}
-    refused = in_a_fresh_process("gsm8k", hub.endpoint, tmp_path)
+    refused = answers("gsm8k", hub.endpoint, tmp_path)
     assert refused.startswith("! The hub refuses 'openai/gsm8k")
-    gone = in_a_fresh_process("gsm8k", "http://127.0.0.1:9", tmp_path)
+    gone = answers("gsm8k", "http://127.0.0.1:9", tmp_path)
     assert gone.startswith("! The ")
     assert "\n" not in refused + gone
 
@@ -155,8 +144,6 @@ def test_own_questions(
         ('{"answer": "a"}', None, "missing required field `prompt`"),
         ('{"prompt": "a", "answer": "b", "x": 1}', None, "unknown field `x`"),
         ('{"prompt": "a", "answer": "("}', "regex", "regular expression"),
-        ('{"prompt": "a", "answer": "b", "choices": ["c"]}', "choice", "of its choices"),
-        ('{"prompt": "a", "answer": "b"}', "choice", "of its choices"),
         ("", None, "no questions"),
         ('{"prompt": "a"}', "exact", "no answer"),
         ('{"prompt": "a"}\n{"prompt": "b", "answer": "c"}', None, "others, such as 1"),
@@ -255,6 +242,16 @@ def test_counts_that_leave_nothing(
     assert caught.value.setting == setting
 
 
+def test_one_prompt_never_stands_on_both_sides(tmp_path: Path) -> None:
+    path = numbered(tmp_path / "mine.jsonl", 30)
+    path.write_text(2 * path.read_text())
+    with pytest.raises(EdgewiseError, match="60 questions leave none beside 30"):
+        prepared(path, "train", calibration=30)
+    used, held_out = prepared(path, "train", calibration=10)
+    assert (len(used), len(held_out)) == (40, 10)
+    assert not {*used} & {*held_out}
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem", "setting"),
     [
@@ -262,7 +259,11 @@ def test_counts_that_leave_nothing(
         ({"name": "pocketqa", "check": "exact"}, "drop the check", "check"),
         ({"name": "gsm8k", "check": "number"}, "drop the check", "check"),
         ({"name": "mine.jsonl", "data": "x"}, "is a file of its own", "data"),
-        ({"name": "no.jsonl"}, "name commonsenseqa, gsm8k, pocketqa or a JSON Lines", None),
+        (
+            {"name": "no.jsonl"},
+            "commonsenseqa-letter, gsm8k, pocketqa or a JSON Lines",
+            None,
+        ),
         ({"name": "."}, "There is no task '.'", None),
     ],
 )

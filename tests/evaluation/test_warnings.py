@@ -3,7 +3,7 @@
 import pytest
 
 from edgewise.routers.card import RouterCard
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 from edgewise_lab.evaluation.plan import Contender, warnings
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, rows
 from edgewise_lab.evaluation.store import Cell

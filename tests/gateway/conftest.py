@@ -1,19 +1,14 @@
 """What the tests of a gateway share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
+from structlog.testing import LogCapture
 
 from edgewise.keys.keys import add_key
-from tests.doubles.scripted_engine import ScriptedEngine
-
-
-@pytest.fixture
-def engine() -> Iterator[ScriptedEngine]:
-    made = ScriptedEngine()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -31,6 +26,18 @@ def add(keys: Path) -> Callable[..., str]:
         return add_key(keys, name, **{**free, **limits})
 
     return added
+
+
+Told = list[MutableMapping[str, Any]]
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    """What is logged."""
+    capture = LogCapture()
+    structlog.configure(processors=[structlog.processors.format_exc_info, capture])
+    yield capture.entries
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

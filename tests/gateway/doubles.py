@@ -1,9 +1,12 @@
-"""An engine in this process that does as it is told, for what no HTTP engine can be made to do."""
+"""An engine and a store of limits in this process, for what no real one can be made to do."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from edgewise.completion import Completion
 from edgewise.engines.base import NOBODY, Client, Described, Engine
+from edgewise.keys.limit_stores import SqliteLimits
+from edgewise.keys.limits import LimitsDown
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 
@@ -16,15 +19,34 @@ def letters(ids: Sequence[int], n: int) -> Completion:
     return Completion(ids=(97,) * n, logprobs=(-0.1,) * n, cached=len(ids), computed=0)
 
 
+class FailingLimits(SqliteLimits):
+    """In memory; fails as long as it is `down`."""
+
+    down = True
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    async def add(self, name: str, day: int, tokens: int, most: int = 0) -> bool:
+        if self.down:
+            raise LimitsDown("gone")
+        return await super().add(name, day, tokens, most)
+
+
 class PlainEngine(Engine):
-    """Answers as `act` says. `down` is raised by every call, `probes` counts those that passed."""
+    """Answers as `act` says, once `go` is set, if there is one.
+
+    `down` is raised by every call, `probes` counts those that passed.
+    """
 
     dialect = "plain"
 
-    def __init__(self, name: str = "plain", act: Act = letters) -> None:
+    def __init__(self, name: str = "plain", act: Act = letters, *, size: int | None = None) -> None:
         super().__init__(name)
         self.act = act
         self.down: Exception | None = None
+        self.go: asyncio.Event | None = None
+        self.model, self.size = "letters", size
         self.tokenizer = ByteTokenizer()
         self.mark = 0
         self.looks = self.probes = self.asked = self.prefills = 0
@@ -39,17 +61,22 @@ class PlainEngine(Engine):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
+        if client is not NOBODY:
+            self.asked += 1
+            self.clients.append(client)
+        if self.go:
+            await self.go.wait()
         if client is NOBODY:
             self.probes += 1
             return letters(ids, n)
-        self.asked += 1
-        self.clients.append(client)
         if self.down is not None:
             raise self.down
         return self.act(ids, n)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         self.prefills += 1
+        if self.go:
+            await self.go.wait()
         self.act(ids, 1)
 
     async def tokenize(self, text: str) -> list[int] | None:
@@ -57,7 +84,7 @@ class PlainEngine(Engine):
         return [token ^ self.mark for token in self.tokenizer.encode(text)]
 
     async def describe(self) -> Described:
-        return Described("letters")
+        return Described(self.model, self.size)
 
     async def close(self) -> None:
         self.closed = True

@@ -5,6 +5,8 @@ No module of Edgewise helps it.
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +39,16 @@ def page_probes() -> list[str]:
 class PlainClient:
     """Written from the page alone."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+    def __init__(self, url: str, key: str | None = None, *, origin: str | None = None) -> None:
+        """With an `origin` as a page in a browser: its key is among the subprotocols."""
+        bearer = {"Authorization": f"Bearer {key}"} if key and not origin else {}
+        offered = ["edgewise.v1", *([f"edgewise.key.{key}"] if key else [])]
         self._connecting = connect(
             url.replace("http", "ws", 1) + "/v1/session",
             compression=None,
-            additional_headers=headers,
+            additional_headers=bearer,
+            origin=origin,  # type: ignore[arg-type]
+            subprotocols=offered if origin else None,  # type: ignore[arg-type]
         )
         self.held: list[int] = []
 
@@ -59,7 +65,7 @@ class PlainClient:
         self.send([1, 1, self.tokenizer, session])
         return self.receive()
 
-    def push(self, position: int, ids: list[int]) -> None:
+    def prefetch(self, position: int, ids: list[int]) -> None:
         self.held[position:] = ids
         self.send([2, position, ids, check(self.held)])
 
@@ -81,3 +87,11 @@ class PlainClient:
                 self.socket.recv(10)
         except ConnectionClosed as closed:
             return closed.rcvd.code if closed.rcvd else None
+
+
+@contextmanager
+def opened(url: str, key: str | None = None) -> Iterator[PlainClient]:
+    """A client with a session."""
+    with PlainClient(url, key) as client:
+        assert client.open()[0] == 16
+        yield client

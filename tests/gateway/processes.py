@@ -1,9 +1,8 @@
-"""Gateways as processes of their own, as operators start them, and the haproxy before them."""
+"""Gateways as processes of their own, as operators start them."""
 
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,18 +16,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.deep import require_deep
+from tests.server_process import answers
 
-ROOT = Path(__file__).parents[2]
 START_SECONDS = 60
-HAPROXY = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-REQUIRED = os.environ.get("TEST_SERVERS") == "required"
-
-needs_haproxy = pytest.mark.skipif(
-    HAPROXY is None and not REQUIRED, reason="needs Debian's haproxy; .ci/run installs it"
-)
-
-
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = iter(range(10_000 + 2_000 * (_WORKER % 11), 12_000 + 2_000 * (_WORKER % 11)))
 
@@ -83,7 +73,7 @@ class ServerProcess:
 
     def require_ready(self) -> None:
         """Wait until it is; fails where it ended."""
-        until(lambda: self._stands() and _found(self.url + self._ready), "the server's readiness")
+        until(lambda: self._stands() and answers(self.url + self._ready), "the server's readiness")
 
     def kill(self) -> None:
         """SIGKILL: nothing is saved, nobody is told."""
@@ -149,49 +139,6 @@ def server(*words: str, files: int = 1024, host: str = "127.0.0.1") -> Iterator[
             process.close()
 
 
-@contextmanager
-def two_gateways(engine: str, keys: Path) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
-    """Both ready; they end with the block."""
-    a, b = (GatewayProcess(engine, keys, keys.with_name(f"{name}.log")) for name in "ab")
-    both = a, b
-    try:
-        for one in both:
-            one.begin()
-        for one in both:
-            one.require_ready()
-        yield both
-    finally:
-        for one in both:
-            one.close()
-
-
-@contextmanager
-def haproxy(configuration: Path, numbers: str, **environment: str) -> Iterator[None]:
-    """Run with a configuration, whose variables are set; it ends with the block.
-
-    It is there once it shows its `numbers`.
-    """
-    require_deep("haproxy")
-    assert HAPROXY is not None, "haproxy is required here and missing"
-    command = [HAPROXY, "-db", "-f", str(configuration)]
-    kept = os.environ | environment
-    with tempfile.TemporaryFile() as told:
-        process = subprocess.Popen(command, env=kept, stdout=told, stderr=told)
-
-        def stands() -> bool:
-            if process.poll() is not None:
-                told.seek(0)
-                raise RuntimeError(f"haproxy ended: {told.read().decode()}")
-            return _found(numbers)
-
-        try:
-            until(stands, "haproxy")
-            yield
-        finally:
-            process.kill()
-            process.wait()
-
-
 def metric(url: str, name: str, **labels: str) -> float:
     """The sum of a Prometheus metric over what has these labels."""
     found = httpx2.get(url, timeout=60, trust_env=False).text
@@ -209,10 +156,3 @@ def until(true: Callable[[], object], what: str = "it") -> None:
         if time.monotonic() > end:
             pytest.fail(f"{what} did not come within {START_SECONDS} s")
         time.sleep(0.02)
-
-
-def _found(url: str) -> bool:
-    try:
-        return httpx2.get(url, timeout=2, trust_env=False).is_success
-    except httpx2.TransportError:
-        return False

@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx2
 import uvicorn
 
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import Engine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.gateway.app import Gateway
@@ -17,9 +20,13 @@ from edgewise.gateway.browser_page import FOLDER, Page, PageModel
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.sessions import Sessions
 from edgewise.keys.keys import Keys
+from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import KeyLimits, LimitStore
+from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.wire.protocol import MAX_FRAME
 from tests.server_process import free_port
+
+BYTES = ByteTokenizer()
 
 
 class Running(NamedTuple):
@@ -27,6 +34,10 @@ class Running(NamedTuple):
 
     url: str
     gateway: Gateway
+
+    def metrics(self) -> str:
+        """All of them, as Prometheus reads them."""
+        return httpx2.get(f"{self.url}/metrics", trust_env=False, timeout=60).text
 
 
 @contextmanager
@@ -53,7 +64,7 @@ def gateway(
         Fleet([_engine(one) for one in engines], concurrency=concurrency, queue=queue),
         Keys(keys),
         Sessions(most=most, most_ids=most_ids, idle=idle),
-        KeyLimits(limits) if limits else None,
+        KeyLimits(limits or SqliteLimits(None)),
     )
     port = port or free_port()
     shown = page and Page(page, made.fleet, keys=keys is not None, folder=folder)
@@ -68,7 +79,7 @@ def gateway(
         timeout_graceful_shutdown=0,
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(server)))
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(made, server)))
     thread.start()
     while not server.started:
         if not thread.is_alive():
@@ -81,11 +92,26 @@ def gateway(
         thread.join(60)
 
 
+@contextmanager
+def device(
+    running: Running, key: str | None = None, *, tokenizer: Tokenizer = BYTES
+) -> Iterator[GatewayCloud]:
+    """A device's cloud that was checked, until the block ends."""
+    cloud = GatewayCloud(running.url, key=key)
+    try:
+        cloud.check(tokenizer)
+        yield cloud
+    finally:
+        cloud.close()
+
+
 def _engine(one: str | Engine) -> Engine:
     return LlamaServerEngine(one) if isinstance(one, str) else one
 
 
-async def _serve(server: uvicorn.Server) -> None:
+async def _serve(made: Gateway, server: uvicorn.Server) -> None:
+    await made.limits.open()
+    await made.fleet.start()
     await server.serve()
     for connection in list(server.server_state.connections):
         if transport := getattr(connection, "transport", None):

@@ -1,8 +1,6 @@
 """All ids of the engines behind a gateway: compared by devices, through it."""
 
-import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx2
@@ -10,48 +8,31 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cloud import gateway as device_side
+from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.connect import connect
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.base import NOBODY, Client
 from edgewise.errors import OtherVocabulary, VocabularyMismatch
-from edgewise.gateway import detokenizing
+from edgewise.gateway import app
 from edgewise.gateway import fleet as fleets
-from edgewise.keys.keys import add_key
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests import models
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
-from tests.gateway.running import Running, gateway
+from tests.gateway.processes import until
+from tests.gateway.running import BYTES, Running, device, gateway
 from tests.llama_server_process import llama_server
 from tests.server_process import free_port
 
-BYTES = ByteTokenizer()
 ALL = "has the same ids for 5 strings; all 258 ids stand for the same"
 
 
-@pytest.fixture
-def engine() -> Iterator[ScriptedEngine]:
-    made = ScriptedEngine()
-    yield made
-    made.close()
-
-
-@contextmanager
-def device(url: str, key: str | None = None) -> Generator[GatewayCloud]:
-    cloud = GatewayCloud(url, key=key)
-    try:
-        yield cloud
-    finally:
-        cloud.close()
-
-
-def told(url: str, tokenizer: Tokenizer = BYTES, key: str | None = None) -> str:
-    with device(url, key) as cloud:
-        return cloud.check(tokenizer)
+def told(running: Running, tokenizer: Tokenizer = BYTES) -> str:
+    with device(running, tokenizer=tokenizer) as cloud:
+        return cloud.vocabulary_check
 
 
 def post(running: Running, body: object, key: str = "") -> httpx2.Response:
@@ -68,10 +49,10 @@ def test_a_real_engine_behind_it(model_folder: Path) -> None:
     ]
     with llama_server(paths[1]) as url, gateway([url]) as running:
         with LlamaModel(paths[1], threads=1, context=32) as model:
-            assert "all 277 ids" in told(running.url, model.tokenizer)
+            assert "all 277 ids" in told(running, model.tokenizer)
         with LlamaModel(paths[0], threads=1, context=32) as model:
             with pytest.raises(VocabularyMismatch, match=r"(tool_response|think)>"):
-                told(running.url, model.tokenizer)
+                told(running, model.tokenizer)
             # Whoever has the cloud's tokenizer speaks its ids.
             with LlamaModel(paths[1], threads=1, context=32) as own:
                 reached = connect(running.url, model.tokenizer, own=own.tokenizer)
@@ -85,7 +66,7 @@ def test_the_bundled_engine() -> None:
     from edgewise.gateway.bundled import BundledEngine
 
     with gateway([BundledEngine()]) as running, LlamaModel(bundled("edge"), threads=1) as edge:
-        assert f"all {edge.tokenizer.size:,} ids" in told(running.url, edge.tokenizer)
+        assert f"all {edge.tokenizer.size:,} ids" in told(running, edge.tokenizer)
 
 
 def test_the_second_device_costs_the_engine_nothing(
@@ -94,9 +75,9 @@ def test_the_second_device_costs_the_engine_nothing(
     # Nor do looks at it.
     monkeypatch.setattr(fleets, "HEALTH_SECONDS", 3600.0)
     with gateway([engine.url]) as running:
-        assert ALL in told(running.url)
+        assert ALL in told(running)
         asked = engine.detokenized
-        assert ALL in told(running.url)
+        assert ALL in told(running)
         assert engine.detokenized == asked
 
 
@@ -104,7 +85,7 @@ def test_an_engine_that_does_not_detokenise_leaves_the_strings(engine: ScriptedE
     """As a gateway of before, which has no such path."""
     engine.detokenizes = False
     with gateway([engine.url]) as running:
-        assert "it does not detokenise" in told(running.url)
+        assert "it does not detokenise" in told(running)
 
 
 class Late(PlainEngine):
@@ -123,7 +104,7 @@ class Late(PlainEngine):
 
 def test_engines_that_differ_prove_nothing() -> None:
     with gateway([Late("one"), Late("two", "<other>")]) as running:
-        how = told(running.url)
+        how = told(running)
         assert "plain engine" in how
         assert "differently" in how
 
@@ -141,7 +122,7 @@ def test_engines_of_two_kinds_may_write_the_same_differently(first: bool) -> Non
     engines = [Tidy("one"), Late("two")]
     with gateway(engines if first else engines[::-1]) as running:
         assert post(running, {"tokens": list(b"a .b")}).json()["content"] in ("a .b", "a.b")
-        assert ALL in told(running.url)
+        assert ALL in told(running)
 
 
 def test_an_engine_that_comes_later_must_agree_with_what_devices_were_told(
@@ -151,16 +132,13 @@ def test_an_engine_that_comes_later_must_agree_with_what_devices_were_told(
     late = Late("two", "<other>")
     late.down = RuntimeError("starting")
     with gateway([Late("one"), late]) as running:
-        assert ALL in told(running.url)
+        assert ALL in told(running)
         late.down = None
-        looks, end = late.looks, time.monotonic() + 60
-        while late.looks < looks + 2 and time.monotonic() < end:
-            time.sleep(0.02)
+        looks = late.looks
+        until(lambda: late.looks >= looks + 2)
         assert running.gateway.fleet.up == 1
         late.tokenizer = ByteTokenizer()
-        while running.gateway.fleet.up < 2 and time.monotonic() < end:
-            time.sleep(0.02)
-        assert running.gateway.fleet.up == 2
+        until(lambda: running.gateway.fleet.up == 2)
 
 
 def test_another_gateway_at_the_address_is_found_out(
@@ -172,11 +150,11 @@ def test_another_gateway_at_the_address_is_found_out(
         cloud = GatewayCloud(running.url)
         cloud.check(BYTES)
         session = cloud.open(Prompt((1,)))
-        assert session.ask([1], 1, Sampling(), 20).result().ids
+        assert session.ask(ConsultRequest([1], 1, 20)).result().ids
     engine.tokenizer = ByteTokenizer("<other>")
     other = pytest.raises(OtherVocabulary, match="other text")
     with gateway([engine.url], port=port), other:
-        session.ask([1], 1, Sampling(), 20).result()
+        session.ask(ConsultRequest([1], 1, 20)).result()
     cloud.close()
 
 
@@ -184,19 +162,18 @@ class TestRequests:
     def test_an_engine_that_stalls(
         self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(detokenizing, "SECONDS", 0.2)
+        monkeypatch.setattr(app, "DETOKENIZE_SECONDS", 0.2)
         engine.aside = lambda path: "hang" if path == "/detokenize" else None
         with gateway([engine.url]) as running:
             assert post(running, {"tokens": [72]}).status_code == 503
-            how = told(running.url)
+            how = told(running)
             assert how.startswith("the gateway's llama-server engine")
             assert "not compared" in how
 
-    def test_keys_and_what_they_may_use(self, engine: ScriptedEngine, tmp_path: Path) -> None:
-        keys = tmp_path / "keys.json"
-        secret = add_key(
-            keys, "device", asks_per_second=0, tokens_per_day=0, sessions=0, ids_per_second=30
-        )
+    def test_keys_and_what_they_may_use(
+        self, engine: ScriptedEngine, keys: Path, add: Callable[..., str]
+    ) -> None:
+        secret = add(ids_per_second=30)
         with gateway([engine.url], keys=keys) as running:
             assert post(running, {"tokens": [72]}).status_code == 401
             assert post(running, {"tokens": [72]}, secret).json() == {"content": "H"}
@@ -207,7 +184,7 @@ class TestRequests:
 
     def test_what_is_no_request(self, engine: ScriptedEngine) -> None:
         none: list[object] = [{}, *({"tokens": said} for said in ([], ["a"], [-1], [1 << 40], "x"))]
-        large = [{"tokens": [1] * (detokenizing.MOST + 1)}, {"tokens": "x" * detokenizing.MAX_BODY}]
+        large = [{"tokens": [1] * (app.MOST_DETOKENIZED + 1)}, {"tokens": "x" * app.MAX_BODY}]
         with gateway([engine.url]) as running:
             for body in [*none, *large]:
                 assert post(running, body).status_code == 400
@@ -219,4 +196,4 @@ class TestRequests:
         with gateway([engine.url]) as running:
             assert post(running, {"tokens": [258]}).status_code == 400
             assert engine.detokenized == 0
-            assert ALL in told(running.url)
+            assert ALL in told(running)

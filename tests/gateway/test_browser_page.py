@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx2
-import msgspec
 import pytest
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import ClientConnection, connect
 
 from edgewise.addresses import bundled
 from edgewise.cli.gateway import model_of_page
@@ -21,14 +19,11 @@ from edgewise.gateway.browser_page import ENGINE, Page, PageModel
 from edgewise.gateway.bundled import BundledEngine
 from edgewise.gateway.fleet import Fleet
 from edgewise.keys.keys import add_key, revoke_key
-from tests.cli.conftest import Edgewise, edgewise
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
-from tests.gateway.plain_client import check
+from tests.gateway.plain_client import PlainClient
 from tests.gateway.processes import GatewayProcess, until
 from tests.gateway.running import gateway
-
-__all__ = ["edgewise"]  # a fixture
 
 APP, HOSTILE = "https://app.example", "https://hostile.example"
 MODEL = PageModel("bundled", bundled("edge"), "141b49fbc0933471", bundled("router"), 0.05)
@@ -40,15 +35,9 @@ class Served(NamedTuple):
     url: str
     keys: Path
 
-    def socket(self, key: str | None, *, origin: str | None = None) -> ClientConnection:
+    def socket(self, key: str | None, *, origin: str | None = None) -> PlainClient:
         """As a page connects; its origin is the gateway's own unless another one is named."""
-        offered = ["edgewise.v1", *([f"edgewise.key.{key}"] if key else [])]
-        return connect(
-            self.url.replace("http", "ws", 1) + "/v1/session",
-            subprotocols=offered,  # type: ignore[arg-type]
-            origin=origin or self.url,  # type: ignore[arg-type]
-            compression=None,
-        )
+        return PlainClient(self.url, key, origin=origin or self.url)
 
     def refusal(self, key: str | None, *, origin: str | None = None) -> int:
         """Its status."""
@@ -89,15 +78,14 @@ def key(served: Served, request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("origin", [None, APP])
 def test_the_own_page_and_named_ones_consult(served: Served, key: str, origin: str | None) -> None:
     ids = [2106, 2113]
-    with served.socket(key, origin=origin) as opened:
-        assert opened.subprotocol == "edgewise.v1"
+    with served.socket(key, origin=origin) as page:
+        assert page.socket.subprotocol == "edgewise.v1"
         # The key is never sent back.
-        assert opened.response is not None
-        assert key not in str(opened.response.headers)
-        opened.send(msgspec.msgpack.encode([1, 1, MODEL.tokenizer, ""]))
-        assert msgspec.msgpack.decode(opened.recv(30))[0] == 16
-        opened.send(msgspec.msgpack.encode([3, 1, 0, ids, check(ids), 1, 60_000]))
-        assert msgspec.msgpack.decode(opened.recv(60))[:2] == [17, 1]
+        assert page.socket.response is not None
+        assert key not in str(page.socket.response.headers)
+        page.send([1, 1, MODEL.tokenizer, ""])
+        assert page.receive()[0] == 16
+        assert page.ask(1, 0, ids, 1, 60_000)[:2] == [17, 1]
 
 
 def test_a_hostile_page_is_refused(served: Served, key: str) -> None:
@@ -239,20 +227,3 @@ def test_nobody_is_told_where_the_model_lies(tmp_path: Path) -> None:
     assert model is not None
     assert (model.file, "small" in model.name) == (file, True)
     assert str(tmp_path) not in model.name
-
-
-@pytest.mark.parametrize(
-    ("flags", "quoted"),
-    [
-        (["--origin", "*"], "origin"),
-        (["--origin", "app.example"], "app.example"),
-        (["--page-model", "bundled"], "--page"),
-        (["--page", "--page-model", "./none.gguf"], "./none.gguf"),
-    ],
-)
-def test_flags_that_cannot_be_honoured_are_refused(
-    edgewise: Edgewise, flags: list[str], quoted: str
-) -> None:
-    refused = edgewise("gateway", "--engine", "bundled", *flags)
-    assert refused.code == 2
-    assert quoted in refused.err

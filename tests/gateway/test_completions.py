@@ -2,15 +2,11 @@
 
 import asyncio
 import json
-import urllib.request
-from collections.abc import Iterator, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
-import structlog
-from structlog.testing import LogCapture
 
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.base import ConsultRequest
 from edgewise.completion import Completion
 from edgewise.errors import (
     CloudError,
@@ -21,28 +17,12 @@ from edgewise.errors import (
     CloudUnavailable,
 )
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
-from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.gateway.conftest import Told
 from tests.gateway.doubles import PlainEngine, letters
-from tests.gateway.plain_client import PlainClient, check
+from tests.gateway.plain_client import check, opened
 from tests.gateway.processes import until
-from tests.gateway.running import Running, gateway
-
-Told = list[MutableMapping[str, Any]]
-
-
-@pytest.fixture
-def told() -> Iterator[Told]:
-    """The gateway's log."""
-    capture = LogCapture()
-    structlog.configure(processors=[structlog.processors.format_exc_info, capture])
-    yield capture.entries
-    structlog.reset_defaults()
-
-
-def metrics(running: Running) -> str:
-    return urllib.request.urlopen(running.url + "/metrics").read().decode()
+from tests.gateway.running import device, gateway
 
 
 @pytest.mark.parametrize("bug", [RuntimeError("a bug"), asyncio.CancelledError("a bug")])
@@ -53,13 +33,12 @@ def test_a_bug_is_logged_whole_and_answered_at_once(bug: BaseException, told: To
         raise bug
 
     engine = PlainEngine(act=broken)
-    with gateway([engine]) as running, PlainClient(running.url) as client:
-        client.open()
+    with gateway([engine]) as running, opened(running.url) as client:
         failed = client.ask(1, 0, [1])
         assert (failed[:3], "a bug" in failed[3]) == ([19, 1, "unavailable"], False)
         engine.act = letters
         assert client.ask(2, 0, [1], 2)[2] == [97, 97]
-        counted = metrics(running)
+        counted = running.metrics()
     assert 'asks_total{outcome="unavailable"} 1.0' in counted
     assert "device left" not in counted
     (line,) = [line for line in told if line["log_level"] == "error"]
@@ -67,15 +46,14 @@ def test_a_bug_is_logged_whole_and_answered_at_once(bug: BaseException, told: To
     assert "Traceback" in line["exception"]
 
 
-def test_a_push_that_meets_a_bug_is_logged_and_no_more(told: Told) -> None:
+def test_a_prefetch_that_meets_a_bug_is_logged_and_no_more(told: Told) -> None:
     def broken(ids: Sequence[int], n: int) -> Completion:
         raise RuntimeError("in a prefill")
 
     engine = PlainEngine(act=broken)
-    with gateway([engine]) as running, PlainClient(running.url) as client:
-        client.open()
-        client.push(0, [1, 2, 3])
-        until(lambda: 'prefetches_total{outcome="failed"}' in metrics(running))
+    with gateway([engine]) as running, opened(running.url) as client:
+        client.prefetch(0, [1, 2, 3])
+        until(lambda: 'prefetches_total{outcome="failed"}' in running.metrics())
         engine.act = letters
         assert client.ask(1, 3, [])[2] == [97]
     assert any("in a prefill" in line.get("exception", "") for line in told)
@@ -83,13 +61,12 @@ def test_a_push_that_meets_a_bug_is_logged_and_no_more(told: Told) -> None:
 
 def test_a_device_that_left_is_no_failure_of_the_engine(engine: ScriptedEngine, told: Told) -> None:
     with gateway([engine.url]) as running:
-        with PlainClient(running.url) as client:
-            client.open()
+        with opened(running.url) as client:
             engine.seconds = 0.3
             client.send([3, 1, 0, [1], check([1])])
             until(lambda: engine.running)
         until(lambda: not running.gateway.connections)
-        counted = metrics(running)
+        counted = running.metrics()
     assert 'asks_total{outcome="cancelled"} 1.0' in counted
     assert not [line for line in told if line["log_level"] in ("error", "warning")]
 
@@ -111,12 +88,9 @@ def test_a_device_hears_the_kind_of_an_engines_failure_and_nothing_it_says(
         raise error("a secret prompt", request_id="req-7")
 
     with gateway([PlainEngine(act=act)]) as running:
-        cloud = GatewayCloud(running.url)
-        cloud.check(ByteTokenizer())
-        with pytest.raises(error) as raised:
-            cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 10).result()
-        cloud.close()
-        counted = metrics(running)
+        with device(running) as cloud, pytest.raises(error) as raised:
+            cloud.open(Prompt((1,))).ask(ConsultRequest([1], 1, 10)).result()
+        counted = running.metrics()
     assert "secret" not in str(raised.value)
     assert raised.value.request_id == "req-7"
     assert "(request req-7)" in str(raised.value)
@@ -124,14 +98,3 @@ def test_a_device_hears_the_kind_of_an_engines_failure_and_nothing_it_says(
     (line,) = [line for line in told if line["event"] == "consult failed"]
     assert (line["reason"], line["engine_request_id"]) == (reason, "req-7")
     assert "secret" not in json.dumps(line)
-
-
-def test_metrics_count_tokens_and_the_engines_cache() -> None:
-    with gateway([PlainEngine()]) as running:
-        with PlainClient(running.url) as client:
-            client.open()
-            assert client.ask(1, 0, [1], 3)[0] == 17
-        counted = metrics(running)
-    assert 'cloud_tokens_total{key="anybody"} 3.0' in counted
-    assert 'prompt_tokens_total{cache="hit"} 1.0' in counted
-    assert 'opens_total{outcome="new"} 1.0' in counted

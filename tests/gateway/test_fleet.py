@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from edgewise.completion import Completion
 from edgewise.engines import vocabulary_check
-from edgewise.engines.base import NOBODY, Client, Described
+from edgewise.engines.base import Client
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -22,7 +22,8 @@ from edgewise.errors import (
     UsageError,
 )
 from edgewise.gateway import fleet as fleets
-from edgewise.gateway.fleet import Busy, Fleet
+from edgewise.gateway.fleet import Fleet
+from edgewise.keys.limits import OverLimit
 from edgewise.sampling import Sampling
 from tests.gateway.doubles import PlainEngine, letters
 
@@ -89,8 +90,6 @@ async def test_a_fleet_starts_with_those_that_are_up() -> None:
         async with started(engines) as fleet:
             assert fleet.up == 1
             assert (fleet.engine, fleet.model) == ("plain", "letters")
-            await fleet.start()  # a second call does nothing
-            assert engines[1].probes == 1
     assert [line["engine"] for line in told if line["event"] == "engine not used"] == ["one"]
 
 
@@ -121,80 +120,44 @@ async def test_a_consult_stays_at_a_replica_that_is_well(error: CloudError) -> N
         assert fleet.up == 3
 
 
-class Slow(PlainEngine):
-    """Answers when `go` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go = asyncio.Event()
-        self.most = self.now = 0
-
-    async def complete(self, *asked: Any, **more: Any) -> Completion:
-        self.now += 1
-        self.most = max(self.most, self.now)
-        try:
-            if self.probes:
-                await self.go.wait()
-            return await super().complete(*asked, **more)
-        finally:
-            self.now -= 1
-
-
 async def test_concurrency_and_queue_are_bounds() -> None:
-    engine = Slow()
+    """A prefetch waits for no place, and a cancelled consult gives its place back."""
+    engine = PlainEngine()
     async with started([engine], concurrency=2, queue=3) as fleet:
-        flying = [asyncio.create_task(ask(fleet, str(number))) for number in range(5)]
-        await until(lambda: fleet.replicas[0].asked == 5)
-        with pytest.raises(Busy):
-            await ask(fleet, "late")
-        engine.go.set()
-        assert all(completion.ids == (97,) for completion in await asyncio.gather(*flying))
-        assert engine.most == 2
-        assert fleet.replicas[0].asked == 0
-
-
-async def test_a_cancelled_consult_gives_its_place_back() -> None:
-    engine = Slow()
-    async with started([engine], concurrency=1, queue=0) as fleet:
-        flying = asyncio.create_task(ask(fleet))
-        await until(lambda: engine.now)
-        with pytest.raises(Busy):
-            await ask(fleet)
-        flying.cancel()
-        await asyncio.gather(flying, return_exceptions=True)
-        engine.go.set()
-        assert (await ask(fleet)).ids == (97,)
-
-
-async def test_warming_waits_for_nobody() -> None:
-    engine = Slow()
-    async with started([engine], concurrency=1, queue=4) as fleet:
         await fleet.prefill([1], Client("s"))
         assert engine.prefills == 1
-        flying = asyncio.create_task(ask(fleet))
-        await until(lambda: engine.now)
-        with pytest.raises(Busy):
-            await fleet.prefill([1], Client("s"))
+        engine.go = asyncio.Event()
+        flying = [asyncio.create_task(ask(fleet, str(number))) for number in range(5)]
+        await until(lambda: fleet.replicas[0].consults == 5)
+        for more in (ask(fleet, "late"), fleet.prefill([1], Client("s"))):
+            with pytest.raises(OverLimit):
+                await more
+        assert engine.asked == 2
+        gone = flying.pop(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        flying.append(asyncio.create_task(ask(fleet, "late")))
+        await until(lambda: engine.asked == 3)
         engine.go.set()
-        await flying
+        assert all(completion.ids == (97,) for completion in await asyncio.gather(*flying))
+        assert fleet.replicas[0].consults == 0
 
 
-async def test_an_engine_that_loses_what_it_should_warm_keeps_no_place(
+async def test_an_engine_that_loses_a_prefetch_keeps_no_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Found by an attack: prefills that hang held the places of consults until devices left."""
     monkeypatch.setattr(fleets, "PREFILL_SECONDS", 0.05)
 
-    class Losing(PlainEngine):
-        async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-            await asyncio.Event().wait()
-
-    async with started([Losing()], concurrency=1, queue=4) as fleet:
-        warming = asyncio.create_task(fleet.prefill([1], Client("s")))
-        await asyncio.sleep(0)
+    engine = PlainEngine()
+    async with started([engine], concurrency=1, queue=4) as fleet:
+        engine.go = asyncio.Event()
+        prefetching = asyncio.create_task(fleet.prefill([1], Client("s")))
+        await until(lambda: engine.prefills)
+        engine.go = None
         assert (await asyncio.wait_for(ask(fleet), 60)).ids == (97,)
         with pytest.raises(CloudTimeout):
-            await warming
+            await prefetching
 
 
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=30, unique=True))
@@ -229,22 +192,12 @@ class Stray(BaseException):
     """What no `except Exception` catches."""
 
 
-class Telling(PlainEngine):
-    """Says how many ids its vocabulary has."""
-
-    size: int | None = 258
-    model = "letters"
-
-    async def describe(self) -> Described:
-        return Described(self.model, self.size)
-
-
 @pytest.mark.parametrize(("what", "other", "own"), [("mark", 1, 0), ("size", 300, 258)])
 async def test_one_that_was_replaced_and_never_seen_down_is_not_used(
     what: str, other: int, own: int
 ) -> None:
     """Also by a related model, which splits the fixed strings alike: its size differs."""
-    engine = Telling()
+    engine = PlainEngine(size=258)
     with capture_logs() as told:
         async with started([engine]) as fleet:
             setattr(engine, what, other)
@@ -263,29 +216,22 @@ async def test_one_that_was_replaced_and_never_seen_down_is_not_used(
 
 async def test_one_that_is_being_proven_anew_is_not_proven() -> None:
     """Consults for it wait; whoever asks whether the gateway is ready hears no."""
-    go = asyncio.Event()
-
-    class Thinking(Telling):
-        async def complete(self, *asked: Any, **more: Any) -> Completion:
-            if self.probes:
-                await go.wait()
-            return await super().complete(*asked, **more)
-
-    engine = Thinking()
+    engine = PlainEngine()
     async with started([engine]) as fleet:
         assert fleet.up == 1
-        engine.model = "another"
+        engine.go, engine.model = asyncio.Event(), "another"
         await until(lambda: not fleet.up)
         waiting = asyncio.create_task(ask(fleet))
         await asyncio.sleep(0.05)
         assert engine.asked == 0
-        go.set()
+        engine.go.set()
         assert (await waiting).ids == (97,)
         assert fleet.up == 1
 
 
 async def test_ids_beyond_the_size_that_an_engine_tells_are_no_completion() -> None:
-    engine = Telling("telling", lambda ids, n: Completion(ids=(258,), logprobs=(None,)))
+    beyond = Completion(ids=(258,), logprobs=(None,))
+    engine = PlainEngine(act=lambda ids, n: beyond, size=258)
     async with started([engine]) as fleet:
         with pytest.raises(CloudProtocolError, match="0 to 257"):
             await ask(fleet)

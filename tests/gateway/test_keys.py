@@ -3,19 +3,18 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import structlog
-from structlog.testing import LogCapture
 
 from edgewise.errors import UsageError
 from edgewise.keys import keys
 from edgewise.keys.keys import ANYBODY, Keys, add_key, read_keys, revoke_key
+from tests.gateway.conftest import Told
 
 
 def add(path: Path, name: str = "laptop", **limits: Any) -> str:
@@ -30,17 +29,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "keys.json"
 
 
-@pytest.fixture
-def told() -> Iterator[LogCapture]:
-    capture = LogCapture()
-    structlog.configure(processors=[capture])
-    yield capture
-    structlog.reset_defaults()
-
-
-def changes(told: LogCapture) -> list[list[str]]:
+def changes(told: Told) -> list[list[str]]:
     """Names of keys that were added, edited or revoked, or have expired, in the order of looks."""
-    return [entry["keys"] for entry in told.entries if entry["event"] == "keys changed"]
+    return [entry["keys"] for entry in told if entry["event"] == "keys changed"]
 
 
 def edit(path: Path, **fields: Any) -> None:
@@ -69,11 +60,11 @@ def test_a_revoked_key_stops_working(path: Path) -> None:
     assert key is not None
     revoke_key(path, "laptop")
     assert held.find(secret) is None
-    assert held.find_named(key) is None
+    assert held.current(key) is None
     assert held.find(other) is not None
     add(path)  # of the same name, with another secret
     assert held.find(secret) is None
-    assert held.find_named(key) is None
+    assert held.current(key) is None
 
 
 def test_new_limits_hold_for_who_is_here_already(path: Path) -> None:
@@ -82,14 +73,14 @@ def test_new_limits_hold_for_who_is_here_already(path: Path) -> None:
     key = held.find(secret)
     assert key is not None
     edit(path, asks_per_second=3)
-    now = held.find_named(key)
+    now = held.current(key)
     assert now is not None
     assert now.asks_per_second == 3
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff", b'{"format": 1, "keys": [{}]}', None])
 def test_a_file_that_is_broken_or_gone_locks_nobody_out(
-    path: Path, content: bytes | None, told: LogCapture
+    path: Path, content: bytes | None, told: Told
 ) -> None:
     secret = add(path)
     whole = path.read_bytes()
@@ -100,7 +91,7 @@ def test_a_file_that_is_broken_or_gone_locks_nobody_out(
         path.write_bytes(content)
     for _ in range(3):
         assert held.find(secret) is not None
-    (line,) = told.entries
+    (line,) = told
     assert (line["event"], line["log_level"]) == ("keys not read", "warning")
     assert secret not in str(line)
     # It is in force again once it is whole.
@@ -146,7 +137,7 @@ class Clock:
         return datetime.now(UTC) + self.ahead
 
 
-def test_an_expired_key_stops_working(path: Path, told: LogCapture) -> None:
+def test_an_expired_key_stops_working(path: Path, told: Told) -> None:
     clock = Clock()
     secret = add(path, expires=clock() + timedelta(days=1))
     add(path, "phone", expires=clock() + timedelta(days=3))
@@ -157,12 +148,12 @@ def test_an_expired_key_stops_working(path: Path, told: LogCapture) -> None:
     assert held.refresh() == before
     clock.ahead = timedelta(days=2)
     assert held.find(secret) is None
-    assert held.find_named(key) is None
+    assert held.current(key) is None
     assert held.refresh() != before
     assert changes(told) == [["laptop"]]
 
 
-def test_a_running_gateway_says_what_changed_by_name(path: Path, told: LogCapture) -> None:
+def test_a_running_gateway_says_what_changed_by_name(path: Path, told: Told) -> None:
     secret = add(path)
     held = Keys(path)
     added = add(path, "phone")
@@ -173,7 +164,7 @@ def test_a_running_gateway_says_what_changed_by_name(path: Path, told: LogCaptur
     held.find(secret)
     assert changes(told) == [["phone"], ["laptop"], ["phone"]]
     for one in (secret, added, *(key.sha256 for key in read_keys(path))):
-        assert one not in str(told.entries)
+        assert one not in str(told)
 
 
 ADD = """
@@ -247,5 +238,5 @@ def test_what_is_no_file_is_not_read(path: Path, make: Callable[[Path], None]) -
 
 def test_without_a_file_everybody_comes_in() -> None:
     assert Keys(None).find("") is ANYBODY
-    assert Keys(None).find_named(ANYBODY) is ANYBODY
+    assert Keys(None).current(ANYBODY) is ANYBODY
     assert Keys(None).refresh() == 0

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 from redis import Redis
-from structlog.testing import LogCapture
 
 from edgewise.errors import UsageError
 from edgewise.keys.keys import ANYBODY, Key
@@ -33,6 +31,9 @@ from edgewise.keys.limits import (
     LimitStore,
     OverLimit,
 )
+from tests.doubles.clock import Clock
+from tests.gateway.conftest import Told
+from tests.gateway.doubles import FailingLimits
 from tests.gateway.processes import until
 from tests.server_process import free_port
 
@@ -46,22 +47,15 @@ def key(name: str = "k", **limits: float) -> Key:
     return Key(name=name, sha256="", created="", **{**without, **limits})
 
 
-class Clock:
-    """Seconds, as a test sets them."""
-
-    def __init__(self) -> None:
-        self.now = NOON
-
-    def __call__(self) -> float:
-        return self.now
+def require_redis() -> None:
+    """Skips without a Redis, unless servers are required: then starting it fails."""
+    if shutil.which("redis-server") is None and os.environ.get("TEST_SERVERS") != "required":
+        pytest.skip("redis-server is not installed")
 
 
 @pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:
-    if shutil.which("redis-server") is None:
-        if os.environ.get("TEST_SERVERS") == "required":
-            pytest.fail("redis-server is not installed")
-        pytest.skip("redis-server is not installed")
+    require_redis()
     port = free_port()
     with redis_server(port):
         yield f"redis://127.0.0.1:{port}"
@@ -104,7 +98,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(NOON)
 
 
 @asynccontextmanager
@@ -218,7 +212,7 @@ async def written_by(steps: list[tuple[str, int, int]], stores: list[LimitStore]
         await one.open()
     for what, gateway, n in steps:
         if what == "ask":
-            if await stores[gateway].reserve(limited, clock, n, QUOTA):
+            if await stores[gateway].add(limited, clock, n, QUOTA):
                 flying.append((gateway, clock, n))
         elif what.startswith("day"):
             clock += 1 if what == "day on" else -1
@@ -231,7 +225,7 @@ async def written_by(steps: list[tuple[str, int, int]], stores: list[LimitStore]
             gateway, day, reserved = flying.pop(n % len(flying))
             tokens = min(n, reserved) if what == "done" else 0
             written[day] += tokens
-            await stores[gateway].give_back(limited, day, reserved - tokens)
+            await stores[gateway].add(limited, day, tokens - reserved)
     for _, day, reserved in flying:
         written[day] += reserved
     for one in stores:
@@ -297,37 +291,20 @@ async def test_work_for_nothing_is_charged(
 
 
 async def test_without_limits_nothing_is_asked() -> None:
-    class Broken(SqliteLimits):
-        async def reserve(self, name: str, day: int, tokens: int, most: int) -> bool:
-            raise AssertionError("asked")
-
-    async with limits_in(Broken(None)) as limits:
+    async with limits_in(FailingLimits()) as limits:
         await consult(limits, ANYBODY, 4096, 4096, ids=10**9)
         assert await limits.may_prefetch(ANYBODY, 10**9)
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[LogCapture]:
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that failed is asked again."""
     monkeypatch.setattr("edgewise.keys.limits.DOWN_SECONDS", 0.0)
-    capture = LogCapture()
-    structlog.configure(processors=[capture])
-    yield capture
-    structlog.reset_defaults()
 
 
-class Failing(SqliteLimits):
-    """Fails as long as it is told to."""
-
-    down = True
-
-    async def reserve(self, name: str, day: int, tokens: int, most: int) -> bool:
-        if self.down:
-            raise LimitsDown("gone")
-        return await super().reserve(name, day, tokens, most)
-
-
-async def test_nothing_is_granted_while_the_store_is_down(told: LogCapture) -> None:
-    failing, limited = Failing(None), key(tokens_per_day=100)
+@pytest.mark.usefixtures("at_once")
+async def test_nothing_is_granted_while_the_store_is_down(told: Told) -> None:
+    failing, limited = FailingLimits(), key(tokens_per_day=100)
     async with limits_in(failing) as limits:
         for _ in range(5):
             with pytest.raises(OverLimit):
@@ -335,7 +312,7 @@ async def test_nothing_is_granted_while_the_store_is_down(told: LogCapture) -> N
             assert not await limits.may_prefetch(limited, 0)
         failing.down = False
         await consult(limits, limited, 1, 1)
-    assert [entry["event"].split(":")[0] for entry in told.entries] == [
+    assert [entry["event"].split(":")[0] for entry in told] == [
         "limits kept",
         "limits not kept",
         "limits kept again",
@@ -343,9 +320,9 @@ async def test_nothing_is_granted_while_the_store_is_down(told: LogCapture) -> N
 
 
 @pytest.mark.deep
-async def test_a_redis_that_goes_and_comes_back(told: LogCapture) -> None:
-    if shutil.which("redis-server") is None and os.environ.get("TEST_SERVERS") != "required":
-        pytest.skip("redis-server is not installed")
+@pytest.mark.usefixtures("at_once")
+async def test_a_redis_that_goes_and_comes_back(told: Told) -> None:
+    require_redis()
     port, limited = free_port(), key(tokens_per_day=1000)
     async with limits_in(RedisLimits(f"redis://:s3cret@127.0.0.1:{port}")) as limits:
         with pytest.raises(OverLimit):  # it is not there yet
@@ -359,8 +336,8 @@ async def test_a_redis_that_goes_and_comes_back(told: LogCapture) -> None:
                 await consult(limits, limited, 1, 1)
         with redis_server(port, "--requirepass", "s3cret"):
             await consult(limits, limited, 1, 1)
-    assert "s3cret" not in str(told.entries)
-    assert f"127.0.0.1:{port}" in str(told.entries)
+    assert "s3cret" not in str(told)
+    assert f"127.0.0.1:{port}" in str(told)
 
 
 @pytest.mark.deep
@@ -382,7 +359,7 @@ async def test_a_redis_that_holds_nonsense_grants_nothing(
         other.hset(at, mapping=stored) if isinstance(stored, dict) else other.set(at, stored)
     made = RedisLimits(redis_url)
     with pytest.raises(LimitsDown):
-        await made.reserve(name, 20_000, 1, 5)
+        await made.add(name, 20_000, 1, 5)
     await made.close()
 
 
@@ -420,15 +397,15 @@ async def test_a_file_that_another_holds_or_breaks_is_down(
         with closing(sqlite3.connect(path, isolation_level=None)) as holder:
             holder.execute("BEGIN IMMEDIATE")
             with pytest.raises(LimitsDown, match="locked"):
-                await store.reserve("k", 1, 1, 5)
+                await store.add("k", 1, 1, 5)
             holder.execute("ROLLBACK")
-            assert await store.reserve("k", 1, 5, 5)
+            assert await store.add("k", 1, 5, 5)
             for value in (-5000, "NaN", None):
                 with pytest.raises(sqlite3.IntegrityError):
                     holder.execute("UPDATE tokens SET used = ?", (value,))
             holder.execute("DROP TABLE tokens")
         with pytest.raises(LimitsDown):
-            await store.reserve("k", 1, 1, 5)
+            await store.add("k", 1, 1, 5)
 
 
 async def test_a_gateway_waits_for_one_that_begins_beside_it(tmp_path: Path) -> None:
@@ -439,4 +416,4 @@ async def test_a_gateway_waits_for_one_that_begins_beside_it(tmp_path: Path) -> 
     release.start()
     async with opened(SqliteLimits(path)) as store:
         release.join()
-        assert await store.reserve("k", 1, 1, 5)
+        assert await store.add("k", 1, 1, 5)

@@ -2,27 +2,22 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from benchmarks.protocol_exchange import PAGE
 from edgewise.completion import Completion
-from edgewise.engines.base import NOBODY, Client
 from edgewise.errors import CloudProtocolError, CloudRefused, CloudRejected, CloudUnavailable
 from edgewise.events import Candidate
 from edgewise.gateway import connection
 from edgewise.gateway.connection import LARGE
-from edgewise.keys.keys import add_key, revoke_key
-from edgewise.keys.limit_stores import SqliteLimits
-from edgewise.keys.limits import LimitsDown
-from edgewise.sampling import Sampling
-from tests.gateway.doubles import PlainEngine
+from edgewise.keys.keys import revoke_key
+from tests.gateway.doubles import FailingLimits, PlainEngine
 from tests.gateway.plain_client import PlainClient, check
 from tests.gateway.processes import until
 from tests.gateway.running import Running, gateway
@@ -41,35 +36,19 @@ def rows(table: str) -> dict[str, list[str]]:
     return {first: rest for first, *rest in cells if first not in ("what", "---|---")}
 
 
-class SlowEngine(PlainEngine):
-    """Takes `seconds` for a consult."""
-
-    seconds = 0.0
-
-    async def complete(
-        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Completion:
-        completion = await super().complete(ids, n, sampling, client)
-        if client is not NOBODY:
-            await asyncio.sleep(self.seconds)
-        return completion
-
-
 LIMITS = ("asks_per_second", "ids_per_second", "tokens_per_day", "sessions")
 
 
 class Site:
     """A gateway over an engine that does as it is told, with one key."""
 
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self._stack = stack
-        self.file = folder / "keys.json"
-        self.engine = SlowEngine()
+    def __init__(self, stack: ExitStack, file: Path, add: Callable[..., str]) -> None:
+        self._stack, self.file, self._add = stack, file, add
+        self.engine = PlainEngine()
 
     def serve(self, **options: Any) -> None:
-        limits: dict[str, Any] = dict.fromkeys(LIMITS, 0)
-        limits |= {name: options.pop(name) for name in LIMITS if name in options}
-        self.secret = add_key(self.file, "device", **limits)
+        limits = {name: options.pop(name) for name in LIMITS if name in options}
+        self.secret = self._add("device", **limits)
         made = gateway([self.engine], keys=self.file, **options)
         self.running: Running = self._stack.enter_context(made)
 
@@ -84,13 +63,13 @@ class Site:
 
     def hang(self) -> None:
         """The engine takes longer than anybody waits."""
-        self.engine.seconds = 60.0
+        self.engine.go = asyncio.Event()
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(keys: Path, add: Callable[..., str]) -> Iterator[Site]:
     with ExitStack() as stack:
-        yield Site(stack, tmp_path)
+        yield Site(stack, keys, add)
 
 
 OPEN = [1, 1, PlainClient.tokenizer]
@@ -163,13 +142,6 @@ def test_sessions_end_as_the_page_says(
     assert client.code() == int(code)
 
 
-class Down(SqliteLimits):
-    """Lost what it counted in, since it was opened."""
-
-    async def reserve(self, name: str, day: int, tokens: int, most: int) -> bool:
-        raise LimitsDown("the disk is gone")
-
-
 def failing(problem: Exception) -> dict[str, Any]:
     def fail(ids: object, n: int) -> Completion:
         raise problem
@@ -194,7 +166,7 @@ ASKS: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
         [[0, 0, [72]], [1, 0, [72], 10]],
     ),
     "the gateway cannot count usage now": (
-        {"tokens_per_day": 10, "limits": Down(None)},
+        {"tokens_per_day": 10, "limits": FailingLimits()},
         [[1, 0, [72]]],
     ),
     "the engine's queue is full": (
@@ -278,7 +250,7 @@ def test_ids_that_came_are_held_whatever_the_ask_is_answered_with(site: Site) ->
     site.serve(ids_per_second=1)
     client = site.opened()
     assert client.ask(0, 0, [72] * 100)[0] == 17
-    client.push(100, [72] * 100)
+    client.prefetch(100, [72] * 100)
     assert client.ask(1, 200, [72])[2] == "unavailable"
     assert site.running.gateway.sessions.ids == 201
     assert (site.engine.asked, site.engine.prefills) == (1, 0)
@@ -293,22 +265,11 @@ def test_held_ids_are_bounded_and_asked_for_again(site: Site) -> None:
     assert older.ask(2, 0, [72] * 9)[0] == 17
 
 
-def test_refusals_before_the_upgrade(site: Site) -> None:
+def test_who_drains_refuses_before_the_upgrade(site: Site) -> None:
+    """Whatever the key. Other refusals: tests/gateway/test_browser_page.py."""
     site.serve()
-    url = site.running.url.replace("http", "ws", 1) + "/v1/session"
     site.running.gateway.draining = True
-    for secret, status in (("wrong", 503), (site.secret, 503)):
-        assert _status(url, secret) == status
-    site.running.gateway.draining = False
-    assert _status(url, "wrong") == 401
-    own = site.running.url
-    assert [_status(url, site.secret, origin) for origin in (own, "https://any.page")] == [101, 403]
-
-
-def _status(url: str, secret: str, origin: str | None = None) -> int:
-    headers = {"Authorization": f"Bearer {secret}", **({"Origin": origin} if origin else {})}
-    try:
-        with connect(url, additional_headers=headers):
-            return 101
-    except InvalidStatus as refused:
-        return refused.response.status_code
+    for secret in ("wrong", site.secret):
+        with pytest.raises(InvalidStatus) as refused, PlainClient(site.running.url, secret):
+            pass
+        assert refused.value.response.status_code == 503

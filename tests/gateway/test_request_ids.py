@@ -1,35 +1,26 @@
 """One name for a consult: at the device, in the gateway's log and at the engine."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-import structlog
 
-from edgewise.cloud.base import CloudModel
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.base import CloudModel, ConsultRequest
+from edgewise.cloud.connect import open_engine
 from edgewise.completion import Completion, Sent
 from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import Consult
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
-from edgewise.routers.constant import Constant
-from edgewise.sampling import Sampling
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from tests.cloud.dialects import DialectServer, Sglang, Vllm, sglang_routes, vllm_routes
+from edgewise.routers.untrained import Constant
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from tests.doubles.engine_dialects import Dialect
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.gateway.conftest import Told
 from tests.gateway.doubles import PlainEngine
-from tests.gateway.running import gateway
-
-Lines = list[dict[str, Any]]
-
-
-@pytest.fixture
-def told() -> Iterator[Lines]:
-    """The gateway's log."""
-    with structlog.testing.capture_logs() as lines:
-        yield lines
+from tests.gateway.running import device, gateway
 
 
 def decoding(cloud: CloudModel) -> Decoder:
@@ -48,45 +39,39 @@ def consults(decoder: Decoder) -> list[Consult]:
     return found
 
 
-def test_through_a_gateway_the_engine_gets_the_devices_name(told: Lines) -> None:
+def test_through_a_gateway_the_engine_gets_the_devices_name(told: Told) -> None:
     engine = PlainEngine()
-    with gateway([engine]) as running:
-        cloud = GatewayCloud(running.url)
+    with gateway([engine]) as running, device(running) as cloud:
         names = [event.request_id for event in consults(decoding(cloud))]
-        cloud.close()
     assert len(set(names)) == len(names) == 3
     assert [client.request_id for client in engine.clients] == names
     assert [line["request_id"] for line in told if line["event"] == "consult"] == names
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
-def test_straight_at_an_engine_the_request_carries_it(name: str) -> None:
-    server = DialectServer(sglang_routes() if name == "sglang" else vllm_routes())
-    cloud = Sglang(server.url) if name == "sglang" else Vllm(server.url)
-    names = [event.request_id for event in consults(decoding(cloud))]
-    cloud.close()
-    server.close()
-    carried = [found["X-Request-ID"] for found in server.headers if "X-Request-ID" in found]
-    assert carried == names
+def test_straight_at_an_engine_the_request_carries_it(name: Dialect) -> None:
+    server = ScriptedEngine(dialect=name)
+    with closing(server), closing(open_engine(server.url, engine=name)) as cloud:
+        names = [event.request_id for event in consults(decoding(cloud))]
+    carried = [found.headers.get("X-Request-ID") for found in server.requests]
+    assert [name for name in carried if name] == names
     assert len(set(names)) == len(names) > 0
 
 
 @pytest.mark.parametrize("where", ["in the gateway", "at the engine"])
 def test_what_fails_without_a_name_has_the_consults(
-    told: Lines, keys: Path, add: Callable[..., str], where: str
+    told: Told, keys: Path, add: Callable[..., str], where: str
 ) -> None:
     def down(ids: object, n: int) -> Completion:
         raise CloudUnavailable("down")
 
     engine, secret = PlainEngine(), add(tokens_per_day=2)
     with gateway([engine], keys=keys) as running:
-        cloud, sent = GatewayCloud(running.url, key=secret), Sent()
-        cloud.check(ByteTokenizer())
-        engine.act = down
-        n = 3 if where == "in the gateway" else 1
-        with pytest.raises(CloudError) as raised:
-            cloud.open(Prompt((1,))).ask([1, 2], n, Sampling(), 30, sent).result()
-        cloud.close()
+        sent, n = Sent(), 3 if where == "in the gateway" else 1
+        with device(running, secret) as cloud:
+            engine.act = down
+            with pytest.raises(CloudError) as raised:
+                cloud.open(Prompt((1,))).ask(ConsultRequest([1, 2], n, 30, sent=sent)).result()
     assert raised.value.request_id == sent.request_id
     assert f"(request {sent.request_id})" in str(raised.value)
     named = {line["request_id"] for line in told if line["event"].startswith("consult")}

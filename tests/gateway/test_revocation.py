@@ -14,10 +14,11 @@ from websockets.exceptions import ConnectionClosed
 from edgewise.completion import Completion
 from edgewise.keys.keys import revoke_key
 from edgewise.keys.limit_stores import SqliteLimits
+from edgewise.keys.limits import UNBOUNDED
 from edgewise.wire.protocol import MAX_IDS
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine, letters
-from tests.gateway.plain_client import PlainClient, check
+from tests.gateway.plain_client import check, opened
 from tests.gateway.processes import until
 from tests.gateway.running import gateway
 
@@ -53,9 +54,7 @@ def test_a_silent_socket_is_closed_as_well(
     """The device sends nothing at all. Other keys stay."""
     secret, other = add(), add("phone")
     with gateway([PlainEngine()], keys=keys) as running:
-        with PlainClient(running.url, secret) as client, PlainClient(running.url, other) as phone:
-            client.open()
-            phone.open()
+        with opened(running.url, secret) as client, opened(running.url, other) as phone:
             end(keys, add)
             assert client.receive()[:3] == [19, None, "refused"]
             assert client.code() == 1008
@@ -66,8 +65,7 @@ def test_a_silent_socket_is_closed_as_well(
 
 def test_a_consult_in_flight_ends(keys: Path, add: Add, engine: ScriptedEngine) -> None:
     secret = add()
-    with gateway([engine.url], keys=keys) as running, PlainClient(running.url, secret) as client:
-        client.open()
+    with gateway([engine.url], keys=keys) as running, opened(running.url, secret) as client:
         engine.seconds = 60.0
         client.send([3, 1, 0, [1], check([1]), 1, 60_000])
         until(lambda: engine.running == 1)
@@ -82,16 +80,15 @@ def test_what_a_revoked_key_sends_costs_nothing(
 ) -> None:
     """Also where it does not read that it is out. Found by an attack: 50 pushes, 50 prefills."""
     secret = add()
-    with gateway([engine.url], keys=keys) as running, PlainClient(running.url, secret) as client:
-        client.open()
-        client.push(0, [1])
+    with gateway([engine.url], keys=keys) as running, opened(running.url, secret) as client:
+        client.prefetch(0, [1])
         until(lambda: engine.prefills == 1)
         revoke_key(keys, "laptop")
         time.sleep(1.0)
         asked = engine.asked
         with contextlib.suppress(ConnectionClosed):
             for number in range(PUSHES):
-                client.push(0, [1, number])
+                client.prefetch(0, [1, number])
                 client.send([3, number, 0, [1], check([1])])
                 time.sleep(0.01)
         assert (engine.prefills, engine.asked) == (1, asked)
@@ -100,11 +97,10 @@ def test_what_a_revoked_key_sends_costs_nothing(
 def test_a_used_up_key_gets_no_prefill(keys: Path, add: Add, engine: ScriptedEngine) -> None:
     """Found by an attack: 300 prefills by a key whose day was used up."""
     secret = add(tokens_per_day=1)
-    with gateway([engine.url], keys=keys) as running, PlainClient(running.url, secret) as client:
-        client.open()
+    with gateway([engine.url], keys=keys) as running, opened(running.url, secret) as client:
         assert client.ask(1, 0, [1])[0] == 17
         for number in range(PUSHES):
-            client.push(len(client.held), [number])
+            client.prefetch(len(client.held), [number])
             time.sleep(0.005)
         # Its ids are held all the same: only the new one goes with the next consult.
         failed = client.ask(2, len(client.held), [7])
@@ -115,8 +111,7 @@ def test_a_used_up_key_gets_no_prefill(keys: Path, add: Add, engine: ScriptedEng
 
 def test_a_key_is_charged_for_consults_it_cancels(keys: Path, add: Add) -> None:
     secret, whole = add(ids_per_second=1.0), list(range(500))
-    with gateway([PlainEngine()], keys=keys) as running, PlainClient(running.url, secret) as client:
-        client.open()
+    with gateway([PlainEngine()], keys=keys) as running, opened(running.url, secret) as client:
         for number in range(5):
             client.send([3, number, 0, whole, check(whole)])
             client.send([4, number])
@@ -140,9 +135,8 @@ def test_full_prefixes_are_taken_in_their_order(keys: Path, add: Add, rate: floa
 
     many = list(range(MAX_IDS - 10))
     served = PlainEngine(act=act)
-    with gateway([served], keys=keys) as running, PlainClient(running.url, secret) as client:
-        client.open()
-        client.push(0, many)
+    with gateway([served], keys=keys) as running, opened(running.url, secret) as client:
+        client.prefetch(0, many)
         for number in range(5):
             assert client.ask(number, len(client.held), [number])[0] == 17
         client.send([3, 9, 0, many, 0])
@@ -153,8 +147,8 @@ def test_full_prefixes_are_taken_in_their_order(keys: Path, add: Add, rate: floa
 class Slow(SqliteLimits):
     """Takes its time."""
 
-    async def reserve(self, name: str, day: int, tokens: int, most: int) -> bool:
-        granted = await super().reserve(name, day, tokens, most)
+    async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
+        granted = await super().add(name, day, tokens, most)
         await asyncio.sleep(0.05)
         return granted
 
@@ -166,8 +160,7 @@ def test_tokens_that_were_not_written_are_given_back(
     secret = add(tokens_per_day=20, ids_per_second=20_000)
     limits = Slow(keys.with_name("limits"))
     with gateway([engine.url], keys=keys, limits=limits) as running:
-        with PlainClient(running.url, secret) as client:
-            client.open()
+        with opened(running.url, secret) as client:
             if how == "engine fails":
                 engine.fault = lambda number: "declined"
                 assert client.ask(1, 0, [1], 20)[0] == 19
@@ -184,7 +177,6 @@ def test_tokens_that_were_not_written_are_given_back(
         until(lambda: not running.gateway.connections and not engine.running)
         engine.seconds = 0.0
         time.sleep(0.2)
-        with PlainClient(running.url, secret) as client:
-            client.open()
+        with opened(running.url, secret) as client:
             assert len(client.ask(1, 0, [1], 20)[2]) == 20
             assert client.ask(2, 0, [1], 20)[2] == "unavailable"

@@ -1,6 +1,7 @@
 """Engines and gateways that are strange: whoever asked is answered, at once."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,15 +14,14 @@ from edgewise.events import Consult, Event
 from edgewise.gateway.bundled import BundledEngine
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
-from edgewise.routers.constant import Constant
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.routers.untrained import Constant
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.plain_client import PlainClient
-from tests.gateway.running import gateway
+from tests.gateway.running import device, gateway
 from tests.server_process import free_port
 
-TOKENIZER = ByteTokenizer()
 PROMPT, TEXT = "sky: ", "blue sky"
 
 
@@ -42,7 +42,7 @@ def test_the_bundled_engine_rejects_what_it_cannot_mean(caplog: pytest.LogCaptur
         client.send([1, 1, running.gateway.fleet.tokenizer])
         assert client.receive()[0] == 16
         # A push that means nothing to it is nobody's alarm.
-        client.push(0, [size + 1] * 20)
+        client.prefetch(0, [size + 1] * 20)
         for ids in ([], [size], [1, size], [(1 << 31) - 1], [(1 << 32) - 1]):
             assert client.ask(1, 0, ids)[:3] == [19, 1, "rejected"]
         assert client.ask(2, 0, [1, 2])[0] == 17
@@ -68,26 +68,17 @@ def streamed(cloud: GatewayCloud, on_error: Any, meanwhile: Callable[[], None]) 
 
 @pytest.mark.parametrize("on_error", ["edge", "raise"])
 def test_a_gateway_that_comes_back_with_another_vocabulary_in_mid_answer(on_error: Any) -> None:
-    port = free_port()
-    first = gateway([PlainEngine()], port=port)
-    running = first.__enter__()
-    cloud = GatewayCloud(running.url)
-    cloud.check(TOKENIZER)
-    other = PlainEngine()
+    port, other = free_port(), PlainEngine()
     other.mark = 1
-    opened: list[Any] = []
+    with ExitStack() as first, ExitStack() as then:
+        running = first.enter_context(gateway([PlainEngine()], port=port))
 
-    def replace() -> None:
-        first.__exit__(None, None, None)
-        opened.append(gateway([other], port=port))
-        opened[0].__enter__()
+        def replace() -> None:
+            first.close()
+            then.enter_context(gateway([other], port=port))
 
-    try:
-        events, raised = streamed(cloud, on_error, replace)
-    finally:
-        cloud.close()
-        for one in opened:
-            one.__exit__(None, None, None)
+        with device(running) as cloud:
+            events, raised = streamed(cloud, on_error, replace)
     outcomes = [event.outcome for event in events if isinstance(event, Consult)]
     assert outcomes[:3] == ["answered"] * 3
     assert other.asked == 0
@@ -107,17 +98,15 @@ def test_an_engine_replaced_behind_its_gateway_in_mid_answer(
     monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
     engine.script = lambda ids: 97
     with gateway([engine.url]) as running:
-        cloud = GatewayCloud(running.url)
-        cloud.check(TOKENIZER)
 
         def replace() -> None:
             engine.mark = 1
             engine.stop()
             engine.start()
 
-        events, raised = streamed(cloud, on_error, replace)
-        assert running.gateway.fleet.up == 0
-        cloud.close()
+        with device(running) as cloud:
+            events, raised = streamed(cloud, on_error, replace)
+            assert running.gateway.fleet.up == 0
     if on_error == "raise":
         assert isinstance(raised, CloudError)
     else:

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from structlog.testing import capture_logs
 
 from benchmarks.meter_attack import by_meter, straight, through_gateway
 from edgewise.addresses import bundled
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.base import ConsultRequest
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
@@ -20,9 +19,8 @@ from edgewise.errors import CloudUnavailable
 from edgewise.gateway.bundled import SLOTS, BundledEngine
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.gateway.doubles import PlainEngine
-from tests.gateway.running import gateway
+from tests.gateway.running import Running, device, gateway
 from tests.llama_server_process import RECOMMENDED, llama_server
 
 Add = Callable[..., str]
@@ -74,14 +72,10 @@ def test_the_meter_tells_one_key_nothing_of_another(
     assert seen[:3] == (None, None, None)
 
 
-def ask(url: str, secret: str | None = None) -> Completion:
+def ask(running: Running, secret: str | None = None) -> Completion:
     """One consult of two ids."""
-    cloud = GatewayCloud(url, key=secret)
-    try:
-        cloud.check(ByteTokenizer())
-        return cloud.open(Prompt(())).ask([1, 2], 1, Sampling(), 30).result()
-    finally:
-        cloud.close()
+    with device(running, secret) as cloud:
+        return cloud.open(Prompt(())).ask(ConsultRequest([1, 2], 1, 30)).result()
 
 
 class Noting(PlainEngine):
@@ -94,10 +88,10 @@ class Noting(PlainEngine):
                 ids=(97,), logprobs=(None,), cached=1, computed=len(ids) - 1, engine_seconds=0.5
             ),
         )
-        self.salt = salt
+        self._has_salt = salt
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
-        return self.salt
+        return self._has_salt
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         self.clients.append(client)
@@ -111,6 +105,7 @@ METER, NOTHING = (1, 1, 0.5), (None, None, None)
     [
         ((False,), True, NOTHING),
         ((True, False), True, NOTHING),
+        ((True, None), True, NOTHING),
         ((True,), True, METER),
         ((False,), False, METER),
     ],
@@ -118,15 +113,18 @@ METER, NOTHING = (1, 1, 0.5), (None, None, None)
 def test_the_meter_is_told_where_caches_are_apart_or_all_are_one(
     keys: Path,
     add: Add,
-    salts: Sequence[bool],
+    salts: Sequence[bool | None],
     with_keys: bool,
     told: tuple[object, ...],
 ) -> None:
+    """None is an engine that has not been seen."""
     secrets = [add("laptop"), add("phone")]
-    engines = [Noting(salt=salt, name=str(number)) for number, salt in enumerate(salts)]
+    engines = [Noting(salt=bool(salt), name=str(number)) for number, salt in enumerate(salts)]
+    for engine, salt in zip(engines, salts, strict=True):
+        engine.down = CloudUnavailable("not ready") if salt is None else None
     with gateway(engines, keys=keys if with_keys else None) as running:
-        completions = [ask(running.url, secret if with_keys else None) for secret in secrets]
-        counted = urllib.request.urlopen(f"{running.url}/metrics").read().decode()
+        completions = [ask(running, secret if with_keys else None) for secret in secrets]
+        counted = running.metrics()
     for completion in completions:
         assert (completion.cached, completion.computed, completion.engine_seconds) == told
     # The operator sees the sums all the same.
@@ -134,25 +132,15 @@ def test_the_meter_is_told_where_caches_are_apart_or_all_are_one(
     assert re.search(r'prompt_tokens_total\{cache="miss"\} 2\.0', counted)
 
 
-def test_no_meter_while_an_engine_has_not_been_seen(keys: Path, add: Add) -> None:
-    secret = add()
-    seen, down = Noting(salt=True), Noting(salt=True, name="down")
-    down.down = CloudUnavailable("not ready")
-    with gateway([seen, down], keys=keys) as running:
-        assert ask(running.url, secret).cached is None
-
-
 def test_an_engine_is_told_whose_consult_and_whose_push_it_is(keys: Path, add: Add) -> None:
     secrets = [add("laptop"), add("phone")]
     engine = Noting()
     with gateway([engine], keys=keys) as running:
         for secret in secrets:
-            cloud = GatewayCloud(running.url, key=secret)
-            cloud.check(ByteTokenizer())
-            session = cloud.open(Prompt(()))
-            session.prefetch(list(range(40)))
-            session.ask(list(range(41)), 1, Sampling(), 30).result()
-            cloud.close()
+            with device(running, secret) as cloud:
+                session = cloud.open(Prompt(()))
+                session.prefetch(list(range(40)))
+                session.ask(ConsultRequest(list(range(41)), 1, 30)).result()
     assert {client.tenant for client in engine.clients} == {"laptop", "phone"}
     assert len({client.session for client in engine.clients}) == 2
     assert len({client.salt for client in engine.clients}) == 2
@@ -163,7 +151,7 @@ def test_without_keys_there_is_one_tenant(keys: Path, add: Add, name: str, tenan
     """A key that is named as nobody's is a tenant as well."""
     engine, secret = Noting(), add(name) if name else None
     with gateway([engine], keys=keys if name else None) as running:
-        assert ask(running.url, secret).cached == (None if name else 1)
+        assert ask(running, secret).cached == (None if name else 1)
     assert [client.tenant for client in engine.clients] == [tenant]
 
 
@@ -177,17 +165,14 @@ def test_with_the_recommended_flags_a_key_still_reuses_its_own(
     with (
         llama_server(bundled("cloud"), flags=RECOMMENDED) as url,
         gateway([url], keys=keys) as running,
+        device(running, secrets[0], tokenizer=tokenizer) as one,
+        device(running, secrets[1], tokenizer=tokenizer) as other,
     ):
-        clouds = [GatewayCloud(running.url, key=secret) for secret in secrets]
-        for cloud in clouds:
-            cloud.check(tokenizer)
-        sessions = [cloud.open(Prompt(())) for cloud in clouds]
+        sessions = [cloud.open(Prompt(())) for cloud in (one, other)]
         for _ in range(3):
             for session, prompt in zip(sessions, prompts, strict=True):
-                session.ask(prompt, 1, Sampling(), 30).result()
-        counted = urllib.request.urlopen(f"{running.url}/metrics").read().decode()
-        for cloud in clouds:
-            cloud.close()
+                session.ask(ConsultRequest(prompt, 1, 30)).result()
+        counted = running.metrics()
     assert 'prompt_tokens_total{cache="hit"} 196.0' in counted
 
 

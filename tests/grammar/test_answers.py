@@ -15,7 +15,7 @@ from edgewise.events import Consult, Token
 from edgewise.grammar.response_format import ResponseFormat, grammar_of
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.policy import Policy
-from edgewise.routers.constant import Constant, Random
+from edgewise.routers.untrained import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import (
@@ -26,7 +26,7 @@ from edgewise.testing.scripted_edge import (
     noise,
     replying,
 )
-from tests.doubles.around import WordBridge
+from tests.doubles.around import WordAdapter
 from tests.doubles.completing import completing
 
 pytest.importorskip("llguidance")
@@ -167,8 +167,6 @@ def test_a_hostile_schema_is_refused_or_harmless(which: str) -> None:
     assert edge.sessions == 0
 
 
-pytest.importorskip("llguidance")
-
 OWN = ByteTokenizer("<other>")
 WORD = {"type": "string", "pattern": "^[a-m ]{1,12}$"}
 
@@ -179,7 +177,7 @@ def decoder(edge: str, cloud: str, speculate: int) -> Decoder:
         ScriptedEdge(replying(edge, prompt=PROMPT), tokenizer=TOKENIZER),
         router=Constant(1.0),
         policy=Policy(speculate=speculate),
-        cloud=WordBridge(asked, own=OWN, edge=TOKENIZER),
+        cloud=WordAdapter(asked, own=OWN, edge=TOKENIZER),
     )
 
 
@@ -209,9 +207,6 @@ def test_a_word_that_does_not_begin_well_is_refused(speculate: int) -> None:
     assert answer.text == '"abc"'
     assert answer.tokens[1].reason == "grammar"
     assert answer.usage.wasted_tokens == len("xyz")
-
-
-pytest.importorskip("llguidance")
 
 
 leaves = st.one_of(

@@ -73,8 +73,6 @@ def test_a_tool_without_parameters_is_given_none() -> None:
     assert fits(Tool("f", parameters={"type": "object"}), '{"a": 1}')
 
 
-pytest.importorskip("llguidance")
-
 TEXT = {"type": "string", "pattern": "^ab*$"}
 NULL = {"type": "null"}
 

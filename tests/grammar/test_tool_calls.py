@@ -26,7 +26,7 @@ from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Tool, ToolCall, prompt_of
 from edgewise.prompts.tool_formats import tool_format
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise
@@ -267,10 +267,11 @@ def test_a_model_without_tools_says_so(template: str | None, said: str) -> None:
 @pytest.mark.parametrize(
     ("wishes", "said"),
     [
-        ({"tools": [{"name": "a b"}]}, "cannot be called 'a b'"),
-        ({"tools": [{"name": 'a": 1}'}]}, "cannot be called"),
+        ({"tools": [{"name": "a b"}]}, "invalid"),
+        ({"tools": [Tool('a": 1}')]}, "invalid"),
+        ({"tools": [{"name": "a", "parameters": {"const": object()}}]}, "invalid"),
         ({"tools": [TIME, TIME]}, "Two tools have one name"),
-        ({"tools": [Tool(f"t{n}") for n in range(200)]}, "more than 128"),
+        ({"tools": [Tool(f"t{n}") for n in range(200)]}, "128"),
         ({"tools": [TIME], "tool_choice": "x"}, "There is no tool 'x'"),
         ({"tools": [{"name": "a", "parameters": {"type": "string"}}]}, "not an object"),
         ({"tools": [{"title": "a"}]}, "invalid"),
@@ -281,8 +282,6 @@ def test_tools_that_are_none_are_refused(wishes: dict[str, Any], said: str) -> N
     with pytest.raises(UsageError, match=said):
         response_format_from(**wishes)
 
-
-pytest.importorskip("llguidance")
 
 SCHEMA = {
     "type": "object",
@@ -302,7 +301,7 @@ TOOL = {"name": "get_weather", "parameters": dict(WEATHER.parameters)}
 @pytest.mark.parametrize("cloud", [None, str(OTHER_CLOUD)])
 @pytest.mark.parametrize("speculate", [0, 16])
 def test_the_bundled_pair_answers_in_json(cloud: str | None, speculate: int) -> None:
-    """It never saw any, so nothing but the form makes it so; the other cloud is behind a bridge."""
+    """It never saw any, so nothing but the format makes it so; one cloud is behind an adapter."""
     with Pair(cloud=cloud, cloud_share=0.5, speculate=speculate, threads=1) as pair:
         for options in ({}, {"temperature": 1.0, "seed": 3}):
             with pair.stream(QUESTION, json_schema=SCHEMA, max_tokens=200, **options) as stream:

@@ -2,10 +2,11 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.programs import Done, run
 
 LLM = os.environ.get("LLM")
 QUESTION = "Question: What are wine, horse and spaghetti? Come to the point. Answer and Reasoning:"
@@ -16,13 +17,9 @@ pytestmark = [
 ]
 
 
-def asked(folder: Path, *words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
+def asked(folder: Path, *words: str, code: int = 0) -> Done:
     """llm, in a folder of its own."""
-    environment = {**os.environ, "LLM_USER_PATH": str(folder)}
-    command = [str(LLM), *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == code, done.stderr
-    return done
+    return run(str(LLM), *words, code=code, folder=folder, LLM_USER_PATH=str(folder))
 
 
 def test_the_answer_shows_whose_words_they_are(tmp_path: Path) -> None:

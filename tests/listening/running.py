@@ -3,8 +3,7 @@
 import asyncio
 import socket
 import threading
-import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -12,11 +11,13 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from edgewise.listening.connections import Connections
 from edgewise.listening.server import Listener
 from edgewise.listening.sockets import listen
+from tests.gateway.processes import until
 
 
 class Here(NamedTuple):
@@ -59,20 +60,12 @@ def heard(peer: socket.socket) -> bytes:
     return found
 
 
-def until(true: Callable[[], bool]) -> None:
-    """Wait for it; a minute at most."""
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @contextmanager
-def listener(*, most: int = 100) -> Iterator[Here]:
-    """Serve until the block ends."""
+def listener(app: ASGIApp | None = None, *, most: int = 100) -> Iterator[Here]:
+    """Serve this application, or one that says what came, until the block ends."""
     ended: list[str] = []
     listening = listen("127.0.0.1", 0)
-    server = Listener(_app(ended), listening, connections=most, max_message=1 << 20, grace=0)
+    server = Listener(app or _app(ended), listening, connections=most, max_message=1 << 20, grace=0)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()
     until(lambda: server.started or not thread.is_alive())

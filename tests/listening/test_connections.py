@@ -8,16 +8,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from edgewise.listening import connections as limits
-from tests.listening.running import GET, UPGRADE, Here, heard, listener, until
+from tests.gateway.processes import until
+from tests.listening.running import GET, UPGRADE, Here, heard, listener
 
 POST = b"POST /length HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n\r\n"
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds that a test can wait for."""
-    monkeypatch.setattr(limits, "WAIT_SECONDS", 0.4)
 
 
 @contextmanager

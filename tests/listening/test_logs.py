@@ -8,15 +8,7 @@ import pytest
 import structlog
 
 from edgewise.listening.logs import BURST, WINDOW_SECONDS, FloodFilter, log_lines
-
-
-class Clock:
-    """Goes on when told."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.doubles.clock import Clock
 
 
 def record(told: object, name: str = "uvicorn.error", *args: object) -> logging.LogRecord:

@@ -49,12 +49,6 @@ LEFT = {
 }
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deadline that a test can wait for."""
-    monkeypatch.setattr("edgewise.listening.connections.WAIT_SECONDS", 0.4)
-
-
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", LEFT)
 def test_an_upgrade_that_is_none_is_left(name: str) -> None:

@@ -15,47 +15,19 @@ from edgewise.errors import (
     UsageError,
 )
 from edgewise.events import Consult, Token
-from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.decoder import Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
-from edgewise.routers.base import Router
-from edgewise.routers.constant import Constant
-from edgewise.routers.uncertainty import MaxProb
-from edgewise.testing.scripted_cloud import ID_BYTES, ScriptedCloud
+from edgewise.routers.untrained import Constant
+from edgewise.testing.scripted_cloud import ID_BYTES
 from edgewise.testing.scripted_edge import EOS, ScriptedEdge, replying
+from tests.loop.test_consults import IDS, PROMPT, asking, cloud_saying
 
-PROMPT = "Q: sky? A:"
-IDS = list(PROMPT.encode())
 FAULTS = [CloudUnavailable, CloudTimeout, CloudRefused, CloudRejected, CloudProtocolError]
 
 
-def edge_saying(text: str, *, unsure: tuple[int, ...] = ()) -> ScriptedEdge:
-    return ScriptedEdge(replying(text, prompt=PROMPT, unsure=unsure))
-
-
-def cloud_saying(text: str, **options: Any) -> ScriptedCloud:
-    return ScriptedCloud(replying(text, prompt=PROMPT), **options)
-
-
-def asking(
-    edge: ScriptedEdge,
-    cloud: ScriptedCloud | None = None,
-    router: Router | None = None,
-    breaker: Breaker | None = None,
-    **policy: Any,
-) -> Decoder:
-    """Asks for every token, unless another router says otherwise."""
-    rules = Policy(**{"threshold": 0.3, **policy})
-    return Decoder(edge, router=router or Constant(1.0), policy=rules, cloud=cloud, breaker=breaker)
-
-
-def answer(decoder: Decoder, **options: Any) -> Answer:
-    return decoder.generate(IDS, **options)
-
-
 def test_the_cloud_writes_the_critical_token_and_no_other() -> None:
-    decoder = asking(edge_saying("grey.", unsure=(2,)), cloud_saying("gray."), MaxProb())
-    result = answer(decoder)
+    result = asking(cloud_saying("gray."), text="grey.", unsure=(2,)).generate(IDS)
     assert result.text == "gray."
     assert [t.source for t in result.tokens].count("cloud") == 1
     assert result.tokens[2].reason == "critical"
@@ -67,14 +39,14 @@ def test_the_cloud_writes_the_critical_token_and_no_other() -> None:
 
 
 def test_without_a_cloud_the_edge_writes_everything() -> None:
-    result = answer(asking(edge_saying("blue")))
+    result = asking(None).generate(IDS)
     assert result.text == "blue"
     assert {t.reason for t in result.tokens} == {"no_cloud"}
 
 
 def test_only_new_ids_travel() -> None:
     cloud = cloud_saying("blue sky")
-    with asking(edge_saying("blue sky", unsure=(0, 5)), cloud, MaxProb()).stream(IDS) as events:
+    with asking(cloud, text="blue sky", unsure=(0, 5)).stream(IDS) as events:
         told = [event for event in events if isinstance(event, Consult)]
     assert cloud.asks == [(tuple(IDS), 1), ((*IDS, *b"blue "), 1)]
     assert [(event.sent_ids, event.sent_bytes) for event in told] == [
@@ -86,7 +58,7 @@ def test_only_new_ids_travel() -> None:
 @pytest.mark.parametrize("span", [1, 2, 4])
 def test_a_span_is_written_whole_and_counted(span: int) -> None:
     cloud = cloud_saying("blue sky today")
-    result = answer(asking(edge_saying("x" * 40), cloud, span=span))
+    result = asking(cloud, Policy(span=span), text="x" * 40).generate(IDS)
     assert result.text == "blue sky today"
     assert result.usage.cloud_tokens + result.usage.wasted_tokens == sum(
         n for _, n in cloud.asks
@@ -95,7 +67,7 @@ def test_a_span_is_written_whole_and_counted(span: int) -> None:
 
 
 def test_a_stop_string_inside_a_span_wastes_the_rest() -> None:
-    result = answer(asking(edge_saying("x"), cloud_saying("ab\ncdefgh"), span=8), stop=["\n"])
+    result = asking(cloud_saying("ab\ncdefgh"), Policy(span=8)).generate(IDS, stop=["\n"])
     assert result.text == "ab"
     assert result.usage.wasted_tokens == 5
     assert result.finish_reason == "stop"
@@ -103,27 +75,24 @@ def test_a_stop_string_inside_a_span_wastes_the_rest() -> None:
 
 def test_max_tokens_and_context_end_an_answer() -> None:
     edge = ScriptedEdge(replying("abcdefgh", prompt=PROMPT), context=len(IDS) + 3)
-    decoder = asking(edge)
-    assert answer(decoder, max_tokens=2).text == "ab"
-    full = answer(decoder)
+    decoder = Decoder(edge, router=Constant(1.0), policy=Policy())
+    assert decoder.generate(IDS, max_tokens=2).text == "ab"
+    full = decoder.generate(IDS)
     assert full.finish_reason == "length"
     assert full.text == "abcd"
 
 
 def test_text_held_for_a_stop_string_or_a_character_is_released_at_the_end() -> None:
-    decoder = asking(edge_saying("a\né"))
-    assert answer(decoder, stop=["\n\n"]).text == "a\né"
-    assert answer(decoder, max_tokens=3).text == "a\n\ufffd"
-    assert answer(decoder, max_tokens=2, stop=["\n\n"]).text == "a\n"
+    decoder = asking(None, text="a\né")
+    assert decoder.generate(IDS, stop=["\n\n"]).text == "a\né"
+    assert decoder.generate(IDS, max_tokens=3).text == "a\n\ufffd"
+    assert decoder.generate(IDS, max_tokens=2, stop=["\n\n"]).text == "a\n"
 
 
 def test_nothing_is_computed_twice() -> None:
-    edge = edge_saying("blue sky", unsure=(1, 4))
-    sessions = []
-    opened = edge.session
-    edge.session = lambda *a, **k: sessions.append(opened(*a, **k)) or sessions[-1]  # type: ignore[method-assign]
-    result = answer(asking(edge, cloud_saying("blue sky"), MaxProb()))
-    assert sessions[0].computed_ids == len(IDS) + len(result.tokens) - 1
+    decoder = asking(cloud_saying("blue sky"), text="blue sky", unsure=(1, 4))
+    result = decoder.generate(IDS)
+    assert decoder.edge.computed == len(IDS) + len(result.tokens) - 1
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -131,7 +100,7 @@ def test_a_fault_at_every_token_leaves_the_edge_s_token(fault: type[CloudError])
     text = "blue sky"
     for at in range(len(text) + 1):
         cloud = cloud_saying(text, fault=lambda ask, at=at: fault("x") if ask == at else None)
-        result = answer(asking(edge_saying("BLUE SKY"), cloud))
+        result = asking(cloud, text="BLUE SKY").generate(IDS)
         assert len(result.tokens) == len(text) + 1
         assert result.tokens[at].source == "edge"
         assert result.tokens[at].reason == fault.reason
@@ -140,15 +109,14 @@ def test_a_fault_at_every_token_leaves_the_edge_s_token(fault: type[CloudError])
 
 
 def test_on_cloud_error_raise_stops_and_frees_the_session() -> None:
-    edge = edge_saying("blue")
     cloud = cloud_saying("blue", fault=lambda ask: CloudUnavailable("gone"))
-    decoder = asking(edge, cloud, on_cloud_error="raise")
+    decoder = asking(cloud, Policy(on_cloud_error="raise"))
     # A pause after failures would let the next answers go on without it, unnoticed.
     for _ in range(6):
         with pytest.raises(CloudUnavailable):
-            answer(decoder)
-    assert edge.sessions == 0
-    assert decoder.breaker.is_open
+            decoder.generate(IDS)
+    assert decoder.edge.sessions == 0  # type: ignore[attr-defined]
+    assert decoder.tiers[0].breaker.is_open
 
 
 def test_the_breaker_pauses_consults_and_a_probe_finds_the_way_back() -> None:
@@ -157,7 +125,7 @@ def test_the_breaker_pauses_consults_and_a_probe_finds_the_way_back() -> None:
     cloud = cloud_saying(
         "b" * 20, fault=lambda ask: CloudUnavailable("gone") if failing[0] else None
     )
-    decoder = asking(edge_saying("e" * 20), cloud, breaker=Breaker(clock=lambda: now[0]))
+    decoder = asking(cloud, text="e" * 20, breaker=Breaker(clock=lambda: now[0]))
     reasons = []
     with decoder.stream(IDS, max_tokens=12) as events:
         for event in events:
@@ -183,8 +151,7 @@ def test_the_breaker_pauses_consults_and_a_probe_finds_the_way_back() -> None:
 def test_bad_input_is_refused_and_frees_the_session(
     prompt: list[int], options: dict[str, Any], error: type[Exception]
 ) -> None:
-    edge = edge_saying("blue")
-    decoder = asking(edge)
+    decoder = asking(None)
     with pytest.raises(error):
         decoder.stream(prompt, **options)
-    assert edge.sessions == 0
+    assert decoder.edge.sessions == 0  # type: ignore[attr-defined]

@@ -89,4 +89,4 @@ def test_later_answers_do_not_pay_for_it(served: LlamaEdge) -> None:
         with pair.stream(ASKED, max_tokens=LENGTH) as events:
             last = list(events)[-1]
             assert isinstance(last, Finished)
-            assert events.budget.credit > -1
+            assert events.budget.bucket > -1

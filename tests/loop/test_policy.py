@@ -1,14 +1,25 @@
-"""Policy: threshold, bucket, controller and the cap that is a promise."""
+"""Policy: threshold, bucket, controller, the cap that is a promise, and one budget for a pair."""
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
 from edgewise.errors import UsageError
-from edgewise.loop.policy import INITIAL_CREDIT, Budget, Policy
+from edgewise.loop.decoder import Decoder, collect
+from edgewise.loop.policy import (
+    INITIAL_BUCKET,
+    MAX_BUCKET,
+    MAX_LOG_ODDS,
+    Budget,
+    Policy,
+    SharedBudget,
+)
+from edgewise.routers.untrained import Random
+from edgewise.testing import ScriptedCloud, ScriptedEdge, noise
 
 SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=300)
 
@@ -33,16 +44,13 @@ def test_a_static_threshold_asks_from_the_threshold_on(scores: list[float], at: 
         assert (policy.decide(score, Budget()).ask > 0) == (score >= at)
 
 
-@given(SCORES, st.floats(0.001, 0.999), st.integers(0, 9), st.integers(1, 5))
-def test_the_cap_is_never_exceeded(scores: list[float], share: float, cap: int, span: int) -> None:
-    policy = Policy(cloud_share=share, max_cloud_tokens=cap, span=span)
-    assert run(policy, scores) <= cap
-
-
-@given(SCORES, st.floats(0.001, 0.999), st.integers(1, 5))
-def test_the_bucket_bounds_the_share(scores: list[float], share: float, span: int) -> None:
-    policy = Policy(cloud_share=share, span=span)
-    assert run(policy, scores) <= INITIAL_CREDIT + share * len(scores) + 1e-6
+@given(SCORES, st.floats(0.001, 0.999), st.none() | st.integers(0, 9), st.integers(1, 5))
+def test_the_bucket_bounds_the_share_and_the_cap_the_answer(
+    scores: list[float], share: float, cap: int | None, span: int
+) -> None:
+    wrote = run(Policy(cloud_share=share, max_cloud_tokens=cap, span=span), scores)
+    assert wrote <= INITIAL_BUCKET + share * len(scores) + 1e-6
+    assert cap is None or wrote <= cap
 
 
 @given(SCORES)
@@ -57,13 +65,25 @@ def test_the_controller_finds_the_share(share: float) -> None:
     assert run(Policy(cloud_share=share), scores) / 5000 == pytest.approx(share, rel=0.1)
 
 
-def test_the_cap_begins_anew_and_the_credit_carries_over() -> None:
+def test_the_controller_stops_at_the_floor_and_leaves_it_at_once() -> None:
+    """However long nothing was worth a consult: the next one that is moves the threshold."""
+    policy = Policy(cloud_share=0.05, threshold=0.4, floor=0.2)
+    budget = Budget()
+    for _ in range(10_000):
+        budget = policy.written(budget, by_cloud=False)
+    assert policy.threshold_now(budget) == pytest.approx(0.2)
+    assert policy.decide(0.19, budget).ask == 0
+    assert policy.decide(0.21, budget).ask == 1
+    assert policy.threshold_now(policy.written(budget, by_cloud=True)) > 0.25
+
+
+def test_the_cap_begins_anew_and_the_bucket_carries_over() -> None:
     policy = Policy(cloud_share=0.1, max_cloud_tokens=1)
     spent = policy.charge(Budget(), 1)
     assert policy.decide(1.0, spent).reason == "cap"
     later = policy.next_answer(spent)
     assert policy.decide(1.0, later).ask == 1
-    assert later.credit == spent.credit
+    assert later.bucket == spent.bucket
 
 
 @pytest.mark.parametrize(
@@ -82,3 +102,62 @@ def test_the_cap_begins_anew_and_the_credit_carries_over() -> None:
 def test_bad_values_are_one_sentence(bad: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="must be"):
         Policy(**bad)  # type: ignore[arg-type]
+
+
+def one(budgets: SharedBudget, policy: Policy, tokens: int, seed: int) -> tuple[int, int]:
+    """Cloud tokens, used and wasted, and output tokens of an answer on the budgets."""
+    decoder = Decoder(
+        ScriptedEdge(noise(seed)),
+        router=Random(seed),
+        policy=policy,
+        cloud=ScriptedCloud(noise(seed + 1), delay=0.002),
+    )
+    taken = budgets.take()
+    with decoder.stream(b"Q: sky? A:", max_tokens=tokens, budget=taken) as events:
+        usage = collect(events).usage
+        budgets.settle(taken, events.budget)
+    return usage.cloud_tokens + usage.wasted_tokens, usage.edge_tokens + usage.cloud_tokens
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    st.sampled_from([0.05, 0.2, 0.5]),
+    st.sampled_from([0, 12]),
+)
+def test_answers_one_after_the_other_keep_the_share(
+    lengths: list[int], share: float, speculate: int
+) -> None:
+    budgets, policy = SharedBudget(), Policy(cloud_share=share, speculate=speculate)
+    counted = [one(budgets, policy, length, seed) for seed, length in enumerate(lengths)]
+    cloud, output = (sum(counts) for counts in zip(*counted, strict=True))
+    # What the last answer's drafts wasted is the only thing that nobody has paid for.
+    unpaid = max(wasted for wasted, _ in counted) if speculate else 0
+    assert cloud <= INITIAL_BUCKET + share * output + unpaid + 1e-6
+
+
+def test_answers_side_by_side_share_the_one_initial_bucket() -> None:
+    budgets, policy = SharedBudget(), Policy(cloud_share=0.1)
+    with ThreadPoolExecutor(6) as pool:
+        counted = list(pool.map(lambda seed: one(budgets, policy, 12, seed), range(60)))
+    cloud, output = (sum(counts) for counts in zip(*counted, strict=True))
+    assert cloud <= INITIAL_BUCKET + 0.1 * output + 1e-6
+
+
+def test_the_bucket_is_taken_once_and_given_back() -> None:
+    budgets = SharedBudget()
+    first, second = budgets.take(), budgets.take()
+    assert (first.bucket, second.bucket) == (INITIAL_BUCKET, 0.0)
+    budgets.settle(second, Budget(bucket=0.25, shift=-1.0))
+    budgets.settle(first, Budget(bucket=1.5, shift=0.5))
+    third = budgets.take()
+    assert (third.bucket, third.shift) == (1.75, -0.5)
+
+
+@given(st.lists(st.tuples(st.floats(-40, 40), st.floats(-40, 40)), max_size=20))
+def test_savings_and_the_threshold_stay_in_bounds(left: Sequence[tuple[float, float]]) -> None:
+    budgets = SharedBudget()
+    for tokens, shift in left:
+        budgets.settle(budgets.take(), Budget(bucket=tokens, shift=shift))
+    kept = budgets.take()
+    assert kept.bucket <= MAX_BUCKET
+    assert abs(kept.shift) <= MAX_LOG_ODDS

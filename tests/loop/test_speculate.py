@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.cloud.adapter.ids import Adapter
+from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeAbilities, Rewinds
 from edgewise.errors import CloudTimeout
 from edgewise.events import Pending, RolledBack, Token
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.policy import Budget, Policy
-from edgewise.routers.constant import Random
-from edgewise.routers.uncertainty import MaxProb
+from edgewise.routers.untrained import MaxProb, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import (
@@ -26,7 +26,7 @@ from edgewise.testing.scripted_edge import (
     noise,
     replying,
 )
-from tests.doubles.around import NeverOpen, WordBridge, late
+from tests.doubles.around import NeverOpen, WordAdapter, late
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -89,6 +89,12 @@ def agreeing(script: Script, other: Script, agreement: float) -> Script:
     return says
 
 
+def other_vocabulary(script: Script, *, words: bool = True) -> Adapter:
+    """A cloud whose ids are not the edge's, asked in `words` or in tokens."""
+    kind = WordAdapter if words else Adapter
+    return kind(ScriptedCloud(script, tokenizer=OWN), own=OWN, edge=EDGE)
+
+
 @pytest.mark.parametrize("vocabulary", ["same", "other, in tokens", "other, in words"])
 @given(
     seed=st.integers(0, 500),
@@ -126,11 +132,9 @@ def test_the_answer_is_that_of_the_waiting_loop(
     sampling = Sampling(temperature=temperature, seed=seed)
 
     def run(drafts: int, patience: Sequence[int]) -> tuple[Answer, Budget]:
-        cloud: Any = ScriptedCloud(script)
+        cloud: CloudModel = ScriptedCloud(script)
         if vocabulary != "same":
-            large = ScriptedCloud(script, tokenizer=OWN)
-            kind = WordBridge if vocabulary.endswith("words") else Bridge
-            cloud = kind(large, own=OWN, edge=EDGE)
+            cloud = other_vocabulary(script, words=vocabulary.endswith("words"))
         decoder = Decoder(
             ScriptedEdge(edge),
             router=Random(seed),
@@ -150,7 +154,7 @@ def test_the_answer_is_that_of_the_waiting_loop(
     # What was wasted on the way is paid for by the next answer.
     wasted = ahead.usage.wasted_tokens - waiting.usage.wasted_tokens
     assert wasted >= 0
-    assert left.credit - later.credit == pytest.approx(wasted if share is not None else 0)
+    assert left.bucket - later.bucket == pytest.approx(wasted if share is not None else 0)
     assert (later.shift, later.charged) == (left.shift, left.charged)
     if cap is not None:
         for answer in (waiting, ahead):
@@ -207,7 +211,7 @@ def test_a_dropped_consult_counts_against_the_cap() -> None:
 def test_a_deadline_ends_the_wait_and_keeps_the_drafts() -> None:
     text = "blue sky today"
     decoder, _ = drafting(text, "gray", [0], unsure=(2,))
-    decoder.cloud = ScriptedCloud(replying("gray", prompt=PROMPT), delay=30.0)
+    decoder.tiers[0].cloud = ScriptedCloud(replying("gray", prompt=PROMPT), delay=30.0)
     decoder.policy = Policy(threshold=0.3, speculate=16, deadline=0.2)
     answer = decoder.generate(IDS)
     assert (answer.text, answer.tokens[2].reason) == (text, CloudTimeout.reason)

@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from edgewise.cloud.adapter.ids import Adapter
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -19,20 +19,20 @@ from edgewise.errors import (
     UsageError,
 )
 from edgewise.events import Consult
+from edgewise.loop.consults import Tier
 from edgewise.loop.decoder import Answer, Decoder, collect
-from edgewise.loop.policy import INITIAL_CREDIT, Budget, Policy
-from edgewise.loop.tiers import Tier
+from edgewise.loop.policy import INITIAL_BUCKET, Budget, Policy
 from edgewise.pair import Pair
 from edgewise.prompts import Message, Prompt
-from edgewise.routers.constant import Constant, Random
+from edgewise.routers.untrained import Constant, Random
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, Script, ScriptedEdge, noise, replying
 from tests.cloud.recording import ids_of, recording
 from tests.doubles.around import late
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.loop.test_consults import PROMPT
 from tests.server.in_process import CHAT, app
 
-PROMPT = "Q: sky? A:"
 IDS = tuple(PROMPT.encode())
 EVERYTHING = Policy(threshold=0.0)
 GRAY = replying("gray", prompt=PROMPT)
@@ -55,11 +55,11 @@ def decoder(
     tiers = [Tier(cloud, **{"share": 1.0, **tier}) for cloud in further]
     router = Constant(1.0) if seed is None else Random(seed)
     edge = ScriptedEdge(script)
-    return Decoder(edge, router=router, policy=policy, cloud=near, further=tiers)
+    return Decoder(edge, router=router, policy=policy, cloud=near, tiers=tiers)
 
 
 def counts(answer: Answer) -> list[tuple[int, int, int, int]]:
-    return [(one.wanted, one.asked, one.failed, one.wrote) for one in answer.usage.tiers]
+    return [(one.wanted, one.calls, one.failed, one.wrote) for one in answer.usage.tiers]
 
 
 def asked(cloud: ScriptedCloud) -> list[int]:
@@ -125,8 +125,7 @@ def test_where_the_nearest_fails_the_next_writes(fault: Callable[[], CloudError]
         told = list(events)
     answer = collect(iter(told))
     assert answer.text == "blue"
-    assert loop.breaker.is_open
-    assert not loop.further[0].breaker.is_open
+    assert [tier.breaker.is_open for tier in loop.tiers] == [True, False]
     assert len(near.asks) < 5
     assert [one.wrote for one in answer.usage.tiers] == [0, 5]
     assert answer.usage.failed_calls == len(near.asks)
@@ -162,9 +161,9 @@ def test_where_all_fail_the_edge_writes_or_the_answer_ends() -> None:
 def test_without_credit_the_next_is_not_asked_where_the_nearest_fails() -> None:
     near, far = saying("b", fault=lambda _: CloudUnavailable("gone")), saying("x" * 40)
     answer = decoder(near, far, share=0.0, script=noise()).generate(IDS, max_tokens=40)
-    assert len(far.asks) == INITIAL_CREDIT
+    assert len(far.asks) == INITIAL_BUCKET
     assert answer.usage.tiers[1].wanted == 40
-    assert answer.usage.cloud_tokens == INITIAL_CREDIT
+    assert answer.usage.cloud_tokens == INITIAL_BUCKET
 
 
 @pytest.mark.parametrize("cap", [1, 2, 5])
@@ -206,7 +205,7 @@ def test_three_tiers_hold_their_budgets(
         router=Random(seed),
         policy=policy,
         cloud=near,
-        further=[Tier(mid, share=shares[0], threshold=0.3), Tier(far, share=shares[1])],
+        tiers=[Tier(mid, share=shares[0], threshold=0.3), Tier(far, share=shares[1])],
     )
     output, calls, budget = 0, 0, None
     for length in lengths:
@@ -215,7 +214,7 @@ def test_three_tiers_hold_their_budgets(
             budget = events.budget
         output, calls = output + usage.edge_tokens + usage.cloud_tokens, calls + usage.cloud_calls
         assert sum(one.wrote for one in usage.tiers) == usage.cloud_tokens
-        assert all(one.failed <= one.asked <= one.wanted for one in usage.tiers)
+        assert all(one.failed <= one.calls <= one.wanted for one in usage.tiers)
     assert calls == sum(len(cloud.asks) for cloud in (near, mid, far))
     for cloud, most in zip((mid, far), shares, strict=True):
         # What failed before its deadline is free, but it was asked for.
@@ -224,7 +223,7 @@ def test_three_tiers_hold_their_budgets(
             for at, (_, n) in enumerate(cloud.asks)
             if not (error := fault(at)) or isinstance(error, CloudTimeout)
         )
-        assert answered <= INITIAL_CREDIT + most * output + 1e-6
+        assert answered <= INITIAL_BUCKET + most * output + 1e-6
 
 
 @given(st.integers(0, 99), st.sampled_from([0.1, 0.4]), st.integers(1, 3))
@@ -267,16 +266,11 @@ def test_what_is_local_reaches_a_trusted_cloud_alone(
     prompt: Prompt, count: int, trusted: int | None, policy: Policy
 ) -> None:
     clouds = [saying("blue", unsure=range(5)) for _ in range(count)]
-    tiers = [Tier(one, share=1.0, trusted=at == trusted) for at, one in enumerate(clouds)]
-    loop = Decoder(
-        ScriptedEdge(noise()),
-        router=Constant(1.0),
-        policy=policy,
-        cloud=tiers[0].cloud,
-        trusted=tiers[0].trusted,
-        further=tiers[1:],
-    )
-    with loop.stream(prompt, max_tokens=8, budget=Budget(credit=7.0, shift=1.0)) as events:
+    tiers = [
+        Tier(one, share=1.0 if at else None, trusted=at == trusted) for at, one in enumerate(clouds)
+    ]
+    loop = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=policy, tiers=tiers)
+    with loop.stream(prompt, max_tokens=8, budget=Budget(bucket=7.0, shift=1.0)) as events:
         assert list(events)
         left = events.budget
     for at, cloud in enumerate(clouds):
@@ -284,7 +278,7 @@ def test_what_is_local_reaches_a_trusted_cloud_alone(
         assert not cloud.prefetches or at == trusted
     if trusted is None:
         # It neither spends nor earns.
-        assert (left.credit, left.shift) == (7.0, 1.0)
+        assert (left.bucket, left.shift) == (7.0, 1.0)
     loop.generate(IDS, max_tokens=8)
     assert clouds[0].opened
 
@@ -391,7 +385,7 @@ def test_behind_a_cloud_that_is_asked_between_words_the_next_is_too() -> None:
     near = ScriptedCloud(noise(2), tokenizer=own)
     far = ScriptedCloud(replying("blue sea and sky", prompt=PROMPT))
     edge = ScriptedEdge(replying("gray sea and sky", prompt=PROMPT))
-    clouds = [Bridge(near, own=own, edge=edge.tokenizer), far]
+    clouds = [Adapter(near, own=own, edge=edge.tokenizer), far]
     with Pair(edge, cloud=clouds, router=Constant(1.0), threshold=0.0, tier_share=1) as pair:
         answer = pair.ask(IDS, max_tokens=24)
     assert near.asks
@@ -416,5 +410,5 @@ def test_a_server_tells_what_each_cloud_did_and_sends_local_words_to_trusted_one
         tiers = reply.json()["usage"]["edgewise"]["tiers"]
         metrics = client.get("/metrics").text
     assert [one["cloud"] for one in tiers] == ["box:1", "far:2"]
-    assert tiers[1]["asked"] > 0
-    assert 'edgewise_tier_total{cloud="far:2",count="asked",model="edgewise"}' in metrics
+    assert tiers[1]["calls"] > 0
+    assert 'edgewise_tier_total{cloud="far:2",count="calls"}' in metrics

@@ -8,26 +8,19 @@ import numpy as np
 import pytest
 
 from edgewise.addresses import bundled
+from edgewise.cloud.adapter.ids import Adapter, adapted
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import Bridge, bridged
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Consult, Pending
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.policy import Budget, Policy
 from edgewise.prompts import Message, prompt_of
-from edgewise.routers.constant import Constant, Random
-from edgewise.routers.uncertainty import MaxProb
+from edgewise.routers.untrained import Constant, MaxProb, Random
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import Script, ScriptedEdge, noise, replying
-from tests.doubles.around import NeverOpen, WordBridge, late
-from tests.loop.test_speculate import EDGE, IDS, OWN, PROMPT, agreeing, ending, speaking
-
-
-def other_vocabulary(script: Script, *, words: bool = True) -> Bridge:
-    kind = WordBridge if words else Bridge
-    return kind(ScriptedCloud(script, tokenizer=OWN), own=OWN, edge=EDGE)
+from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from tests.doubles.around import NeverOpen, WordAdapter, late
+from tests.loop.test_speculate import IDS, OWN, PROMPT, agreeing, ending, other_vocabulary, speaking
 
 
 def decoder_for(edge: str, cloud: str, *, unsure: tuple[int, ...], **policy: object) -> Decoder:
@@ -69,7 +62,7 @@ def test_the_share_counts_the_edges_tokens_and_the_clouds_stand_beside() -> None
     assert (usage.cloud_tokens, usage.cloud_completion_tokens) == (len(" gray"), 8)
     assert usage.cloud_share == pytest.approx(5 / (usage.edge_tokens + 5))
     (consult,) = [event for event in seen if isinstance(event, Consult)]
-    assert (consult.asked, consult.answered) == (1, 5)
+    assert (consult.requested, consult.answered) == (1, 5)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3])
@@ -123,9 +116,9 @@ def test_real_models_of_two_vocabularies(bpe_path: Path, turned: bool, words: bo
         LlamaModel(paths[0], threads=1) as small,
         closing(LocalCloud(LlamaModel(paths[1], threads=1))) as large,
     ):
-        kind = WordBridge if words else Bridge
+        kind = WordAdapter if words else Adapter
         model: CloudModel = kind(large, own=large.model.tokenizer, edge=small.tokenizer)
-        assert isinstance(bridged(large, small.tokenizer), Bridge)
+        assert isinstance(adapted(large, small.tokenizer), Adapter)
         prompt = prompt_of(small.tokenizer, [Message("user", "Tell me about the heron.")])
 
         def run(speculate: int, patience: Sequence[int]) -> Answer:

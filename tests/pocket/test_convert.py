@@ -76,10 +76,13 @@ def answers(onnx: OnnxModel, prompts: list[list[int]]) -> list[list[Step]]:
     return [greedy(onnx, prompt) for prompt in prompts]
 
 
-def greedy(model: EdgeModel, prompt: Sequence[int]) -> list[Step]:
+WHOLE = Needs.LOGITS | Needs.HIDDEN
+
+
+def greedy(model: EdgeModel, prompt: Sequence[int], needs: Needs = WHOLE) -> list[Step]:
     """The steps of a greedy answer, the last one's token an end."""
     steps: list[Step] = []
-    with closing(model.session(Needs.LOGITS | Needs.HIDDEN)) as session:
+    with closing(model.session(needs)) as session:
         session.open(prompt)
         while len(steps) < TOKENS:
             steps.append(session.step())
@@ -89,9 +92,11 @@ def greedy(model: EdgeModel, prompt: Sequence[int]) -> list[Step]:
     return steps
 
 
-def read_along(model: EdgeModel, prompt: Sequence[int], answer: Sequence[int]) -> list[Step]:
-    """What another model says at each token of an answer."""
-    with closing(model.session(Needs.LOGITS | Needs.HIDDEN)) as session:
+def read_along(
+    model: EdgeModel, prompt: Sequence[int], answer: Sequence[int], needs: Needs = WHOLE
+) -> list[Step]:
+    """What a model says at each token of another's answer."""
+    with closing(model.session(needs)) as session:
         session.open(prompt)
         return [session.step(), *session.steps(answer[:-1])]
 

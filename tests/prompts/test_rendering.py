@@ -1,4 +1,4 @@
-"""Templates are rendered by a process that is ended where one goes too far."""
+"""Templates are rendered in a sandbox, by a process that is ended where one goes too far."""
 
 import os
 import signal
@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from edgewise.errors import ModelError, UsageError
-from edgewise.prompts import MAX_PROMPT, Renderer
+from edgewise.prompts import MAX_PROMPT, Message, prompt_ids
+from edgewise.prompts.rendering import MAX_TEMPLATE, Renderer, render
+from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.programs import python
 
 SECONDS = 1.5
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -188,7 +191,7 @@ def test_a_process_knows_no_secrets_and_no_ctrl_c(
 
 PARENT = """
 import os, sys, threading
-from edgewise.prompts import Renderer
+from edgewise.prompts.rendering import Renderer
 renderer = Renderer(seconds=5)
 print(renderer.render({plain!r}, {given!r}), flush=True)
 if "stick" in sys.argv:
@@ -233,15 +236,9 @@ def test_nothing_outlives_a_parent_that_is_killed(how: list[str]) -> None:
     assert gone(worker)
 
 
-def ended(how: str) -> "subprocess.CompletedProcess[str]":
-    """A process that was left to do it."""
-    command = [sys.executable, "-c", PARENT, how]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 def test_after_a_fork_both_render() -> None:
-    done = ended("fork")
+    done = python("-c", PARENT, "fork")
     assert (done.stdout, done.stderr) == ("<user>Hi\n\n" + "<user>Hi\n" * 3, "")
 
 
@@ -273,3 +270,75 @@ def test_a_process_that_was_taken_over_lies_in_vain(
         with pytest.raises(ModelError, match=words):
             renderer.render(PLAIN, said("Hi"))
     assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
+
+
+TURNS = [Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Yes?")]
+CHAT = (
+    "{%- for m in messages %}<{{ m.role }}>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+class Marked(ByteTokenizer):
+    """Has special tokens."""
+
+    def special_text(self, name: str) -> str:
+        return {"bos": "<s>", "eos": "</s>"}[name]
+
+
+def templated(template: str | None) -> ByteTokenizer:
+    tokenizer = Marked()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_a_template_sees_messages_and_the_generation_prompt() -> None:
+    expected = "<system>Be brief.\n<user>Hi\n<assistant>Yes?\n<assistant>"
+    assert render(templated(CHAT), TURNS) == expected
+    assert bytes(prompt_ids(templated(CHAT), TURNS)) == expected.encode()
+
+
+def test_a_template_sees_special_tokens_and_the_helpers_of_published_templates() -> None:
+    template = (
+        "{{ bos_token }}{{ strftime_now('%Y') }}{{ messages[1].content | tojson }}"
+        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ loop.index }}"
+        "{% break %}{% endfor %}{{ eos_token }}"
+    )
+    expected = f'<s>{time.strftime("%Y")}"é <&>"2</s>'
+    assert render(templated(template), [TURNS[0], Message("user", "é <&>")]) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ ''['__class__'].__mro__ }}",
+        "{{ (''|attr('__class__')).__mro__ }}",
+        "{{ (['']|map(attribute='__class__')|first).__mro__ }}",
+        "{{ raise_exception.__globals__['__builtins__'] }}",
+        "{{ strftime_now.__code__.co_consts }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='user') }}",
+        "{% import 'os' as os %}",
+        "{{ lipsum(n=10 ** 9) }}",
+        "{% for _ in range(10 ** 12) %}{% endfor %}",
+        "{{ undefined.attribute }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[9].content + 1 }}",
+        "{{ raise_exception | tojson }}",
+        "{% for %}",
+        "{{ unclosed",
+    ],
+)
+def test_what_a_template_must_not_do_is_refused(template: str) -> None:
+    with pytest.raises(ModelError, match="chat template"):
+        render(templated(template), TURNS)
+
+
+def test_an_oversized_template_is_not_compiled() -> None:
+    assert render(templated("x" * MAX_TEMPLATE), TURNS) == "x" * MAX_TEMPLATE
+    with pytest.raises(ModelError, match=f"has {MAX_TEMPLATE + 1} characters"):
+        render(templated("x" * (MAX_TEMPLATE + 1)), TURNS)

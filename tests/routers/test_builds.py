@@ -79,12 +79,7 @@ def test_another_build(bpe_path: Path, tmp_path: Path, caplog: pytest.LogCapture
             card = opened(half, folder)
         assert card.is_of_another_build(half)
     (record,) = caplog.records
-    assert record.getMessage().startswith(
-        "The router was made on another build of the edge model (onnx, int4), and this one is llama"
-    )
-    assert record.getMessage().endswith(
-        "calibrate it on this build (edgewise train, stage calibrate)."
-    )
+    assert "onnx, int4" in record.getMessage()
 
 
 def test_a_build_without_hidden_states(
@@ -98,30 +93,19 @@ def test_a_build_without_hidden_states(
     with OnnxModel(plain, threads=1, gpu_layers=0) as model:
         assert opened(model, reads_none).is_of_another_build(model)
         assert "another build" in caplog.text
-        told = (
-            r"reads hidden states, and the engine of 'onnx' hands out none; choose one that reads"
-        )
-        with pytest.raises(RouterMismatch, match=told) as caught:
+        with pytest.raises(RouterMismatch, match="reads hidden states") as caught:
             opened(model, reads)
         assert caught.value.setting == "router"
 
 
-def test_another_training(bpe_path: Path, tmp_path: Path) -> None:
-    other = models.write_byte_level(tmp_path / "other.gguf", seed=9)
+@pytest.mark.parametrize("trained", ["anew", "on the same, but the card says no behaviour"])
+def test_another_training(bpe_path: Path, tmp_path: Path, trained: str) -> None:
+    file, more = tmp_path / "other.gguf", {} if trained == "anew" else {"behaviour": ()}
+    other = halved(bpe_path, file) if more else models.write_byte_level(file, seed=9)
     with LlamaModel(bpe_path, threads=1) as model:
-        folder = card_of(model, tmp_path / "router")
+        folder = card_of(model, tmp_path / "router", **more)
     with (
         LlamaModel(other, threads=1) as model,
         pytest.raises(RouterMismatch, match="another file"),
     ):
         opened(model, folder)
-
-
-def test_a_card_that_does_not_say_how_its_model_behaves(bpe_path: Path, tmp_path: Path) -> None:
-    with LlamaModel(bpe_path, threads=1) as model:
-        folder = card_of(model, tmp_path / "router", behaviour=())
-    with (
-        LlamaModel(halved(bpe_path, tmp_path / "half.gguf"), threads=1) as half,
-        pytest.raises(RouterMismatch, match="another file"),
-    ):
-        opened(half, folder)

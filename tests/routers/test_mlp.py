@@ -151,10 +151,7 @@ def refused(kind: type[UsageError] = UsageError, problem: str | None = None) -> 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "name",
-    BAD,
-)
+@pytest.mark.parametrize("name", BAD)
 def test_a_bad_checkpoint(tmp_path: Path, name: str) -> None:
     folder = write(tmp_path / "router", BAD[name])
     with refused():
@@ -184,13 +181,14 @@ def test_unreadable_weights(tmp_path: Path, content: bytes | None) -> None:
         ({"edge_fingerprint": "x"}, "another file"),
         ({"tokenizer_fingerprint": "x"}, "another tokenizer"),
         ({"hidden_size": 896}, "hidden size 896"),
+        ({"kind": "magic"}, "no router 'magic'"),
     ],
 )
-def test_a_card_of_another_edge_model(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+def test_a_card_that_does_not_fit(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
     card = msgspec.structs.replace(CARD, **change)
     folder = write(tmp_path / "router", weights(WIDTH, 1), card)
     edge = ScriptedEdge(noise(), tokenizer=ByteTokenizer())
-    with refused(RouterMismatch, problem):
+    with refused(UsageError if "kind" in change else RouterMismatch, problem):
         open_router(Settings(router=str(folder)), edge)
 
 
@@ -208,6 +206,19 @@ def test_a_card_of_another_edge_model(tmp_path: Path, change: dict[str, Any], pr
         msgspec.json.encode(CARD).replace(b'"top_k":5', b'"top_k":5,"more":1'),
         msgspec.json.encode(CARD).replace(b'"format":1', b'"format":2'),
         b" " * (2 << 20),
+        *(
+            msgspec.json.encode(msgspec.structs.replace(CARD, **change))
+            for change in (
+                {"thresholds": {"many": 0.5}},
+                {"thresholds": {"0.05": 0.5}, "realised": {"0.07": (0.1, 0.1, 0.1)}},
+                {"thresholds": {"0.05": 0.5}, "realised": {"0.05": (0.1, -0.1, 0.1)}},
+                {"thresholds": {"0.05": 0.5}, "realised": {"0.05": (0.1, 0.1, 2)}},
+                {"inputs": ("ranks",), "top_k": 0, "reference": ()},
+                {"inputs": ("ranks",), "top_k": 0, "reference": ((0.0, 1.0),) * 2},
+                {"inputs": ("ranks",), "top_k": 0, "reference": ((1.0, 0.0),) * 3},
+                {"inputs": ("ranks",), "top_k": 0, "reference": ((1.0,),) * 3},
+            )
+        ),
     ],
 )
 def test_a_bad_card(tmp_path: Path, config: bytes) -> None:
@@ -251,12 +262,6 @@ def test_weights_as_large_as_a_disk(tmp_path: Path) -> None:
         Mlp(CARD, folder)
 
 
-def test_a_card_of_an_unknown_kind(tmp_path: Path) -> None:
-    folder = write(tmp_path, weights(WIDTH, 1), msgspec.structs.replace(CARD, kind="magic"))
-    with pytest.raises(UsageError, match="no router 'magic'"):
-        open_router(Settings(router=str(folder)), ScriptedEdge(noise()))
-
-
 def test_thresholds_lie_between_the_calibrated_ones() -> None:
     card = msgspec.structs.replace(CARD, thresholds={"0.1": 0.5, "0.02": 0.9})
     assert card.threshold(0.02) == 0.9
@@ -271,10 +276,3 @@ def test_thresholds_lie_between_the_calibrated_ones() -> None:
         pytest.approx(0.5),
     ]
     assert start_at(CARD.thresholds, 0.1) is None
-
-
-def test_thresholds_of_shares_that_are_no_numbers(tmp_path: Path) -> None:
-    card = msgspec.structs.replace(CARD, thresholds={"many": 0.5})
-    write(tmp_path, weights(WIDTH, 1), card)
-    with refused():
-        read_card(tmp_path).threshold(0.1)

@@ -71,14 +71,25 @@ def test_thresholds_start_at_scores_of_the_edges_own_writing(
         assert parts.starts_of(settings, router, None, edge) == found
 
 
+def test_no_share_moves_the_threshold_to_scores_that_never_paid() -> None:
+    settings = Settings(edge=EDGE, cloud="bundled")
+    card = read_card(bundled("router"))
+    card = replace(card, probability=((0.0, 0.0), (0.3, 0.0), (0.4, 0.5)))
+    with closing(parts.open_edge(settings)) as edge:
+        router = parts.open_router(settings, edge)[0]
+        policy = parts.make_policy(settings, parts.starts_of(settings, router, card, edge))
+    assert policy.cloud_share == 0.05
+    assert policy.floor == policy.threshold == 0.3
+
+
 @pytest.mark.parametrize("held", [b"{}}", b'{"0.05": 7}', b'{"x": 0.5}', b"{}"])
 def test_a_start_that_was_kept_badly_is_computed_again(
     held: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "cache_folder", tmp_path.joinpath)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with closing(parts.open_edge(Settings(edge=EDGE))) as edge:
         found = start.own_thresholds(edge, router_named("entropy"), "id")
-        (record,) = (tmp_path / "starts").iterdir()
+        (record,) = (tmp_path / "edgewise" / "starts").iterdir()
         record.write_bytes(held)
         assert start.own_thresholds(edge, router_named("entropy"), "id") == found
 

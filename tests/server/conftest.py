@@ -113,14 +113,6 @@ def here(browser: Browser, url: str, problems: list[str]) -> Iterator[Page]:
 
 
 @pytest.fixture
-def engine() -> Iterator[ScriptedEngine]:
-    """An engine that answers from a script."""
-    found = ScriptedEngine()
-    yield found
-    found.close()
-
-
-@pytest.fixture
 def cloud(engine: ScriptedEngine) -> Iterator[LlamaServer]:
     """The cloud model behind it."""
     found = LlamaServer(engine.url)

@@ -69,6 +69,15 @@ def token(index: int, text: str, **more: Any) -> dict[str, Any]:
     return {"choices": [{"delta": {"content": text}}], "edgewise": told}
 
 
+def candidate(text: str) -> dict[str, object]:
+    return {"token": text, "logprob": -0.1, "bytes": list(text.encode())}
+
+
+def cloud_token(index: int, text: str, guess: str | None) -> dict[str, Any]:
+    edge = [] if guess is None else [candidate(guess)]
+    return token(index, text, source="cloud", edge=edge, cloud=[candidate(text)])
+
+
 END: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
 
 

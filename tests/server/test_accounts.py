@@ -25,7 +25,7 @@ def sent(client: Any) -> list[dict[str, Any]]:
 
 def metric(client: Any, name: str) -> float:
     lines = client.get("/metrics").text.splitlines()
-    (found,) = [line for line in lines if line.startswith(f"edgewise_cost_{name}{{")]
+    (found,) = [line for line in lines if line.startswith(f"edgewise_cost_{name} ")]
     return float(found.split()[1])
 
 

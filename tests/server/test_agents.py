@@ -8,7 +8,6 @@ for Aider, which has no tools, a file as it asks for one.
 import json
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,10 +17,10 @@ import pytest
 
 from edgewise.cloud.connect import connect
 from edgewise.testing.scripted_edge import ScriptedEdge
+from tests import programs
 from tests.documents import ROOT
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.server.at_port import at_port
-from tests.server.in_process import answering_of
+from tests.server.in_process import answering_of, at_port
 from tests.tool_models import ToolTokenizer, saying
 
 pytest.importorskip("llguidance")
@@ -90,18 +89,8 @@ def run(script: str, folder: Path) -> str:
     work.mkdir()
     home.mkdir(exist_ok=True)
     path = f"{AGENTS}/node_modules/.bin:{AGENTS}/bin:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-ec", script],
-        env={"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", **QUIET},
-        cwd=work,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    alone = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", **QUIET}
+    return programs.run("bash", "-ec", script, folder=work, environment=alone).stdout
 
 
 def written(folder: Path, name: str, text: str) -> None:

@@ -2,11 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import programs
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs/clients.md").read_text()
@@ -21,20 +22,10 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", DOCS, re.DOTALL)
 
 
-def run(command: list[str], folder: Path | None = None) -> str:
+def run(*command: str, folder: Path | None = None) -> str:
     # Nothing but the server may be asked, not even for a list of prices.
     offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "*"}
-    done = subprocess.run(
-        command,
-        env=os.environ | offline,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return programs.run(*command, folder=folder, **offline).stdout
 
 
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.split()[1])
@@ -42,7 +33,7 @@ def test_what_the_documentation_shows_works(url: str, tool_url: str, code: str) 
     """What has tools is shown to a model that has some."""
     tools = "get_weather" in code
     said = "copper_is_a_metal" if "copper_is_a_metal" in code else "wine is"
-    out = run([python_for(code), "-c", code.replace(SHOWN, tool_url if tools else url)])
+    out = run(python_for(code), "-c", code.replace(SHOWN, tool_url if tools else url))
     assert ("get_weather" if tools else said) in out
 
 
@@ -58,7 +49,7 @@ def python_for(code: str) -> str:
 
 def test_curl_as_shown(url: str) -> None:
     (code,) = [block for block in blocks("sh") if "curl" in block]
-    out = run(["bash", "-c", code.replace(SHOWN, url)])
+    out = run("bash", "-c", code.replace(SHOWN, url))
     assert '"provenance"' not in out
     assert '"source"' in out
 
@@ -72,11 +63,11 @@ router = litellm.Router(model_list=config["model_list"])
 messages = [{{"role": "user", "content": "Tell me about copper."}}]
 print(router.completion(model="edgewise", messages=messages).choices[0].message.content)
 """
-    assert "copper" in run([python_for(code), "-c", code])
+    assert "copper" in run(python_for(code), "-c", code)
 
 
-def test_tools_and_forms_of_openais_client_and_langchain(tool_url: str) -> None:
-    run([sys.executable, str(Path(__file__).with_name("tool_clients.py")), tool_url])
+def test_tools_and_forms_of_openais_client(tool_url: str) -> None:
+    run(sys.executable, str(Path(__file__).with_name("tool_clients.py")), tool_url)
 
 
 DIALECTS = "/v1/(responses|messages)"
@@ -94,4 +85,4 @@ def test_no_input_makes_the_server_fail(url: str, tmp_path: Path, chosen: tuple[
     command += ["--max-examples", "10", "--seed", "1", "--request-timeout", "60"]
     command += ["--checks", "not_a_server_error,response_schema_conformance,"]
     command[-1] += "content_type_conformance,status_code_conformance"
-    run(command, tmp_path)
+    run(*command, folder=tmp_path)

@@ -273,6 +273,11 @@ def test_logprobs_have_bytes_and_candidates(url: str, model: str) -> None:
 
 
 def test_model_ids_choose_who_writes(url: str) -> None:
+    listed = [model["id"] for model in get(f"{url}/v1/models").json()["data"]]
+    shares = [f"edgewise@{share}" for share in (0.02, 0.05, 0.1)]
+    assert listed == ["edgewise", *shares, "edgewise:edge", "edgewise:cloud"]
+    assert get(f"{url}/v1/models/edgewise@0.33").json()["id"] == "edgewise@0.33"
+    assert get(f"{url}/v1/models/gpt").status_code == 404
     edge = answer(url, model="edgewise:edge")["usage"]["edgewise"]
     assert (edge["cloud_tokens"], edge["cloud_calls"]) == (0, 0)
     assert (edge["cloud_prompt_computed"], edge["cloud_prompt_cached"]) == (0, 0)
@@ -351,14 +356,9 @@ def test_what_openais_client_sends_unasked_is_accepted(url: str) -> None:
     assert 1 <= found["usage"]["completion_tokens"] <= 2
 
 
-def reply_of(url: str, model: str, prompt: str, tokens: int) -> dict[str, Any]:
+def asked(url: str, model: str, prompt: str, tokens: int) -> dict[str, Any]:
     messages = [{"role": "user", "content": prompt}]
     return answer(url, model=model, messages=messages, max_tokens=tokens)
-
-
-def asked(url: str, model: str, prompt: str, tokens: int) -> dict[str, Any]:
-    """The usage of one answer."""
-    return reply_of(url, model, prompt, tokens)["usage"]
 
 
 def test_one_share_has_one_budget_however_it_is_written() -> None:
@@ -370,7 +370,7 @@ def test_one_share_has_one_budget_however_it_is_written() -> None:
             for _ in range(4)
             for model in ("edgewise", "edgewise@0.02", "edgewise@0.020", "edgewise@0.0200")
         ]
-    assert sum(usage["edgewise"]["cloud_tokens"] for usage in found) <= 2 + 0.02 * 160
+    assert sum(one["usage"]["edgewise"]["cloud_tokens"] for one in found) <= 2 + 0.02 * 160
 
 
 def test_a_threshold_gives_one_answer_whatever_was_asked_before(url: str) -> None:
@@ -390,7 +390,7 @@ def test_a_threshold_gives_one_answer_whatever_was_asked_before(url: str) -> Non
 
 def replied(url: str, model: str, prompt: str) -> tuple[str, int]:
     """An answer and how many of its tokens the cloud wrote."""
-    found = reply_of(url, model, prompt, 40)
+    found = asked(url, model, prompt, 40)
     return found["choices"][0]["message"]["content"], found["usage"]["edgewise"]["cloud_tokens"]
 
 
@@ -407,7 +407,8 @@ def test_edge_only_answers_make_no_connection(through: str) -> None:
                 link.cut()
                 before = (link.connections, link.up)
                 for model in ("edgewise:edge", "edgewise@0"):
-                    assert asked(url, model, question, 24)["edgewise"]["cloud_tokens"] == 0
+                    usage = asked(url, model, question, 24)["usage"]
+                    assert usage["edgewise"]["cloud_tokens"] == 0
                 assert (link.connections, link.up) == before
                 asked(url, "edgewise:cloud", question, 4)
                 assert link.connections > before[0]

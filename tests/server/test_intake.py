@@ -11,10 +11,9 @@ import pytest
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
 from tests.gateway.processes import until
-from tests.server.at_port import at_port
-from tests.server.in_process import ASK, CHAT, answering_of, app
+from tests.server.in_process import ASK, CHAT, NUMBER, answering_of, app, at_port, form_of
 from tests.server.serving import running
 from tests.tool_models import ToolTokenizer, saying
 
@@ -92,12 +91,6 @@ def test_a_body_of_a_million_faults_names_one(which: str) -> None:
     assert str(error["param"]).startswith(str(param))
 
 
-def test_ids_are_counted_before_they_are_looked_at() -> None:
-    with app(context=64) as client:
-        response = client.post("/v1/completions", json=ASK | {"prompt": [9999] * 64})
-    assert response.json()["error"]["code"] == "context_length_exceeded"
-
-
 @pytest.mark.parametrize(
     ("path", "field", "most", "one"),
     [("/tokenize", "prompt", "x" * MIB, "x"), ("/detokenize", "tokens", [97] * MIB, [97])],
@@ -168,25 +161,9 @@ def test_who_leaves_while_a_prompt_is_read_gives_the_place_back(stream: bool) ->
     assert all(name.startswith("prompt") for name in held.threads)
 
 
-def test_a_prompt_is_read_in_a_thread_and_its_tokens_counted_after() -> None:
-    held = Held()
-    with app(
-        edge=ScriptedEdge(replying("a", prompt="sky: "), tokenizer=held, context=40)
-    ) as client:
-        fits = client.post("/v1/completions", json=ASK)
-        over = client.post("/v1/completions", json=ASK | {"prompt": "a" * 40})
-    assert fits.status_code == 200
-    assert over.status_code == 400
-    assert over.json()["error"]["code"] == "context_length_exceeded"
-    assert over.json()["error"]["message"].startswith("The prompt has 40 tokens")
-    assert all(name.startswith("prompt") for name in held.threads)
-
-
 pytest.importorskip("llguidance")
 
 PATIENCE = 60
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-FORM = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
 TOOL = {"name": "a", "input_schema": {"type": "object"}}
 
 
@@ -228,7 +205,7 @@ def test_a_form_that_takes_long_keeps_no_other_prompt_waiting(
 
     with ThreadPoolExecutor(8) as threads:
         try:
-            slowly = [ask(response_format=FORM) for _ in range(3)]
+            slowly = [ask(response_format=form_of(NUMBER)) for _ in range(3)]
             assert slow.asked.wait(PATIENCE)
             assert ask(max_tokens=1).result(PATIENCE).status_code == 200
             counted = ask("messages/count_tokens", tools=[TOOL]).result(PATIENCE)

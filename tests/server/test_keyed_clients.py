@@ -1,7 +1,6 @@
 """Keys of a file at the server: each within its limits, and none learns of another."""
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +14,10 @@ from starlette.testclient import TestClient
 from edgewise.cloud.engine import LlamaServer
 from edgewise.keys.keys import Keys, add_key, revoke_key
 from edgewise.server.callers import Callers
-from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from tests.cli.conftest import Edgewise, edgewise
 from tests.gateway.processes import until
 from tests.server import in_process
-from tests.server.in_process import ASK, CHAT, data_of
+from tests.server.in_process import ASK, CHAT, HeldEdge, data_of
 from tests.server.serving import running
 
 __all__ = ["edgewise"]
@@ -102,23 +100,9 @@ def test_a_key_with_a_day_of_cloud_tokens_is_refused(keys: Path, cloud: LlamaSer
         assert post(client, secret).status_code == 403
 
 
-class Held:
-    """An edge model that writes once it is told to."""
-
-    def __init__(self) -> None:
-        self.begun, self.gate = threading.Event(), threading.Event()
-        self._script = noise(scale=1.0)
-        self.edge = ScriptedEdge(self.script)
-
-    def script(self, ids: Sequence[int]) -> Any:
-        self.begun.set()
-        assert self.gate.wait(60)
-        return self._script(ids)
-
-
 def test_answers_at_a_time(keys: Path) -> None:
-    secret, held = secret_of(keys, "one", sessions=1), Held()
-    with app(keys, edge=held.edge) as client, ThreadPoolExecutor(1) as pool:
+    secret, held = secret_of(keys, "one", sessions=1), HeldEdge()
+    with app(keys, edge=held) as client, ThreadPoolExecutor(1) as pool:
         first = pool.submit(post, client, secret)
         assert held.begun.wait(60)
         assert "1 answers" in over(post(client, secret))
@@ -130,8 +114,8 @@ def test_answers_at_a_time(keys: Path) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_key_that_is_revoked_ends_its_answers(keys: Path, stream: bool) -> None:
-    secret, held = secret_of(keys, "ann"), Held()
-    with app(keys, edge=held.edge) as client, ThreadPoolExecutor(1) as pool:
+    secret, held = secret_of(keys, "ann"), HeldEdge()
+    with app(keys, edge=held) as client, ThreadPoolExecutor(1) as pool:
         reply = pool.submit(post, client, secret, CHAT, stream=stream, max_tokens=200)
         assert held.begun.wait(60)
         revoke_key(keys, "ann")
@@ -194,25 +178,3 @@ def test_serve_takes_a_file_of_keys(keys: Path, edgewise: Edgewise) -> None:
             lambda: httpx2.get(models, headers=shown, trust_env=False).status_code == 401,
             "the revocation",
         )
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (("--keys", "none.json"), "make one with edgewise keys add"),
-        (("--keys", "none.json", "--api-key", "k"), "--api-key or --keys"),
-        (("--host", "0.0.0.0"), "--api-key"),
-        (("--host", "::"), "--api-key"),
-        # Encryption says who the server is, and not who asks.
-        (
-            ("--host", "0.0.0.0", "--certificate", "c.pem", "--private-key", "k.pem"),
-            "give --api-key, or --keys FILE",
-        ),
-    ],
-)
-def test_what_cannot_be_is_a_sentence(
-    edgewise: Edgewise, flags: tuple[str, ...], told: str
-) -> None:
-    done = edgewise("serve", "--port", "0", *flags)
-    assert (done.code, done.err.count("\n")) == (2, 1), done.err
-    assert told in done.err

@@ -6,12 +6,13 @@ Its packages need not be those of Edgewise, so it may live in a place of its own
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from tests.programs import run
 
 HERE = sys.executable if importlib.util.find_spec("lm_eval") else None
 PYTHON = os.environ.get("LMEVAL_PYTHON", HERE)
@@ -90,17 +91,8 @@ def ran(url: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     log = ""
     for name, arguments in runs(url).items():
         out = ("--include_path", str(folder), "--output_path", str(folder / name), "--log_samples")
-        done = subprocess.run(
-            [PYTHON, "-m", "lm_eval", "run", *arguments, *out],
-            env=os.environ | offline | {"HF_HOME": str(folder / "cache")},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        log += done.stderr
-        assert done.returncode == 0, log
+        here = {**offline, "HF_HOME": str(folder / "cache")}
+        log += run(PYTHON, "-m", "lm_eval", "run", *arguments, *out, folder=folder, **here).stderr
     return Ran({name: samples(folder / name) for name in runs(url)}, log)
 
 

@@ -4,22 +4,20 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from openai import OpenAI
 from starlette.testclient import TestClient
 
-from edgewise.cloud.bridge.adapter import bridged
-from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.adapter.ids import adapted
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.connect import open_engine
 from edgewise.parts import context_filter
 from edgewise.prompts import Message
-from edgewise.server.callers import Callers
 from edgewise.server.local_messages import LocalMessages
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
@@ -32,39 +30,35 @@ from edgewise.testing.scripted_edge import (
     replying,
 )
 from edgewise.wire.protocol import Ask, Prefetch, from_device
-from tests.cloud.dialects import Sglang, Vllm
 from tests.cloud.recording import Recorder, ids_of, recording
-from tests.doubles.engine_dialects import Dialect
+from tests.doubles.engine_dialects import DIALECTS
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
-from tests.server.at_port import at_port
-from tests.server.in_process import ASK, CHAT, answering_of, app
-from tests.server.serving import serving
+from tests.server.in_process import ASK, CHAT, answering_of, app, at_port
 
 MARK = {"edgewise": {"cloud": "none"}}
 HEADER = {"X-Edgewise-Cloud": "none"}
-CLOUDS: dict[str, tuple[Any, Dialect]] = {
-    "llama-server": (LlamaServer, "llama-server"),
-    "vllm": (Vllm, "vllm"),
-    "sglang": (Sglang, "sglang"),
-    "gateway": (GatewayCloud, "llama-server"),
-}
+CLOUDS = [*DIALECTS, "gateway"]
+
+
+@contextmanager
+def recorded(name: str) -> Iterator[tuple[CloudModel, Recorder]]:
+    """A cloud, and what crosses to it."""
+    behind = name == "gateway"
+    with ExitStack() as stack:
+        engine = ScriptedEngine(dialect="llama-server" if behind else name)  # type: ignore[arg-type]
+        stack.callback(engine.close)
+        target = stack.enter_context(gateway([engine.url])).url if behind else engine.url
+        recorder = stack.enter_context(recording(target))
+        cloud = stack.enter_context(closing(open_engine(recorder.url, engine=name)))
+        yield cloud, recorder
 
 
 @contextmanager
 def watched(name: str) -> Iterator[tuple[TestClient, Recorder]]:
     """A server that asks for every token and speculates, and what crosses to its cloud."""
-    made, dialect = CLOUDS[name]
-    with ExitStack() as stack:
-        engine = ScriptedEngine(dialect=dialect)
-        stack.callback(engine.close)
-        behind = name == "gateway"
-        target = stack.enter_context(gateway([engine.url])).url if behind else engine.url
-        recorder = stack.enter_context(recording(target))
-        cloud = made(recorder.url)
-        stack.callback(cloud.close)
-        edge = ScriptedEdge(noise(), context=1 << 14)
-        client = stack.enter_context(app(cloud, edge=edge, speculate=4))
+    edge = ScriptedEdge(noise(), context=1 << 14)
+    with recorded(name) as (cloud, recorder), app(cloud, edge=edge, speculate=4) as client:
         recorder.forget()
         yield client, recorder
 
@@ -160,22 +154,6 @@ def test_what_cannot_be_honoured_is_refused(more: dict[str, Any], param: str) ->
         assert recorder.messages == []
 
 
-def test_openais_client_sends_the_mark_back() -> None:
-    with serving("--threads", "1") as url:
-        client = OpenAI(base_url=f"{url}/v1", api_key="none")
-        said: list[Any] = [{"role": "user", "content": "Tell me about copper."}]
-        first = client.chat.completions.create(
-            model="edgewise", messages=said, max_tokens=4, extra_body=MARK
-        )
-        assert first.usage
-        said += [first.choices[0].message, {"role": "user", "content": "And iron?"}]
-        # Another opening, so that the server can know it by the answer's mark alone.
-        said[0] = {"role": "user", "content": "Tell me about tin."}
-        later = client.chat.completions.create(model="edgewise@1", messages=said, max_tokens=4)
-        assert later.usage
-        assert later.usage.to_dict()["edgewise"]["cloud_tokens"] == 0  # type: ignore[index]
-
-
 def test_a_mark_goes_on_to_all_that_follows_and_is_remembered() -> None:
     known = LocalMessages()
     said = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
@@ -263,20 +241,17 @@ def text_in(event: dict[str, Any]) -> str:
 
 
 @contextmanager
-def asking(callers: Callers | None = None) -> Iterator[Asking]:
+def asking() -> Iterator[Asking]:
     """A server that asks its cloud about every token."""
-    with ExitStack() as stack:
-        engine = ScriptedEngine(dialect="llama-server")
-        stack.callback(engine.close)
-        recorder = stack.enter_context(recording(engine.url))
-        cloud = LlamaServer(recorder.url)
-        stack.callback(cloud.close)
-        edge = ScriptedEdge(letters, context=1 << 14)
-        served = answering_of(edge, cloud, queue=8)
+    edge = ScriptedEdge(letters, context=1 << 14)
+    with (
+        recorded("llama-server") as (cloud, recorder),
+        at_port(answering_of(edge, cloud, queue=8)) as url,
+    ):
         recorder.forget()
-        found = Asking(stack.enter_context(at_port(served)), recorder)
-        stack.callback(found.client.close)
+        found = Asking(url, recorder)
         yield found
+        found.client.close()
 
 
 @pytest.fixture(scope="module")
@@ -420,10 +395,10 @@ SAID = "Write to anna@b.example:"
 
 
 def answered(redact: str, script: Script, model: str) -> tuple[int, str, ScriptedCloud]:
-    """Status and body of a reply, and the cloud behind the bridge."""
+    """Status and body of a reply, and the cloud behind the adapter."""
     cloud = ScriptedCloud(script)
     shown = context_filter(Settings(redact=redact))
-    seen = bridged(cloud, ByteTokenizer(), context_filter=shown)
+    seen = adapted(cloud, ByteTokenizer(), context_filter=shown)
     edge = ScriptedEdge(noise(), context=1 << 14)
     body = {"model": model, "messages": [{"role": "user", "content": SAID}], "max_tokens": 40}
     with app(seen, edge=edge) as client:

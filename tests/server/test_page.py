@@ -8,16 +8,17 @@ from playwright.sync_api import Browser, Page, expect
 from edgewise.testing.link import Link
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from tests.doubles.around import HeldCloud
-from tests.server.at_port import at_port
 from tests.server.conftest import opened
-from tests.server.in_process import TEXT, answering_of
+from tests.server.in_process import TEXT, answering_of, at_port
 from tests.server.page_asking import (
     END,
     QUESTION,
     another_turn,
     ask,
     ask_example,
+    candidate,
     choose,
+    cloud_token,
     done,
     hold,
     reply,
@@ -59,15 +60,6 @@ def test_an_answer_shows_who_wrote_what(page: Page) -> None:
     expect(details).to_contain_text("by the cloud")
     expect(details).to_contain_text(re.compile(r"score \d\.\d+ \(threshold \d\.\d+"))
     expect(details.locator("tr")).not_to_have_count(1)
-
-
-def candidate(text: str) -> dict[str, object]:
-    return {"token": text, "logprob": -0.1, "bytes": list(text.encode())}
-
-
-def cloud_token(index: int, text: str, guess: str | None) -> dict[str, object]:
-    edge = [] if guess is None else [candidate(guess)]
-    return token(index, text, source="cloud", edge=edge, cloud=[candidate(text)])
 
 
 KINDS = [
@@ -318,10 +310,10 @@ def test_a_chat_draws_as_the_server_says(page: Page, linked: tuple[str, Link]) -
     bodies = sent_bodies(page)
     reply(page, [token(0, "Tin"), END, usage()])
     ask(page, "tin")
-    pair = page.request.get(f"{linked[0]}/health").json()["models"][0]
+    pair = page.request.get(f"{linked[0]}/health").json()
     assert (pair["temperature"], pair["min_p"]) == (0, 0)
     drawn = {**pair, "temperature": 0.7, "min_p": 0.05}
-    page.route("**/health", lambda route: route.fulfill(json={"models": [drawn]}))
+    page.route("**/health", lambda route: route.fulfill(json=drawn))
     page.reload()
     expect(page.locator("#models")).to_contain_text("+")
     ask(page, "tin")
@@ -330,28 +322,7 @@ def test_a_chat_draws_as_the_server_says(page: Page, linked: tuple[str, Link]) -
     assert (last["temperature"], last["min_p"]) == (0.7, 0.05)
 
 
-def test_what_an_answer_shows_is_of_the_model_that_was_asked(here: Page, url: str) -> None:
-    """Another one may be chosen since, even while it is written."""
-    pair = here.request.get(f"{url}/health").json()["models"][0]
-    models = [pair, {**pair, "model": "alone", "cloud": None, "bundled": False}]
-    here.route("**/health", lambda route: route.fulfill(json={"models": models}))
-    here.reload()
-    expect(here.get_by_role("combobox", name="Model")).to_be_visible()
-    hold(here)
-    with another_turn(here):
-        here.get_by_label("Message").fill("tin")
-        here.keyboard.press("Enter")
-    told = token(0, "Tin", reason="below_threshold", score=0.2, threshold=0.9)
-    say(here, {"edgewise": {"prompt_token_ids": [1, 2]}}, told)
-    here.get_by_role("combobox", name="Model").select_option("alone")
-    expect(here.get_by_role("radio")).to_have_count(0)
-    expect(here.get_by_role("button", name="Unplug")).to_be_enabled()
-    say(here, END, usage(), over=True)
-    done(here)
-    expect(here.locator(".caption")).to_contain_text("the router was never above its threshold")
-
-
-def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) -> None:
+def test_a_running_answer_is_disconnected(browser: Browser, problems: list[str]) -> None:
     """It waits for a cloud that says nothing; from there on the edge writes it."""
     cloud = HeldCloud()
     edge = ScriptedEdge(replying(TEXT, prompt=SAID))
@@ -363,15 +334,15 @@ def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) ->
         page.get_by_label("Message").fill(SAID)
         page.keyboard.press("Enter")
         stop = page.get_by_role("button", name="Stop")
-        unplug = page.get_by_role("button", name="Unplug")
+        disconnect = page.get_by_role("button", name="Disconnect")
         # Both stand where they stood when the answer began, whatever it grows to.
-        expect(unplug).to_be_enabled()
-        places = [one.bounding_box() for one in (unplug, stop)]
-        unplug.click()
-        assert [one.bounding_box() for one in (unplug, stop)] == places or stop.count() == 0
+        expect(disconnect).to_be_enabled()
+        places = [one.bounding_box() for one in (disconnect, stop)]
+        disconnect.click()
+        assert [one.bounding_box() for one in (disconnect, stop)] == places or stop.count() == 0
         done(page)
         expect(page.locator(".answer .text")).to_contain_text(TEXT)
-        expect(page.locator(".caption")).to_contain_text("unplugged the cloud after 0 tokens")
+        expect(page.locator(".caption")).to_contain_text("disconnected the cloud after 0 tokens")
         expect(page.locator(".problem")).to_have_text("")
         expect(page.locator(".answer .token.cloud")).to_have_count(0)
 

@@ -341,14 +341,3 @@ def test_a_page_that_is_hidden_has_kept_all(page: Page) -> None:
         }"""
     )
     assert '"phase":"writing"' in page.evaluate("sessionStorage['edgewise.conversation']")
-
-
-def test_a_question_goes_to_the_chosen_model_before_the_server_told_of_any(page: Page) -> None:
-    page.route("**/health", lambda route: None)
-    page.evaluate("localStorage.setItem('edgewise.settings', '{\"model\": \"good\"}')")
-    page.evaluate("sessionStorage.clear()")
-    page.reload()
-    bodies = sent_bodies(page)
-    reply(page, [token(0, "Tin"), END, usage()])
-    ask(page, "tin")
-    assert '"model":"good"' in bodies[-1]

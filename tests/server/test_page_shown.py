@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from edgewise import Pair
 from edgewise.testing.link import Link
+from tests.server.conftest import opened
 from tests.server.page_asking import (
     END,
     QUESTION,
@@ -18,11 +19,13 @@ from tests.server.page_asking import (
     ask,
     ask_example,
     choose,
+    cloud_token,
     hold,
     reply,
     say,
     token,
 )
+from tests.server.serving import serving
 
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 
@@ -44,12 +47,12 @@ def answered(body: object, route: Route) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_the_header_never_wraps(page: Page, linked: tuple[str, Link], size: str) -> None:
     page.set_viewport_size({"width": SIZES[size][0], "height": SIZES[size][1]})
-    pair = page.request.get(f"{linked[0]}/health").json()["models"][0]
+    pair = page.request.get(f"{linked[0]}/health").json()
     header = page.locator("header")
     heights: list[float] = []
     for name in ("tin", "a-model-of-many-words-" * 20):
         model = {**pair, "edge": name}
-        page.route("**/health", partial(answered, {"models": [model]}))
+        page.route("**/health", partial(answered, model))
         page.reload()
         expect(page.locator("#models")).to_contain_text(name[:5])
         box = header.bounding_box()
@@ -66,7 +69,7 @@ def shows(page: Page, what: str) -> None:
         reply(page, [token(0, LONG), END])
         ask(page, QUESTION)
         expect(page.locator(".text table")).to_be_visible()
-    if what in ("side by side", "panels"):
+    if what == "side by side":
         ask_example(page)
     if what == "local":
         page.get_by_role("button", name="Local").click()
@@ -77,8 +80,10 @@ def shows(page: Page, what: str) -> None:
             page.get_by_label("Message").fill("tin")
             page.keyboard.press("Enter")
         say(page, {"edgewise": {"prompt_token_ids": [1]}}, token(0, "Tin"))
-        expect(page.get_by_role("button", name="Unplug")).to_be_enabled()
+        expect(page.get_by_role("button", name="Disconnect")).to_be_enabled()
     if what == "panels":
+        reply(page, [token(0, "It makes "), cloud_token(1, "3", "4"), END])
+        ask(page, QUESTION)
         page.locator(".meters summary").click()
         page.locator("#sent summary").click()
         page.locator(".text .changed").click()
@@ -134,7 +139,13 @@ def test_the_pair_is_right_on_examples() -> None:
             assert pair.ask(wrapped(example)).text.endswith(f"the answer is {example['right']}.")
 
 
-def test_an_example_is_shown_as_one_would_ask_it(here: Page) -> None:
+def test_an_example_is_shown_as_one_would_ask_it(browser: Browser, problems: list[str]) -> None:
+    """By a server of its own: corrections that others had would be missing here."""
+    with serving("--threads", "1") as url, opened(browser, url, problems) as here:
+        every_example(here)
+
+
+def every_example(here: Page) -> None:
     for example in EXAMPLES:
         ask_example(here, example["title"])
         expect(here.locator(".question")).to_have_text(example["question"])

@@ -19,42 +19,19 @@ from edgewise.errors import (
     CloudUnavailable,
     ContextOverflow,
     EdgewiseError,
-    ModelError,
     UsageError,
 )
 from edgewise.server.errors import REQUEST_FIELDS, refusal_of
 from edgewise.settings import Settings
 from edgewise.testing import ScriptedCloud, ScriptedEdge, replying
-from tests.server.in_process import ASK, BODIES, CHAT, app, data_of
+from tests.server.in_process import ASK, BODIES, CHAT, app, data_of, form_of
 from tests.tool_models import ToolTokenizer, saying
-
-
-def told(error: EdgewiseError, **more: Any) -> dict[str, Any]:
-    return refusal_of(error, **more).body()["error"]
-
-
-def test_what_only_the_operator_can_change_is_called_so() -> None:
-    error = ModelError("The model does not fit", hint="lower the context", setting="ctx")
-    assert told(error) == {
-        "message": "The model does not fit; lower the context (the server's setting ctx).",
-        "type": "invalid_request_error",
-        "param": None,
-        "code": None,
-    }
-
-
-def test_what_a_request_has_a_field_for_is_named_as_that() -> None:
-    error = UsageError("The temperature is too high", hint="lower it", setting="temperature")
-    found = told(error)
-    assert (found["message"], found["param"]) == (
-        "The temperature is too high; lower it.",
-        "temperature",
-    )
 
 
 @pytest.mark.parametrize("name", sorted(Settings.__struct_fields__))
 def test_every_setting_is_the_requests_or_the_servers(name: str) -> None:
-    found = told(UsageError("Something is wrong", hint="change it", setting=name))
+    error = UsageError("Something is wrong", hint="change it", setting=name)
+    found = refusal_of(error).body()["error"]
     if name in REQUEST_FIELDS:
         assert found["param"] == name
         assert "server" not in found["message"]
@@ -88,7 +65,7 @@ def test_every_error_has_its_status(
 
 def test_a_bug_in_the_model_is_a_500_that_says_nothing() -> None:
     def failing(ids: Sequence[int]) -> Floats:
-        raise ZeroDivisionError("a secret")
+        raise AttributeError("a secret")
 
     with app(edge=ScriptedEdge(failing)) as client:
         response = client.post("/v1/completions", json=ASK)
@@ -171,11 +148,6 @@ def function(**fields: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": {"name": "a", **fields}}]}
 
 
-def form(schema: Any, name: str = "it") -> dict[str, Any]:
-    json_schema = {"name": name, "schema": schema}
-    return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
-
-
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "completions": [
         ({"prompt": ""}, "empty"),
@@ -183,10 +155,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": LONG}, "context"),
+        ({"prompt": [97] * 5000}, "context"),
         ({"max_tokens": 0}, "echo"),
         ({"echo": True, "logprobs": 1}, "edgewise:edge"),
         ({"suffix": "x"}, "suffix"),
-        ({"model": "gpt-9"}, "edgewise"),
+        *(({"model": id}, "edgewise:edge") for id in ("gpt-9", "", "edgewise:", ":edge", "@0.5")),
     ],
     "chat/completions": [
         ({"n": 2}, "n "),
@@ -204,13 +177,15 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (said({"type": "image_url", "image_url": {"url": "data:"}}), "messages.0.content.0.type"),
         (said(LONG and {"type": "text", "text": LONG}), "context"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        (form({"not": {}}), "response_format"),
+        ({"response_format": form_of({"not": {}})}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TIME], "tool_choice": NAMED}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         (function(parameters={"type": "array"}), "tools"),
         ({"tools": [TIME, TIME]}, "tools"),
-        ({"model": "edgewise@1.5"}, "edgewise"),
+        ({"model": "edgewise@1.5"}, "edgewise:edge"),
+        ({"model": "edgewise:t2"}, "edgewise:edge"),
+        ({"model": "edgewise:cloud"}, "the server has none"),
     ],
     "responses": [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),

@@ -1,14 +1,10 @@
 """`serve` as a process: what stands beside answers, TLS, hostile templates, many clients."""
 
 import asyncio
-import os
 import ssl
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,15 +15,13 @@ import pytest
 import trustme
 
 from edgewise.addresses import bundled
-from edgewise.events import Event, Pending
 from edgewise.server import replies
-from edgewise.server.answering import Admission
-from edgewise.server.completions import CompletionRequest, TextReply
-from edgewise.server.replies import EventStream
 from edgewise.testing.link import Link, Quality
-from edgewise.testing.scripted_edge import ByteTokenizer
 from tests import models
 from tests.llama_server_process import llama_server
+from tests.programs import python
+from tests.server.in_process import ASK as ASKED
+from tests.server.in_process import HeldEdge, answering_of, at_port
 from tests.server.serving import get, post, running, serving
 
 
@@ -46,12 +40,7 @@ def test_browsers_are_told_to_load_nothing_from_elsewhere(url: str) -> None:
     assert "http" not in get(f"{url}/").text.replace("http-equiv", "")
 
 
-def test_another_host_name_is_refused(url: str) -> None:
-    """A page elsewhere whose name was made to point here must not get answers."""
-    assert get(f"{url}/v1/models", headers={"Host": "evil.example"}).status_code == 400
-
-
-def test_other_origins_are_let_in_only_where_told() -> None:
+def test_other_origins_are_let_in_only_where_told(url: str) -> None:
     ask = {"Origin": "https://my.page", "Access-Control-Request-Method": "POST"}
     allowed = "access-control-allow-origin"
     with serving("--threads", "1", "--cors-origin", "https://my.page") as open_to_one:
@@ -60,20 +49,7 @@ def test_other_origins_are_let_in_only_where_told() -> None:
         assert told.headers[allowed] == "https://my.page"
         other = httpx2.options(path, headers=ask | {"Origin": "https://x.y"}, trust_env=False)
         assert allowed not in other.headers
-
-
-def test_without_it_no_origin_is(url: str) -> None:
-    response = get(f"{url}/v1/models", headers={"Origin": "https://my.page"})
-    assert "access-control-allow-origin" not in response.headers
-
-
-def test_a_port_that_is_taken_is_told_in_a_sentence(url: str) -> None:
-    port = url.rpartition(":")[2]
-    command = [sys.executable, "-m", "edgewise", "serve", "--port", port]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert f"127.0.0.1:{port}" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert allowed not in get(f"{url}/v1/models", headers={"Origin": "https://my.page"}).headers
 
 
 ASK = """
@@ -113,11 +89,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encrypted]:
 @pytest.mark.parametrize("trusts", [True, False])
 def test_openais_client_asks_whom_it_was_told_to_trust(served: Encrypted, trusts: bool) -> None:
     """In a process of its own; else it says nothing to anybody."""
-    command = [sys.executable, "-c", ASK, served.url]
     told = {"SSL_CERT_FILE": str(served.authority)} if trusts else {}
-    done = subprocess.run(
-        command, env=os.environ | told, capture_output=True, text=True, timeout=120
-    )
+    done = python("-c", ASK, served.url, code=None, **told)
     assert (done.returncode == 0) == trusts, done.stderr
     assert done.stdout.strip() if trusts else "CERTIFICATE_VERIFY_FAILED" in done.stderr
 
@@ -272,39 +245,18 @@ def test_a_client_that_leaves_frees_its_place() -> None:
         link.close()
 
 
-DRAFT = Pending(0, 97, "draft")
-
-
-async def sent(events: AsyncGenerator[Event], admission: Admission) -> str:
-    """What a client reads that stays to the end."""
-    parts: list[bytes] = []
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.sleep(60)
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        parts.append(message.get("body", b""))
-
-    scope = {"type": "http", "method": "POST", "headers": []}
-    writer = TextReply(CompletionRequest(model="edgewise", prompt="x"), ByteTokenizer())
-    held = AsyncExitStack()
-    held.callback(admission.enter().leave)
-    await EventStream(writer, events, held)(scope, receive, send)
-    return b"".join(parts).decode()
-
-
 def test_pings_come_while_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "PING_SECONDS", 1)
-
-    async def slow() -> AsyncGenerator[Event]:
-        await asyncio.sleep(1.5)
-        yield DRAFT
-
-    admission = Admission(1, 0)
-    told = asyncio.run(sent(slow(), admission))
-    before, data, after = told.partition("draft")
-    assert ": ping" in before
-    assert data
-    assert after.strip().endswith("data: [DONE]")
-    assert (admission.waiting, admission.running) == (0, 0)
+    edge = HeldEdge()
+    answering = answering_of(edge)
+    with (
+        at_port(answering) as url,
+        httpx2.stream(
+            "POST", f"{url}/v1/completions", json=ASKED | {"stream": True}, trust_env=False
+        ) as reply,
+    ):
+        lines = reply.iter_lines()
+        assert next(lines).startswith(": ping")
+        edge.gate.set()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert (answering.admission.waiting, answering.admission.running) == (0, 0)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import openai
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -15,7 +16,7 @@ from starlette.testclient import TestClient
 from edgewise.grammar import compiled
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge
-from tests.server.in_process import BODIES, app, data_of
+from tests.server.in_process import BODIES, NUMBER, app, data_of, form_of
 from tests.tool_models import HERMES, ToolTokenizer, saying
 
 pytest.importorskip("llguidance")
@@ -31,7 +32,6 @@ WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\
 TIME = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 CALLS: list[tuple[str, Any]] = [("get_weather", {"city": "Paris"}), ("get_time", {})]
 SAID: list[tuple[str, Any]] = [("text", "One moment."), *CALLS]
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
 def served(*texts: str, template: str | None = HERMES, **options: Any) -> Any:
@@ -94,31 +94,19 @@ def read(path: str, reply: dict[str, Any]) -> list[tuple[str, Any]]:
     return ([("text", message["content"])] if message["content"] else []) + calls
 
 
-def put_together(path: str, events: list[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """The texts and the calls of a stream, from its pieces alone."""
-    texts: dict[int, list[str]] = {}
-    names: dict[int, str] = {}
-    for event in events:
-        if path == CHAT:
-            for choice in event["choices"]:
-                delta = choice["delta"]
-                texts.setdefault(-1, []).append(delta.get("content") or "")
-                for call in delta.get("tool_calls", ()):
-                    names.setdefault(call["index"], call["function"].get("name"))
-                    pieces = texts.setdefault(call["index"], [])
-                    pieces.append(call["function"]["arguments"])
-        elif path == RESPONSES and event["type"].endswith(".delta"):
-            texts.setdefault(event["output_index"], []).append(event["delta"])
-        elif path == RESPONSES and event["type"] == "response.output_item.added":
-            names[event["output_index"]] = event["item"].get("name", "text")
-        elif path == MESSAGES and event["type"] == "content_block_start":
-            names[event["index"]] = event["content_block"].get("name", "text")
-        elif path == MESSAGES and event["type"] == "content_block_delta":
-            delta = event["delta"]
-            piece = delta.get("text", delta.get("partial_json"))
-            texts.setdefault(event["index"], []).append(piece)
-    said = [(names.get(at, "text"), "".join(texts[at])) for at in sorted(texts)]
-    return [(name, text if name == "text" else json.loads(text)) for name, text in said]
+def put_together(client: TestClient, path: str) -> dict[str, Any]:
+    """The reply that its own SDK makes of a stream."""
+    url, options = str(client.base_url), {"api_key": "-", "http_client": client}
+    asked = body(path)
+    if path == MESSAGES:
+        with anthropic.Anthropic(base_url=url, **options).messages.stream(**asked) as stream:
+            return stream.get_final_message().model_dump()
+    made = openai.OpenAI(base_url=f"{url}/v1", **options)
+    if path == RESPONSES:
+        with made.responses.stream(**asked) as stream:
+            return stream.get_final_response().model_dump()
+    with made.chat.completions.stream(**asked) as stream:
+        return stream.get_final_completion().model_dump()
 
 
 WHOLE: dict[str, Any] = {CHAT: ChatCompletion, RESPONSES: Response, MESSAGES: Message}
@@ -181,7 +169,7 @@ def test_a_stream_tells_calls_as_they_come(client: TestClient, path: str) -> Non
     for event in events:
         TypeAdapter(PIECES[path]).validate_python(event)
     assert len(events) > 30
-    assert put_together(path, events) == SAID
+    assert read(path, put_together(client, path)) == SAID
     if path == CHAT:
         assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
     elif path == RESPONSES:
@@ -255,11 +243,10 @@ def test_answers_are_json_of_a_schema(path: str) -> None:
             return {"text": {"format": named | {"name": "it"} | more}}
         if path == MESSAGES:
             return {"output_config": {"format": named}}
-        json_schema = {"name": "it", "schema": schema, **more}
-        return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
+        return {"response_format": form_of(schema, **more)}
 
     with served('{"n": 3}') as client:
-        forms = [form(SCHEMA), form(SCHEMA, strict=True)]
+        forms = [form(NUMBER), form(NUMBER, strict=True)]
         if path == CHAT:
             forms += [{"response_format": {"type": kind}} for kind in ("json_object", "text")]
         for one in forms:
@@ -343,16 +330,11 @@ def test_the_sdks_tool_runner_goes_on_without_a_thread() -> None:
     assert said.content[0].text == "It is sunny."  # type: ignore[union-attr]
 
 
-def form_of(schema: Any) -> dict[str, Any]:
-    json_schema = {"name": "it", "schema": schema}
-    return {"response_format": {"type": "json_schema", "json_schema": json_schema}, "tools": []}
-
-
 def test_a_cloud_that_breaks_the_form_is_refused() -> None:
     cloud = ScriptedCloud(saying("No."), tokenizer=ToolTokenizer())
     told = {"model": "edgewise", "edgewise": {"provenance": True}}
     with served('{"n": 3}', cloud=cloud) as client:
-        reply = post(client, CHAT, **form_of(SCHEMA), **told)
+        reply = post(client, CHAT, response_format=form_of(NUMBER), tools=[], **told)
         assert read(CHAT, reply) == [("text", '{"n": 3}')]
         reasons = {token["reason"] for token in reply["edgewise"]["tokens"]}
         assert {"forced", "grammar"} <= reasons
@@ -362,12 +344,16 @@ def test_a_cloud_that_breaks_the_form_is_refused() -> None:
 
 def test_a_schema_that_takes_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with served('{"n": 3}') as client:
-        post(client, CHAT, **form_of(SCHEMA))
+        post(client, CHAT, response_format=form_of(NUMBER), tools=[])
         monkeypatch.setattr(compiled, "SECONDS", 0.0)
         heavy = {"anyOf": [{"pattern": f"^.*a.{{{n}}}b.{{{n}}}$"} for n in range(200)]}
-        response = client.post("/v1/chat/completions", json=body(CHAT, **form_of(heavy)))
+        response = client.post(
+            "/v1/chat/completions", json=body(CHAT, response_format=form_of(heavy), tools=[])
+        )
         assert response.status_code == 400
         assert " 0 s" in response.json()["error"]["message"]
         monkeypatch.undo()
         # Whoever comes next is served as ever.
-        assert read(CHAT, post(client, CHAT, **form_of(SCHEMA))) == [("text", '{"n": 3}')]
+        assert read(CHAT, post(client, CHAT, response_format=form_of(NUMBER), tools=[])) == [
+            ("text", '{"n": 3}')
+        ]

@@ -1,4 +1,4 @@
-"""Asks a server for JSON and for calls, with OpenAI's client and LangChain: `tool_clients.py URL`.
+"""Asks a server for JSON and for calls, with OpenAI's client: `tool_clients.py URL`.
 
 The model's weights are random, so all that it says was made what it is by the form.
 """
@@ -7,9 +7,6 @@ import json
 import sys
 from typing import Literal
 
-from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
 from openai import OpenAI
 from pydantic import BaseModel, ConfigDict
 
@@ -69,32 +66,4 @@ def sdk() -> None:
     assert done[0].arguments == call.function.arguments
 
 
-@tool
-def get_weather(city: Literal["Paris", "Prague"]) -> str:
-    """The weather of a city."""
-    return f"20 degrees in {city}"
-
-
-def langchain() -> None:
-    model = ChatOpenAI(model=MODEL, base_url=URL, api_key="none", max_tokens=400)
-    calling = model.bind_tools([get_weather], tool_choice="required", parallel_tool_calls=False)
-    asked = HumanMessage("Is it warm in Paris?")
-    answer = calling.invoke([asked])
-    (call,) = answer.tool_calls
-    result = get_weather.invoke(call)
-    assert isinstance(result, ToolMessage)
-    assert "20 degrees" in result.content
-    assert calling.invoke([asked, answer, result]).tool_calls
-
-    chunks = None
-    for chunk in calling.stream([asked]):
-        chunks = chunk if chunks is None else chunks + chunk
-    assert chunks.tool_calls[0]["args"] == call["args"]
-
-    for method in ("json_schema", "function_calling"):
-        report = model.with_structured_output(Report, method=method).invoke([asked])
-        assert isinstance(report, Report), (method, report)
-
-
 sdk()
-langchain()

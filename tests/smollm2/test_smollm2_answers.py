@@ -1,14 +1,12 @@
 """A real model answers: commands, server, rewinds, guesses; llama.cpp's own server beside it."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import httpx2
+import jsonschema
 import numpy as np
 import pytest
 from openai import OpenAI
@@ -19,12 +17,14 @@ from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Token
+from edgewise.grammar.response_format import ResponseFormat, grammar_of
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.policy import Policy
-from edgewise.prompts import Message, prompt_ids
-from edgewise.routers.uncertainty import Entropy
+from edgewise.prompts import Message, prompt_ids, prompt_of
+from edgewise.routers.untrained import Entropy
 from edgewise.testing.link import Link, Quality
 from tests.llama_server_process import llama_server
+from tests.programs import python
 from tests.server.serving import serving
 
 QUESTION = "Write one sentence about the sea."
@@ -77,14 +77,9 @@ def alone(model: EdgeModel, prompt: Sequence[int]) -> Answer:
 
 
 def test_run(smollm2_path: Path, text: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "edgewise", "run", QUESTION, "--json", "--cloud", "none"]
+    command = ["-m", "edgewise", "run", QUESTION, "--json", "--cloud", "none"]
     command += ["--edge", str(smollm2_path), "--threads", "1", "--max-tokens", str(TOKENS)]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("EDGEWISE_")}
-    done = subprocess.run(
-        command, env=kept, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["text"] == text
+    assert json.loads(python(*command, folder=tmp_path).stdout)["text"] == text
 
 
 def test_serve_streams_to_openais_client(smollm2_path: Path, text: str) -> None:
@@ -176,3 +171,40 @@ def near_tie(left: Token, right: Token) -> bool:
         if left.id in found and right.id in found:
             return abs(found[left.id] - found[right.id]) < NEAR_TIE
     return False
+
+
+ANIMAL = "Which animal lives in the sea? Answer in JSON with its name and its number of legs."
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "legs": {"type": "integer", "minimum": 0, "maximum": 10},
+    },
+    "required": ["name", "legs"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("speculate", [None, 8])
+def test_a_real_model_answers_in_json(smollm2_path: Path, speculate: int | None) -> None:
+    """Alone, and with itself as the cloud, which is not told of the form."""
+    pytest.importorskip("llguidance")
+    model = LlamaModel(smollm2_path, context=192, threads=1, gpu_layers=0, slots=2)
+    # It closes the model, too.
+    with closing(LocalCloud(model)) as cloud:
+        decoder = Decoder(
+            model,
+            router=Entropy(),
+            policy=Policy(threshold=0.1, speculate=speculate or 0),
+            cloud=None if speculate is None else cloud,
+        )
+        prompt = prompt_of(model.tokenizer, [Message("user", ANIMAL)])
+        grammar = grammar_of(model.tokenizer, ResponseFormat(schema=SCHEMA))
+        answer = decoder.generate(prompt, grammar=grammar, max_tokens=80)
+    assert answer.finish_reason == "stop"
+    found = json.loads(answer.text)
+    jsonschema.validate(found, SCHEMA)
+    assert found["name"].strip()
+    reasons = {token.reason for token in answer.tokens}
+    assert "forced" in reasons
+    assert speculate is None or answer.usage.cloud_calls

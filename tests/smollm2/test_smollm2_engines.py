@@ -24,10 +24,11 @@ for needed in ("torch", "transformers", "onnx", "onnxruntime_genai"):
 
 from pocket.convert.__main__ import convert  # noqa: E402
 from pocket.convert.weights import Source, read  # noqa: E402
+from tests.pocket.test_convert import greedy, read_along  # noqa: E402
 
 FORMS = {"transformers": "safetensors", "onnx": "onnx"}
 TALK = [Message("user", "What is the capital of France?")]
-TOKENS, CONTEXT = 12, 128
+CONTEXT = 128
 
 FLOAT_NATS = 0.05
 """Log-probs of the ten likeliest ids, at most, against llama.cpp on the same float32 weights: its
@@ -62,23 +63,13 @@ def floats(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def log_probs(model: EdgeModel, prompt: Sequence[int], answer: Sequence[int]) -> Rows:
     """Of every id after the prompt and after each token but the last."""
-    with closing(model.session(Needs.LOGITS)) as session:
-        session.open(prompt)
-        steps = [session.step(), *session.steps(answer[:-1])]
+    steps = read_along(model, prompt, answer, Needs.LOGITS)
     shifted = [step.logits - step.logits.max() for step in steps]
     return [row - np.log(np.exp(row).sum()) for row in shifted]
 
 
-def greedy(model: EdgeModel, prompt: Sequence[int]) -> list[int]:
-    ids: list[int] = []
-    with closing(model.session()) as session:
-        session.open(prompt)
-        while len(ids) < TOKENS:
-            ids.append(session.step().proposed)
-            if ids[-1] in model.tokenizer.eos_ids:
-                break
-            session.extend(ids[-1:])
-    return ids
+def answered(model: EdgeModel, prompt: Sequence[int]) -> list[int]:
+    return [step.proposed for step in greedy(model, prompt, Needs.LOGITS)]
 
 
 def far(left: Rows, right: Rows) -> Floats:
@@ -90,13 +81,13 @@ def far(left: Rows, right: Rows) -> Floats:
 
 def test_it_says_what_llama_cpp_says(model: EdgeModel, floats: Path, smollm2_path: Path) -> None:
     prompt = prompt_ids(model.tokenizer, TALK)
-    answer = greedy(model, prompt)
+    answer = answered(model, prompt)
     text = b"".join(map(model.tokenizer.piece, answer)).decode()
     assert text == "The capital of France is Paris."
     own = log_probs(model, prompt, answer)
     with LlamaModel(floats, context=CONTEXT, threads=1, gpu_layers=0) as llama:
         assert fingerprint(model.tokenizer) == fingerprint(llama.tokenizer)
-        assert greedy(llama, prompt) == answer
+        assert answered(llama, prompt) == answer
         assert far(own, log_probs(llama, prompt, answer)).max() < FLOAT_NATS
     with LlamaModel(smollm2_path, context=CONTEXT, threads=1, gpu_layers=0) as packed:
         assert far(own, log_probs(packed, prompt, answer)).mean() < PACKED_NATS

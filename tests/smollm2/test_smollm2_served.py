@@ -6,7 +6,7 @@ import numpy as np
 
 from edgewise.edge.base import Needs, Written
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.served.by_ids import LlamaServerEdge
+from edgewise.edge.served.llama_server import LlamaServerEdge
 from edgewise.edge.served.session import TopStep
 from edgewise.sampling import Sampling
 

@@ -1,10 +1,11 @@
 """The link emulator, with a client and a server of its own."""
 
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -13,32 +14,21 @@ from edgewise.testing.link import Link, Quality
 TRIP = 0.1
 
 
+class Echo(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        with suppress(OSError):
+            while data := self.request.recv(1 << 16):
+                self.request.sendall(data)
+
+
 @pytest.fixture
 def echo() -> Iterator[int]:
     """A server that sends back what it gets."""
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def one(connection: socket.socket) -> None:
-        with connection:
-            try:
-                while data := connection.recv(1 << 16):
-                    connection.sendall(data)
-            except OSError:
-                return
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            threading.Thread(target=one, args=(connection,), daemon=True).start()
-
-    threading.Thread(target=serve, daemon=True).start()
-    yield server.getsockname()[1]
-    # Closing alone does not wake up accept.
-    server.shutdown(socket.SHUT_RDWR)
-    server.close()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
 
 
 Linked = Callable[..., tuple[Link, socket.socket]]
@@ -152,8 +142,8 @@ def test_bytes_are_spoilt_once(linked: Linked) -> None:
 def test_new_connections_lead_elsewhere(linked: Linked, echo: int) -> None:
     link, refused = linked(1)
     assert ended(refused)
-    link.move("127.0.0.1", echo)
+    link.target = ("127.0.0.1", echo)
     with connected(link) as client:
         round_trip(client)
-        link.move("127.0.0.1", 1)
+        link.target = ("127.0.0.1", 1)
         round_trip(client)

@@ -1,6 +1,5 @@
 """A training of two scripted models with a router that needs no torch."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +60,7 @@ def training(
 
 
 def only(one: Training, stage: Stage) -> None:
-    steps: dict[Stage, Callable[[], object]] = {
-        "collect": one.collect,
-        "label": one.label,
-        "fit": one.fit,
-        "calibrate": one.calibrate,
-    }
-    steps[stage]()
+    getattr(one, stage)()
 
 
 def fit(one: Training) -> None:

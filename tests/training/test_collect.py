@@ -119,7 +119,7 @@ def test_features_that_are_no_numbers(tmp_path: Path) -> None:
     def broken(ids: Sequence[int]) -> np.ndarray:
         return np.full(258, np.nan, np.float32)
 
-    with pytest.raises(UsageError, match="no numbers"):
+    with pytest.raises(UsageError, match="not numbers"):
         collect_features(answers(tmp_path, 2), "answer", ScriptedEdge(broken), tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
 

@@ -80,7 +80,7 @@ def test_a_kind_brings_its_fit() -> None:
         (f"{HERE}:Unfitted", "cannot be trained: it has no fit"),
         (f"{HERE}:Unloaded", "cannot be trained: it has no load"),
         ("magic", "There is no router 'magic'"),
-        (f"{HERE}:Nobody", "has no Nobody"),
+        (f"{HERE}:Nobody", "no attribute 'Nobody'"),
     ],
 )
 def test_a_kind_that_does_not_learn(kind: str, problem: str) -> None:
@@ -100,7 +100,7 @@ def test_the_perceptron_needs_torch_and_says_so() -> None:
         (None, "gave a NoneType, no Fitted"),
         (replace(GOOD, tensors={"w": [1.0]}), "'w' that"),  # type: ignore[dict-item]
         (replace(GOOD, tensors={"w": np.ones(2, np.int64)}), "'w' that"),
-        (replace(GOOD, tensors={"w": np.array([np.nan])}), "'w' with weights that are no numbers"),
+        (replace(GOOD, tensors={"w": np.array([np.nan])}), "'w' with weights that are not numbers"),
         (replace(GOOD, scores=np.ones(3, np.float32)), "scores and labels that do not go together"),
         (
             replace(GOOD, scores=np.empty(0, np.float32), labels=np.empty(0, np.float32)),
@@ -108,8 +108,8 @@ def test_the_perceptron_needs_torch_and_says_so() -> None:
         ),
         (replace(GOOD, scores=np.array([0.5, 1.5], np.float32)), "not from 0 to 1"),
         (replace(GOOD, labels=np.array([0.0, -1.0], np.float32)), "not from 0 to 1"),
-        (replace(GOOD, loss=float("nan")), "losses that are no numbers"),
-        (replace(GOOD, baseline_loss=float("inf")), "losses that are no numbers"),
+        (replace(GOOD, loss=float("nan")), "losses that are not numbers"),
+        (replace(GOOD, baseline_loss=float("inf")), "losses that are not numbers"),
     ],
 )
 def test_a_fit_that_gives_back_something_odd(

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from edgewise.errors import UsageError
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard, read_card
 from edgewise_lab.evaluation.tasks.base import TRAINED_ON
 from edgewise_lab.training.publish import (
@@ -115,15 +114,6 @@ def test_people_are_told_what_speaks_against_it(
     if warning:
         assert warning in text
     assert ("texts set aside" in text) == ("loss" in more)
-
-
-@pytest.mark.parametrize(
-    "realised", [{"0.07": (0.1, 0.1, 0.1)}, {"0.05": (0.1, -0.1, 0.1)}, {"0.05": (0.1, 0.1, 2)}]
-)
-def test_realised_shares_that_cannot_be(tmp_path: Path, realised: dict[str, Any]) -> None:
-    save_card(tmp_path, msgspec.structs.replace(CARD, realised=realised), [])
-    with pytest.raises(UsageError, match=CONFIG):
-        read_card(tmp_path)
 
 
 def test_names_are_not_made_to_markup() -> None:

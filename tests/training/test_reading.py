@@ -1,6 +1,7 @@
 """How likely the cloud finds a reference: the same in this process and through an engine."""
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,13 @@ from edgewise.routers.card import read_card
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import SIZE, ScriptedEdge, noise, replying
 from edgewise_lab.training.collect import Sample, read_by_cloud
+from edgewise_lab.training.spending import SpendingMeter
 from tests.training.linear import Linear
 from tests.training.scripted_training import CLOUD, PROMPT, fit, scripted, training
 
 TEXTS = [Sample(f"{i}", (*b"How?",), (*f"It is {i}.".encode(),), (), True) for i in range(3)]
+
+reading = partial(read_by_cloud, meter=SpendingMeter())
 
 
 def marked(found: Iterable[bool]) -> str:
@@ -25,9 +29,9 @@ def test_a_model_here_and_an_engine_elsewhere_read_alike(tmp_path: Path) -> None
     folders = [tmp_path / name for name in ("here", "all", "five")]
     for folder in folders:
         folder.mkdir()
-    here = read_by_cloud(TEXTS, LocalCloud(ScriptedEdge(noise())), folders[0])
-    every = read_by_cloud(TEXTS, ScriptedCloud(noise(), candidates=SIZE), folders[1])
-    five = read_by_cloud(TEXTS, ScriptedCloud(noise(), candidates=5), folders[2])
+    here = reading(TEXTS, LocalCloud(ScriptedEdge(noise())), folders[0])
+    every = reading(TEXTS, ScriptedCloud(noise(), candidates=SIZE), folders[1])
+    five = reading(TEXTS, ScriptedCloud(noise(), candidates=5), folders[2])
     for one, other, bound in zip(here, every, five, strict=True):
         assert one.cloud == other.cloud == bound.cloud
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
@@ -37,9 +41,9 @@ def test_a_model_here_and_an_engine_elsewhere_read_alike(tmp_path: Path) -> None
 
 def test_what_was_read_is_kept(tmp_path: Path) -> None:
     told: list[None] = []
-    read = read_by_cloud(TEXTS[:2], ScriptedCloud(noise(), candidates=5), tmp_path)
+    read = reading(TEXTS[:2], ScriptedCloud(noise(), candidates=5), tmp_path)
     cloud = ScriptedCloud(noise(), candidates=5)
-    again = read_by_cloud(TEXTS, cloud, tmp_path, lambda: told.append(None))
+    again = reading(TEXTS, cloud, tmp_path, lambda: told.append(None))
     assert again[:2] == read
     assert len(cloud.asks) == len(TEXTS[2].ids)
     assert len(told) == 3
@@ -47,7 +51,7 @@ def test_what_was_read_is_kept(tmp_path: Path) -> None:
 
 def test_an_engine_that_tells_no_candidates(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="how likely") as caught:
-        read_by_cloud(TEXTS, ScriptedCloud(noise()), tmp_path)
+        reading(TEXTS, ScriptedCloud(noise()), tmp_path)
     assert caught.value.setting == "label"
 
 

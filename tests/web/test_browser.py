@@ -22,7 +22,7 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, prompt_of
 from edgewise.routers.start import SHARES
-from edgewise.routers.uncertainty import MaxProb
+from edgewise.routers.untrained import MaxProb
 from edgewise.wire.protocol import tokenizer_fingerprint
 from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
@@ -98,13 +98,19 @@ def open_page(context: BrowserContext, url: str, path: str = "/") -> Page:
 
 
 @pytest.fixture
-def page(browser: Browser, served: str) -> Iterator[Page]:
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    made = browser.new_context()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, served: str) -> Iterator[Page]:
     """No test may leave an error in its console."""
-    context, problems = browser.new_context(), list[str]()
+    problems: list[str] = []
     context.on("weberror", lambda error: problems.append(str(error.error)))
     context.on("console", lambda said: said.type == "error" and problems.append(said.text))
     yield open_page(context, served)
-    context.close()
     assert problems == []
 
 
@@ -221,8 +227,9 @@ def test_an_answer_says_who_wrote_what(page: Page) -> None:
     expect(page.get_by_label("Message")).to_be_focused()
 
 
-def test_nothing_leaves_at_a_share_of_0_or_unplugged(browser: Browser, served: str) -> None:
-    context = browser.new_context()
+def test_nothing_leaves_at_a_share_of_0_or_disconnected(
+    context: BrowserContext, served: str
+) -> None:
     page = open_page(context, served)
     sockets: list[str] = []
     requests: list[str] = []
@@ -231,18 +238,16 @@ def test_nothing_leaves_at_a_share_of_0_or_unplugged(browser: Browser, served: s
     page.get_by_label("Cloud share").fill("0")
     ask(page, SUM)
     page.get_by_label("Cloud share").fill("30")
-    page.get_by_role("button", name="Unplug").click()
+    page.get_by_role("button", name="Disconnect").click()
     ask(page, SUM)
     expect(page.locator(".caption")).to_have_count(2)
     expect(page.locator(".caption").last).to_contain_text("All by this device")
     expect(page.locator("#sent-sum")).to_have_text("nothing")
     assert (sockets, requests) == ([], [])
-    context.close()
 
 
-def test_a_gateway_that_is_killed_ends_no_answer(browser: Browser) -> None:
+def test_a_gateway_that_is_killed_ends_no_answer(context: BrowserContext) -> None:
     """And without it the page opens again, and answers alone."""
-    context = browser.new_context()
     with serving() as running:
         page = open_page(context, running.url)
         page.evaluate("() => navigator.serviceWorker.ready.then(() => null)")
@@ -259,7 +264,6 @@ def test_a_gateway_that_is_killed_ends_no_answer(browser: Browser) -> None:
     expect(page.locator("#state")).to_have_text("Ready.", timeout=PATIENCE)
     ask(page, SUM)
     expect(page.locator(".caption")).to_contain_text("All by this device")
-    context.close()
 
 
 def test_a_key_comes_with_the_address_and_leaves_it(browser: Browser, tmp_path: Path) -> None:
@@ -302,8 +306,7 @@ def test_a_large_model_is_announced(browser: Browser, served: str) -> None:
     context.close()
 
 
-def test_several_pages_are_answered_each_on_its_own(browser: Browser, served: str) -> None:
-    context = browser.new_context()
+def test_several_pages_are_answered_each_on_its_own(context: BrowserContext, served: str) -> None:
     pages = [open_page(context, served) for _ in range(PAGES)]
     for page in pages:
         page.get_by_label("Cloud share").fill("30")
@@ -313,10 +316,9 @@ def test_several_pages_are_answered_each_on_its_own(browser: Browser, served: st
         expect(page.locator(".caption")).not_to_be_empty(timeout=PATIENCE * PAGES / 5)
     texts = {page.locator(".text").evaluate(PLAIN) for page in pages}
     assert len(texts) == 1
-    context.close()
 
 
-def test_memory_is_flat_over_a_hundred_answers(page: Page) -> None:
+def test_memory_is_flat_over_a_hundred_answers(browser: Browser, page: Page) -> None:
     """The page's own, and that of the worker's WebAssembly."""
     session = page.context.new_cdp_session(page)
 
@@ -334,23 +336,22 @@ def test_memory_is_flat_over_a_hundred_answers(page: Page) -> None:
     if (edge !== held.edge) await edge.close();
     """
     run(page, script, SUM)
-    before, resident = used(), renderers()
+    before, resident = used(), renderers(browser)
     for _ in range(5):
         run(page, script, SUM)
     assert used() < 1.1 * before + 1e6
-    assert renderers() < 1.2 * resident + 60e6
+    assert renderers(browser) < 1.2 * resident + 60e6
 
 
-def renderers() -> int:
-    """Resident bytes of this process's browsers."""
-    total, page_size = 0, os.sysconf("SC_PAGE_SIZE")
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and b"--type=renderer" in (entry / "cmdline").read_bytes():
-                total += int((entry / "statm").read_text().split()[1]) * page_size
-        except OSError:
-            continue
-    return total
+def renderers(browser: Browser) -> int:
+    """Resident bytes of this browser's pages, whatever others run beside it."""
+    session = browser.new_browser_cdp_session()
+    processes = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    session.detach()
+    pages = [one["id"] for one in processes if one["type"] == "renderer"]
+    assert pages
+    sizes = [Path(f"/proc/{page}/statm").read_text().split()[1] for page in pages]
+    return sum(map(int, sizes)) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("size", [(1280, 760), (390, 800)], ids=["wide", "phone"])

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgewise.routers.start import PROMPTS, SHARES, TOKENS
+from tests.programs import Done, run
 from tests.web.transcripts import FILE, transcripts
 
 WEB = Path(__file__).parents[2] / "web"
@@ -35,22 +35,19 @@ def test_the_loop_answers_as_was_recorded() -> None:
     ] == []
 
 
-def test_the_package_answers_as_was_recorded() -> None:
-    node = shutil.which("node")
-    if node is None:
+def node(*command: str) -> Done:
+    """Run in the package's folder."""
+    if (program := shutil.which("node")) is None:
         pytest.skip("needs node")
-    done = subprocess.run(
-        [node, "--test", "test/"], cwd=WEB, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    return run(program, *command, folder=WEB)
+
+
+def test_the_package_answers_as_was_recorded() -> None:
+    node("--test", "test/")
 
 
 def test_both_measure_an_uncalibrated_router_alike() -> None:
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("needs node")
     shown = "import('./src/start.js').then(m => console.log(JSON.stringify(m)))"
-    told = subprocess.run([node, "-e", shown], cwd=WEB, capture_output=True, check=True, timeout=60)
-    start = json.loads(told.stdout)
+    start = json.loads(node("-e", shown).stdout)
     assert start["PROMPTS"] == list(PROMPTS)
     assert (start["SHARES"], start["TOKENS"]) == (list(SHARES), TOKENS)

@@ -28,15 +28,13 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import read_card
 from edgewise.routers.mlp import Mlp
 from edgewise.routers.signals import width_of
-from edgewise.routers.uncertainty import Entropy, MaxProb
+from edgewise.routers.untrained import Entropy, MaxProb
 from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise
 from edgewise.wire.protocol import (
     Ask,
-    Cancel,
     Failed,
     FromDevice,
     FromGateway,
-    NeedFull,
     Opened,
     Reply,
     encode,
@@ -51,10 +49,18 @@ TOP = 10
 DEADLINE = 5.0
 TEXT = "The naïve café of 12 Main Street is “open”, says Ada: 日本語 🙂.\nIt was in the (old) town"
 
-CONSULT = "index outcome asked answered"
+CONSULT = "index outcome requested answered"
 TOKEN = "index id text source reason score threshold logprob"
 
 Fault = Callable[[int], Misdeed | None]
+
+CHANGING: dict[type, dict[str, Any]] = {
+    Ask: {"deadline": round(1000 * DEADLINE)},
+    Opened: {"session": "session"},
+    Reply: {"engine_seconds": 0.25},
+    Failed: {"message": "failed", "request_id": "name"},
+}
+"""Fields of frames that differ from run to run, and what is kept of them; `ask` is counted."""
 
 
 class Recorded:
@@ -81,30 +87,20 @@ def recorded_frames() -> Iterator[list[list[str]]]:
     numbers: dict[int, int] = {}
     decode = gateway_link.from_gateway
 
-    def known(ask: int) -> int:
-        return numbers.setdefault(ask, len(numbers) + 1)
+    def keep(sender: str, frame: FromDevice | FromGateway) -> None:
+        plain: dict[str, Any] = dict(CHANGING.get(type(frame), {}))
+        ask: int | None = getattr(frame, "ask", None)
+        if ask is not None:
+            plain["ask"] = numbers.setdefault(ask, len(numbers) + 1)
+        found.append([sender, encode(replace(frame, **plain)).hex()])
 
     def sent(frame: FromDevice) -> bytes:
-        plain = frame
-        if isinstance(frame, Ask):
-            plain = replace(frame, ask=known(frame.ask), deadline=round(1000 * DEADLINE))
-        elif isinstance(frame, Cancel):
-            plain = replace(frame, ask=known(frame.ask))
-        found.append(["device", encode(plain).hex()])
+        keep("device", frame)
         return encode(frame)
 
     def came(data: bytes) -> FromGateway:
         frame = decode(data)
-        plain = frame
-        if isinstance(frame, Opened):
-            plain = replace(frame, session="session")
-        elif isinstance(frame, Reply):
-            plain = replace(frame, ask=known(frame.ask), engine_seconds=0.25)
-        elif isinstance(frame, NeedFull) and frame.ask is not None:
-            plain = replace(frame, ask=known(frame.ask))
-        elif isinstance(frame, Failed) and frame.ask is not None:
-            plain = replace(frame, ask=known(frame.ask), message="failed", request_id="name")
-        found.append(["gateway", encode(plain).hex()])
+        keep("gateway", frame)
         return frame
 
     with (
@@ -187,7 +183,7 @@ def transcript(
             "calls": end.usage.cloud_calls,
             "failed": end.usage.failed_calls,
             "cloudShare": end.usage.cloud_share,
-            "credit": budget.credit,
+            "bucket": budget.bucket,
             "shift": budget.shift,
         },
     }

@@ -54,23 +54,23 @@ export class Gateway {
   #waiting = new Map();
   #turn = Promise.resolve();
   #prefetched = [];
-  #plugged = true;
+  #allowed = true;
   #asks = new Set();
 
-  /** Whether it may be asked: until `unplug`, and again after `plug`. */
-  get plugged() {
-    return this.#plugged;
+  /** Whether it may be asked: until `disconnect`, and again after `reconnect`. */
+  get allowed() {
+    return this.#allowed;
   }
 
-  plug() {
-    this.#plugged = true;
+  reconnect() {
+    this.#allowed = true;
   }
 
-  /** Close the connection and give up what was asked; nothing is sent until `plug`. */
-  unplug() {
+  /** Close the connection and give up what was asked; nothing is sent until `reconnect`. */
+  disconnect() {
     this.close();
-    this.#plugged = false;
-    for (const fail of this.#asks) fail(unavailable("The cloud is unplugged."));
+    this.#allowed = false;
+    for (const fail of this.#asks) fail(unavailable("The cloud is disconnected."));
   }
 
   /** Open the session, if it is not open. Throws a `CloudError`. */
@@ -115,7 +115,7 @@ export class Gateway {
     let shared = 0;
     while (shared < ids.length && this.#prefetched[shared] === ids[shared]) shared++;
     const fresh = ids.length - shared;
-    if (!this.#plugged || !fresh || (this.#prefetched.length && fresh < PREFETCHED)) return;
+    if (!this.#allowed || !fresh || (this.#prefetched.length && fresh < PREFETCHED)) return;
     this.#prefetched = [...ids];
     const wanted = this.#prefetched;
     this.#inTurn(async () => {
@@ -199,12 +199,12 @@ export class Gateway {
   }
 
   async #connected() {
-    if (!this.#plugged) throw unavailable("The cloud is unplugged.");
+    if (!this.#allowed) throw unavailable("The cloud is disconnected.");
     if (this.#socket) return;
     const socket = await this.#opened();
-    if (!this.#plugged) {
+    if (!this.#allowed) {
       socket.close();
-      throw unavailable("The cloud is unplugged.");
+      throw unavailable("The cloud is disconnected.");
     }
     this.#socket = socket;
     const waiting = (this.#waiting = new Map());

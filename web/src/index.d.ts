@@ -37,7 +37,7 @@ export interface ConsultEvent {
   type: "consult";
   index: number;
   outcome: string;
-  asked: number;
+  requested: number;
   answered: number;
   seconds: number;
   message?: string;
@@ -84,12 +84,13 @@ export class Mlp extends MaxProb {
 }
 export function routerNamed(name: "max-prob" | "entropy"): Router;
 export class Budget {
-  readonly credit: number;
+  readonly bucket: number;
   readonly shift: number;
   readonly charged: number;
 }
 export interface Rules {
   threshold?: number;
+  floor?: number;
   cloudShare?: number | null;
   maxCloudTokens?: number | null;
   span?: number;
@@ -110,10 +111,10 @@ export class UsageError extends Error {}
 export class Gateway {
   constructor(url: string, vocabulary: Vocabulary, options?: { key?: string; onSent?: (left: Left) => void });
   readonly model: string;
-  readonly plugged: boolean;
+  readonly allowed: boolean;
   open(): Promise<void>;
-  plug(): void;
-  unplug(): void;
+  reconnect(): void;
+  disconnect(): void;
   close(): void;
 }
 export interface Options {

@@ -103,7 +103,7 @@ class Answer {
   /** Ask for `ask` tokens; the completion is in the queue, or the reason why there is none. */
   async consult(ask, read) {
     const { gateway, breaker, latency, policy } = this;
-    if (!gateway?.plugged) return { reason: "no_cloud" };
+    if (!gateway?.allowed) return { reason: "no_cloud" };
     if (!breaker.allow()) return { reason: "circuit_open" };
     const { first, index } = this;
     const deadline = policy.deadlineNow(latency, { first, prompt: this.ids.length });
@@ -160,8 +160,8 @@ class Answer {
     this.counts.corrections += Number(ids[0] !== edgeId);
   }
 
-  report(index, asked, outcome, begun, answered) {
-    return { type: "consult", index, outcome, asked, answered, seconds: (performance.now() - begun) / 1000 };
+  report(index, requested, outcome, begun, answered) {
+    return { type: "consult", index, outcome, requested, answered, seconds: (performance.now() - begun) / 1000 };
   }
 
   async writeCloud(reason, read = null) {

@@ -1,8 +1,8 @@
 // When to consult (loop/policy.py): threshold, cloud share, cap, span and deadline live here alone.
 import { UsageError } from "./errors.js";
 
-const INITIAL_CREDIT = 2;
-const MAX_CREDIT = 16;
+const INITIAL_BUCKET = 2;
+const MAX_BUCKET = 16;
 const MAX_LOG_ODDS = 12;
 const GAIN = 0.5;
 const PATIENCE = 4;
@@ -12,13 +12,13 @@ const LONGEST_READING = 60;
 const UNKNOWN_READING = 0.02;
 
 /**
- * What the policy remembers from token to token; immutable. `credit`: tokens that the cloud may write
+ * What the policy remembers from token to token; immutable. `bucket`: tokens that the cloud may write
  * now; `shift`: what the controller added to the log-odds of the threshold; `charged`: what counts
  * against the cap.
  */
 export class Budget {
-  constructor({ credit = INITIAL_CREDIT, shift = 0, charged = 0 } = {}) {
-    Object.assign(this, { credit, shift, charged });
+  constructor({ bucket = INITIAL_BUCKET, shift = 0, charged = 0 } = {}) {
+    Object.assign(this, { bucket, shift, charged });
     Object.freeze(this);
   }
 
@@ -27,12 +27,17 @@ export class Budget {
   }
 }
 
+const logOdds = (score) => {
+  const bounded = Math.min(Math.max(score, 1e-6), 1 - 1e-6);
+  return Math.log(bounded / (1 - bounded));
+};
+
 /**
  * The one dial. Without `cloudShare` the threshold is static; with it a token bucket bounds the share
- * and an integral controller moves the threshold from `threshold` on.
+ * and an integral controller moves the threshold from `threshold` on, not below `floor`.
  */
 export class Policy {
-  constructor({ threshold = 0.5, cloudShare = null, maxCloudTokens = null, span = 1, deadline = null } = {}) {
+  constructor({ threshold = 0.5, floor = 0, cloudShare = null, maxCloudTokens = null, span = 1, deadline = null } = {}) {
     const fraction = (value) => value >= 0 && value <= 1;
     for (const [name, holds, bound] of [
       ["threshold", fraction(threshold), "from 0 to 1"],
@@ -43,7 +48,7 @@ export class Policy {
     ]) {
       if (!holds) throw new UsageError(`${name} must be ${bound}.`);
     }
-    Object.assign(this, { threshold, cloudShare, maxCloudTokens, span, deadline });
+    Object.assign(this, { threshold, floor, cloudShare, maxCloudTokens, span, deadline });
     Object.freeze(this);
   }
 
@@ -58,16 +63,15 @@ export class Policy {
     const room = this.#room(budget);
     if (room < 1) return { ask: 0, reason: "cap" };
     if (this.cloudShare === null) return { ask: Math.min(this.span, room), reason: "critical" };
-    if (this.cloudShare < 1 && budget.credit < 1) return { ask: 0, reason: "budget" };
-    const affordable = this.cloudShare === 1 ? this.span : Math.trunc(budget.credit);
+    if (this.cloudShare < 1 && budget.bucket < 1) return { ask: 0, reason: "budget" };
+    const affordable = this.cloudShare === 1 ? this.span : Math.trunc(budget.bucket);
     return { ask: Math.min(this.span, room, affordable), reason: "critical" };
   }
 
   thresholdNow(budget) {
     if (this.cloudShare === null) return this.threshold;
     if (this.cloudShare === 0 || this.cloudShare === 1) return this.cloudShare ? 0 : 2;
-    const bounded = Math.min(Math.max(this.threshold, 1e-6), 1 - 1e-6);
-    return 1 / (1 + Math.exp(-(Math.log(bounded / (1 - bounded)) + budget.shift)));
+    return 1 / (1 + Math.exp(-(logOdds(this.threshold) + budget.shift)));
   }
 
   mayAsk(budget) {
@@ -94,23 +98,24 @@ export class Policy {
   }
 
   charge(budget, tokens) {
-    return budget.with({ credit: budget.credit - tokens, charged: budget.charged + tokens });
+    return budget.with({ bucket: budget.bucket - tokens, charged: budget.charged + tokens });
   }
 
   /** The budget after one more token of the answer. */
   written(budget, byCloud) {
     if (this.cloudShare === null) return budget;
     const shift = budget.shift + GAIN * (Number(byCloud) - this.cloudShare);
+    const lowest = Math.max(-MAX_LOG_ODDS, logOdds(this.floor) - logOdds(this.threshold));
     return budget.with({
-      credit: Math.min(budget.credit + this.cloudShare, MAX_CREDIT),
-      shift: Math.max(-MAX_LOG_ODDS, Math.min(shift, MAX_LOG_ODDS)),
+      bucket: Math.min(budget.bucket + this.cloudShare, MAX_BUCKET),
+      shift: Math.max(lowest, Math.min(shift, MAX_LOG_ODDS)),
     });
   }
 
   /** The budget with which a conversation's next answer starts; `wasted` tokens are paid for here. */
   nextAnswer(budget, wasted = 0) {
     const lost = this.cloudShare === null ? 0 : wasted;
-    return budget.with({ credit: budget.credit - lost, charged: 0 });
+    return budget.with({ bucket: budget.bucket - lost, charged: 0 });
   }
 
   #room(budget) {

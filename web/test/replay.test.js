@@ -95,13 +95,13 @@ for (const one of transcripts) {
       near(told.logprob, logprob, `logprob of token ${at}`);
     });
     const consults = events.filter(({ type }) => type === "consult");
-    assert.deepEqual(consults.map(({ index, outcome, asked, answered }) => [index, outcome, asked, answered]), one.consults);
+    assert.deepEqual(consults.map(({ index, outcome, requested, answered }) => [index, outcome, requested, answered]), one.consults);
     const { text, finishReason, usage, cloudShare, budget } = events.at(-1);
     const { edge: byEdge, cloud, wasted, corrections, calls, failed } = usage;
-    const { credit, shift, ...counts } = one.finished;
+    const { bucket, shift, ...counts } = one.finished;
     assert.deepEqual({ text, finishReason, edge: byEdge, cloud, wasted, corrections, calls, failed, cloudShare }, counts);
     assert.ok(budget instanceof Budget);
-    near(budget.credit, credit, "credit");
+    near(budget.bucket, bucket, "bucket");
     near(budget.shift, shift, "shift");
     await new Promise(setImmediate);
     if (policy.asks) gateway.close();

@@ -1,7 +1,7 @@
 // What a gateway may do wrong, and what an answer makes of it.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Gateway, Policy, routerNamed, stream } from "../src/index.js";
+import { Budget, Gateway, Policy, routerNamed, stream } from "../src/index.js";
 import { decode, encode } from "../src/msgpack.js";
 import { PROBES, fingerprint, fromGateway } from "../src/protocol.js";
 
@@ -48,13 +48,13 @@ function serving(answer, { open = () => [16, 1, ...opened] } = {}) {
 
 const replying = (frame) => (frame[0] === 3 ? [17, frame[1], [98], [null]] : null);
 
-async function answered(state, { plug, maxTokens = 6, deadline = 0.2, ...policy } = {}) {
+async function answered(state, { reconnect, maxTokens = 6, deadline = 0.2, ...policy } = {}) {
   const gateway = new Gateway("http://127.0.0.1/", vocabulary, { connect: state.connect });
   const events = [];
   const options = { edge: edge(), router: routerNamed("max-prob"), gateway, maxTokens };
   for await (const event of stream(PROMPT, { ...options, policy: new Policy({ threshold: 0.3, deadline, ...policy }) })) {
     events.push(event);
-    plug?.(gateway, event);
+    reconnect?.(gateway, event);
   }
   gateway.close();
   const tokens = events.filter(({ type }) => type === "token");
@@ -138,6 +138,15 @@ test("a gateway that lost the session is given it again", async () => {
   assert.equal(text, "bbbbbb");
 });
 
+test("no share moves the threshold below the floor", () => {
+  const policy = new Policy({ cloudShare: 0.05, threshold: 0.4, floor: 0.2 });
+  let budget = new Budget();
+  for (let i = 0; i < 10_000; i += 1) budget = policy.written(budget, false);
+  assert.equal(policy.decide(0.19, budget).ask, 0);
+  assert.equal(policy.decide(0.21, budget).ask, 1);
+  assert.ok(policy.thresholdNow(policy.written(budget, true)) > 0.25);
+});
+
 test("nothing is sent, and nothing opened, at a share of 0", async () => {
   const state = serving(replying);
   const { text } = await answered(state, { cloudShare: 0 });
@@ -145,13 +154,13 @@ test("nothing is sent, and nothing opened, at a share of 0", async () => {
   assert.deepEqual([state.connections, state.frames], [0, []]);
 });
 
-test("unplugged in the middle, the edge goes on alone and nothing more is sent", async () => {
+test("disconnected in the middle, the edge goes on alone and nothing more is sent", async () => {
   let sent = 0;
   const state = serving(replying);
   const { text, reasons } = await answered(state, {
-    plug(gateway, { index, type }) {
+    reconnect(gateway, { index, type }) {
       if (type !== "token" || index !== 2) return;
-      gateway.unplug();
+      gateway.disconnect();
       sent = state.frames.length;
     },
   });

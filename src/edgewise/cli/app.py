@@ -6,9 +6,9 @@ Typer's annotations, or a `typer.Typer` of several. Neither is imported before i
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points, version
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -17,28 +17,18 @@ from typer.main import get_command
 from edgewise.errors import EdgewiseError, UsageError
 from edgewise.registry import Registry, attribute
 
-
-class _Command(NamedTuple):
-    """Where a command's function, or its `typer.Typer`, is; and its line of the help."""
-
-    target: str
-    help: str
-
-
 _BUILT_IN = {
-    "run": _Command("edgewise.cli.run:run", "Answer one prompt."),
-    "chat": _Command("edgewise.cli.chat:chat", "Talk to the pair in the terminal."),
-    "serve": _Command("edgewise.cli.serve:serve", "Serve OpenAI's API and a chat page."),
-    "doctor": _Command(
-        "edgewise.cli.doctor:doctor", "Check the models, the cloud and their speed."
-    ),
-    "config": _Command("edgewise.cli.config:config", "Show the settings in force."),
-    "models": _Command("edgewise.cli.models:app", "List and download models."),
-    "gateway": _Command(
-        "edgewise.cli.gateway:gateway", "Serve many devices in front of your engines."
-    ),
-    "keys": _Command("edgewise.cli.keys:keys_app", "Add, list and revoke keys of clients."),
+    "run": "Answer one prompt.",
+    "chat": "Talk to the pair in the terminal.",
+    "serve": "Serve OpenAI's API and a chat page.",
+    "doctor": "Check the models, the cloud and their speed.",
+    "config": "Show the settings in force.",
+    "models": "List and download models.",
+    "gateway": "Serve many devices in front of your engines.",
+    "keys": "Add, list and revoke keys of clients.",
 }
+"""The line of the help of each; the module `edgewise.cli.NAME` has the command as NAME."""
+
 _LABORATORY = {
     "demo": "Compare edge, pair and cloud on held-out questions.",
     "eval": "Measure what a router buys on a task.",
@@ -63,19 +53,11 @@ _ADDED: Registry[Any] = Registry("command", "edgewise.commands", {})
 class _Commands(Mapping[str, Any]):
     """Commands by name; each is imported when it is looked up."""
 
-    def __init__(self) -> None:
-        self._loaded: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            self._loaded[name] = _command(name, self._target(name))
-        return self._loaded[name]
-
-    def _target(self, name: str) -> Any:
         if name in _BUILT_IN:
-            return attribute(_BUILT_IN[name].target)
+            return _command(name, attribute(f"edgewise.cli.{name}:{name}"))
         if name in _ADDED:
-            return _ADDED.load(name)
+            return _command(name, _ADDED.load(name))
         if name in _ELSEWHERE:
             raise UsageError(
                 f"There is no command {name!r}", hint=f"it is edgewise {_ELSEWHERE[name]}"
@@ -83,10 +65,10 @@ class _Commands(Mapping[str, Any]):
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*_BUILT_IN, *_ADDED.names())))
+        return iter((*_BUILT_IN, *_ADDED.names()))
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return sum(1 for _ in self)
 
 
 class _Group(TyperGroup):
@@ -97,7 +79,7 @@ class _Group(TyperGroup):
         self.commands = _Commands()
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        rows = [(name, command.help) for name, command in _BUILT_IN.items()]
+        rows = [*_BUILT_IN.items()]
         for point in entry_points(group=_ADDED.group):
             package = point.dist.name if point.dist else point.module
             rows.append((point.name, _LABORATORY.get(point.name, f"Of the package {package}.")))
@@ -109,7 +91,7 @@ class _Options(TyperCommand):
     """A command whose help groups its options; `--help-all` shows the rare ones as well."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
         for one in self.get_params(ctx):
             record = one.get_help_record(ctx)
             if "--help" in one.opts:
@@ -119,10 +101,10 @@ class _Options(TyperCommand):
                 if one.param_type_name == "argument":
                     heading = "Arguments"
                 sections.setdefault(heading, []).append(record)
-        order = {heading: place for place, heading in enumerate(_HEADINGS)}
-        for heading in sorted(sections, key=lambda one: order.get(one, len(order))):
-            with formatter.section(heading):
-                formatter.write_dl(sections[heading])
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 _HEADINGS = ["Arguments", "Options", "Models", "Routing", "Writing", "Privacy", "Money", "Output"]
@@ -185,9 +167,7 @@ def run() -> int:
             _complain(_with_quotes(message))
         code = 2
     except EdgewiseError as error:
-        from edgewise.cli import options
-
-        _complain(options.sentence_of(error, _parameters(sys.argv[1:])))
+        _complain(str(error))
         code = 2
     except BrokenPipeError:
         code = _silenced()
@@ -203,24 +183,10 @@ def _open_streams() -> None:
         pass
     os.close(last)
     # A file of their own: what a library opened while it was imported may have their number.
-    if sys.__stdin__ is None:
-        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), closefd=False)
-    if sys.__stdout__ is None:
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
-    if sys.__stderr__ is None:
-        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
-
-
-def _parameters(arguments: Sequence[str]) -> Sequence[Any]:
-    """Those of the command that these arguments name; none if it cannot be loaded."""
-    command = get_command(app)
-    for name in arguments:
-        if isinstance(command, TyperGroup):
-            try:
-                command = command.commands.get(name, command)
-            except EdgewiseError:
-                return ()
-    return command.params
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, f"__{name}__") is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(null, mode, closefd=False))
 
 
 def _complain(message: str) -> None:

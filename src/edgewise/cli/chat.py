@@ -3,22 +3,21 @@
 import secrets
 import sys
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 
 import msgspec
-import typer
 from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise.addresses import from_home
 from edgewise.cli import render
-from edgewise.cli.options import ANSWERING, SentFile, System, sentence_of, takes
+from edgewise.cli.options import ANSWERING, SentFile, System, locate, takes
 from edgewise.errors import ContextOverflow, UsageError
 from edgewise.events import Candidate, Token
 from edgewise.pair import Pair, open_pair
-from edgewise.parts import make_policy, sampling_of
+from edgewise.parts import make_policy
 from edgewise.prompts import MAX_PROMPT, Message, require_text
+from edgewise.registry import did_you_mean
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, fraction
 
@@ -38,15 +37,9 @@ _ROOM = 4
 
 
 @takes(*ANSWERING, reads=["cloud_key", "edge_key"])
-def chat(
-    context: typer.Context,
-    chosen: Settings,
-    system: System = None,
-    sent_file: SentFile = None,
-) -> None:
+def chat(chosen: Settings, system: System = None, sent_file: SentFile = None) -> None:
     """Talk to the pair; the cloud's tokens are red. /help lists the commands."""
     require_text("The system message", system or "")
-    sampling_of(chosen)  # refused now and not once the models are loaded
     with open_pair(chosen, system=system, keep_prefixes=True, sent_file=sent_file) as pair:
         conversation = Conversation(pair)
         if sys.stdin.isatty():
@@ -56,7 +49,8 @@ def chat(
                 if not conversation.take(line):
                     break
             except UsageError as error:
-                render.note(sentence_of(error, context.command.params))
+                locate(error)
+                render.note(str(error))
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -96,18 +90,12 @@ class Conversation:
         if text.startswith("/"):
             name, _, rest = text.partition(" ")
             if name not in self._commands:
-                close = get_close_matches(name, self._commands, 1)
-                hint = f"did you mean {close[0]}? " if close else ""
-                raise UsageError(f"There is no command {name}; {hint}/help lists them.")
+                hint = did_you_mean(name, [*self._commands], "/help lists them")
+                raise UsageError(f"There is no command {name}", hint=hint)
             self._commands[name](rest.strip())
         elif text:
             self._answer(text)
         return True
-
-    @property
-    def messages(self) -> list[Message]:
-        """The whole conversation as the chat template takes it."""
-        return self._since(0)
 
     def _since(self, first: int) -> list[Message]:
         """The system message and the turns from `first` on."""
@@ -190,10 +178,7 @@ class Conversation:
         return f"; the conversation: {render.costed(billing.savings())}"
 
     def _share(self, text: str) -> None:
-        try:
-            share = fraction(text)
-        except ValueError:
-            raise UsageError("/share needs a share, such as /share 0.05 or /share 5%.") from None
+        share = fraction(text, "/share")
         self._require_cloud("/share")
         wanted = replace(self._pair.settings, cloud_share=share, threshold=None)
         self._paired = self._pair.policy = make_policy(wanted, self._pair.starts)
@@ -254,7 +239,7 @@ class Conversation:
         if not name:
             raise UsageError("/save needs a file, such as /save talk.json.")
         saved = {
-            "messages": self.messages,
+            "messages": self._since(0),
             "answers": [{"tokens": turn.tokens, "whole": turn.whole} for turn in self.turns],
         }
         try:

@@ -1,7 +1,7 @@
 """`edgewise doctor`: what works here, what does not, and what to do about it."""
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal
@@ -26,11 +26,11 @@ from edgewise.cli import options, render
 from edgewise.cli.options import ANSWERING, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.redaction.base import redaction_of
-from edgewise.costs.price import price_of
+from edgewise.costs.price import Price, price_of
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.named import SERVER
-from edgewise.engines.base import Abilities
+from edgewise.engines.base import Engine
 from edgewise.errors import EdgewiseError
 from edgewise.settings import Settings
 
@@ -59,15 +59,14 @@ class Check(msgspec.Struct, frozen=True):
 
 # The flags of the command that failed, all of them: those of answers change nothing here.
 @takes(*ANSWERING, reads=["cloud_key", "edge_key"])
-def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:
+def doctor(chosen: Settings, json: options.Json = False) -> None:
     """Check Python, engine, models, router, cloud and vocabulary; exit code 1 if one fails.
 
     At the end it says which way is fastest and cheapest for this pair, and what routing buys.
     """
-    if chosen.price is not None:
-        price_of(chosen.price)
+    price = None if chosen.price is None else price_of(chosen.price)
     with ExitStack() as stack:
-        examined = _Doctor(chosen, stack, context.command.params)
+        examined = _Doctor(chosen, price, stack)
         checks = list(examined.checks())
     if json:
         report = {"version": 1, "checks": checks, "advice": examined.advice}
@@ -97,11 +96,8 @@ def doctor(context: typer.Context, chosen: Settings, json: options.Json = False)
 class _Doctor:
     """Examines a pair part by part; what it opens is closed with `stack`."""
 
-    def __init__(
-        self, chosen: Settings, stack: ExitStack, parameters: Sequence[options.Parameter]
-    ) -> None:
-        """`parameters` are the command's, to say how a setting is reached."""
-        self._chosen, self._stack, self._parameters = chosen, stack, parameters
+    def __init__(self, chosen: Settings, price: Price | None, stack: ExitStack) -> None:
+        self._chosen, self._price, self._stack = chosen, price, stack
         self._edge: EdgeModel | None = None
         self._cloud: CloudModel | None = None
         self._pace: CloudPace | None = None
@@ -113,10 +109,8 @@ class _Doctor:
         yield self._guarded("engine", _engine)
         yield self._guarded("edge model", self._open_edge)
         if (edge := self._edge) is not None:
-            if parts.edge_engine(self._chosen) == SERVER:
-                yield self._guarded("rollback", lambda: _reread(edge))
-            else:
-                yield _rollback(edge)
+            rollback = _change if parts.edge_engine(self._chosen) == SERVER else _rollback
+            yield self._guarded("rollback", lambda: rollback(edge))
             if parts.cloud_address(self._chosen) != "none":
                 yield self._guarded("router", lambda: _router(self._chosen, edge))
             nearest, *further = parts.each_cloud(self._chosen)
@@ -126,8 +120,8 @@ class _Doctor:
         if edge is not None and (cloud := self._cloud) is not None:
             kind = "one" if cloud.boundaries is None else "two, by words of text"
             yield Check("vocabulary", "ok", f"{kind}: {cloud.vocabulary_check}")
-            if cloud.abilities is not None:
-                yield _abilities(cloud.abilities)
+            if cloud.id_engine is not None:
+                yield _cloud_engine(cloud.id_engine)
             yield self._guarded("consult", lambda: self._measure(cloud, edge))
             if self._pace is not None and is_url(parts.cloud_address(self._chosen)):
                 yield _cache(self._pace)
@@ -137,8 +131,10 @@ class _Doctor:
         try:
             return check()
         except EdgewiseError as error:
-            fix = options.fix(error, self._parameters)
-            return Check(name, "fail", error.message.rstrip("."), fix or str(error))
+            options.locate(error)
+            where = f" ({error.where})" if error.where else ""
+            fix = error.hint + where if error.hint else str(error)
+            return Check(name, "fail", error.message.rstrip("."), fix)
 
     def _open_edge(self) -> Check:
         model = self._edge = parts.open_edge(self._chosen)
@@ -183,8 +179,7 @@ class _Doctor:
             speculate=chosen.speculate,
             cached=0.0 if pace.computed is None else 1 - pace.computed / pace.prompt,
         )
-        price = None if chosen.price is None else price_of(chosen.price)
-        self.advice = advise(conditions, price=price, local=local)
+        self.advice = advise(conditions, price=self._price, local=local)
         first = f"{1000 * pace.first:.1f} ms at first, {pace.prompt} tokens to read"
         warm = f"{1000 * pace.consult:.1f} ms warm"
         asked = f"measured by {pace.requests} requests of {pace.tokens} tokens in all"
@@ -219,23 +214,21 @@ def _rollback(model: EdgeModel) -> Check:
     return Check("rollback", "ok", "to checkpoints; the ids behind one are read again")
 
 
-def _reread(edge: EdgeModel) -> Check:
+def _change(edge: EdgeModel) -> Check:
     """What a server reads again where the cloud changed a token, and what would do better."""
-    from edgewise.edge.served import ServedEdge
+    from edgewise.edge.served.model import ServedEdge
 
     assert isinstance(edge, ServedEdge)
-    fix = "turn its prompt cache on, or name the model's file (--edge)"
-    text = "the stream is closed, and what it had written ahead is thrown away; "
-    if (measured := edge.reread()) is None:
-        text += "the server does not tell how much it reads again"
-    else:
-        prompt, again = measured
-        text += f"of {prompt} tokens with another last one {again} were read again"
-        if 2 * again > prompt:
-            return Check("rollback", "warn", text, fix)
-    if edge.path is not None:
-        text += f"; --edge {edge.path} would run it in this process, without that"
-    return Check("rollback", "ok", text)
+    text = "the stream is closed, and what it had written ahead is thrown away"
+    if (measured := edge.change()) is None:
+        return Check("rollback", "ok", f"{text}; the server does not tell how much it reads again")
+    prompt, again, thrown = measured
+    text += "" if thrown is None else f" ({thrown} tokens here)"
+    text += f"; of {prompt} tokens with another last one {again} were read again"
+    if 2 * again <= prompt:
+        return Check("rollback", "ok", text)
+    fix = f"turn its prompt cache on; if the model cannot roll back, --edge {edge.path or 'FILE'}"
+    return Check("rollback", "warn", text, f"{fix} runs it in this process, with checkpoints")
 
 
 def _router(chosen: Settings, model: EdgeModel) -> Check:
@@ -260,9 +253,10 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
     return Check("router", "ok", f"{text}; {card.measured}" if card.measured else text)
 
 
-def _abilities(able: Abilities) -> Check:
-    words = [f"{able.engine}, model {able.model or 'unnamed'}", "token ids in and out"]
-    words.append("caches apart by salt" if able.salt else "no salt")
+def _cloud_engine(engine: Engine) -> Check:
+    model = engine.described.model or "unnamed"
+    words = [f"{engine.dialect}, model {model}", "token ids in and out"]
+    words.append("caches apart by salt" if engine.salted else "no salt")
     return Check("cloud engine", "ok", "; ".join(words))
 
 
@@ -279,22 +273,19 @@ def _cache(pace: CloudPace) -> Check:
 
 
 def _leaves(chosen: Settings) -> Check:
-    clouds, served = parts.each_cloud(chosen), parts.edge_engine(chosen) == SERVER
-    edge = f"every prompt and answer to the edge's server, {chosen.edge}" if served else ""
-    urls = [at for one in clouds if is_url(at := parts.cloud_address(one))]
+    name, told = "what leaves the device", list[str]()
+    if parts.edge_engine(chosen) == SERVER:
+        told.append(f"every prompt and answer to the edge's server, {chosen.edge}")
+    urls = [at for one in parts.each_cloud(chosen) if is_url(at := parts.cloud_address(one))]
     if not urls:
-        here = parts.cloud_address(chosen) != "none"
-        why = "nothing: the cloud model runs here" if here else "nothing"
-        why = f"{edge}; to a cloud nothing" if edge else why
-        return Check("what leaves the device", "ok", why)
-    text = f"{edge}; " if edge else ""
-    text += (
+        return Check(name, "ok", "; ".join([*told, "nothing to a cloud elsewhere"]))
+    told.append(
         "each consult sends the prompt and the answer so far, as token ids or text, to "
         f"{', '.join(urls)}; to a gateway they go as they come"
     )
     if rules := str(redaction_of(chosen.redact)):
-        text += f"; redaction: {rules}, which misses some"
+        told.append(f"redaction: {rules}, which misses some")
     if chosen.trust is not None:
-        text += f"; {chosen.trust} sees what is local"
+        told.append(f"{chosen.trust} sees what is local")
     fix = "use --cloud none to keep everything here; --sent-file shows what leaves"
-    return Check("what leaves the device", "warn", text, fix)
+    return Check(name, "warn", "; ".join(told), fix)

@@ -9,25 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgewise.addresses import is_url, with_scheme
+from edgewise.cli import listening as flags
 from edgewise.cli.keys import Limits
-from edgewise.cli.listening import (
-    Certificate,
-    Connections,
-    Host,
-    Listening,
-    Port,
-    PrivateKey,
-    listening_at,
-    require_extra,
-    require_guarded,
-)
-from edgewise.cli.options import everything_but, takes
-from edgewise.cloud.hosts import cloud_key
+from edgewise.cli.options import takes
+from edgewise.cloud.hosts import bearer
 from edgewise.errors import UsageError
 from edgewise.keys.keys import Keys
 from edgewise.listening.logs import Level
 from edgewise.listening.sockets import LOOPBACK
-from edgewise.settings import Settings
+from edgewise.settings import NAMES, Settings
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -62,21 +52,21 @@ LogLevel = Annotated[Level, typer.Option(help="What is logged: debug, info, warn
 
 
 # It has no settings of a device: clients are named by keys, engines by addresses.
-@takes("cloud_model", reads=["cloud_key"], unaffected=everything_but("cloud_model", "cloud_key"))
+@takes("cloud_model", reads=["cloud_key"], unaffected=NAMES)
 def gateway(
     chosen: Settings,
     engine: Engines = None,
     engine_kind: EngineKind = "auto",
     keys: Annotated[Path | None, typer.Option(help="File of keys; see keys add.")] = None,
     limits: Limits = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8400,
-    certificate: Certificate = None,
-    private_key: PrivateKey = None,
+    host: flags.Host = "127.0.0.1",
+    port: flags.Port = 8400,
+    certificate: flags.Certificate = None,
+    private_key: flags.PrivateKey = None,
     origin: Origin = None,
     page: PageFlag = False,
     page_model: PageModelAddress = None,
-    connections: Connections = None,
+    connections: flags.Connections = None,
     log_level: LogLevel = "info",
     sessions: Annotated[int, typer.Option(min=1, help="Sessions held at most.")] = 20_000,
     session_ids: SessionIds = 20_000_000,
@@ -87,8 +77,8 @@ def gateway(
     """Serve many devices in front of your engines: gateway --engine URL --keys FILE."""
     if not engine:
         raise UsageError("A gateway needs an engine; name one with --engine URL, or bundled.")
-    require_guarded(host, keys, ways="--keys FILE")
-    require_extra("gateway", "starlette", "uvicorn", "websockets")
+    flags.require_guarded(host, keys, ways="--keys FILE")
+    flags.require_extra("gateway", "starlette", "uvicorn", "websockets")
     engines = [_address(one) for one in engine]
     origins = [_named_origin(one) for one in origin or ()]
     model = model_of_page(page_model, page=page)
@@ -99,9 +89,9 @@ def gateway(
     from edgewise.keys.limit_stores import limits_at
     from edgewise.listening.logs import log_lines
 
-    async def serve(listening: Listening) -> None:
+    async def serve(listening: flags.Listening) -> None:
         known, used = Keys(keys), limits_at(limits, keys)
-        key, served = cloud_key(chosen), chosen.cloud_model
+        key, served = bearer(chosen, "cloud_key"), chosen.cloud_model
         opened = await engines_at(engines, key=key, kind=engine_kind, model=served)
         fleet = Fleet(opened, concurrency=concurrency, queue=queue)
         held = Sessions(most=sessions, most_ids=session_ids, idle=idle)
@@ -119,14 +109,14 @@ def gateway(
     reserve = len(engines) * concurrency
     tls = (certificate, private_key)
     with (
-        listening_at(host, port, tls, connections, reserve=reserve) as listening,
+        flags.listening_at(host, port, tls, connections, reserve=reserve) as listening,
         log_lines("json", log_level),
     ):
         asyncio.run(serve(listening))
 
 
 async def _listen(
-    gateway: "Gateway", app: "Starlette", listening: Listening, engines: Sequence[str]
+    gateway: "Gateway", app: "Starlette", listening: flags.Listening, engines: Sequence[str]
 ) -> None:
     """Until a signal ends it."""
     import structlog

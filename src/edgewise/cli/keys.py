@@ -13,7 +13,7 @@ from edgewise.cli import render
 from edgewise.errors import UsageError
 from edgewise.keys.keys import Key, add_key, read_keys, revoke_key
 
-keys_app = typer.Typer(
+keys = typer.Typer(
     no_args_is_help=True,
     help="Add, list and revoke keys. To replace one, add a second and revoke the first.",
 )
@@ -30,7 +30,7 @@ Limits = Annotated[
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
 
-@keys_app.command("add")
+@keys.command("add")
 def add(
     name: Annotated[str, typer.Argument(help="Whose key it is; shown in metrics and logs.")],
     file: File,
@@ -66,7 +66,7 @@ def add(
     )
 
 
-@keys_app.command("list")
+@keys.command("list")
 def list_keys(file: File) -> None:
     """Names, limits and dates; never the keys."""
     columns = ("name", "created", "expires", "asks/s", "ids/s", "tokens/day", "sessions")
@@ -79,7 +79,7 @@ def list_keys(file: File) -> None:
     render.show(table)
 
 
-@keys_app.command()
+@keys.command()
 def revoke(name: Name, file: File) -> None:
     """Stop a key from working, within a second, in open sessions and answers too."""
     revoke_key(file, name)

@@ -24,20 +24,20 @@ from edgewise.errors import UsageError
 from edgewise.hub.disk import DiskModel, disk_models, vocabulary_of
 from edgewise.hub.known import KNOWN
 
-app = typer.Typer(no_args_is_help=True, help="List and download models.")
+models = typer.Typer(no_args_is_help=True, help="List and download models.")
 
 
-@app.command("list")
+@models.command("list")
 def list_models(json: options.Json = False) -> None:
     """List the models on this disk, those of Ollama, LM Studio and llama.cpp too."""
     from edgewise.hub.client import cached_repositories
 
     shipped = {"bundled": bundled("edge"), "bundled (cloud)": bundled("cloud")}
-    models = [DiskModel("Edgewise", name, p.stat().st_size, p) for name, p in shipped.items()]
-    models += [*cached_repositories(), *disk_models()]
-    tokens = [vocabulary_of(one.path) for one in models]
+    held = [DiskModel("Edgewise", name, p.stat().st_size, p) for name, p in shipped.items()]
+    held += [*cached_repositories(), *disk_models()]
+    tokens = [vocabulary_of(one.path) for one in held]
     if json:
-        rows = zip(models, tokens, strict=True)
+        rows = zip(held, tokens, strict=True)
         listed = [{**m._asdict(), "path": str(m.path), "vocabulary": of} for m, of in rows]
         print(msgspec.json.encode(listed).decode())
         return
@@ -45,29 +45,24 @@ def list_models(json: options.Json = False) -> None:
     numbers = {of: f"{number}" for number, of in enumerate(shared, 1)}
     table = Table("model", "size", "vocabulary", "where", box=SIMPLE_HEAD, pad_edge=False)
     table.columns[1].justify = table.columns[2].justify = "right"
-    for one, of in zip(models, tokens, strict=True):
+    for one, of in zip(held, tokens, strict=True):
         address, place = render.printable(one.address), render.printable(str(one.path))
         table.add_row(address, decimal(one.size), numbers.get(of or "", ""), place)
     render.show(table)
     render.note("two models with one vocabulary number share token ids; hf cache rm removes one")
 
 
-@app.command()
+@models.command()
 def pull(
     model: Annotated[
         str, typer.Argument(help="smollm2, owner/repo, owner/repo:Q4_K_M or hf://....")
     ],
 ) -> None:
     """Download MODEL, as a command does that names it."""
-    if model in KNOWN:
-        render.out.print(str(resolve(model, "edge")))
-        render.note(f"use it with --edge {model}")
-        return
-    if hub_address(model) is None or from_home(model).exists():
+    if model not in KNOWN and (hub_address(model) is None or from_home(model).exists()):
         where = "an engine's address" if is_url(model) else "not a hub repository"
         raise UsageError(f"{model!r} is {where}, so there is nothing to download.")
-    engine = engine_at(model)
-    reads = files_read(engine)
-    path = resolve_folder(model, engine, reads)[0] if reads else resolve(model, "edge")
+    reads = files_read(engine_at(model))
+    path = resolve_folder(model, reads)[0] if reads else resolve(model, "edge")
     render.out.print(str(path))
     render.note(f"use it with --edge {model}")

@@ -2,13 +2,13 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, wraps
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Protocol, Union, get_args, get_origin
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.main import get_current_context  # pyright: ignore[reportPrivateImportUsage]
 
 from edgewise import settings
 from edgewise.addresses import each, is_url, with_scheme
@@ -39,22 +39,11 @@ SentFile = Annotated[
 ]
 
 
-def share(text: str) -> float:
-    """A share as it is written on the command line: 0.05, or 5%."""
-    try:
-        return settings.fraction(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not a share; give a fraction such as 0.05, or 5%"
-        ) from None
-
-
 def share_option(about: str) -> Any:
     """An option of a command's own whose values are shares."""
-    return typer.Option(parser=share, metavar="SHARE", help=about)
+    return typer.Option(parser=settings.fraction, metavar="SHARE", help=about)
 
 
-Names = tuple[str, ...]
 Command = Callable[..., None]
 
 EDGE = tuple(name for name in names_in("models") if name != "cloud")
@@ -70,9 +59,6 @@ KEYS = names_in("key")
 ANSWERING = tuple(name for name in NAMES if name not in KEYS)
 """Of a command that answers: all but the keys, which are no flags."""
 
-SettingsWith = Callable[[Path], Settings]
-"""The command's settings with those of one more file."""
-
 ALL = "--help-all"
 """Shows the options that are rarely needed, too."""
 
@@ -86,7 +72,10 @@ _PANELS = {
 }
 """Where the help shows the settings of a group."""
 
-_CHOSEN, _CHOSEN_WITH, _CONTEXT = "chosen", "chosen_with", "_context"
+_REPEATED = ("cloud",)
+
+_CHOSEN = "chosen"
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def takes(
@@ -94,52 +83,40 @@ def takes(
 ) -> Callable[[Command], Command]:
     """Give a command these settings as options, in place of its parameter `chosen: Settings`.
 
-    The command gets the settings of all sources, merged. A parameter `chosen_with: SettingsWith`
-    adds a file to them. `reads` come from the environment and the file only, or from a parameter of
-    the command with that name, whose first value beats the other sources. `unaffected` do not
-    matter to the command. It refuses an environment or a file that sets any other setting.
+    The command gets the settings of all sources, merged. `reads` come from the environment and the
+    file only, or from a parameter of the command with that name, whose first value beats the other
+    sources. `unaffected` do not matter to the command. It refuses an environment or a file that
+    sets any other setting.
     """
+    honoured = {*options, *reads, *KEYS}
     refused = frozenset(NAMES) - {*options, *reads, *unaffected}
-
-    def vet(chosen: Settings, places: Mapping[str, str]) -> None:
-        honoured = {*options, *reads, *KEYS}
-        vetted(chosen, {name: where for name, where in places.items() if name in honoured})
 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command).parameters
         added = [_option(name) for name in options]
-        asked = next((name for name, one in own.items() if one.annotation is typer.Context), None)
-        if asked is None:
-            added.append(_keyword(_CONTEXT, typer.Context))
 
         @wraps(command)
         def settled(**values: Any) -> None:
-            context = values[asked] if asked else values.pop(_CONTEXT)
-            flags = {name: _joined(values.pop(name)) for name in options}
+            flags = {name: values.pop(name) for name in options}
             flags |= {name: _first(values[name]) for name in reads if name in own}
-            load = partial(
-                settings.load, flags, refused=refused, reader=context.command_path, vet=vet
-            )
-
-            def with_file(file: Path) -> Settings:
-                return load(file=file)
-
-            if _CHOSEN_WITH in own:
-                values[_CHOSEN_WITH] = with_file
             try:
-                command(**values, chosen=load())
-            except VocabularyMismatch as error:
-                if error.setting in refused:
+                chosen, places = settings.load(flags)
+                command_path = get_current_context().command_path
+                settings.require_honoured(chosen, places, refused, command_path)
+                vetted(chosen, {name: places[name] for name in places if name in honoured})
+                command(**values, chosen=chosen)
+            except EdgewiseError as error:
+                if isinstance(error, VocabularyMismatch) and error.setting in refused:
                     # The hint names a setting that this command refuses.
                     error.hint, error.setting = "choose two models of one family", "cloud"
+                locate(error)
                 raise
 
         # What Typer reads; without it `wraps` would show it the command's own.
         shown = [
             parameter
             for name, one in own.items()
-            if name != _CHOSEN_WITH
-            for parameter in (added if name == _CHOSEN else [_keyword(name, one.annotation, one)])
+            for parameter in (added if name == _CHOSEN else [one.replace(kind=_KEYWORD)])
         ]
         del settled.__dict__["__wrapped__"]
         settled.__dict__["__signature__"] = inspect.Signature(shown)
@@ -149,27 +126,19 @@ def takes(
     return decorate
 
 
-def everything_but(*names: str) -> Names:
-    """The other settings."""
-    return tuple(name for name in NAMES if name not in names)
+def locate(error: EdgewiseError) -> None:
+    """Add to an error the running command's flag for its setting, else the setting's variable.
 
-
-class Parameter(Protocol):
-    """What Typer makes of a command's parameter."""
-
-    name: str
-    opts: list[str]
-
-
-def sentence_of(error: EdgewiseError, parameters: Iterable[Parameter]) -> str:
-    """An error, with the flag or variable of the setting that it is about."""
-    return error.sentence(_reached(error, parameters))
-
-
-def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
-    """The error's hint, with that flag or variable; None if it has no hint."""
-    where = _reached(error, parameters)
-    return error.hint and error.hint + (f" ({where})" if where else "")
+    Nothing is added if the error names the setting itself.
+    """
+    setting = error.setting
+    if setting is None or error.message.startswith(settings.spelled(setting)):
+        return
+    where = settings.variable(setting) if setting in NAMES else None
+    for one in get_current_context().command.params:
+        if one.name == setting:
+            where = one.opts[0] if one.opts[0].startswith("--") else None
+    error.where = None if where is None or where in str(error) else where
 
 
 def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
@@ -180,18 +149,16 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}
+    barred = {"trust": "says who sees what is local"}
     if "router" in of_file and chosen.router:
         from edgewise.routers.named import runs_code
 
         if runs_code(chosen.router):
-            raise UsageError(
-                f"router in {of_file['router']} runs code, which a file may not",
-                hint="name it with --router or EDGEWISE_ROUTER",
-            )
-    if "trust" in of_file:
+            barred["router"] = "runs code"
+    for name in barred.keys() & of_file.keys():
         raise UsageError(
-            f"trust in {of_file['trust']} says who sees what is local, which a file may not",
-            hint="name it with --trust or EDGEWISE_TRUST",
+            f"{name} in {of_file[name]} {barred[name]}, which a file may not",
+            hint=f"name it with --{name} or {settings.variable(name)}",
         )
     clouds = [("cloud", address) for address in each(chosen.cloud or "")]
     for role, address in (*clouds, ("edge", chosen.edge)):
@@ -200,72 +167,33 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
         from edgewise.engines.http import require_keyless
 
         require_keyless(url)
-        if role in of_file:
-            key = f"{role}_key"
-            _require_own_key(role, address, of_file[role], places.get(key), key)
-            called = "cloud" if role == "cloud" else "edge model's server"
-            render.note(f"{of_file[role]} names the {called}: {address}")
-
-
-def _require_own_key(role: str, address: str, file: str, of_key: str | None, key: str) -> None:
-    """Raise `UsageError` if another source's key would go where a file says."""
-    if of_key is not None and of_key != file:
-        raise UsageError(
-            f"{file} names the {role} {address!r}, and a file may not say where the "
-            f"{settings.spelled(key)} of {of_key} goes",
-            hint=f"name the {role} with --{role} or {settings.variable(role)}, or put its own "
-            f"{settings.spelled(key)} into that file",
-        )
-
-
-def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
-    """The setting's flag, else its variable; None if the error names the setting itself."""
-    setting = error.setting
-    if setting is None or error.message.startswith(settings.spelled(setting)):
-        return None
-    where = settings.variable(setting) if setting in NAMES else None
-    for one in parameters:
-        if one.name == setting:
-            where = one.opts[0] if one.opts[0].startswith("--") else None
-    return None if where is None or where in str(error) else where
-
-
-def _joined(given: object) -> object:
-    """Of an option that may be repeated, as the settings have it."""
-    return ",".join(map(str, given)) or None if isinstance(given, list) else given
+        if role not in of_file:
+            continue
+        file, key, flag = of_file[role], settings.spelled(f"{role}_key"), f"--{role}"
+        if (whose := places.get(f"{role}_key", file)) != file:
+            raise UsageError(
+                f"{file} names the {role} {address!r}, and a file may not say where the {key} of "
+                f"{whose} goes",
+                hint=f"name the {role} with {flag} or {settings.variable(role)}, or put its own "
+                f"{key} into that file",
+            )
+        called = "cloud" if role == "cloud" else "edge model's server"
+        render.note(f"{file} names the {called}: {address}")
 
 
 def _first(given: object) -> object:
     return given[0] if isinstance(given, list) and given else given
 
 
-def _keyword(
-    name: str, annotation: object, like: inspect.Parameter | None = None
-) -> inspect.Parameter:
-    default = like.default if like else inspect.Parameter.empty
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=annotation)
-
-
 def _option(name: str) -> inspect.Parameter:
-    """The option of a field: its help, and its type or nothing (not given)."""
-    annotation, meta, *_ = get_args(FIELDS[name].type)
-    union = get_origin(annotation) in (Union, UnionType)
-    kinds = [k for k in (get_args(annotation) if union else (annotation,)) if k is not NoneType]
-    # A choice between a word and a number comes as text, which `settings.load` converts; so does a
-    # share, which may be in percent.
-    kind: Any = kinds[0] if len(kinds) == 1 and name != "cloud_share" else str
-    kind = list[str] if name == "cloud" else kind  # may be repeated
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # bounds are `load`'s
-    extra = meta.extra
-    panel = _PANELS[extra["group"]]
+    """The option of a field: text, which `settings.load` converts as it does the environment's."""
+    _, meta, *_ = get_args(FIELDS[name].type)
     option = typer.Option(
         None,
         help=meta.description,
-        metavar=extra["metavar"],
-        rich_help_panel=panel,
-        hidden=extra["rare"] and ALL not in sys.argv,
+        metavar=meta.extra["metavar"],
+        rich_help_panel=_PANELS[meta.extra["group"]],
+        hidden=meta.extra["rare"] and ALL not in sys.argv,
     )
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None
-    )
+    kind: Any = list[str] if name in _REPEATED else str
+    return inspect.Parameter(name, _KEYWORD, default=option, annotation=kind | None)

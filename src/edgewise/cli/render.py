@@ -8,16 +8,14 @@ from datetime import timedelta
 from types import FrameType
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from edgewise.events import AnswerCost, Consult, Event, Finished, TierUsage, Timing, Token, Usage
-from edgewise.loop.decoder import Answer
-from edgewise.loop.policy import INITIAL_CREDIT
+from edgewise.events import AnswerCost, Consult, Event, Finished, Timing, Token, Usage
+from edgewise.loop.policy import INITIAL_BUCKET
 from edgewise.settings import Settings
 
 # Without NO_COLOR's colours bold and underline stay. What models and files say is text, whatever
@@ -147,7 +145,7 @@ def warn_of_toy(edge: str, prompt: str) -> None:
         )
 
 
-def summary(answer: Answer | Finished, *, cloud: bool, share: float | None = None) -> str:
+def summary(answer: Finished, *, cloud: bool, share: float | None = None) -> str:
     """One line behind an answer: who wrote how much, in what time, at what cost.
 
     `cloud`: whether there is one; `share`: the one asked for, which a short answer may exceed.
@@ -163,8 +161,8 @@ def summary(answer: Answer | Finished, *, cloud: bool, share: float | None = Non
         parts = [f"{total} tokens", f"{total / seconds:.0f} tokens/s"]
     if answer.finish_reason == "length":
         parts.append(f"cut at {total} tokens")
-    if share is not None and share * total < by_cloud <= share * total + INITIAL_CREDIT:
-        parts.append(f"a short answer may have {INITIAL_CREDIT:g} above the share")
+    if share is not None and share * total < by_cloud <= share * total + INITIAL_BUCKET:
+        parts.append(f"a short answer may have {INITIAL_BUCKET:g} above the share")
     if usage.cost:
         parts.append(costed(usage.cost))
     return " · ".join(parts)
@@ -180,15 +178,10 @@ def statistics(usage: Usage, timing: Timing) -> str:
         f"cloud prompt {metered(usage.cloud_prompt_computed)} computed, "
         f"{metered(usage.cloud_prompt_cached)} cached",
         f"{usage.cloud_completion_tokens} written by the cloud",
-        *map(tier, usage.tiers),
+        *(f"{t.cloud}: wanted {t.wanted}, calls {t.calls}, wrote {t.wrote}" for t in usage.tiers),
         f"first token after {timing.ttft:.2f} s, {total / timing.total:.1f} tokens/s",
     ]
     return "; ".join(parts)
-
-
-def tier(one: TierUsage) -> str:
-    """What one of several clouds did for an answer."""
-    return f"{one.cloud}: wanted {one.wanted}, asked {one.asked}, wrote {one.wrote}"
 
 
 def costed(cost: AnswerCost) -> str:
@@ -224,23 +217,19 @@ class _ProgressLines(Progress):
     def __init__(self, every: float) -> None:
         super().__init__(console=err, disable=True)
         self._every = every
-        self._told = (self.get_time(), 0.0)
+        self._last = self.get_time()
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         super().advance(task_id, advance)
+        if self.get_time() - self._last < self._every:
+            return
+        self._last = self.get_time()
         task = self.tasks[self.task_ids.index(task_id)]
-        now, (then, before) = self.get_time(), self._told
-        fresh = task.completed <= before  # begun anew, as the next stage
-        if not fresh and now - then < self._every:
-            return
-        self._told = (now, task.completed)
-        if fresh:
-            return
         line = f"{task.description}: {task.completed:.0f}"
         if task.total:
-            # By the pace since the last line: what an earlier run answered takes no time.
-            left = (task.total - task.completed) * (now - then) / (task.completed - before)
-            line += f" of {task.total:.0f}, about {timedelta(seconds=round(left))} left"
+            line += f" of {task.total:.0f}"
+        if task.time_remaining is not None:
+            line += f", about {timedelta(seconds=task.time_remaining)} left"
         note(line)
 
 
@@ -252,5 +241,4 @@ def show(table: Table) -> None:
             column.overflow, column.no_wrap = "fold", False
         out.print(table, soft_wrap=False)
         return
-    width = Measurement.get(out, out.options.update(max_width=_WIDEST), table).maximum
-    Console(file=out.file, width=width, color_system=None, markup=False, emoji=False).print(table)
+    Console(file=out.file, width=_WIDEST, color_system=None, markup=False, emoji=False).print(table)

@@ -80,7 +80,10 @@ def run(
         pair = stack.enter_context(open_pair(chosen, system=system, sent_file=sent_file))
         if not json:
             render.warn_of_toy(chosen.edge, text)
-        asked = _untemplated(pair, text) if no_template else text
+        asked: str | list[int] = text
+        if no_template:
+            require_fitting(pair.edge.tokenizer, [text], pair.edge.context)
+            asked = pair.edge.tokenizer.encode_prompt(text)
         events = stack.enter_context(pair.stream(asked, stop=stop or (), json_schema=schema))
         if json:
             print(msgspec.json.encode(collect(events)).decode())
@@ -105,11 +108,6 @@ def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
         return
     render.note(f"interrupted after {len(tokens)} tokens, {by_cloud} by the cloud")
     raise typer.Exit(130)
-
-
-def _untemplated(pair: Pair, text: str) -> list[int]:
-    require_fitting(pair.edge.tokenizer, [text], pair.edge.context)
-    return pair.edge.tokenizer.encode_prompt(text)
 
 
 def _read(prompt: str | None) -> str:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
-from edgewise.cloud.bridge.word_boundary import WordBoundaries
+from edgewise.cloud.adapter.word_boundary import WordBoundaries
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
-from edgewise.engines.base import Abilities
+from edgewise.engines.base import Engine
 from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
@@ -22,22 +23,26 @@ from edgewise.sampling import Sampling
 _log = logging.getLogger(__name__)
 
 
+class ConsultRequest(msgspec.Struct, frozen=True):
+    """`n` tokens after `ids`, the prompt and the answer so far, within `deadline` seconds.
+
+    `sent` counts every message that was handed to a connection, also of a consult that fails.
+    """
+
+    ids: Sequence[int]
+    n: int
+    deadline: float
+    sampling: Sampling = Sampling()
+    sent: Sent = msgspec.field(default_factory=Sent)
+
+
 class CloudSession(Protocol):
     """One answer's conversation with the cloud model."""
 
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> Future[Completion]:
-        """Ask for `n` tokens after `ids`, prompt and answer so far.
+    def ask(self, request: ConsultRequest) -> Future[Completion]:
+        """The future fails with a `CloudError`, `CloudTimeout` after the request's deadline.
 
-        The future fails with a `CloudError`, `CloudTimeout` after `deadline` seconds. `sent` counts
-        every message that was handed to a connection, also of a consult that fails. Raises
-        `Blocked` if the context filter lets nothing leave.
+        Raises `Blocked` if the context filter lets nothing leave.
         """
         ...
 
@@ -60,6 +65,21 @@ class CloudModel(Protocol):
     vocabulary_check: str = ""
     """How `check` compared the vocabularies, in words: all ids, a sample, or fixed strings."""
 
+    local: EdgeModel | None = None
+    """The model, if it runs in this process; None behind an adapter."""
+
+    here: bool = False
+    """Whether it runs in this process: then a slow one is not a lost one."""
+
+    own_tokenizer: Tokenizer | None = None
+    """The tokenizer of the ids it is sent, if they are not the edge's."""
+
+    boundaries: WordBoundaries | None = None
+    """The word boundaries where a cloud of another vocabulary may be asked, else None."""
+
+    id_engine: Engine | None = None
+    """The engine, if one is asked directly, by token ids."""
+
     def open(self, prompt: Prompt) -> CloudSession:
         """A session for an answer to `prompt`; nothing is sent yet."""
         ...
@@ -74,31 +94,6 @@ class CloudModel(Protocol):
     def close(self) -> None:
         """Close connections and threads."""
         ...
-
-    @property
-    def local(self) -> EdgeModel | None:
-        """The model, if it runs in this process."""
-        return None
-
-    @property
-    def here(self) -> bool:
-        """Whether it runs in this process: then a slow one is not a lost one."""
-        return self.local is not None
-
-    @property
-    def abilities(self) -> Abilities | None:
-        """What the engine can do, once checked; None if no engine is asked directly."""
-        return None
-
-    @property
-    def own_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the ids it is sent, if they are not the edge's."""
-        return None
-
-    @property
-    def boundaries(self) -> WordBoundaries | None:
-        """The word boundaries where a cloud of another vocabulary may be asked, else None."""
-        return None
 
     def local_only(self, prompt: Prompt) -> bool:
         """Whether a text in the prompt makes its conversation local."""

@@ -4,17 +4,15 @@ It is asked by ids where its vocabulary is the edge's, or its tokenizer is known
 """
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
+from edgewise.cloud.adapter.ids import checked
+from edgewise.cloud.adapter.text import TextCloud
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge.adapter import checked
-from edgewise.cloud.bridge.context_filter import ContextFilter
-from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.engine import EngineCloud
+from edgewise.cloud.redaction.filter import Redacted
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import Engine
 from edgewise.engines.http import Redirected
@@ -40,10 +38,6 @@ from edgewise.errors import (
 _TEXT = "-text"
 """Ends the name of a text dialect of an engine by ids."""
 
-_OF_THE_PROMPT = "completions"
-"""The one that needs the model's own tokenizer, for its template."""
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -56,14 +50,10 @@ def open_engine(
     `UsageError` for another engine's name and for one that takes text; a `CloudError` where "auto"
     finds none that is known.
     """
-    check_name(engine)
-    name = asyncio.run(engine_at(url, key=key, model=model)) if engine == AUTO else engine
-    make = ENGINES.load(name)
-    if _is_text(make):
-        raise UsageError(
-            f"The engine {name!r} takes text, so the edge's tokenizer must be known", hint="connect"
-        )
-    made = make(url, key=key, model=model)
+    name = _name_at(url, key, engine, model)
+    made = ENGINES.load(name)(url, key=key, model=model)
+    if isinstance(made, TextEngine):
+        raise UsageError(f"The engine {name!r} takes text", hint="use connect")
     return EngineCloud(made) if isinstance(made, Engine) else made
 
 
@@ -75,7 +65,7 @@ def connect(
     engine: str = AUTO,
     model: str | None = None,
     own: Tokenizer | None = None,
-    context_filter: ContextFilter | None = None,
+    context_filter: Redacted | None = None,
 ) -> CloudModel:
     """The cloud model at `url`, checked for an `edge`; `vocabulary_check` says how.
 
@@ -84,13 +74,19 @@ def connect(
     there is asked by text, in each dialect until one continues an answer. Raises a `CloudError`,
     `VocabularyMismatch` or another `UsageError`.
     """
-    check_name(engine)
-    by_text = partial(_by_text, url, edge, key, model, own, context_filter)
+
+    def by_text(name: str) -> CloudModel:
+        """In the dialect of that name."""
+        options: dict[str, Any] = {} if own is None else {"tokenizer": own}
+        made = ENGINES.load(name)(url, key=key, model=model, **options)
+        return checked(TextCloud(made, edge=edge, context_filter=context_filter), edge)
+
     try:
-        name = asyncio.run(engine_at(url, key=key, model=model)) if engine == AUTO else engine
+        name = _name_at(url, key, engine, model)
     except UnknownEngine as error:
         return _by_any_text(by_text, url, own, error)
-    if _is_text(ENGINES.load(name)):
+    make = ENGINES.load(name)
+    if isinstance(make, type) and issubclass(make, TextEngine):
         return by_text(name)
     text = name + _TEXT
     try:
@@ -100,11 +96,8 @@ def connect(
         other = isinstance(error, VocabularyMismatch) and error.setting == "cloud_tokenizer"
         if engine != AUTO and text in ENGINES and other:
             # One that was named is not asked by text; the error says how it would be.
-            raise VocabularyMismatch(
-                error.message,
-                hint=f"{error.hint}, or name the engine {text!r}, which is asked by text",
-                setting=error.setting,
-            ) from error
+            error.hint = f"{error.hint}, or name the engine {text!r}, which is asked by text"
+            raise
         named = engine != AUTO or own is not None or error.setting == "cloud_model"
         if named or name == GATEWAY:
             raise
@@ -114,40 +107,10 @@ def connect(
         return _by_any_text(by_text, url, own, error)
 
 
-def _is_text(make: object) -> bool:
-    return isinstance(make, type) and issubclass(make, TextEngine)
-
-
-def _by_text(
-    url: str,
-    edge: Tokenizer,
-    key: str | None,
-    model: str | None,
-    own: Tokenizer | None,
-    context_filter: ContextFilter | None,
-    name: str,
-) -> CloudModel:
-    """In the dialect of that name."""
-    make = ENGINES.load(name)
-    more: dict[str, Any] = {}
-    if "tokenizer" in inspect.signature(make).parameters:
-        if own is None:
-            raise UsageError(
-                f"The cloud engine {name!r} renders the cloud's chat template here",
-                hint="name the tokenizer of the model that it serves",
-                setting="cloud_tokenizer",
-            )
-        more["tokenizer"] = own
-    elif own is not None:
-        raise UsageError(
-            f"The cloud engine {name!r} takes text, for which no tokenizer is needed",
-            hint="leave the tokenizer out",
-            setting="cloud_tokenizer",
-        )
-    made = TextCloud(
-        make(url, key=key, model=model, **more), edge=edge, context_filter=context_filter
-    )
-    return checked(made, edge)
+def _name_at(url: str, key: str | None, engine: str, model: str | None) -> str:
+    """The engine's name: what is at the URL where it is "auto"."""
+    check_name(engine)
+    return asyncio.run(engine_at(url, key=key, model=model)) if engine == AUTO else engine
 
 
 def _by_any_text(
@@ -156,7 +119,8 @@ def _by_any_text(
     """In the first dialect that continues an answer; else raises `CloudRejected`."""
     faults: dict[str, list[str]] = {}
     # With a tokenizer that is named, the dialect that needs it.
-    for name in (one for one in BY_TEXT if (one == _OF_THE_PROMPT) == (own is not None)):
+    dialects = [name for name in BY_TEXT if ENGINES.load(name).renders == (own is not None)]
+    for name in dialects:
         try:
             cloud = by_text(name)
         except (CloudRejected, CloudProtocolError) as error:

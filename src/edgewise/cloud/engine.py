@@ -1,24 +1,146 @@
-"""A cloud model behind an engine's URL: the engine's asyncio code on an I/O thread."""
+"""Cloud models at the other end of connections, which live in an event loop's thread."""
 
+import asyncio
+import logging
 import secrets
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine
 from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudSession
-from edgewise.cloud.io_thread import RemoteCloud
-from edgewise.completion import Completion, Sent
+from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest, failed, with_end
+from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.base import PROBE_SECONDS, Abilities, Client, Engine
-from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all
+from edgewise.engines.base import PROBE_SECONDS, Client, Engine
+from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all, detokenization_of
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.vocabulary_check import VocabularyCheck
-from edgewise.errors import CloudRejected
+from edgewise.errors import (
+    CloudProtocolError,
+    CloudRejected,
+    CloudTimeout,
+    CloudUnavailable,
+    EdgewiseError,
+)
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 from edgewise.wire.protocol import request_id
+
+CLOSING_SECONDS = 0.02
+"""TLS says goodbye in the loop's next turns."""
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class IoThread:
+    """Runs coroutines with a deadline; callers get `concurrent.futures.Future`s."""
+
+    def __init__(self, name: str) -> None:
+        """Errors call the cloud model `name`."""
+        self._name = name
+        self._closed = False
+        self._submitting = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cloud", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
+        """Run `work`, at most `deadline` seconds; the future fails with `CloudTimeout` then.
+
+        After `close` it fails with `CloudUnavailable` at once.
+        """
+        with self._submitting:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(self._bounded(work, deadline), self._loop)
+        work.close()
+        return failed(CloudUnavailable(f"The connection to {self._name!r} was closed."))
+
+    def close(self, last: Coroutine[Any, Any, None]) -> None:
+        """Cancel what still runs, run `last`, stop. Later calls do nothing."""
+        with self._submitting:
+            closed, self._closed = self._closed, True
+        if closed:
+            last.close()
+            return
+        asyncio.run_coroutine_threadsafe(self._end(last), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _bounded(self, work: Coroutine[Any, Any, _T], deadline: float) -> _T:
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(_heard)
+        try:
+            async with asyncio.timeout(deadline):
+                return await work
+        except TimeoutError as error:
+            raise CloudTimeout(f"{self._name!r} did not answer within {deadline:g} s.") from error
+        except asyncio.CancelledError as error:
+            if self._closed:
+                raise CloudUnavailable(f"The connection to {self._name!r} was closed.") from error
+            if task.cancelling():
+                raise
+            # Its owner did not give it up: something on the way did.
+            raise CloudUnavailable(f"The call to {self._name!r} was broken off.") from error
+
+    async def _end(self, last: Coroutine[Any, Any, None]) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await last
+        await asyncio.sleep(CLOSING_SECONDS)
+
+
+class RemoteCloud(CloudModel):
+    """What is common to an engine and a gateway at an address: an I/O thread, the checks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._io = IoThread(name)
+        self.submit = self._io.submit
+        self._eos_ids = frozenset([0])
+        self._size: int | None = None
+        # Ids that stand for nothing to the edge model.
+        self._nothing = frozenset[int]()
+
+    def check_remotely(
+        self, work: Coroutine[Any, Any, None], deadline: float, tokenizer: Tokenizer
+    ) -> None:
+        """Run `work`, which proves that ids are `tokenizer`'s; completions are held to that."""
+        # Reading a vocabulary would hold the I/O thread up.
+        nothing = detokenization_of(tokenizer).nothing
+        self.submit(work, deadline).result()
+        self._eos_ids = tokenizer.eos_ids or self._eos_ids
+        self._size, self._nothing = tokenizer.size, nothing
+
+    def checked(self, completion: Completion, n: int, prompt: int) -> Completion:
+        """With the edge's end token where the engine kept its own.
+
+        Raises `CloudProtocolError` unless it answers a consult for `n` tokens after `prompt` ids.
+        """
+        completion = with_end(completion, n, self._eos_ids, self.name)
+        completion.check(asked=n, prompt=prompt, size=self._size)
+        if empty := self._nothing.intersection(completion.ids):
+            # To the engine it does stand for something: where ids were not all compared.
+            raise CloudProtocolError(
+                f"{self.name!r} wrote the id {min(empty)}, which stands for nothing to the edge "
+                "model",
+                hint="choose two models of one family, or name its own tokenizer",
+                setting="cloud_tokenizer",
+            )
+        return completion
+
+    def close(self) -> None:
+        self._io.close(self._hang_up())
+
+    async def _hang_up(self) -> None:
+        """Close connections, when no work is left."""
 
 
 class EngineCloud(RemoteCloud):
@@ -29,16 +151,11 @@ class EngineCloud(RemoteCloud):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.url)
-        self.engine = engine
+        self.engine = self.id_engine = engine
         self._check: VocabularyCheck | None = None
 
-    @property
-    def abilities(self) -> Abilities:
-        return self.engine.abilities
-
     def identity(self) -> str:
-        able = self.engine.abilities
-        return f"{self.name} {able.engine} {able.model or ''}"
+        return f"{self.name} {self.engine.dialect} {self.engine.described.model or ''}"
 
     def open(self, prompt: Prompt) -> "EngineSession":
         return EngineSession(self)
@@ -50,14 +167,13 @@ class EngineCloud(RemoteCloud):
         self._check = check
         return self.vocabulary_check
 
-    async def complete(
-        self, ids: list[int], n: int, sampling: Sampling, client: Client
-    ) -> Completion:
+    async def complete(self, request: ConsultRequest, client: Client) -> Completion:
         """One consult: the whole prefix goes, the engine's prefix cache does the reuse."""
+        ids, n = request.ids, request.n
         if not ids:
             raise CloudRejected("A consult needs at least one id before it.")
         complete = self.engine.complete if self._check is None else self._check.complete
-        return self.checked(await complete(ids, n, sampling, client), n, len(ids))
+        return self.checked(await complete(ids, n, request.sampling, client), n, len(ids))
 
     async def _accept(self, tokenizer: Tokenizer) -> None:
         strings = self.engine.compare_strings(tokenizer)
@@ -75,22 +191,13 @@ class EngineSession(CloudSession):
         self._client = Client(session=secrets.token_hex(12))
         self._asks = 0
 
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> Future[Completion]:
+    def ask(self, request: ConsultRequest) -> Future[Completion]:
         self._asks += 1
         name = request_id(self._client.session, self._asks)
-        if sent is not None:
-            sent.request_id = name
-        end = time.monotonic() + deadline
-        client = replace(self._client, sent=sent, request_id=name, end=end)
-        work = self._cloud.complete(list(ids), n, sampling, client)
-        return self._cloud.submit(work, deadline)
+        request.sent.request_id = name
+        end = time.monotonic() + request.deadline
+        client = replace(self._client, sent=request.sent, request_id=name, end=end)
+        return self._cloud.submit(self._cloud.complete(request, client), request.deadline)
 
 
 class LlamaServer(EngineCloud):
@@ -98,3 +205,10 @@ class LlamaServer(EngineCloud):
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         super().__init__(LlamaServerEngine(url, key=key, model=model))
+
+
+def _heard(task: "asyncio.Task[Any]") -> None:
+    """Log a bug in work that was cancelled: nobody reads its result."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and task.cancelling() and not isinstance(error, EdgewiseError):
+        _log.error("work that was given up failed", exc_info=error)

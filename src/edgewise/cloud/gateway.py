@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import aiohttp
 
-from edgewise.cloud.base import log_failure
+from edgewise.cloud.base import ConsultRequest, log_failure
+from edgewise.cloud.engine import RemoteCloud
 from edgewise.cloud.gateway_link import GatewayLink, shared
-from edgewise.cloud.io_thread import RemoteCloud
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all
@@ -24,10 +24,8 @@ from edgewise.errors import (
     CloudProtocolError,
     CloudRejected,
     OtherVocabulary,
-    VocabularyMismatch,
 )
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 from edgewise.wire.protocol import MAX_FRAME, PATH, tokenizer_fingerprint
 
 CHECK_SECONDS = 10.0
@@ -90,11 +88,7 @@ class GatewayCloud(RemoteCloud):
         try:
             self.check_remotely(self._check(tokenizer), CHECK_SECONDS + COMPARE_SECONDS, tokenizer)
         except OtherVocabulary as error:
-            raise VocabularyMismatch(
-                error.message,
-                hint="choose two models of one family, or name its own tokenizer",
-                setting="cloud_tokenizer",
-            ) from error
+            raise self._text.mismatch("has other ids than the edge model") from error
         return self.vocabulary_check
 
     def close(self) -> None:
@@ -112,7 +106,7 @@ class GatewayCloud(RemoteCloud):
         best = max(self._idle, key=lambda link: link.shared(ids), default=None)
         if best is None or 2 * best.shared(ids) < best.held:
             if len(self._idle) < MOST_IDLE:
-                self.links.add(link := GatewayLink(self))
+                self.links.add(link := self._link())
                 return link
             best = self._idle[0]
         self._idle.remove(best)
@@ -160,14 +154,17 @@ class GatewayCloud(RemoteCloud):
                 )
         except aiohttp.WSServerHandshakeError as error:
             problem = not_now(self.name, error.status) or CloudProtocolError(
-                f"{self.name!r} is no gateway (HTTP {error.status})", hint="check the address"
+                f"{self.name!r} is not a gateway (HTTP {error.status})", hint="check the address"
             )
             raise problem from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise unreachable(self.name, error) from error
 
+    def _link(self) -> GatewayLink:
+        return GatewayLink(self.name, self.tokenizer, self.socket, self.require_same)
+
     async def _check(self, tokenizer: Tokenizer) -> None:
-        link = GatewayLink(self)
+        link = self._link()
         try:
             self._text.watched, self._text.described = None, await self._text.describe()
             opened = await link.connect(Sent())
@@ -204,17 +201,9 @@ class GatewaySession:
         self._sent: list[int] = []
         self._closed = False
 
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> Future[Completion]:
-        self._sent = list(ids)
-        work = self._ask(self._sent, n, sampling, deadline, sent or Sent())
-        return self._gateway.submit(work, deadline)
+    def ask(self, request: ConsultRequest) -> Future[Completion]:
+        self._sent = list(request.ids)
+        return self._gateway.submit(self._ask(request), request.deadline)
 
     def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         fresh = len(ids) - shared(self._sent, ids)
@@ -239,13 +228,9 @@ class GatewaySession:
         self._link = self._link or self._gateway.take(ids)
         return self._link
 
-    async def _ask(
-        self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
-    ) -> Completion:
-        if not ids:
-            raise CloudRejected("A consult needs at least one id before it.")
-        completion = await self._linked(ids).ask(ids, n, sampling, deadline, sent)
-        return self._gateway.checked(completion, n, len(ids))
+    async def _ask(self, request: ConsultRequest) -> Completion:
+        completion = await self._linked(request.ids).ask(request)
+        return self._gateway.checked(completion, request.n, len(request.ids))
 
     async def _prefetch(self, ids: list[int], sent: Sent) -> None:
         # Best effort: what goes wrong shows at the next consult.

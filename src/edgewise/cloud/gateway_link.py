@@ -10,14 +10,15 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import aiohttp
 
+from edgewise.cloud.base import ConsultRequest
 from edgewise.completion import Completion, Sent
 from edgewise.edge.kv import common_prefix
 from edgewise.engines.base import TOP
+from edgewise.engines.http import bounded
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -28,7 +29,6 @@ from edgewise.errors import (
     OtherVocabulary,
 )
 from edgewise.events import Candidate
-from edgewise.sampling import Sampling
 from edgewise.wire.protocol import (
     MAX_SPAN,
     VERSION,
@@ -80,26 +80,20 @@ class Broken(Exception):
     """The link broke in the middle; what was asked may be asked again."""
 
 
-class LinkedGateway(Protocol):
-    """What a link needs of the gateway that it leads to; `tokenizer` is the edge's fingerprint."""
-
-    name: str
-    tokenizer: str
-
-    async def socket(self) -> aiohttp.ClientWebSocketResponse:
-        """A new connection; raises a `CloudError`."""
-        ...
-
-    async def require_same(self, served: str) -> None:
-        """Raises a `CloudError` unless it serves what it did."""
-        ...
-
-
 class GatewayLink:
     """A gateway session over connections that come and go. Lives in the I/O thread's loop."""
 
-    def __init__(self, gateway: LinkedGateway) -> None:
-        self._gateway, self._name = gateway, gateway.name
+    def __init__(
+        self,
+        name: str,
+        tokenizer: str,
+        connect: Callable[[], Awaitable[aiohttp.ClientWebSocketResponse]],
+        require_same: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`name` is the gateway's, `tokenizer` the edge's fingerprint. Both calls may raise a
+        `CloudError`; `require_same` is given the model that the gateway serves."""
+        self._name, self._tokenizer = name, tokenizer
+        self._connect, self._require_same = connect, require_same
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._reader: asyncio.Task[None] | None = None
         self._session = ""
@@ -118,19 +112,17 @@ class GatewayLink:
         """How many of `ids` the gateway is thought to hold already."""
         return shared(self._ledger.ids, ids)
 
-    async def ask(
-        self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
-    ) -> Completion:
-        """Tried again over a new connection until `deadline`; raises a `CloudError`."""
-        if n > MAX_SPAN:
+    async def ask(self, request: ConsultRequest) -> Completion:
+        """Tried again over a new connection until the deadline; raises a `CloudError`."""
+        if request.n > MAX_SPAN:
             raise CloudRejected(
-                f"A gateway writes at most {MAX_SPAN} tokens at a time, not {n}",
+                f"A gateway writes at most {MAX_SPAN} tokens at a time, not {request.n}",
                 hint="ask for fewer",
             )
-        end, forgotten, pause = time.monotonic() + deadline, 0, FIRST_PAUSE
+        end, forgotten, pause = time.monotonic() + request.deadline, 0, FIRST_PAUSE
         while forgotten < TRIES:
             try:
-                reply = await self._reply(ids, n, sampling, end, sent)
+                reply = await self._reply(request, end)
             except Broken:
                 # Until the deadline, at which this is cancelled.
                 await asyncio.sleep(random.uniform(0.0, pause))
@@ -162,16 +154,14 @@ class GatewayLink:
 
     async def connect(self, sent: Sent) -> Opened:
         """Make the connection and open, or resume, the session; raises a `CloudError`."""
-        socket = await self._gateway.socket()
+        socket = await self._connect()
         try:
             frame = await self._opened(socket, sent)
         except BaseException:
             await socket.close()
             raise
         self._session = frame.session
-        kept = 0 < frame.known <= len(self._ledger.ids)
-        self._ledger.put(frame.known if kept else 0, [])
-        if self._ledger.check != frame.check:
+        if not self._ledger.put(frame.known, []) or self._ledger.check != frame.check:
             self._ledger.put(0, [])
         self._socket, self._waiting = socket, {}
         self._reader = asyncio.create_task(self._read(socket, self._waiting))
@@ -185,7 +175,7 @@ class GatewayLink:
             await self._hang_up()
 
     async def _opened(self, socket: aiohttp.ClientWebSocketResponse, sent: Sent) -> Opened:
-        opening = encode(Open(VERSION, self._gateway.tokenizer, self._session))
+        opening = encode(Open(VERSION, self._tokenizer, self._session))
         try:
             sent.add(0, opening, tells=False)
             await socket.send_bytes(opening)
@@ -201,27 +191,25 @@ class GatewayLink:
             raise self._refusal(frame)
         if not isinstance(frame, Opened):
             raise CloudProtocolError(f"{self._name!r} did not open the session.")
-        await self._gateway.require_same(frame.model)
+        await self._require_same(frame.model)
         return frame
 
-    async def _reply(
-        self, ids: list[int], n: int, sampling: Sampling, end: float, sent: Sent
-    ) -> Reply | NeedFull:
+    async def _reply(self, request: ConsultRequest, end: float) -> Reply | NeedFull:
+        sent = request.sent
         async with self._sending:
             await self._connected(sent)
-            position, new_ids = self._put(ids)
+            position, new_ids = self._put(request.ids)
             self._count = (self._count + 1) % (1 << 32)
-            ask, check, drawn = self._count, self._ledger.check, packed(sampling)
-            milliseconds = max(1, int(1000 * (end - time.monotonic())))
+            ask, check, drawn = self._count, self._ledger.check, packed(request.sampling)
+            left = max(1, int(1000 * (end - time.monotonic())))
             sent.request_id = request_id(self._session, ask)
             waiting = self._waiting
             reply = waiting[ask] = asyncio.Future()
             # A consult that was given up asks no more how its reply failed.
             reply.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
-                await self._send(
-                    Ask(ask, position, new_ids, check, n, milliseconds, TOP, drawn), sent
-                )
+                frame = Ask(ask, position, new_ids, check, request.n, left, TOP, drawn)
+                await self._send(frame, sent)
             except BaseException:
                 waiting.pop(ask).cancel()
                 raise
@@ -241,11 +229,12 @@ class GatewayLink:
         if self._socket is None or self._socket.closed:
             await self.connect(sent)
 
-    def _put(self, ids: list[int]) -> tuple[int, list[int]]:
+    def _put(self, ids: Sequence[int]) -> tuple[int, list[int]]:
         """From where on `ids` are new to the gateway, and those; the ledger has them from now."""
         position = self.shared(ids)
-        self._ledger.put(position, ids[position:])
-        return position, ids[position:]
+        fresh = list(ids[position:])
+        self._ledger.put(position, fresh)
+        return position, fresh
 
     async def _send(self, frame: FromDevice, sent: Sent) -> None:
         data = encode(frame)
@@ -306,7 +295,7 @@ class GatewayLink:
         error = _ERRORS.get(frame.reason, CloudProtocolError)(
             f"{self._name!r}: {_plain(frame.message)}",
             hint=later,
-            request_id=_plain(frame.request_id) if frame.request_id else None,
+            request_id=bounded(frame.request_id),
         )
         error.declined = isinstance(error, CloudRefused | CloudRejected)
         return error

@@ -128,20 +128,12 @@ def _plain(name: str | None) -> str:
     return (name or "").lower().rstrip(".")
 
 
-def cloud_key(settings: Settings) -> str | None:
-    """The cloud's key, as set. Raises `UsageError` if it cannot be a bearer token."""
-    return _bearer(settings.cloud_key, "cloud_key", "The cloud's key")
-
-
-def edge_key(settings: Settings) -> str | None:
-    """The same for the edge model's server."""
-    return _bearer(settings.edge_key, "edge_key", "The key of the edge model's server")
-
-
-def _bearer(key: str | None, setting: str, called: str) -> str | None:
+def bearer(settings: Settings, setting: Literal["cloud_key", "edge_key"]) -> str | None:
+    """A key, as set. Raises `UsageError` if it cannot be a bearer token."""
+    key = settings.cloud_key if setting == "cloud_key" else settings.edge_key
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UsageError(
-            f"{called} has blanks, line breaks or characters that no key has",
+            f"{spelled(setting)} has blanks, line breaks or characters that no key has",
             hint="copy it again",
             setting=setting,
         )

@@ -2,13 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from edgewise.cloud.base import CloudModel, CloudSession, failed, log_failure
-from edgewise.completion import Completion, Sent
+from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest, failed, log_failure
+from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.engines.base import TOP
@@ -23,7 +23,6 @@ from edgewise.errors import (
 )
 from edgewise.events import Candidate
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 
 _KEPT = Needs.ENTROPY | Needs.TOP | Needs.LOGITS
 
@@ -35,19 +34,11 @@ class LocalCloud(CloudModel):
 
     def __init__(self, model: EdgeModel) -> None:
         self.name = model.name
-        self.model = model
+        self.local = self.model = model
+        self.here = True
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
-        self._closed = False
-        self._submitting = threading.Lock()
-
-    @property
-    def closed(self) -> bool:
+        self.closed = False
         """Whether consults fail from now on, running ones at their next token."""
-        return self._closed
-
-    @property
-    def local(self) -> EdgeModel:
-        return self.model
 
     def identity(self) -> str:
         return self.model.fingerprint()
@@ -66,14 +57,15 @@ class LocalCloud(CloudModel):
 
     def submit(self, work: Callable[[], _T]) -> "Future[_T]":
         """Run `work` on the model's thread; once closed the future fails at once."""
-        with self._submitting:
-            if not self._closed:
-                return self._thread.submit(work)
-        return failed(CloudUnavailable(f"The cloud model {self.name!r} was closed."))
+        try:
+            return self._thread.submit(work)
+        except RuntimeError:
+            if not self.closed:
+                raise
+            return failed(CloudUnavailable(f"The cloud model {self.name!r} was closed."))
 
     def close(self) -> None:
-        with self._submitting:
-            self._closed = True
+        self.closed = True
         self._thread.shutdown()
         self.model.close()
 
@@ -89,20 +81,11 @@ class LocalSession(CloudSession):
         self._cloud = cloud
         self._eos_ids = cloud.model.tokenizer.eos_ids
         self._session: EdgeSession | None = None
-        self._used = False
         self._closing = threading.Event()
 
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> Future[Completion]:
-        self._used = True
-        end = time.monotonic() + deadline
-        return self._cloud.submit(partial(self._answer, list(ids), n, sampling, end))
+    def ask(self, request: ConsultRequest) -> Future[Completion]:
+        end = time.monotonic() + request.deadline
+        return self._cloud.submit(partial(self._answer, request, end))
 
     def forget(self) -> None:
         """Drop what the KV cache holds, after what was asked before and before what comes next."""
@@ -110,7 +93,7 @@ class LocalSession(CloudSession):
 
     def close(self) -> None:
         """Fail waiting consults; the thread gives the cache back when it is free."""
-        if self._used and not self._closing.is_set():
+        if not self._closing.is_set():
             self._in_background(self._end)
         self._closing.set()
 
@@ -130,11 +113,11 @@ class LocalSession(CloudSession):
         if self._session is not None:
             self._session.close()
 
-    def _answer(self, ids: list[int], n: int, sampling: Sampling, end: float) -> Completion:
+    def _answer(self, request: ConsultRequest, end: float) -> Completion:
         started = time.monotonic()
         try:
             self._require_time(end)
-            return self._write(ids, n, sampling, started, end)
+            return self._write(request, started, end)
         except CloudError:
             raise
         except ContextOverflow as error:
@@ -142,10 +125,8 @@ class LocalSession(CloudSession):
         except EdgewiseError as error:
             raise CloudError(f"The cloud model failed: {error}") from error
 
-    def _write(
-        self, ids: list[int], n: int, sampling: Sampling, started: float, end: float
-    ) -> Completion:
-        size = self._cloud.model.tokenizer.size
+    def _write(self, request: ConsultRequest, started: float, end: float) -> Completion:
+        ids, size = request.ids, self._cloud.model.tokenizer.size
         if not ids or not all(0 <= token < size for token in ids):
             raise CloudRejected(f"A consult needs ids before it, from 0 to {size - 1}.")
         session = self._opened()
@@ -153,10 +134,10 @@ class LocalSession(CloudSession):
         written: list[int] = []
         logprobs: list[float] = []
         top: list[tuple[Candidate, ...]] = []
-        for _ in range(n):
+        for _ in range(request.n):
             self._require_time(end)
             step = session.step()
-            token = sampling.choose(step)
+            token = request.sampling.choose(step)
             written.append(token)
             logprobs.append(step.logprob(token))
             top.append(step.candidates(TOP))

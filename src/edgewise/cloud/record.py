@@ -43,18 +43,6 @@ _PREFETCH_SECONDS = 0.05
 _NO_FILE = "it is not a file of this user's, but a link, a pipe, a device or another user's"
 
 
-class AnswerSent(SentCounts, frozen=True, kw_only=True):
-    """What an answer sent to `host`: counts of messages' bodies, of `consults` and of `prefetches`.
-
-    `at` is when it began, in seconds since 1970. `tokens` ids travelled, again each time they did;
-    where text travels there are none.
-    """
-
-    at: float
-    conversation: str
-    answer: str
-
-
 class SentRecord:
     """What the answers of a decoder or a server sent; any thread may call."""
 
@@ -109,22 +97,25 @@ class SentRecord:
         # Secret, so that nobody who sees a conversation's name can try texts on it.
         self._secret = secrets.token_bytes(32)
 
-    def answers(self) -> list[AnswerSent]:
-        """What the last answers sent, the oldest first; those that sent nothing are left out."""
+    def answers(self) -> "list[SentAnswer]":
+        """The last answers that sent something, the oldest first."""
         with self.lock:
-            return [one.sums for one in self._answers if one.sums.bytes]
+            return [one for one in self._answers if one.sums.bytes]
 
 
 class SentAnswer:
-    """What one answer sent; made by `SentRecord.answer`."""
+    """What one answer sent; made by `SentRecord.answer`.
+
+    It began `at`, in seconds since 1970. `sums` counts bodies of messages, and ids each time they
+    travelled; where text travels there are none.
+    """
 
     def __init__(
         self, record: SentRecord, conversation: str, host: str, tokenizer: Tokenizer
     ) -> None:
-        self.conversation, self.host = conversation, host
-        self.sums = AnswerSent(
-            at=time.time(), conversation=conversation, answer=secrets.token_hex(4), host=host
-        )
+        self.at, self.conversation, self.host = time.time(), conversation, host
+        self.answer = secrets.token_hex(4)
+        self.sums = SentCounts()
         self._record, self._tokenizer = record, tokenizer
         self._prefetches: list[Sent] = []
         self._numbers = itertools.count()
@@ -147,14 +138,7 @@ class SentAnswer:
         flying = [sent.under_way for sent in self._prefetches if sent.under_way is not None]
         if flying:
             futures.wait(flying, _PREFETCH_SECONDS)
-        sums = self.sums
-        return SentCounts(
-            host=sums.host if sums.bytes else None,
-            consults=sums.consults,
-            prefetches=sums.prefetches,
-            bytes=sums.bytes,
-            tokens=sums.tokens,
-        )
+        return self.sums
 
     def _sent(self, kind: Literal["consult", "prefetch"], ids: Sequence[int]) -> Sent:
         return Sent(ids, partial(self._leaves, kind, next(self._numbers)))
@@ -167,6 +151,7 @@ class SentAnswer:
             sums, first = self.sums, sent.bytes == 0
             self.sums = replace(
                 sums,
+                host=self.host,
                 consults=sums.consults + (first and kind == "consult"),
                 prefetches=sums.prefetches + (first and kind == "prefetch"),
                 bytes=sums.bytes + len(message),
@@ -181,7 +166,7 @@ class SentAnswer:
         return {
             "at": time.time(),
             "conversation": self.conversation,
-            "answer": self.sums.answer,
+            "answer": self.answer,
             "number": number,
             "kind": kind,
             "host": self.host,

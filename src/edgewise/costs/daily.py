@@ -3,20 +3,14 @@
 import logging
 import os
 import sqlite3
-import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from edgewise.cloud.record import private_file
 from edgewise.errors import UsageError
 
-_STATE = {
-    "win32": ("LOCALAPPDATA", "AppData/Local"),
-    "darwin": ("", "Library/Application Support"),
-}
-"""A variable that names the user's folder of state, and where it is in the home without."""
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS spent "
     "(day TEXT, currency TEXT, amount TEXT, PRIMARY KEY (day, currency))"
@@ -25,16 +19,6 @@ _SET = "INSERT OR REPLACE INTO spent VALUES (?, ?, ?)"
 _GET = "SELECT amount FROM spent WHERE day = ? AND currency = ?"
 
 _log = logging.getLogger(__name__)
-
-
-def spent_place() -> Path | None:
-    """Where the sums are kept; None for a user without a home."""
-    variable, folder = _STATE.get(sys.platform, ("XDG_STATE_HOME", ".local/state"))
-    # By the specification a relative one is ignored.
-    given = Path(os.environ.get(variable, ""))
-    with suppress(RuntimeError):
-        return (given if given.is_absolute() else Path.home() / folder) / "edgewise" / "spent.db"
-    return None
 
 
 def today() -> str:

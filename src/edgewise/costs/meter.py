@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from decimal import Decimal
+from functools import cached_property
 from typing import NamedTuple
 
 from edgewise.cloud.base import CloudModel
@@ -100,15 +101,12 @@ class CloudTokens:
         self.shared = self.exact = cloud is not None and cloud.boundaries is None
         self._own = None if cloud is None or self.shared else cloud.own_tokenizer
         self._ratio = 1.0
-        self._prompt, self._counted = prompt, None if self._own else len(prompt)
+        self._prompt = prompt
 
-    @property
+    @cached_property
     def prompt(self) -> int:
-        """Of the prompt."""
-        if self._counted is None:
-            # Only once it is asked for: tokenizing a long prompt takes a while.
-            self._counted = self._count(self._prompt)
-        return self._counted
+        """Of the prompt, counted when it is asked for: tokenizing a long one takes a while."""
+        return self._count(self._prompt)
 
     def written(self, ids: Sequence[int]) -> int:
         """Of the answer in `ids`, which begin with the prompt."""
@@ -118,7 +116,7 @@ class CloudTokens:
         """The meter counted `tokens` for `position` local ids; `written` of them are the answer."""
         if not self.shared:
             self._ratio = tokens / max(1, position)
-            self._counted = max(0, tokens - written)
+            self.prompt = max(0, tokens - written)
             self.exact = self._own is not None
 
     def _count(self, ids: Sequence[int]) -> int:

@@ -4,6 +4,7 @@ A new engine inherits from `EdgeModel`; its sessions are `KvSession`s over `Slot
 the engine's `SequenceCache`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Flag, auto
 from types import MappingProxyType
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from edgewise.errors import ContextOverflow, UsageError
 from edgewise.events import Candidate
 
 Floats = NDArray[np.float32]
@@ -54,20 +56,14 @@ class Step(Protocol):
     decode; reading it later raises `StaleStepError`.
     """
 
-    @property
-    def position(self) -> int:
-        """How many ids stand before the position."""
-        ...
+    position: int
+    """How many ids stand before the position."""
 
-    @property
-    def size(self) -> int:
-        """How many logits there are."""
-        ...
+    size: int
+    """How many logits there are."""
 
-    @property
-    def proposed(self) -> int:
-        """The likeliest id."""
-        ...
+    proposed: int
+    """The likeliest id."""
 
     @property
     def logits(self) -> Floats:
@@ -105,25 +101,19 @@ class Step(Protocol):
 class Tokenizer(Protocol):
     """Text to ids and back, and what marks the end of an answer."""
 
-    @property
-    def size(self) -> int:
-        """Number of ids."""
-        ...
+    size: int
+    """Number of ids."""
 
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Every id that ends an answer."""
-        ...
+    eos_ids: frozenset[int]
+    """Every id that ends an answer."""
 
     @property
     def special(self) -> Mapping[int, str]:
         """Ids that write nothing, such as that of `<|im_end|>`, and their text."""
         ...
 
-    @property
-    def chat_template(self) -> str | None:
-        """The model's own Jinja template."""
-        ...
+    chat_template: str | None
+    """The model's own Jinja template."""
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of `text`. Only with `special` does text make special tokens."""
@@ -145,43 +135,85 @@ class Tokenizer(Protocol):
         ...
 
 
-class EdgeSession(Protocol):
-    """One KV cache. Owned by one thread at a time."""
+class EdgeSession(ABC):
+    """One KV cache, and the ids that it holds. Owned by one thread at a time."""
+
+    def __init__(self, model: "EdgeModel", needs: Needs) -> None:
+        """Raises `UsageError` for hidden states that the model's engine lacks."""
+        if Needs.HIDDEN in needs and not model.abilities.hidden:
+            raise UsageError(
+                f"The engine of {model.name!r} hands out no hidden states",
+                hint="choose a router that reads none, such as entropy",
+                setting="router",
+            )
+        self._name, self._size, self._context = model.name, model.tokenizer.size, model.context
+        self._ids: list[int] = []
+        self._opened = self._closed = False
 
     @property
     def position(self) -> int:
         """How many ids the session holds, computed and queued."""
-        ...
+        return len(self._ids)
 
+    @abstractmethod
     def open(self, ids: Sequence[int]) -> int:
         """Make `ids` the sequence; returns how many of them the KV cache already held."""
-        ...
 
+    @abstractmethod
     def step(self) -> Step:
         """Run whatever is queued (one forward pass) and return the next position."""
-        ...
 
+    @abstractmethod
     def steps(self, ids: Sequence[int]) -> Sequence[Step]:
         """Append `ids` and run them in one batch: one `Step` per id, the position after it."""
-        ...
 
     def extend(self, ids: Sequence[int]) -> None:
         """Queue ids; the next `step` computes them. Raises `ContextOverflow`."""
-        ...
+        if not self._opened:
+            self.open(ids)
+            return
+        self._check(len(self._ids), ids)
+        self._ids.extend(ids)
 
     def rewind(self, position: int) -> None:
         """Drop every id from `position` (absolute) on."""
-        ...
+        self._check_open()
+        if not 0 <= position <= len(self._ids):
+            raise ValueError(f"cannot rewind to {position}: the session holds {len(self._ids)} ids")
+        del self._ids[position:]
 
-    def checkpoint(self, position: int) -> None:
+    def checkpoint(self, position: int) -> None:  # noqa: B027
         """Say that `rewind(position)` may come, before anything behind it is computed.
 
         Only an engine that rolls back to checkpoints needs it.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Give the session's place in the model back."""
-        ...
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("The session is closed", hint="open a new one")
+
+    def _require_ids(self) -> None:
+        if not self._ids:
+            self._check_open()
+            raise UsageError(
+                "A session has no next token before it has ids", hint="open it with a prompt"
+            )
+
+    def _check(self, before: int, ids: Sequence[int]) -> None:
+        """Raise for ids that the vocabulary lacks, and for more than fit behind `before` others."""
+        self._check_open()
+        if not all(0 <= token < self._size for token in ids):
+            raise UsageError(f"{self._name!r} has ids from 0 to {self._size - 1} only.")
+        if before + len(ids) > self._context:
+            raise ContextOverflow(
+                f"{before + len(ids)} tokens do not fit in the context of {self._context}",
+                hint="shorten the prompt or raise the context",
+                setting="ctx",
+            )
 
 
 Rewinds = Literal["anywhere", "checkpoints", "no"]

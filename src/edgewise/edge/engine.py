@@ -2,18 +2,19 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from msgspec.structs import replace
 
-from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Floats, Needs
-from edgewise.edge.hub.folder import digest_of, reason_of, weight_files
+from edgewise.addresses import resolve_folder
+from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Needs
+from edgewise.edge.hub.folder import digest_of, explained, reason_of, weight_files
 from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.kv import BATCH, TURN, KvSession, Slots
-from edgewise.edge.sequence import FAILURES, SequenceCache
+from edgewise.edge.sequence import SequenceCache, alike
 from edgewise.errors import ModelError, UsageError
 
 DEFAULT_CONTEXT = 4096
@@ -21,9 +22,6 @@ DEFAULT_CONTEXT = 4096
 
 PROBED = 6
 """Ids of a test run."""
-
-_CLOSE = 0.05
-"""How far two ways to the same logits may lie apart, of the largest."""
 
 
 def default_threads() -> int:
@@ -36,31 +34,50 @@ def default_threads() -> int:
     return max(1, (usable or 2) - 1)
 
 
+def imported(engine: str, *names: str) -> list[Any]:
+    """The modules that an engine needs. Raises `UsageError` without the extra of its name."""
+    try:
+        return [import_module(name) for name in names]
+    except ImportError as error:
+        raise UsageError(
+            f"The edge engine {engine} needs {error.name or names[0]} ({reason_of(error)})",
+            hint=f"pip install 'edgewise[{engine}]'",
+        ) from error
+
+
 class EngineModel(EdgeModel):
     """A model that is loaded from `path`, and whose sessions share `Slots`."""
 
     engine: str
-    """What to call the library."""
+    """The library."""
+
+    reads: tuple[str, ...] = ()
+    """Ends of the names of the files that are downloaded, for a model that is a folder."""
 
     tokenizer: Any
     slots: Slots
 
     def __init__(
-        self,
-        path: Path,
-        options: EdgeOptions | None = None,
-        *,
-        name: str | None = None,
-        **changes: Any,
+        self, address: str | Path, options: EdgeOptions | None = None, **changes: Any
     ) -> None:
-        """Load `path`; `changes` are fields of `EdgeOptions`. Raises `ModelError`, `UsageError`."""
-        options = replace(options or EdgeOptions(), **changes)
+        """Load the model at `address`, downloaded if need be; `changes` are fields of `options`.
+
+        Raises `AddressError`, `ModelError`, `UsageError`.
+        """
+        self._options = options = replace(options or EdgeOptions(), **changes)
         if options.slots < 1 or (options.context is not None and options.context < 1):
             raise UsageError("A model needs at least 1 slot and a context of at least 1 token.")
-        self.path = path
-        self.name = name or (path.stem if path.suffix == ".gguf" else path.resolve().name)
-        self._options = options
-        self._load(options)
+        self._import()
+        self.path, self.name = self._located(str(address))
+        with explained(self.path, self.engine):
+            self._load(options)
+
+    def _import(self) -> None:
+        """Import the library, before anything is downloaded. Raises `UsageError`."""
+
+    def _located(self, address: str) -> tuple[Path, str]:
+        """Where the model is, and what to call it."""
+        return resolve_folder(address, self.reads)
 
     @abstractmethod
     def _load(self, options: EdgeOptions) -> None:
@@ -71,27 +88,28 @@ class EngineModel(EdgeModel):
         new: Callable[[], SequenceCache],
         size: int,
         *,
-        trial: Callable[[], SequenceCache] | None = None,
+        small: Callable[[], SequenceCache] | None = None,
         turn: int = BATCH,
     ) -> None:
-        """Try the model with `new` caches, or those of `trial`, and let sessions have some.
+        """Test the model with `new` caches, or `small` ones, and give sessions `new` ones.
 
         `size` is how many logits it has. For a model in a hub's folder.
         """
         self.tokenizer = HubTokenizer(self.path, size=size)
-        self._try_out(trial or new, size, may_stay=trial is not None)
-        self._open_slots(new, turn=turn)
+        self._try_out(small or new, size, may_stay=small is not None)
+        self._open_slots([new() for _ in range(self._options.slots)], turn=turn)
 
     @abstractmethod
     def _free(self) -> None:
         """Free the weights, and what the sequences hold."""
 
-    def _context_for(self, trained: int | None) -> int:
-        """The context of a session, ids; `trained` is what the model was made for, if known.
+    def _context_for(self, said: object) -> int:
+        """The context of a session, ids; `said` is for how many the model was made, if it says so.
 
         Raises `UsageError` for more than that: memory would be taken for positions at which the
         model writes noise.
         """
+        trained = said if isinstance(said, int) and said > 0 else None
         wanted = self._options.context
         if wanted is None:
             return min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
@@ -103,24 +121,14 @@ class EngineModel(EdgeModel):
             )
         return wanted
 
-    def _open_slots(
-        self,
-        new: Callable[[], SequenceCache],
-        *,
-        drop: Callable[[Any], None] | None = None,
-        turn: int = BATCH,
-    ) -> None:
-        """Let sessions have sequences that `new` makes and `drop` takes back; see `Slots`."""
-        count = self._options.slots
+    def _open_slots(self, caches: Sequence[SequenceCache], *, turn: int = BATCH) -> None:
+        """Give sessions these caches."""
         self.slots = Slots(
-            new,
+            caches,
             name=self.name,
-            count=count,
             keep_prefixes=self._options.keep_prefixes,
             batch=min(BATCH, self.context),
-            turn=min(turn, TURN if count > 1 else BATCH),
-            drop=drop,
-            failures=FAILURES,
+            turn=min(turn, TURN if len(caches) > 1 else BATCH),
         )
 
     def _try_out(
@@ -145,14 +153,14 @@ class EngineModel(EdgeModel):
         except Exception as error:
             raise self._refused(reason_of(error)) from error
         logits, hidden = rows[-1].logits, rows[-1].hidden
-        if len(logits) != size or not _same(logits, last.logits):
+        if len(logits) != size or not alike(logits, last.logits):
             raise self._refused("what it keeps of a text is not what it goes on with")
-        if not _same(logits, again.logits) and not may_stay:
+        if not alike(logits, again.logits) and not may_stay:
             raise self._refused("it does not go back to where it was")
         self.hidden_size = 0 if hidden is None else len(hidden)
         self.abilities = EdgeAbilities(
             hidden=hidden is not None,
-            rewinds=rewinds if kept and _same(logits, again.logits) else "no",
+            rewinds=rewinds if kept and alike(logits, again.logits) else "no",
             batch_logits=len(rows) == PROBED,
             slots=self._options.slots,
         )
@@ -162,11 +170,6 @@ class EngineModel(EdgeModel):
             f"{str(self.path)!r} does not decode step by step in {self.engine} ({why})",
             hint="name a GGUF of the model, or another model",
         )
-
-    @property
-    def closed(self) -> bool:
-        """Whether the weights are gone."""
-        return self.slots.closed
 
     def fingerprint(self) -> str:
         return digest_of([self.path / "config.json", *weight_files(self.path)])
@@ -184,8 +187,3 @@ class EngineModel(EdgeModel):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _same(left: Floats, right: Floats) -> bool:
-    """Whether two rows of logits are the same but for rounding; not where they are no numbers."""
-    return bool(np.abs(left - right).max() <= _CLOSE * np.abs(left).max())

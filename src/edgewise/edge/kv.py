@@ -5,16 +5,15 @@ An engine writes a `SequenceCache`; slots, prefixes, queues and rollbacks are he
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
-from edgewise.edge.base import EdgeModel, Floats, Needs, Written
+from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Needs, Written
 from edgewise.edge.hub.folder import reason_of
-from edgewise.edge.sequence import Outputs, SequenceCache
+from edgewise.edge.sequence import FAILURES, Outputs, SequenceCache
 from edgewise.edge.step import LogitsStep
-from edgewise.errors import ContextOverflow, ModelError, UsageError
+from edgewise.errors import ModelError, UsageError
 
 BATCH = 512
 """Most ids of one run."""
@@ -65,48 +64,33 @@ class FairLock:
             self._changed.notify_all()
 
 
-class _Free(NamedTuple):
-    """A cache that no session has: its ids, of which the first `prompt` were a session's prompt."""
-
-    cache: SequenceCache
-    held: list[int]
-    prompt: int
-
-
 class Slots:
-    """At most `count` sessions, each with a cache of its own. One runs at a time (`lock`)."""
+    """The caches of a model's sessions, one for each. One session runs at a time (`lock`)."""
 
     def __init__(
         self,
-        new: Callable[[], SequenceCache],
+        caches: Sequence[SequenceCache],
         *,
         name: str,
-        count: int = 1,
         keep_prefixes: bool = False,
         batch: int = BATCH,
         turn: int = BATCH,
-        drop: Callable[[SequenceCache], None] | None = None,
-        failures: tuple[type[Exception], ...] = (),
     ) -> None:
-        """`new` makes an empty cache, `drop` frees one where Python's collector does not.
+        """`caches` are empty, as many as there may be sessions. `name` is the model's.
 
-        `batch` is the longest run, `turn` the longest of a prompt, ids. `name` is the model's.
-        `failures` are what the engine's library raises where a run fails; the rest are bugs.
+        `batch` is the longest run, `turn` the longest of a prompt, ids.
         """
-        self.failures = failures
         self.lock = FairLock()
         self.closed = False
         self.batch, self.turn, self.name = batch, min(batch, turn), name
-        self._new, self._drop = new, drop
-        self._count, self._keep = count, keep_prefixes
-        self.sessions = self._made = 0
+        self.sessions, self._count, self._keep = 0, len(caches), keep_prefixes
         # Longest unused first.
-        self._free: list[_Free] = []
+        self._free = list(caches)
 
     def reserve(self) -> None:
         """Count a session, whose cache is chosen once its ids are known. Raises `UsageError`."""
         with self.lock:
-            self._check_open()
+            self.check_open()
             if self.sessions == self._count:
                 raise UsageError(
                     f"All slots of {self.name!r} are in use",
@@ -115,38 +99,32 @@ class Slots:
                 )
             self.sessions += 1
 
-    def take(self, ids: Sequence[int]) -> tuple[SequenceCache, list[int]]:
-        """A cache for a session that begins with `ids`, and the ids that it holds.
+    def take(self, ids: Sequence[int]) -> SequenceCache:
+        """A cache for a session that begins with `ids`.
 
         That of the same conversation; else an empty one. If all hold something, one that keeps more
         than it loses, or the least recently used. Conversations begin alike (a BOS, a template's
         head, a system prompt), so a few common ids are no reason to drop another one's.
         """
         with self.lock:
-            self._check_open()
-            kept = [free.cache.keeps(common_prefix(free.held, ids)) for free in self._free]
-            gains = [n for n, free in enumerate(self._free) if 2 * kept[n] > len(free.held)]
+            self.check_open()
+            kept = [free.keeps(common_prefix(free.ids, ids)) for free in self._free]
+            gains = [n for n, free in enumerate(self._free) if 2 * kept[n] > free.length]
             # The next turn of a conversation, or another answer to its prompt.
             same = [n for n in gains if _SLACK * (self._free[n].prompt - kept[n]) <= kept[n]]
-            if not same and self._made < self._count:
-                self._made += 1
-                return self._new(), []
-            chosen = max(same or gains, key=kept.__getitem__, default=0)
-            cache, held, _ = self._free.pop(chosen)
-            return cache, held
+            empty = [n for n, free in enumerate(self._free) if not free.ids]
+            return self._free.pop(max(same or empty or gains, key=kept.__getitem__, default=0))
 
-    def give_back(self, cache: SequenceCache | None, held: Sequence[int], prompt: int) -> None:
-        """A session is over. Its cache, if it took one, holds `held`."""
+    def give_back(self, cache: SequenceCache | None) -> None:
+        """A session is over, which took the cache if it was opened."""
         with self.lock:
             self.sessions -= 1
             if cache is None or self.closed:
                 return
-            if self._keep and held:
-                self._free.append(_Free(cache, list(held), min(prompt, len(held))))
-            else:
-                self._made -= 1
-                if self._drop is not None:
-                    self._drop(cache)
+            if not self._keep:
+                cache.clear()
+            cache.prompt = min(cache.prompt, cache.length)
+            self._free.append(cache)
 
     def close(self) -> bool:
         """Let nothing run any more; False where that was done before."""
@@ -155,52 +133,40 @@ class Slots:
             self._free.clear()
             return not before
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise `UsageError` once the model is closed."""
         if self.closed:
             raise UsageError(f"{self.name!r} is closed", hint="load it again")
 
 
-class KvSession:
-    """Implements `EdgeSession`: a sequence of a model, taken from its `Slots` when it is opened."""
+class KvSession(EdgeSession):
+    """A sequence of a model, taken from its `Slots` when it is opened."""
 
     def __init__(self, model: EdgeModel, slots: Slots, needs: Needs, top: int) -> None:
         """Raises `UsageError` where all slots are taken, or for hidden states there are none of."""
-        if Needs.HIDDEN in needs and not model.abilities.hidden:
-            raise UsageError(
-                f"The engine of {model.name!r} hands out no hidden states",
-                hint="choose a router that reads none, such as entropy",
-                setting="router",
-            )
+        super().__init__(model, needs)
         slots.reserve()
         self._slots = slots
         # Once the session's ids are known.
         self._cache: SequenceCache | None = None
-        self._name, self._size, self._context = model.name, model.tokenizer.size, model.context
         self._batched = model.abilities.batch_logits
         self._checkpointed = model.abilities.rewinds == "checkpoints"
         self._few = min(FEW, slots.batch) if self._checkpointed else 1
         self._needs, self._top = needs, top
         self._hidden = Needs.HIDDEN in needs
         self._tokenizer = model.tokenizer if Needs.TEXT in needs else None
-        self._ids: list[int] = []
-        self._prompt = self._computed = 0
         self._wanted: set[int] = set()
         self._last: LogitsStep | None = None
         self._buffer: Floats = np.empty(self._size, np.float32)
-        self._closed = False
-
-    @property
-    def position(self) -> int:
-        return len(self._ids)
 
     def open(self, ids: Sequence[int]) -> int:
         self._check(0, ids)
         if self._cache is None:
-            self._cache, held = self._slots.take(ids)
-            self._ids, self._computed = list(held), len(held)
-        self.rewind(common_prefix(self._ids[: self._computed], ids))
-        self._ids = list(ids)
-        self._prompt = len(ids)
+            self._cache = self._slots.take(ids)
+            self._ids = list(self._cache.ids)
+        self.rewind(common_prefix(self._cache.ids, ids))
+        self._ids, self._opened = list(ids), True
+        self._cache.prompt = len(ids)
         if self._checkpointed and ids:
             if self._computed == len(ids) and not self._at_hand():
                 # As `step` will: what is reported as kept is not read again.
@@ -208,20 +174,9 @@ class KvSession:
             self.checkpoint(len(ids) - 1)
         return self._computed
 
-    def extend(self, ids: Sequence[int]) -> None:
-        if self._cache is None:
-            self.open(ids)
-            return
-        self._check(len(self._ids), ids)
-        self._ids.extend(ids)
-
     def step(self) -> LogitsStep:
+        self._require_ids()
         wanted = len(self._ids)
-        if not wanted:
-            self._check_open()
-            raise UsageError(
-                "A session has no next token before it has ids", hint="open it with a prompt"
-            )
         if self._computed == wanted:
             self._check_open()
             if self._last and self._at_hand():
@@ -252,10 +207,7 @@ class KvSession:
         return made
 
     def rewind(self, position: int) -> None:
-        self._check_open()
-        if not 0 <= position <= len(self._ids):
-            raise ValueError(f"cannot rewind to {position}: the session holds {len(self._ids)} ids")
-        del self._ids[position:]
+        super().rewind(position)
         self._wanted = {at for at in self._wanted if at <= position}
         if position < self._computed:
             self._forget(position)
@@ -267,7 +219,11 @@ class KvSession:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._slots.give_back(self._cache, self._ids[: self._computed], self._prompt)
+            self._slots.give_back(self._cache)
+
+    @property
+    def _computed(self) -> int:
+        return 0 if self._cache is None else self._cache.length
 
     def _next_end(self, wanted: int) -> int:
         """Where the next run ends: a prompt but for its last id is read without outputs."""
@@ -278,28 +234,17 @@ class KvSession:
 
     def _at_hand(self) -> bool:
         last = self._last
-        return last is not None and last.position == len(self._ids) and last.fresh
+        return last is not None and last.position == len(self._ids) and last.is_fresh()
 
     def _check_open(self) -> None:
-        if self._closed or self._slots.closed:
-            raise UsageError("The session or its model is closed", hint="open a new one")
-
-    def _check(self, before: int, ids: Sequence[int]) -> None:
-        self._check_open()
-        if not all(0 <= token < self._size for token in ids):
-            raise UsageError(f"{self._name!r} has ids from 0 to {self._size - 1} only.")
-        if before + len(ids) > self._context:
-            raise ContextOverflow(
-                f"{before + len(ids)} tokens do not fit in the context of {self._context}",
-                hint="shorten the prompt or raise the context",
-                setting="ctx",
-            )
+        super()._check_open()
+        self._slots.check_open()
 
     def _forget(self, position: int) -> None:
         with self._slots.lock:
             self._check_open()
             assert self._cache is not None
-            self._computed = self._cache.back(position)
+            self._cache.back(position)
 
     def _run(self, end: int, outputs: Outputs, needs: Needs) -> list[LogitsStep]:
         assert self._cache is not None
@@ -308,20 +253,19 @@ class KvSession:
             self._check_open()
             try:
                 if start in self._wanted:
-                    cache.checkpoint(lasting=start < self._prompt)
+                    cache.checkpoint(lasting=start < cache.prompt)
                 hidden = self._hidden and outputs != "none"
                 rows = cache.run(self._ids[start:end], outputs, hidden=hidden)
             except BaseException as error:
                 # An interrupted run may have computed some of them.
-                self._computed = cache.back(start)
-                if not isinstance(error, slots.failures):
+                cache.back(start)
+                if not isinstance(error, FAILURES):
                     raise
                 raise ModelError(
                     f"{self._name!r} could not run {end - start} tokens ({reason_of(error)})",
                     hint="lower the context or the number of slots if memory is short",
                     setting="ctx",
                 ) from error
-            self._computed = end
             if self._wanted:
                 self._wanted = {at for at in self._wanted if at >= end}
             decode, text = cache.decodes, self._tokenizer
@@ -334,7 +278,7 @@ class KvSession:
                     buffer=self._buffer,
                     needs=needs,
                     top=self._top,
-                    written=Written(self._ids[:position], self._prompt, text) if text else None,
+                    written=Written(self._ids[:position], cache.prompt, text) if text else None,
                 )
                 for position, row in enumerate(rows, end - len(rows) + 1)
             ]

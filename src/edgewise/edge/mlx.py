@@ -9,36 +9,31 @@ head reads come from one pass. On Linux MLX computes on the CPU, slowly.
 import platform
 import re
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
-from edgewise.addresses import resolve_folder
 from edgewise.edge.base import EdgeOptions
-from edgewise.edge.engine import EngineModel
+from edgewise.edge.engine import EngineModel, imported
 from edgewise.edge.hub.folder import (
     DESCRIPTIONS,
+    LACKING,
     MAX_BUFFERS,
+    HubConfig,
     count_weights,
-    explained,
-    lacking,
+    damaged,
     read_config,
     read_json,
     require_one_device,
     weight_files,
 )
-from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, StateCopy, rows_of
+from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, rows_of
 from edgewise.errors import ModelError, UsageError
-
-READS = (".safetensors", *DESCRIPTIONS)
-"""Files of a repository that are downloaded."""
-
-INSTALL = "pip install 'edgewise[mlx]'"
 
 _BUILDS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
 _GROWTH = 8
@@ -52,31 +47,28 @@ _ASIDE = "hf_quant_config.json"
 """Where others describe their quantisations; mlx-lm looks there as well."""
 
 
-def modules() -> tuple[Any, Any]:
+def modules() -> list[Any]:
     """mlx.core and mlx_lm. Raises `UsageError`."""
-    try:
-        with _limits_kept():
-            return import_module("mlx.core"), import_module("mlx_lm")
-    except ImportError as error:
-        here = platform.system(), platform.machine()
-        if here not in _BUILDS:
-            raise UsageError(
-                "The edge engine mlx runs on Macs with Apple silicon and on Linux, not on "
-                f"{here[0]} {here[1]}",
-                hint="name a GGUF of the model, or choose the edge engine transformers for what is "
-                "not quantised",
-                setting="edge",
-            ) from error
+    here = platform.system(), platform.machine()
+    if here not in _BUILDS:
         raise UsageError(
-            f"The edge engine mlx needs {error.name or 'mlx'}", hint=INSTALL
-        ) from error
+            "The edge engine mlx runs on Macs with Apple silicon and on Linux, not on "
+            f"{here[0]} {here[1]}",
+            hint="name a GGUF of the model, or choose the edge engine transformers for what is not "
+            "quantised",
+            setting="edge",
+        )
+    # When it is first imported mlx-lm sets this process's limits on open files to 2,048 and 4,096,
+    # for good, and in vain where they are lower: a server has more connections than that.
+    with patch("resource.setrlimit"):
+        return imported("mlx", "mlx.core", "mlx_lm")
 
 
 def load_folder(mx: Any, folder: Path, device: Any) -> Any:
     """A module of mlx-lm's. Raises `ModelError`."""
     files = weight_files(folder)
     count_weights(files)
-    with explained(folder, "MLX", "mlx-lm"), mx.stream(device):
+    with mx.stream(device):
         library = import_module("mlx_lm.utils")
         # Strict: each weight that is described is in the files, in its shape, and no other.
         model, _ = library.load_model(
@@ -93,47 +85,35 @@ def load_folder(mx: Any, folder: Path, device: Any) -> Any:
     return model
 
 
-def _checked(folder: Path) -> dict[str, Any]:
-    described = read_config(folder, "MLX")
-    if described.model_file is not None:
+def _checked(folder: Path) -> HubConfig:
+    config = read_config(folder, "MLX")
+    if config.model_file is not None:
         raise ModelError(
-            f"{str(folder)!r} brings code of its own ({str(described.model_file)[:100]!r}), which "
+            f"{str(folder)!r} brings code of its own ({str(config.model_file)[:100]!r}), which "
             "is never run",
             hint="name a model of a kind that mlx-lm knows, or a GGUF",
         )
-    if not _KIND.fullmatch(described.model_type or ""):
-        raise ModelError(
-            f"The config.json in {str(folder)!r} does not say of which kind its model is",
-            hint="download the model again",
-        )
-    config = read_json(folder / "config.json", dict[str, Any]) or {}
+    if not _KIND.fullmatch(config.model_type or ""):
+        raise damaged(folder / "config.json", "does not say of which kind its model is")
     read_json(folder / "generation_config.json", dict[str, Any])  # mlx-lm reads it, of any size
     _check_quantization(folder, config)
     return config
 
 
-def _check_quantization(folder: Path, config: dict[str, Any]) -> None:
-    own = config.get("quantization")
-    if own is None:
-        text = config.get("text_config")
-        others = [part.get("quantization_config") for part in (config, text) if _is_json(part)]
-        if any(others) or (folder / _ASIDE).exists():
+def _check_quantization(folder: Path, config: HubConfig) -> None:
+    if config.quantization is None:
+        described = (config, config.text_config or config)
+        if any(one.quantization_config for one in described) or (folder / _ASIDE).exists():
             raise ModelError(
                 f"{str(folder)!r} is quantised, and not in MLX form",
                 hint="name the model in MLX form, unquantised, or as a GGUF",
             )
         return
-    parts = [own, *own.values()] if _is_json(own) else [{"bits": own}]
-    for part in filter(_is_json, parts):
-        if part.get("group_size", 64) not in _GROUPS or part.get("bits", 4) not in _BITS:
-            raise ModelError(
-                f"The config.json in {str(folder)!r} names a quantisation that MLX has not",
-                hint="download the model again",
-            )
-
-
-def _is_json(value: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict)
+    for part in (config.quantization, *config.quantization.values()):
+        if isinstance(part, dict) and (
+            part.get("group_size", 64) not in _GROUPS or part.get("bits", 4) not in _BITS
+        ):
+            raise damaged(folder / "config.json", "names a quantisation that MLX has not")
 
 
 def _classes(library: Any, config: dict[str, Any]) -> tuple[Any, Any]:
@@ -169,14 +149,6 @@ def _check_packed(model: Any, weights: dict[str, Any]) -> None:
             raise ValueError(f"{path} is not packed as its width of {width} is")
 
 
-def _trained(config: dict[str, Any]) -> int | None:
-    for described in (config, config.get("text_config")):
-        known = described.get("max_position_embeddings") if isinstance(described, dict) else None
-        if isinstance(known, int) and known > 0:
-            return known
-    return None
-
-
 def _form(model: Any, arrays: list[Any]) -> str:
     largest = max(arrays, key=lambda array: array.nbytes)
     for _, module in model.named_modules():
@@ -196,26 +168,7 @@ def _check_size(folder: Path, model: Any, arrays: list[Any], held: int) -> None:
     weights = sum(weight.nbytes for _, weight in flat)
     tables = sum(array.nbytes for array in arrays) - weights
     if weights > _GROWTH * held or tables > max(held, 4 * MAX_BUFFERS):
-        raise lacking(folder, f"{held:,} bytes of {max(weights, tables):,}")
-
-
-@contextmanager
-def _limits_kept() -> Generator[None]:
-    """When it is first imported mlx-lm sets this process's limits on open files to 2,048, 4,096.
-
-    For good, and in vain where they are lower: a server has more connections than that.
-    """
-    resource: Any = import_module("resource")
-    before = resource.setrlimit
-    resource.setrlimit = _nothing
-    try:
-        yield
-    finally:
-        resource.setrlimit = before
-
-
-def _nothing(*_: object) -> None:
-    pass
+        raise damaged(folder, LACKING.format(f"{held:,} bytes of {max(weights, tables):,}"))
 
 
 class MlxCache(SequenceCache):
@@ -256,9 +209,12 @@ class MlxCache(SequenceCache):
         logits, seen = rows
         return rows_of(np.array(logits), None if seen is None or not hidden else np.array(seen))
 
-    def _copy(self) -> StateCopy:
-        state = self._states([part.state for part in self._copied])
-        return StateCopy(state, sum(part.nbytes for part in self._copied))
+    @property
+    def state_size(self) -> int:
+        return sum(part.nbytes for part in self._copied)
+
+    def _copy(self) -> list[Any]:
+        return self._states([part.state for part in self._copied])
 
     def _back(self, count: int, state: list[Any] | None) -> bool:
         with self._model.mx.stream(self._model.device):
@@ -310,17 +266,14 @@ def _watch(module: Any, see: Any) -> None:
     module.__class__ = Watched
 
 
-def open_mlx(address: str, options: EdgeOptions) -> "MlxModel":
-    """The edge engine `mlx`: a folder or a hub repository, downloaded if need be."""
-    modules()
-    folder, name = resolve_folder(address, "mlx", READS)
-    return MlxModel(folder, options, name=name)
-
-
 class MlxModel(EngineModel):
     """A model that mlx-lm runs. Implements `EdgeModel`. One run at a time."""
 
-    engine = "MLX"
+    engine = "mlx-lm"
+    reads = (".safetensors", *DESCRIPTIONS)
+
+    def _import(self) -> None:
+        self.mx = modules()[0]
 
     def _load(self, options: EdgeOptions) -> None:
         """A model is on one device as a whole: MLX's own choice, or with 0 GPU layers the CPU."""
@@ -331,16 +284,19 @@ class MlxModel(EngineModel):
                 setting="threads",
             )
         require_one_device("mlx", options.gpu_layers)
-        self.mx = mx = modules()[0]
+        mx = self.mx
         config = _checked(self.path)
-        self.context = self._context_for(_trained(config))
+        text = config.text_config or config
+        self.context = self._context_for(
+            config.max_position_embeddings or text.max_position_embeddings
+        )
         self.device = mx.Device(mx.cpu) if options.gpu_layers == 0 else mx.default_device()
         self._model = load_folder(mx, self.path, self.device)
         self.parameters = int(import_module("mlx_lm.utils").get_total_parameters(self._model))
         form = _form(self._model, _arrays(mx, self._model))
         self.build = f"MLX, {form} on {self.device.type.name}"
         self._seen: Any | None = None
-        with explained(self.path, "MLX", "mlx-lm"), mx.stream(self.device):
+        with mx.stream(self.device):
             # Shapes are known before anything is computed.
             size = int(self._model(mx.array([[0]]), cache=self.new_cache()).shape[-1])
             # Input embeddings and head have a row for each id.

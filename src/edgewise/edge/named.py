@@ -1,6 +1,5 @@
 """How an address becomes an edge model, or a tokenizer by itself."""
 
-import sys
 import weakref
 from collections.abc import Callable
 
@@ -15,19 +14,19 @@ EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
     "edge engine",
     "edgewise.edge",
     {
-        "llamacpp": "edgewise.edge.llamacpp:open_gguf",
-        "mlx": "edgewise.edge.mlx:open_mlx",
-        "onnx": "edgewise.edge.onnx:open_onnx",
-        SERVER: "edgewise.edge.served:open_server",
-        "transformers": "edgewise.edge.transformers:open_folder",
+        "llamacpp": "edgewise.edge.llamacpp:LlamaModel",
+        "mlx": "edgewise.edge.mlx:MlxModel",
+        "onnx": "edgewise.edge.onnx:OnnxModel",
+        SERVER: "edgewise.edge.served.model:open_server",
+        "transformers": "edgewise.edge.transformers:TransformersModel",
     },
 )
 """An engine is called with the model's address as the user wrote it."""
 
 
 def files_read(engine: str) -> tuple[str, ...]:
-    """Ends of the names of a folder's files that an engine reads; its module says so as `READS`."""
-    return getattr(sys.modules[EDGES.load(engine).__module__], "READS", ())
+    """Ends of the names of a folder's files that an engine reads; its class says so as `reads`."""
+    return getattr(EDGES.load(engine), "reads", ())
 
 
 def open_tokenizer(address: str) -> Tokenizer:

@@ -14,17 +14,23 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
-from edgewise.addresses import resolve_folder
 from edgewise.edge.base import EdgeOptions, Rewinds
-from edgewise.edge.engine import PROBED, EngineModel, default_threads
-from edgewise.edge.hub.folder import DESCRIPTIONS, digest_of, read_json, reason_of
+from edgewise.edge.engine import PROBED, EngineModel, default_threads, imported
+from edgewise.edge.hub.folder import (
+    DESCRIPTIONS,
+    damaged,
+    digest_of,
+    read_json,
+    reason_of,
+    require_one_device,
+)
 from edgewise.edge.sequence import FAILURES, KvRow, Outputs, SequenceCache, rows_of
-from edgewise.errors import ModelError, UsageError
+from edgewise.errors import ModelError
 
 CONFIG = "genai_config.json"
 
@@ -50,8 +56,8 @@ class OnnxDescription(msgspec.Struct, frozen=True):
     """What the config says: sizes in ids, and the names of the graph's outputs."""
 
     type: str
-    vocab_size: int
-    context_length: int
+    vocab_size: Annotated[int, msgspec.Meta(ge=1)]
+    context_length: Annotated[int, msgspec.Meta(ge=1)]
     decoder: _Decoder
 
 
@@ -73,10 +79,7 @@ def read_onnx_folder(folder: Path) -> OnnxDescription:
     try:
         model = msgspec.convert(raw, _Config).model
     except msgspec.ValidationError as error:
-        raise ModelError(
-            f"{str(path)!r} is no description of a language model ({error})",
-            hint="download the model again",
-        ) from error
+        raise damaged(path, f"is no description of a language model ({error})") from error
     described = raw["model"]
     assert isinstance(described, dict)
     others = [part for part in _OTHER_PARTS if part in described]
@@ -85,12 +88,6 @@ def read_onnx_folder(folder: Path) -> OnnxDescription:
             f"{str(folder)!r} is a model of the kind {model.type!r} with {others[0]!r}, and no "
             "decoder-only language model",
             hint="choose one that is",
-        )
-    if model.vocab_size < 1 or model.context_length < 1:
-        raise ModelError(
-            f"{str(path)!r} says of itself that it knows {model.vocab_size} ids and holds "
-            f"{model.context_length}",
-            hint="download the model again",
         )
     return model
 
@@ -127,20 +124,12 @@ def _check_entry(path: Path, key: str, value: object) -> None:
         )
 
 
-READS = (".onnx", ".data", ".onnx_data", ".bin", *DESCRIPTIONS)
-"""Files of a repository that are downloaded."""
-
 _TELEMETRY, _TRUE = "ORT_DISABLE_TELEMETRY", ("1", "true", "yes", "on", "y")
 _NO_ID = -1
 _LOGITS_BYTES = 64 << 20
 _SILENT = 4
 
 _log = logging.getLogger(__name__)
-
-
-def longest_turn(vocabulary: int) -> int:
-    """Most prompt ids of a run: a graph computes every id's logits, whether wanted or not."""
-    return max(_LOGITS_BYTES // (4 * vocabulary), 16)
 
 
 class OnnxCache(SequenceCache):
@@ -155,9 +144,11 @@ class OnnxCache(SequenceCache):
         super().__init__()
 
     def _begin(self) -> None:
-        self._generator = self._new()
+        self._generator: Any = None  # it takes the memory of a whole context
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
+        if self._generator is None:
+            self._generator = self._new()
         self._generator.append_tokens(np.asarray(ids, np.int32))
         if outputs == "none":
             return ()
@@ -181,24 +172,20 @@ class OnnxCache(SequenceCache):
         return True
 
 
-def open_onnx(address: str, options: EdgeOptions) -> "OnnxModel":
-    """The edge engine `onnx`: a folder or a hub repository, downloaded if need be."""
-    import_genai()
-    folder, name = resolve_folder(address, "onnx", READS)
-    return OnnxModel(folder, options, name=name)
-
-
 class OnnxModel(EngineModel):
     """A model in ONNX form. Implements `EdgeModel`."""
 
     engine = "onnxruntime-genai"
+    reads = (".onnx", ".data", ".onnx_data", ".bin", *DESCRIPTIONS)
+
+    def _import(self) -> None:
+        self._library = import_genai()
 
     def _load(self, options: EdgeOptions) -> None:
         """With "auto" GPU layers the model runs where its config says, with 0 on the CPU."""
         self.threads = options.threads or default_threads()
         described = read_onnx_folder(self.path)
         self.context = self._context_for(described.context_length)
-        self._library = import_genai()
         self._model = self._opened(options.gpu_layers)
         self.build = f"{self.engine} on {self._model.device_type}"
         names, size = described.decoder.outputs, described.vocab_size
@@ -211,8 +198,9 @@ class OnnxModel(EngineModel):
         self._start(
             new,
             size,
-            trial=lambda: OnnxCache(lambda: self._generator(PROBED), outputs),
-            turn=longest_turn(size),
+            small=lambda: OnnxCache(lambda: self._generator(PROBED), outputs),
+            # A graph computes every id's logits, whether wanted or not.
+            turn=max(_LOGITS_BYTES // (4 * size), 16),
         )
 
     def fingerprint(self) -> str:
@@ -222,33 +210,20 @@ class OnnxModel(EngineModel):
         self._model = None
 
     def _opened(self, gpu_layers: int | Literal["auto"]) -> Any:
-        if gpu_layers not in ("auto", 0):
-            raise UsageError(
-                f"A model in ONNX form runs as a whole where it was built for, not with "
-                f"{gpu_layers} layers on a GPU",
-                hint="leave the number out, or offload 0 layers",
-                setting="gpu_layers",
-            )
+        require_one_device("onnx", gpu_layers)
         session = {"intra_op_num_threads": self.threads, "log_severity_level": _SILENT}
         # The library looks for the last id that is no padding, and beyond the first where all are.
         ours = {"model": {"pad_token_id": _NO_ID, "decoder": {"session_options": session}}}
-        try:
-            config = self._library.Config(str(self.path))
-            config.overlay(json.dumps(ours))
-            if gpu_layers == 0:
-                config.clear_providers()
-            return self._library.Model(config)
-        except FAILURES as error:
-            raise ModelError(
-                f"{str(self.path)!r} is damaged, or needs what this onnxruntime-genai lacks "
-                f"({reason_of(error)})",
-                hint="download it again, or choose a build for this device",
-            ) from error
+        config = self._library.Config(str(self.path))
+        config.overlay(json.dumps(ours))
+        if gpu_layers == 0:
+            config.clear_providers()
+        return self._library.Model(config)
 
-    def _generator(self, room: int, **search: Any) -> Any:
+    def _generator(self, room: int) -> Any:
         try:
             params = self._library.GeneratorParams(self._model)
-            params.set_search_options(max_length=room, batch_size=1, num_beams=1, **search)
+            params.set_search_options(max_length=room, batch_size=1, num_beams=1)
             return self._library.Generator(self._model, params)
         except FAILURES as error:
             raise ModelError(
@@ -271,11 +246,4 @@ def import_genai() -> Any:
                 _TELEMETRY,
             )
         os.environ[_TELEMETRY] = "1"
-    try:
-        import onnxruntime_genai
-    except ImportError as error:
-        raise UsageError(
-            f"A model in ONNX form needs onnxruntime-genai ({reason_of(error)})",
-            hint="pip install 'edgewise[onnx]'",
-        ) from error
-    return onnxruntime_genai
+    return imported("onnx", "onnxruntime_genai")[0]

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from edgewise.edge.base import Floats, Rewinds
 
 MOST = 8
@@ -23,6 +25,9 @@ FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 """Exceptions of the libraries where a run fails, or a copy."""
 
 _KEPT_OF_PROMPTS = 2
+
+_CLOSE = 0.05
+"""How far two ways to the same logits may lie apart, of the largest."""
 
 Outputs = Literal["none", "last", "all"]
 """Of which ids of a run the logits are wanted."""
@@ -38,15 +43,8 @@ class KvRow(NamedTuple):
     hidden: Floats | None = None
 
 
-class StateCopy(NamedTuple):
-    """`state` is the engine's own, `size` its bytes."""
-
-    state: Any
-    size: int
-
-
 class SequenceCache(ABC):
-    """What one sequence holds, `length` ids of it. An engine writes the abstract calls."""
+    """What one sequence holds. An engine writes the abstract calls."""
 
     spacing = 8
     """Ids between checkpoints, at least."""
@@ -54,10 +52,16 @@ class SequenceCache(ABC):
     rewinds: Rewinds
     """How far back it can go, by its layers. Set by `_begin`."""
 
-    def __init__(self, *, room: int = MEMORY, most: int = MOST) -> None:
-        """At most `most` checkpoints, of `room` bytes together; one may be larger."""
-        self._room, self._most = room, most
-        self._copies: dict[int, StateCopy] = {}
+    ids: list[int]
+    """The ids that are computed."""
+
+    prompt = 0
+    """How many ids the prompt of its last session has."""
+
+    def __init__(self, *, room: int = MEMORY) -> None:
+        """Its checkpoints have `room` bytes together; one may be larger."""
+        self._room = room
+        self._copies: dict[int, Any] = {}
         self._runs = 0
         self.clear()
 
@@ -65,8 +69,13 @@ class SequenceCache(ABC):
         """Hold nothing."""
         self._drop_copies(-1)
         self._lasting: list[int] = []
-        self.length = 0
+        self.ids = []
         self._begin()
+
+    @property
+    def length(self) -> int:
+        """How many ids are computed."""
+        return len(self.ids)
 
     @property
     def decodes(self) -> int:
@@ -93,19 +102,20 @@ class SequenceCache(ABC):
         False where less was cut.
         """
 
-    def _copy(self) -> StateCopy:
+    def _copy(self) -> Any:
         """Copy what cannot be cut. An engine whose caches are all cut anywhere needs none."""
         raise NotImplementedError
 
-    def _size(self) -> int:
-        """Bytes of the next copy, as far as that is known before."""
-        return self._copies[max(self._copies)].size if self._copies else 0
+    @property
+    def state_size(self) -> int:
+        """Bytes of the next copy."""
+        return 0
 
     def _reuse(self, state: Any) -> None:  # noqa: B027
         """A copy is no longer needed: an engine may want its memory."""
 
-    def _failed(self) -> None:
-        """A run was interrupted: drop what it left."""
+    def _failed(self, ids: Sequence[int]) -> None:
+        """A run of `ids` was interrupted: drop what it left."""
         self.clear()
 
     def run(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool = False) -> Sequence[KvRow]:
@@ -116,9 +126,9 @@ class SequenceCache(ABC):
         try:
             rows = self._compute(ids, outputs, hidden=hidden)
         except BaseException:
-            self._failed()
+            self._failed(ids)
             raise
-        self.length += len(ids)
+        self.ids += ids
         return rows
 
     def keeps(self, position: int) -> int:
@@ -141,13 +151,13 @@ class SequenceCache(ABC):
         self._lasting = [at for at in self._lasting if at <= position]
         back = False
         if kept:
-            state = None if self.cuttable else self._copies[kept].state
+            state = None if self.cuttable else self._copies[kept]
             with suppress(*FAILURES):  # else it is read again
                 back = self._back(self.length - kept, state)
         if not back:
             self.clear()
             return 0
-        self.length = kept
+        del self.ids[kept:]
         return kept
 
     def checkpoint(self, *, lasting: bool = False) -> None:
@@ -162,14 +172,11 @@ class SequenceCache(ABC):
             self._lasting = [*before, self.length][-_KEPT_OF_PROMPTS:]
         if self.length in self._copies:
             return
-        more = self._size()
-        while self._copies and (
-            len(self._copies) >= self._most
-            or sum(copy.size for copy in self._copies.values()) + more > self._room
-        ):
+        fitting = self._room // max(1, self.state_size)
+        while len(self._copies) >= max(1, min(MOST, fitting)):
             oldest = sorted(self._copies)
             spare = [at for at in oldest if at not in self._lasting] or oldest
-            self._reuse(self._copies.pop(spare[0]).state)
+            self._reuse(self._copies.pop(spare[0]))
         try:
             self._copies[self.length] = self._copy()
         except FAILURES:
@@ -177,7 +184,7 @@ class SequenceCache(ABC):
 
     def _drop_copies(self, position: int) -> None:
         for at in [at for at in self._copies if at > position]:
-            self._reuse(self._copies.pop(at).state)
+            self._reuse(self._copies.pop(at))
 
 
 def rows_of(logits: Floats, hidden: Floats | None) -> list[KvRow]:
@@ -185,3 +192,8 @@ def rows_of(logits: Floats, hidden: Floats | None) -> list[KvRow]:
     if hidden is None or len(hidden) != len(logits):
         return [KvRow(row) for row in logits]
     return [KvRow(*row) for row in zip(logits, hidden, strict=True)]
+
+
+def alike(left: Floats, right: Floats) -> bool:
+    """Whether two rows of logits are the same but for rounding; not where they are no numbers."""
+    return bool(np.abs(left - right).max() <= _CLOSE * np.abs(left).max())

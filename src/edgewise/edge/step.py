@@ -50,14 +50,13 @@ class LogitsStep:
 
     __slots__ = (
         "_buffer",
-        "_entropy",
+        "_figures",
         "_hidden",
-        "_is_fresh",
-        "_log_sum",
         "_logits",
         "_owned",
         "_top",
         "_written",
+        "is_fresh",
         "position",
         "proposed",
         "size",
@@ -82,38 +81,41 @@ class LogitsStep:
         self.position = position
         self.size = len(logits)
         self.proposed = int(logits.argmax())
-        self._is_fresh = is_fresh
+        self.is_fresh = is_fresh
         self._buffer = buffer
         self._owned = 0
-        self._log_sum: float | None = None
-        self._entropy: float | None = None
+        self._figures: tuple[float, float] | None = None
         self._top: tuple[Ids, Floats] | None = None
         self._logits = logits
         self._hidden = hidden
         self._written = written
-        self._keep(needs.value, top)
-
-    def _keep(self, needs: int, top: int) -> None:
-        if needs & _ENTROPY:
-            self._normalise()
-        if needs & _TOP:
+        kept = needs.value
+        if kept & _ENTROPY:
+            self._normalised()
+        if kept & _TOP:
             self.top(top)
-        if self._hidden is not None and needs & _HIDDEN:
-            self._hidden = self._hidden.copy()
-        if needs & _LOGITS:
-            self._logits = self._logits.copy()
-        self._owned = needs
+        if hidden is not None and kept & _HIDDEN:
+            self._hidden = hidden.copy()
+        if kept & _LOGITS:
+            self._logits = logits.copy()
+        self._owned = kept
 
     def _check(self, need: int) -> None:
-        if not self._owned & need and not self._is_fresh():
+        if not self._owned & need and not self.is_fresh():
             raise StaleStepError(
                 f"The {Needs(need).name} of position {self.position} was read after the engine's "
                 "next decode",
                 hint="name it in the session's `needs`",
             )
 
-    def _normalise(self) -> None:
-        """One pass gives the partition function and the entropy, in parts that a cache holds."""
+    def _normalised(self) -> tuple[float, float]:
+        """The entropy, and the log of the sum of exp(logits).
+
+        One pass gives both, in parts that a cache holds.
+        """
+        if self._figures is not None:
+            return self._figures
+        self._check(_LOGITS)
         highest = self._logits[self.proposed]
         total = weighted = 0.0
         for at in range(0, self.size, _PART):
@@ -124,13 +126,8 @@ class LogitsStep:
             total += float(weights.dot(_ONES[: len(part)]))
             weighted += float(weights.dot(shifted))
         log_total = math.log(total)
-        self._entropy = log_total - weighted / total
-        self._log_sum = log_total + float(highest)
-
-    @property
-    def fresh(self) -> bool:
-        """Whether the engine has decoded nothing since."""
-        return self._is_fresh()
+        self._figures = log_total - weighted / total, log_total + float(highest)
+        return self._figures
 
     @property
     def logits(self) -> Floats:
@@ -152,20 +149,12 @@ class LogitsStep:
 
     @property
     def entropy(self) -> float:
-        if self._entropy is None:
-            self._check(_LOGITS)
-            self._normalise()
-        assert self._entropy is not None
-        return self._entropy
+        return self._normalised()[0]
 
     @property
     def log_sum(self) -> float:
         """log of the sum of exp(logits)."""
-        if self._log_sum is None:
-            self._check(_LOGITS)
-            self._normalise()
-        assert self._log_sum is not None
-        return self._log_sum
+        return self._normalised()[1]
 
     def top(self, k: int) -> tuple[Ids, Floats]:
         if self._top is None or len(self._top[0]) < k:

@@ -7,39 +7,25 @@ nor a download's code are run, and nothing is asked of the network.
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
+from copy import deepcopy
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
-from edgewise.addresses import resolve_folder
 from edgewise.edge.base import EdgeOptions
-from edgewise.edge.engine import EngineModel, default_threads
+from edgewise.edge.engine import EngineModel, default_threads, imported
 from edgewise.edge.hub.folder import (
     DESCRIPTIONS,
+    LACKING,
     MAX_BUFFERS,
     count_weights,
-    explained,
-    lacking,
+    damaged,
     read_config,
     require_one_device,
     weight_files,
 )
-from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, StateCopy, rows_of
-from edgewise.errors import ModelError, UsageError
-
-INSTALL = "pip install 'edgewise[transformers]'"
-
-
-def modules() -> tuple[Any, Any]:
-    """torch and transformers. Raises `UsageError`."""
-    try:
-        torch, transformers = import_module("torch"), import_module("transformers")
-    except ImportError as error:
-        raise UsageError(
-            f"The edge engine transformers needs {error.name}", hint=INSTALL
-        ) from error
-    return torch, transformers
+from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, rows_of
+from edgewise.errors import ModelError
 
 
 def load_folder(
@@ -51,7 +37,7 @@ def load_folder(
     require_one_device("transformers", gpu_layers)
     found = torch.accelerator.current_accelerator(check_available=True)
     device = "cpu" if gpu_layers == 0 or found is None else str(found.type)
-    with explained(folder, "transformers", "transformers"), quiet(transformers):
+    with quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
         attention = _check_shape(torch, transformers, config, folder, held)
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
@@ -64,7 +50,7 @@ def load_folder(
             **_LOCAL,
         )
         if missing := sorted(report["missing_keys"]):
-            raise lacking(folder, ", ".join(missing[:3]))
+            raise damaged(folder, LACKING.format(", ".join(missing[:3])))
         return model.to(device).eval(), config.get_text_config(decoder=True)
 
 
@@ -99,7 +85,7 @@ def _check_shape(torch: Any, transformers: Any, config: Any, folder: Path, held:
     wanted = sum(weight.numel() for weight in model.parameters())
     tables = sum(table.numel() for table in model.buffers())
     if wanted > held or tables > max(held, MAX_BUFFERS):
-        raise lacking(folder, f"{held:,} of {max(wanted, tables):,}")
+        raise damaged(folder, LACKING.format(f"{held:,} of {max(wanted, tables):,}"))
     return attention
 
 
@@ -118,9 +104,6 @@ def quiet(transformers: Any) -> Generator[None]:
             log.enable_progress_bar()
 
 
-READS = (".safetensors", *DESCRIPTIONS)
-"""Files of a repository that are downloaded."""
-
 _STATES = (
     "conv_states",
     "recurrent_states",
@@ -129,7 +112,7 @@ _STATES = (
     "has_previous_state",
 )
 
-_State = list[dict[str, dict[int, Any]]]
+_State = list[dict[str, Any]]
 
 
 class TorchCache(SequenceCache):
@@ -144,12 +127,14 @@ class TorchCache(SequenceCache):
         super().__init__(room=room)
 
     def _begin(self) -> None:
-        self._cache = self._model.new_cache()
-        kinds = {_kind(layer) for layer in self._cache.layers}
-        if not kinds or "other" in kinds:
+        self._cache, kinds = self._model.new_cache(), self._model.kinds
+        copied = {kinds.LinearAttentionLayer, kinds.LinearAttentionAndFullAttentionLayer}
+        cut = {kinds.DynamicLayer, kinds.DynamicIndexedLayer, kinds.DummyLayer}
+        held = {type(layer) for layer in self._cache.layers}
+        if not held or held - copied - cut:
             self.rewinds = "no"
         else:
-            self.rewinds = "checkpoints" if "recurrent" in kinds else "anywhere"
+            self.rewinds = "checkpoints" if held & copied else "anywhere"
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
         logits, seen = self._model.run(ids, self._cache, every=outputs == "all")
@@ -158,36 +143,38 @@ class TorchCache(SequenceCache):
         states = None if seen is None or not hidden else seen.float().cpu().numpy()
         return rows_of(logits.float().cpu().numpy(), states)
 
-    def _copy(self) -> StateCopy:
+    @property
+    def state_size(self) -> int:
+        states = [getattr(layer, name) for layer in self._recurrent() for name in _STATES]
+        return sum(getattr(x, "nbytes", 0) for state in states for x in state.values())
+
+    def _copy(self) -> _State:
         with self._model.torch.inference_mode():
-            state: _State = [
-                {name: _copied(getattr(layer, name)) for name in _STATES}
+            return [
+                {name: deepcopy(getattr(layer, name)) for name in _STATES}
                 for layer in self._recurrent()
             ]
-        held = [x for layer in state for part in layer.values() for x in part.values()]
-        return StateCopy(state, sum(x.nbytes for x in held if hasattr(x, "nbytes")))
 
     def _back(self, count: int, state: _State | None) -> bool:
+        kinds = self._model.kinds
         for layer in self._cache.layers:
-            if _kind(layer) != "shared":
-                _cut(layer, count)
-        if state is not None:
-            self._put(state)
-        return True
-
-    def _put(self, state: _State) -> None:
+            if type(layer) is kinds.DynamicIndexedLayer:
+                layer.crop(-count)
+            elif isinstance(layer, kinds.DynamicLayer):
+                # Of a layer that is recurrent as well, attention's part alone.
+                kinds.DynamicLayer.crop(layer, -count)
         with self._model.torch.inference_mode():
-            for layer, held in zip(self._recurrent(), state, strict=True):
+            for layer, held in zip(self._recurrent(), state or (), strict=state is not None):
                 for name in _STATES:
-                    setattr(layer, name, _copied(held[name]))
+                    setattr(layer, name, deepcopy(held[name]))  # each writes its own
+        return True
 
     def _recurrent(self) -> list[Any]:
         return [layer for layer in self._cache.layers if hasattr(layer, "conv_states")]
 
 
-def _whole(layer: Any) -> Any:
+def _whole(kinds: Any, layer: Any) -> Any:
     """A layer that keeps all keys and values instead of a window of them."""
-    kinds = import_module("transformers.cache_utils")
     if type(layer) is kinds.DynamicSlidingWindowLayer:
         return kinds.DynamicLayer()
     if type(layer) is kinds.LinearAttentionAndSlidingWindowAttentionLayer:
@@ -195,58 +182,28 @@ def _whole(layer: Any) -> Any:
     return layer
 
 
-def _kind(layer: Any) -> str:
-    """How a layer rolls back; "other" for one that is not known to."""
-    kinds = import_module("transformers.cache_utils")
-    return {
-        kinds.DynamicLayer: "cut",
-        kinds.DynamicIndexedLayer: "cut",
-        kinds.DummyLayer: "shared",
-        kinds.LinearAttentionLayer: "recurrent",
-        kinds.LinearAttentionAndFullAttentionLayer: "recurrent",
-    }.get(type(layer), "other")
-
-
-def _cut(layer: Any, count: int) -> None:
-    kinds = import_module("transformers.cache_utils")
-    if type(layer) is kinds.DynamicIndexedLayer:
-        layer.crop(-count)
-    elif isinstance(layer, kinds.DynamicLayer):
-        # Of a layer that is recurrent as well, attention's part alone.
-        kinds.DynamicLayer.crop(layer, -count)
-
-
-def _copied(held: dict[int, Any]) -> dict[int, Any]:
-    """States are written in place, so each holder has its own."""
-    return {key: x.clone() if hasattr(x, "clone") else x for key, x in held.items()}
-
-
-def open_folder(address: str, options: EdgeOptions) -> "TransformersModel":
-    """The edge engine `transformers`: a folder or a hub repository, downloaded if need be."""
-    modules()
-    folder, name = resolve_folder(address, "transformers", READS)
-    return TransformersModel(folder, options, name=name)
-
-
 class TransformersModel(EngineModel):
     """A model in transformers' form. Implements `EdgeModel`. One run at a time."""
 
     engine = "transformers"
+    reads = (".safetensors", *DESCRIPTIONS)
+
+    def _import(self) -> None:
+        self.torch, self._library, self.kinds = imported(
+            "transformers", "torch", "transformers", "transformers.cache_utils"
+        )
 
     def _load(self, options: EdgeOptions) -> None:
         """A model is on one device as a whole: a GPU where there is one, or the CPU, in float32.
 
         With 0 GPU layers it is the CPU. `threads` are torch's, of this process.
         """
-        self.torch, library = modules()
         self.torch.set_num_threads(options.threads or default_threads())
-        model, config = load_folder(self.torch, library, self.path, options.gpu_layers)
+        model, config = load_folder(self.torch, self._library, self.path, options.gpu_layers)
         self._model, self._config = model, config
         dtype = str(model.dtype).removeprefix("torch.")
         self.build = f"transformers, {dtype} on {model.device.type}"
-        trained = getattr(config, "max_position_embeddings", None)
-        known = isinstance(trained, int) and trained > 0
-        self.context = self._context_for(trained if known else None)
+        self.context = self._context_for(getattr(config, "max_position_embeddings", None))
         self.parameters = sum(weight.numel() for weight in model.parameters())
         size = getattr(config, "vocab_size", None)
         if not isinstance(size, int) or size < 1:
@@ -257,7 +214,7 @@ class TransformersModel(EngineModel):
         if head is not None:
             # What the head reads is the hidden state after the final norm.
             head.register_forward_pre_hook(self._see)
-        with quiet(library):
+        with quiet(self._library):
             self._start(lambda: TorchCache(self, room=MEMORY // options.slots), size)
 
     def _see(self, _module: Any, inputs: tuple[Any, ...]) -> None:
@@ -265,10 +222,9 @@ class TransformersModel(EngineModel):
 
     def new_cache(self) -> Any:
         """A cache for a new sequence."""
-        kinds = import_module("transformers.cache_utils")
-        cache: Any = kinds.DynamicCache(config=self._config)
+        cache: Any = self.kinds.DynamicCache(config=self._config)
         if "chunked_attention" not in (getattr(self._config, "layer_types", None) or ()):
-            cache.layers = [_whole(layer) for layer in cache.layers]
+            cache.layers = [_whole(self.kinds, layer) for layer in cache.layers]
         return cache
 
     def run(self, ids: Sequence[int], cache: Any, *, every: bool) -> tuple[Any, Any | None]:

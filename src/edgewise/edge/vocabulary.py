@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -22,12 +23,14 @@ _T = TypeVar("_T")
 def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
     """Compute a fact about a tokenizer once, and remember it as long as the tokenizer lives."""
     known: WeakKeyDictionary[Tokenizer, _T] = WeakKeyDictionary()
+    lock = threading.Lock()
 
     @functools.wraps(compute)
     def remembered(tokenizer: Tokenizer) -> _T:
-        if tokenizer not in known:
-            known[tokenizer] = compute(tokenizer)
-        return known[tokenizer]
+        with lock:
+            if tokenizer not in known:
+                known[tokenizer] = compute(tokenizer)
+            return known[tokenizer]
 
     return remembered
 
@@ -55,7 +58,7 @@ def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
     return b"".join(map(tokenizer.piece, ids))
 
 
-def ids_spelling(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int] | None:
+def ids_of_text(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int] | None:
     """Ids of `text` behind the ids `before`, which stand for its bytes and nothing else.
 
     Those that the whole has where it begins with `before`; else those of the text alone, behind
@@ -87,27 +90,19 @@ def longest_piece(tokenizer: Tokenizer) -> int:
     return max(1, *special, *(len(tokenizer.piece(token)) for token in range(tokenizer.size)))
 
 
-def require_short(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> None:
-    """Raise `ContextOverflow` for texts too long for `context` ids, by their length alone.
+def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> None:
+    """Raise `ContextOverflow` for texts that are clearly too long for `context` ids.
 
-    No id stands for more than the vocabulary's longest piece, and a character is at least a byte.
+    Some are so by their length alone: no id stands for more than the vocabulary's longest piece,
+    and a character is at least a byte. Others are tokenised in chunks, and no further than
+    `context` needs. At a chunk's end a few ids differ from the whole text's, so a text is only
+    refused at twice the context.
     """
     if (characters := sum(map(len, texts))) <= CHUNK:
         return
     least = -(-characters // longest_piece(tokenizer))
     if least >= context:
         raise overflow(f"at least {least}", context)
-
-
-def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> None:
-    """Raise `ContextOverflow` for texts that are clearly too long for `context` ids.
-
-    Long texts are tokenised in chunks, and no further than `context` needs. At a chunk's end a few
-    ids differ from the whole text's, so a text is only refused at twice the context.
-    """
-    require_short(tokenizer, texts, context)
-    if sum(map(len, texts)) <= CHUNK:
-        return
     count = 0
     for text in texts:
         for start in range(0, len(text), CHUNK):

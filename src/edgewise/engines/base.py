@@ -36,17 +36,6 @@ _ANY_IDS = (1, 2, 3)
 COMPLETIONS = "/v1/completions"
 
 
-class Abilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe found an engine able to do, beside taking and returning token ids.
-
-    `salt`: prefix caches of several tenants can be kept apart.
-    """
-
-    engine: str
-    model: str | None = None
-    salt: bool = False
-
-
 class Described(msgspec.Struct, frozen=True):
     """The model that an engine says it serves and its number of ids; None where it does not say."""
 
@@ -97,7 +86,8 @@ class Engine(ABC):
     """One engine. Methods run in one event loop; `close` gives its connections back.
 
     `vocabulary` holds the ids of the fixed strings (`edgewise.edge.base.PROBES`) once the engine
-    was probed, None where it does not tokenize; `described` is what it said of its model then.
+    was probed, None where it does not tokenize; `described` is what it said of its model then, and
+    `salted` whether it can keep the prefix caches of several tenants apart.
     `watched` are ids of which it must go on making the same text, once they were compared.
     `connected` is called when a connection was opened, for an engine that is somewhere else.
     """
@@ -108,7 +98,7 @@ class Engine(ABC):
     def __init__(self, url: str) -> None:
         """`url` says which engine it is."""
         self.url = url
-        self.abilities = Abilities(engine=self.dialect)
+        self.salted = False
         self.vocabulary: tuple[list[int], ...] | None = None
         self.described = Described()
         self.watched: Watched | None = None
@@ -156,7 +146,7 @@ class Engine(ABC):
         """Whether prefix caches can be kept apart."""
         return False
 
-    async def probe(self) -> Abilities:
+    async def probe(self) -> None:
         """Find out what the engine can do; raises `CloudRejected` for one that takes no ids.
 
         Three rounds of parallel requests.
@@ -166,13 +156,7 @@ class Engine(ABC):
         *each, self._joint_ids = await parallel(*(self.tokenize(text) for text in (*PROBES, _ALL)))
         self.vocabulary = None if None in each else tuple(each)
         ids = self.vocabulary[0] if self.vocabulary else _ANY_IDS
-        _, salt = await parallel(self._check_first_completion(ids), self.has_salt(ids))
-        self.abilities = Abilities(
-            engine=self.dialect,
-            model=self.described.model,
-            salt=salt,
-        )
-        return self.abilities
+        _, self.salted = await parallel(self._check_first_completion(ids), self.has_salt(ids))
 
     async def unchanged(self) -> bool:
         """Whether what answers is what was probed; one round of requests.
@@ -199,13 +183,16 @@ class Engine(ABC):
             )
         for text, ids in zip(PROBES, self.vocabulary, strict=True):
             if ids != tokenizer.encode(text):
-                raise VocabularyMismatch(
-                    f"The cloud model at {self.url!r} splits {text!r} into other ids than the edge "
-                    "model, so their vocabularies differ",
-                    hint="choose two models of one family, or name its own tokenizer",
-                    setting="cloud_tokenizer",
-                )
+                raise self.mismatch(f"splits {text!r} into other ids than the edge model")
         return f"{len(PROBES)} strings have the same ids at the engine"
+
+    def mismatch(self, what: str) -> VocabularyMismatch:
+        """The error for a cloud model that does this."""
+        return VocabularyMismatch(
+            f"The cloud model at {self.url!r} {what}, so their vocabularies differ",
+            hint="choose two models of one family, or name its own tokenizer",
+            setting="cloud_tokenizer",
+        )
 
     async def _check_first_completion(self, ids: Sequence[int]) -> None:
         try:
@@ -216,15 +203,7 @@ class Engine(ABC):
                 f"serve consults ({error})",
                 request_id=error.request_id,
             ) from error
-        try:
-            completion.check(asked=1, prompt=len(ids), size=self.described.size)
-        except CloudProtocolError as error:
-            raise CloudProtocolError(
-                f"The engine at {self.url!r} takes token ids, and what it answers to the first "
-                f"request cannot be ({error.message.rstrip('.')})",
-                hint="repair it, or choose another",
-                request_id=error.request_id,
-            ) from error
+        completion.check(asked=1, prompt=len(ids), size=self.described.size)
 
 
 async def parallel(*work: Awaitable[Any]) -> list[Any]:

@@ -5,8 +5,7 @@ text cannot look the same: a control token, and an id that stands for nothing, b
 that it cannot change places with its neighbour; part of a character between letters; all else in an
 order drawn at random, where what differs in two ids does not cancel out.
 
-All ids are compared: first control tokens and the last words, in which generations of a family
-differ, then the others.
+All ids are compared, first control tokens, in which generations of a family differ.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import once
 from edgewise.engines.base import Client, Engine, Watched, parallel
-from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, VocabularyMismatch
+from edgewise.errors import CloudError, CloudProtocolError, CloudRejected
 
 COMPARE_SECONDS = 20.0
 """How long comparing may take; what was compared until then is what counts."""
@@ -26,8 +25,8 @@ COMPARE_SECONDS = 20.0
 CONTROL = 2048
 """Control tokens, and ids that stand for nothing, that are compared first, and after reconnects."""
 
-AT_ONCE, LAST = 12_288, 1024
-"""Ids of one request, the first of which has the last words of the vocabulary."""
+AT_ONCE = 12_288
+"""Ids of one request."""
 
 BEYOND = 512
 """So many ids behind the last one must stand for nothing."""
@@ -56,24 +55,12 @@ class Detokenization:
         self._pieces = {t: tokenizer.piece(t) for t in range(self.size) if t not in self._special}
         letters = [t for t, piece in self._pieces.items() if piece.isalpha()]
         # One that is no byte by itself, which some engines join with broken ones beside it.
-        self._letter = next(
-            (t for t in letters if len(self._pieces[t]) > 1), next(iter(letters), None)
-        )
+        self._letter = next((t for t in letters if len(self._pieces[t]) > 1), [*letters, 0][0])
         self.ends = frozenset(self.text(token) for token in tokenizer.eos_ids)
         self.nothing = frozenset(t for t in range(self.size) if not self.text(t))
         self.control = [*self._special, *sorted(self.nothing - self._special.keys())]
-        words = [token for token in self._pieces if token not in self.nothing]
-        last, drawing = words[-LAST:], random.Random(0)
-        del words[-LAST:]
-        drawing.shuffle(words)
-        first = [*last, *words[: AT_ONCE - LAST]]
-        drawing.shuffle(first)
-        self.words = [*first, *words[AT_ONCE - LAST :]]
-
-    @property
-    def legible(self) -> bool:
-        """Whether there is an id for a letter, which keeps others apart."""
-        return self._letter is not None
+        self.words = [token for token in self._pieces if token not in self.nothing]
+        random.Random(0).shuffle(self.words)
 
     def text(self, token: int) -> str:
         """What an id is written as by itself."""
@@ -82,9 +69,9 @@ class Detokenization:
             special = self._pieces.get(token, b"").decode("utf-8", "replace")
         return _PADDING.sub("", special)
 
-    def asked(self, tokens: Sequence[int]) -> tuple[list[int], str]:
+    def request(self, tokens: Sequence[int]) -> tuple[list[int], str]:
         """Ids that show `tokens`, and the text that they make together."""
-        letter = self._letter or 0
+        letter = self._letter
         ids = [letter]
         for token in tokens:
             text = self.text(token)
@@ -106,13 +93,12 @@ async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
     Raises `VocabularyMismatch`, or a `CloudError` where the engine is gone.
     """
     texts = detokenization_of(tokenizer)
-    if not texts.legible:
-        return "; its ids are not compared one by one, since none stands for a letter"
-    words, why = list[int](), "it does not detokenise"
+    words = list[int]()
     try:
         async with asyncio.timeout(COMPARE_SECONDS):
             if await _compared(engine, texts, words):
-                why = ""
+                return f"; all {texts.size:,} ids stand for the same"
+        why = "it does not detokenise"
     except TimeoutError:
         why = f"it took longer than {COMPARE_SECONDS:g} s"
     except CloudError as error:
@@ -120,8 +106,6 @@ async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
         if not answered:
             raise
         why = error.message.rstrip(".")
-    if not why:
-        return f"; all {texts.size:,} ids stand for the same"
     some = f"{sum(words):,} of {texts.size:,} ids stand for the same, " if words else ""
     return f"; {some}its other ids are not compared ({why})"
 
@@ -136,14 +120,14 @@ async def _compared(engine: Engine, texts: Detokenization, words: list[int]) -> 
     missing = None if size is None else texts.missing(size)
     if missing is not None:
         text = texts.text(missing)[:_SHOWN]
-        raise _mismatch(engine, f"has no id {missing}, where the edge model has {text!r}")
+        raise engine.mismatch(f"has no id {missing}, where the edge model has {text!r}")
 
     async def same(tokens: Sequence[int], *, control: bool) -> str | None:
         """What the engine writes."""
-        ids, own = texts.asked(tokens)
+        ids, own = texts.request(tokens)
         said = await engine.detokenize(ids, client)
         if said is not None and (other := difference(said, own, control=control)):
-            raise _mismatch(engine, "writes {!r} where the edge model has {!r}".format(*other))
+            raise engine.mismatch("writes {!r} where the edge model has {!r}".format(*other))
         if said is not None and not control:
             words.append(len(tokens))
         return said
@@ -167,7 +151,7 @@ async def _compared(engine: Engine, texts: Detokenization, words: list[int]) -> 
     )
     if said is None:
         return False
-    engine.watched = Watched(texts.asked(first)[0], said)
+    engine.watched = Watched(texts.request(first)[0], said)
     await parallel(
         *(same(some, control=True) for some in _divided(control[CONTROL:])),
         *(same(some, control=False) for some in _divided(texts.words[AT_ONCE:])),
@@ -183,15 +167,7 @@ async def _require_end(engine: Engine, texts: Detokenization) -> None:
     """What ends the cloud's answers must end the edge's."""
     end = await engine.end_text()
     if end and end not in texts.ends:
-        raise _mismatch(engine, f"ends an answer with {end[:_SHOWN]!r}, unlike the edge model")
-
-
-def _mismatch(engine: Engine, what: str) -> VocabularyMismatch:
-    return VocabularyMismatch(
-        f"The cloud model at {engine.url!r} {what}, so their vocabularies differ",
-        hint="choose two models of one family, or name its own tokenizer",
-        setting="cloud_tokenizer",
-    )
+        raise engine.mismatch(f"ends an answer with {end[:_SHOWN]!r}, unlike the edge model")
 
 
 def difference(said: str, own: str, *, control: bool) -> tuple[str, str] | None:

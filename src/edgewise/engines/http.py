@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Annotated, ClassVar
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -38,6 +38,16 @@ _MAX_REPLY = 4 << 20
 # Of the names of models in a sentence.
 _MOST_SHOWN, _MOST_COMPARED, _LONGEST_NAME = 8, 1_000, 100
 _IDLE_SECONDS = 4.0
+# DeepSeek, Mistral, OpenAI and vLLM, Moonshot.
+_NO_MODEL = re.compile(
+    r"model.{0,200}(not exist|not found|no such)|(invalid|unknown|not found the) model",
+    re.IGNORECASE,
+)
+# Of an engine's own words.
+_LONGEST_SAID = 200
+_ELSEWHERE = (404, 405)
+_CHECK = "check the address, its path too, and the model's name"
+_HINTS = {402: "see to the account's balance", **dict.fromkeys(_ELSEWHERE, _CHECK)}
 
 MAX_REQUEST_ID = 64
 """Longest request id that is kept of an engine's, characters."""
@@ -56,9 +66,13 @@ _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 class Endpoint:
     """An address that speaks JSON; connections are opened when they are needed and kept a while."""
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        """Raises `UsageError` for what is no address. `https` is verified; the key is a bearer."""
-        self.url = checked_address(url)
+    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
+        """Raises `UsageError` for what is no address. `https` is verified; the key is a bearer.
+
+        `model` is one of those it serves; `listed` are all, once they were asked for.
+        """
+        self.url, self.model = checked_address(url), model
+        self.listed: list[str] = []
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.connected: Callable[[], None] = nobody
         self._http: aiohttp.ClientSession | None = None
@@ -131,11 +145,16 @@ class Endpoint:
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
         """What is raised for a reply that is about the request itself."""
-        said = body[:200].decode("utf-8", "replace")
-        error = CloudRejected(
-            f"{self.url!r} declined the request (HTTP {status}: {said!r})", request_id=request_id
+        said = words_of(body)
+        reason = f" (HTTP {status}: {said!r})"
+        if self.model is not None and _NO_MODEL.search(said):
+            return not_served(self.url, self.model, self.listed, reason)
+        error = Declined(
+            f"{self.url!r} declined the request{reason}",
+            hint=_HINTS.get(status),
+            request_id=request_id,
         )
-        error.status = status
+        error.said, error.elsewhere = said, status in _ELSEWHERE
         return error
 
     def _client(self) -> aiohttp.ClientSession:
@@ -174,13 +193,9 @@ class Endpoint:
 class HttpEngine(Endpoint, Engine):
     """An engine's endpoint."""
 
-    health: ClassVar[str] = "/health"
-
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        """As `Endpoint`; `model` is one of those it serves."""
-        Endpoint.__init__(self, url, key=key)
+        Endpoint.__init__(self, url, key=key, model=model)
         Engine.__init__(self, self.url)
-        self.model = model
 
     async def tokenize(self, text: str) -> list[int] | None:
         """As `Engine.tokenize`, in the form that vLLM and SGLang share."""
@@ -203,8 +218,8 @@ class HttpEngine(Endpoint, Engine):
         """A text by `/detokenize`, None where there is none; raises a `CloudError`."""
         try:
             answered = await self.post("/detokenize", body, client)
-        except CloudRejected as error:
-            if error.status in (404, 405):
+        except Declined as error:
+            if error.elsewhere:
                 return None
             raise
         return decoded(answered, _Text, self.dialect).value
@@ -241,7 +256,7 @@ class HttpEngine(Endpoint, Engine):
             return Described()
 
     async def ready(self) -> None:
-        await self.get(self.health)
+        await self.get("/health")
 
 
 @dataclass
@@ -281,11 +296,9 @@ def checked_address(url: str) -> str:
     require_keyless(url)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r} is no http:// or https:// address of a cloud engine.")
+        raise UsageError(f"{url!r} is not an http:// or https:// address of a cloud engine.")
     path = parts.path.rstrip("/")
-    base = path.removesuffix("/v1").rstrip("/")
-    plain = url.rstrip("/")
-    return plain.removesuffix(path) + base if plain.endswith(path) else plain
+    return parts._replace(path=path.removesuffix("/v1").rstrip("/")).geturl()
 
 
 def require_keyless(url: str) -> None:
@@ -331,19 +344,17 @@ class _Tokens(msgspec.Struct):
 
 
 class _Text(msgspec.Struct):
-    """As llama-server, vLLM and SGLang name it; exactly one of them is there."""
+    """As llama-server, vLLM and SGLang name it."""
 
     content: str | None = None
     prompt: str | None = None
     text: str | None = None
 
-    def __post_init__(self) -> None:
-        if len({self.content, self.prompt, self.text} - {None}) != 1:
-            raise ValueError("there is no text in it")
-
     @property
-    def value(self) -> str:
-        return self.content or self.prompt or self.text or ""
+    def value(self) -> str | None:
+        """The first that is there."""
+        named = (self.content, self.prompt, self.text)
+        return next((text for text in named if text is not None), None)
 
 
 async def served_models(engine: HttpEngine) -> list[Served]:
@@ -388,6 +399,16 @@ def shown(names: Sequence[str], like: str = "") -> str:
     return listed if len(some) == len(names) else f"{listed} and {len(names) - len(some)} more"
 
 
+class Declined(CloudRejected):
+    """A request was declined by its HTTP status; `said` is the engine's own reason.
+
+    `elsewhere`: nothing is at the path, which says nothing of the request.
+    """
+
+    said: str = ""
+    elsewhere: bool = False
+
+
 class Redirected(CloudRejected):
     """The address leads to another, which may be anybody's: keys and prompts do not follow."""
 
@@ -421,6 +442,21 @@ def not_now(
         busy.retry_after = later if status in (429, 503) else None
         return busy
     return None
+
+
+def words_of(said: object) -> str:
+    """What an engine or an API says is wrong, in whatever form, at most 200 characters."""
+    if isinstance(said, bytes):
+        try:
+            said = msgspec.json.decode(said)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            said = said.decode("utf-8", "replace")
+    for _ in range(4):
+        if not isinstance(said, dict):
+            break
+        parts = [said.get(name) for name in ("error", "message", "detail")]
+        said = next((part for part in parts if part is not None), str(said))
+    return " ".join(str(said).split())[:_LONGEST_SAID]
 
 
 def unreachable(url: str, error: Exception) -> CloudUnavailable:

@@ -9,16 +9,16 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
+from itertools import count, zip_longest
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
 
 from edgewise.completion import Completion, metered
-from edgewise.engines.base import NOBODY, TOP, Abilities, Client, decoded
+from edgewise.engines.base import NOBODY, TOP, Client, decoded
 from edgewise.engines.http import HttpEngine
-from edgewise.engines.replies import completion_of, llama_sampling
+from edgewise.engines.replies import LlamaTimings, completion_of, llama_sampling
 from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
 
@@ -114,50 +114,25 @@ class _TopLogprob(msgspec.Struct):
     logprob: float | None = None
 
 
-class _Probability(msgspec.Struct):
-    id: int
-    logprob: float | None = None
+class _Probability(_TopLogprob):
     top_logprobs: list[_TopLogprob] = []
-
-
-class _Timings(msgspec.Struct):
-    cache_n: int | None = None
-    prompt_n: int | None = None
-    prompt_ms: float = 0.0
-    predicted_ms: float = 0.0
 
 
 class _Completion(msgspec.Struct):
     tokens: list[int]
     completion_probabilities: list[_Probability] = []
-    timings: _Timings | None = None
+    timings: LlamaTimings | None = None
     stop_type: str = "limit"
 
 
 class _Props(msgspec.Struct):
-    total_slots: Annotated[int, msgspec.Meta(ge=1, le=65_536)]
-
-
-class _Loaded(msgspec.Struct):
+    total_slots: Annotated[int, msgspec.Meta(ge=1, le=65_536)] | None = None
     eos_token: str | None = None
 
 
 class _Placed(msgspec.Struct):
     id_slot: int = -1
-
-
-class _Probed(_Placed):
-    timings: _Timings = msgspec.field(default_factory=_Timings)
-
-
-class _SlotUse(msgspec.Struct, frozen=True):
-    """How a server uses its slots, none of which can be named where `slots` is None.
-
-    `apart`: a request to a slot reuses what that slot holds or nothing, and nothing on demand.
-    """
-
-    slots: SlotTable | None
-    apart: bool = False
+    timings: LlamaTimings = msgspec.field(default_factory=LlamaTimings)
 
 
 class LlamaServerEngine(HttpEngine):
@@ -172,14 +147,16 @@ class LlamaServerEngine(HttpEngine):
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         super().__init__(url, key=key, model=model)
+        # None where none can be named.
         self._slots: SlotTable | None = None
-        self._use: _SlotUse | None = None
+        # Whether a request to a slot reuses what that slot holds or nothing, and nothing on demand.
+        self._apart: bool | None = None
         self._starts = 0
         self._probing = asyncio.Lock()
 
-    async def probe(self) -> Abilities:
+    async def probe(self) -> None:
         self._forget_slot_use()
-        return await super().probe()
+        await super().probe()
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
@@ -194,13 +171,12 @@ class LlamaServerEngine(HttpEngine):
         }
         reply = decoded(await self._completion(body, client), _Completion, self.dialect)
         # By position, since an id may come twice; a server may leave the last ones out.
-        reported = dict(enumerate(reply.completion_probabilities))
-        rows = [reported.get(at, _Probability(token)) for at, token in enumerate(reply.tokens)]
+        reported = zip_longest(reply.tokens, reply.completion_probabilities[: len(reply.tokens)])
         rows = [
-            row if row.id == token else _Probability(token)
-            for token, row in zip(reply.tokens, rows, strict=True)
+            row if row is not None and row.id == token else _Probability(token)
+            for token, row in reported
         ]
-        timings = reply.timings or _Timings()
+        timings = reply.timings or LlamaTimings()
         return completion_of(
             reply.tokens,
             [row.logprob for row in rows],
@@ -225,7 +201,7 @@ class LlamaServerEngine(HttpEngine):
 
     async def end_text(self) -> str | None:
         try:
-            return decoded(await self.get(self._props()), _Loaded, self.dialect).eos_token
+            return (await self._props()).eos_token
         except (CloudProtocolError, CloudRejected):
             return None
 
@@ -233,11 +209,11 @@ class LlamaServerEngine(HttpEngine):
         """The reply to `body`, for which nothing of another tenant's is reused."""
         if not client.tenant:
             return await self._posted(body, client, {"cache_prompt": True})
-        use = await self._slot_use()
-        if use.slots is None:
+        slots, apart = await self._slot_use()
+        if slots is None:
             return await self._posted(body, client, {"cache_prompt": False})
-        async with use.slots.place(client.session, client.tenant) as place:
-            where = {"id_slot": place.slot, "cache_prompt": place.reuse and use.apart}
+        async with slots.place(client.session, client.tenant) as place:
+            where = {"id_slot": place.slot, "cache_prompt": place.reuse and apart}
             answered = await self._posted(body, client, where)
             if decoded(answered, _Placed, self.dialect).id_slot != place.slot:
                 # It was started anew, with fewer slots.
@@ -254,28 +230,31 @@ class LlamaServerEngine(HttpEngine):
         """Where a server has several models it goes by what is asked."""
         return {} if self.model is None else {"model": self.model}
 
-    def _props(self) -> str:
-        return "/props" if self.model is None else f"/props?{urlencode({'model': self.model})}"
+    async def _props(self) -> _Props:
+        path = f"/props?{urlencode(self._named())}".removesuffix("?")
+        return decoded(await self.get(path), _Props, self.dialect)
 
     def _forget_slot_use(self) -> None:
         self._starts += 1
-        self._use = None
+        self._apart = None
 
-    async def _slot_use(self) -> _SlotUse:
-        """Found out when it is needed first; raises a `CloudError`."""
+    async def _slot_use(self) -> tuple[SlotTable | None, bool]:
+        """The slots and whether they are apart, probed when first needed; raises a `CloudError`."""
         async with self._probing:
-            while self._use is None:
-                starts, use = self._starts, await self._probed_slots()
+            while self._apart is None:
+                starts, apart = self._starts, await self._probe_slots()
                 if starts == self._starts:
-                    self._use = use
-            return self._use
+                    self._apart = apart
+            return self._slots, self._apart
 
-    async def _probed_slots(self) -> _SlotUse:
-        """By prompts that nobody has asked before, sent to the last slot."""
+    async def _probe_slots(self) -> bool:
+        """Whether they are apart: by prompts that nobody has asked before, sent to the last one."""
         try:
-            total = decoded(await self.get(self._props()), _Props, self.dialect).total_slots
+            total = (await self._props()).total_slots
         except (CloudRejected, CloudProtocolError):
-            return _SlotUse(None)
+            total = None
+        if total is None:
+            return False
         # A server that was started anew holds less than the table says, never more.
         if self._slots is None or len(self._slots) != total:
             self._slots = SlotTable(total)
@@ -283,12 +262,12 @@ class LlamaServerEngine(HttpEngine):
         there = {"id_slot": total - 1, "cache_prompt": False}
         probes = [await self._reuses(prompt, there) for prompt in (first, first, second)]
         probes.append(await self._reuses(first, {**there, "cache_prompt": True}))
-        return _SlotUse(self._slots, apart=not any(probes))
+        return not any(probes)
 
     async def _reuses(self, prompt: Sequence[int], where: Mapping[str, Any]) -> bool:
         """Whether so much was reused, or another slot took it, that it cannot be chance."""
         body = {"prompt": prompt, "n_predict": 0, "response_fields": ["timings", "id_slot"]}
-        reply = decoded(await self._posted(body, NOBODY, where), _Probed, self.dialect)
+        reply = decoded(await self._posted(body, NOBODY, where), _Placed, self.dialect)
         elsewhere = reply.id_slot != where.get("id_slot", reply.id_slot)
         return elsewhere or reply.timings.cache_n is None or reply.timings.cache_n >= _NOTED
 

@@ -4,13 +4,13 @@ A class says what it is: `dialect` for sentences, `owner` as servers name it in 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from edgewise.engines.base import PROBE_SECONDS
 from edgewise.engines.http import HttpEngine, Redirected, Served, named, served_models
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, UsageError
-from edgewise.registry import Registry, or_meant
+from edgewise.registry import Registry, did_you_mean
 
 AUTO = "auto"
 """Stands for whatever is found at the URL."""
@@ -44,14 +44,15 @@ Paths of their own come first, which others decline; then fields that others may
 plain trailing message, that some take for an answer given. The last needs a tokenizer too.
 """
 
-ENGINES: Registry[Callable[..., Any]] = Registry(
+ENGINES: Registry[Any] = Registry(
     "cloud engine",
     "edgewise.cloud",
     {**BY_IDS, **BY_TEXT, GATEWAY: "edgewise.cloud.gateway:GatewayCloud"},
 )
 """An entry is a subclass of `HttpEngine` or `TextEngine`, or a factory of a `CloudModel`.
 
-Each is called with the URL, `key` and `model`, which are None where none was given.
+Each is called with the URL, `key` and `model`, which are None where none was given. A `TextEngine`
+is also called with the cloud model's `tokenizer` where that was given.
 """
 
 _LONGEST = 100
@@ -67,16 +68,16 @@ def check_name(engine: str) -> None:
         known = [AUTO, *ENGINES.names()]
         raise UsageError(
             f"There is no cloud engine {engine!r}",
-            hint=or_meant(engine, known, f"known are {', '.join(known)}"),
+            hint=did_you_mean(engine, known, f"known are {', '.join(known)}"),
             setting="cloud_engine",
         )
 
 
 def engine_by_ids(name: str) -> type[HttpEngine]:
     """The engine of that name. Raises `UsageError` for one that takes no ids."""
-    found = ENGINES.load(name)
-    if isinstance(found, type) and issubclass(found, HttpEngine):
-        return found
+    engine = ENGINES.load(name)
+    if isinstance(engine, type) and issubclass(engine, HttpEngine):
+        return engine
     raise UsageError(
         f"The engine {name!r} takes no token ids",
         hint=f"name one that does: {', '.join(BY_IDS)}",
@@ -95,11 +96,11 @@ async def engine_at(url: str, *, key: str | None = None, model: str | None = Non
 
     It is the owner of `model`, or else of any of the models there.
     """
-    asked = ENGINES.load("vllm")(url, key=key)
+    lister = ENGINES.load("vllm")(url, key=key)
     known = owners()
     try:
         async with asyncio.timeout(PROBE_SECONDS):
-            owner = _owner(await served_models(asked), model, known)
+            owner = _owner(await served_models(lister), model, known)
     except TimeoutError as error:
         raise CloudTimeout(f"{url!r} did not answer within {PROBE_SECONDS:g} s.") from error
     except Redirected:
@@ -112,7 +113,7 @@ async def engine_at(url: str, *, key: str | None = None, model: str | None = Non
             setting="cloud_engine",
         ) from error
     finally:
-        await asked.close()
+        await lister.close()
     if owner not in known:
         raise UnknownEngine(
             f"{url!r} serves a model of {owner[:_LONGEST]!r}, which is not one of "

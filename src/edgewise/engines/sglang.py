@@ -53,7 +53,7 @@ class SglangEngine(HttpEngine):
         }
         if client.session:
             body["routing_key"] = client.session
-        if client.salt and self.abilities.salt:
+        if client.salt and self.salted:
             body["cache_salt"] = client.salt
         answered = await self.post("/generate", body, client, ids=len(ids))
         reply = decoded(answered, _Generated, self.dialect)

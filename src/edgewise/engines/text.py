@@ -1,66 +1,127 @@
 """APIs that take and return text: the contract, and what those behind HTTP have in common.
 
-An API continues an answer that was begun. It serves any vocabulary.
+An API continues an answer that was begun. It serves any vocabulary. A reply is checked here, where
+it arrives.
 """
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from edgewise.engines.base import NOBODY, Client, Described
-from edgewise.engines.http import Endpoint, Served, ServedModels, not_served, shown
-from edgewise.engines.replies import (
-    THINK,
-    TextContinuation,
-    TextReader,
-    TextRequest,
-    read,
+import msgspec
+
+from edgewise.edge.base import Tokenizer
+from edgewise.engines.base import NOBODY, Client, Described, decoded
+from edgewise.engines.http import (
+    Declined,
+    Endpoint,
+    Served,
+    ServedModels,
+    not_served,
+    shown,
     words_of,
 )
-from edgewise.errors import CloudRejected, CloudUnavailable
+from edgewise.engines.replies import THINK, Meter, has_ended, only
+from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable, UsageError
 from edgewise.prompts import Message
+from edgewise.sampling import Sampling
 
+LONGEST_TOKEN = 64
+"""More bytes than a token has on an average of several."""
+
+_CUT = frozenset({"length", "max_tokens", "model_length", "limit"})
+# An echo may have other blanks.
+_SLACK = 256
 _MOST_RENDERED = 16
 _CLOSED_THOUGHTS = "\n\n</think>\n\n"
-_ELSEWHERE = (404, 405)
-# DeepSeek, Mistral, OpenAI and vLLM, Moonshot.
-_NO_MODEL = re.compile(
-    r"model.{0,200}(not exist|not found|no such)|(invalid|unknown|not found the) model",
-    re.IGNORECASE,
-)
+_T = TypeVar("_T")
 
 
-class Declined(CloudRejected):
-    """A request was declined with an HTTP `status`; `said` is the API's own reason."""
+class TextRequest(NamedTuple):
+    """At most `n` tokens behind `answer`, the beginning of a reply to `messages`; may be empty."""
 
-    said: str = ""
+    messages: Sequence[Message]
+    answer: str
+    n: int
+    sampling: Sampling = Sampling()
 
-    @property
-    def elsewhere(self) -> bool:
-        """Whether nothing is at the path, which says nothing of the request."""
-        return self.status in _ELSEWHERE
+
+class TextContinuation(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API wrote, as it came: it may begin with what it was sent.
+
+    `ended` where it ended the answer there, and was not cut. `prompt`, `cached` and `written` are
+    tokens by the provider's own usage, `cached` those of the `prompt` that it had; None where it
+    does not report them.
+    """
+
+    text: str
+    ended: bool
+    prompt: int | None = None
+    cached: int | None = None
+    written: int | None = None
+
+
+class ReplyMessage(msgspec.Struct):
+    """Mistral has a list for a content with thoughts, and Ollama its own word for these."""
+
+    content: str | list[msgspec.Raw] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    refusal: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+    function_call: object = None
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+    message: ReplyMessage | None = None
+    text: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: Meter | None = None
+    error: object = None
 
 
 class TextEngine(Endpoint, ABC):
     """An API behind HTTP. Methods run in one event loop.
 
     `dialect` is what errors call it, `owner` how a server of it signs its models (empty where that
-    differs); `bases` are where its paths may begin. `reasons`: it can continue inside of a block of
-    reasoning that was begun. `model` is the one it is asked for, found out where none was named.
+    differs). `bases` are where its paths may begin, `chat_base` where that of a consult does if it
+    is not one of them. `reasons`: it can continue inside of a block of reasoning that was begun.
+    `renders`: it needs the model's own `tokenizer`, which no other takes. `model` is the one it is
+    asked for, found out where none was named.
     """
 
     dialect: ClassVar[str]
     owner: ClassVar[str] = ""
     reasons: ClassVar[bool] = False
-    bases: tuple[str, ...] = ("/v1", "")
+    renders: ClassVar[bool] = False
+    bases: ClassVar[Sequence[str]] = ("/v1", "")
+    chat_base: ClassVar[str] = ""
 
-    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        """`key` is a bearer. Raises `UsageError` for an invalid address."""
-        super().__init__(url, key=key)
-        self.model = model
-        self._models: list[str] = []
-        self._bases: dict[tuple[str, ...], str] = {}
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        model: str | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """`key` is a bearer. Raises `UsageError` for an invalid address, and as `renders` says."""
+        if self.renders != (tokenizer is not None):
+            needs = "needs the" if self.renders else "takes text and needs no"
+            raise UsageError(
+                f"The dialect {self.dialect!r} {needs} tokenizer of the model that it serves",
+                hint="name it" if self.renders else "leave it out",
+                setting="cloud_tokenizer",
+            )
+        super().__init__(url, key=key, model=model)
+        self.url = self.url.removesuffix(self.chat_base)
+        self.tokenizer = tokenizer
+        self._base: str | None = None
 
     @abstractmethod
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
@@ -75,12 +136,12 @@ class TextEngine(Endpoint, ABC):
         An API that lists no models, or not all, serves the named.
         """
         models = await self._listed()
-        self._models = [model.id for model in models or []]
+        self.listed = [model.id for model in models or []]
         if self.model is None:
             return self._only(models).described
         served = next((model for model in models or [] if model.id == self.model), None)
         if self.owner and models is not None and served is None:
-            raise not_served(self.url, self.model, self._models)
+            raise not_served(self.url, self.model, self.listed)
         return served.described if served else Described(self.model)
 
     async def model_name(self) -> str:
@@ -90,56 +151,95 @@ class TextEngine(Endpoint, ABC):
         assert self.model is not None
         return self.model
 
-    def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
-        said = words_of(body)
-        if self.model is not None and _NO_MODEL.search(said):
-            reason = f" (HTTP {status}: {said!r})"
-            return not_served(self.url, self.model, self._models, reason)
-        error = Declined(
-            f"{self.url!r} declined the request (HTTP {status}: {said!r})",
-            hint=_hint(status),
-            request_id=request_id,
-        )
-        error.status, error.said = status, said
-        return error
+    async def at_base(self, path: str, body: object = None, client: Client = NOBODY) -> bytes:
+        """The reply to a `body`, or to a GET, below one of `bases`; raises a `CloudError`.
 
-    async def at_base(
-        self, ask: Callable[[str], Awaitable[bytes]], bases: tuple[str, ...] | None = None
-    ) -> bytes:
-        """The reply of `ask`, which is given where paths begin; raises a `CloudError`.
-
-        Where nothing is at one of `bases`, the next is tried. The right one is remembered.
+        Where nothing is at one of them, the next is tried. The right one is remembered.
         """
-        bases = bases or self.bases
-        if bases in self._bases:
-            return await ask(self._bases[bases])
-        nowhere: list[Declined] = []
-        for base in bases:
+        nowhere: Declined | None = None
+        for base in self.bases if self._base is None else [self._base]:
             try:
-                reply = await ask(base)
+                if body is None:
+                    reply = await self.get(base + path)
+                else:
+                    reply = await self.post(base + path, body, client)
             except Declined as error:
                 if not error.elsewhere:
-                    self._bases[bases] = base
+                    self._base = base
                     raise
-                nowhere.append(error)
+                nowhere = nowhere or error
             else:
-                self._bases[bases] = base
+                self._base = base
                 return reply
-        raise nowhere[0]
+        assert nowhere is not None
+        raise nowhere
 
-    def reader(self, request: TextRequest) -> TextReader:
-        """Reads the reply to a request."""
-        return TextReader(self.url, self.dialect, request)
+    def read(self, body: bytes, kind: type[_T]) -> _T:
+        """A reply of that form; raises `CloudProtocolError`."""
+        begin = body[:16].lstrip()
+        if begin.startswith(b"<"):
+            raise CloudProtocolError(
+                f"{self.url!r} answered with a web page",
+                hint="check the address, its path too",
+                setting="cloud",
+            )
+        if begin.startswith((b"data:", b"event:", b":")):
+            raise self.streamed()
+        return decoded(body, kind, self.dialect)
+
+    def streamed(self) -> CloudProtocolError:
+        """The error for a reply that comes in pieces."""
+        return CloudProtocolError(f"{self.url!r} answered with a stream where none was asked.")
+
+    def completion(self, body: bytes, request: TextRequest) -> TextContinuation:
+        """A reply in OpenAI's form, to a chat or to a prompt; raises a `CloudError`."""
+        reply = self.read(body, _Completion)
+        if reply.error is not None:
+            raise CloudRejected(f"{self.url!r} declined the request ({words_of(reply.error)!r})")
+        choice, usage = only(reply.choices or [], self.url), reply.usage or Meter()
+        if choice.message is None and choice.text is None:
+            raise CloudProtocolError(f"{self.url!r} sent a choice without any text.")
+        written = choice.message or choice.text or ""
+        counts = usage.prompt_tokens, usage.cached, usage.completion_tokens
+        return self.checked(request, written, choice.finish_reason, counts)
+
+    def checked(
+        self,
+        request: TextRequest,
+        written: str | ReplyMessage,
+        reason: str | None,
+        counts: tuple[int | None, int | None, int | None],
+    ) -> TextContinuation:
+        """The reply to a request, by its finish `reason`; raises a `CloudError` for a bad one.
+
+        `counts` are tokens of the prompt, those of them that were cached, and those written.
+        """
+        url = self.url
+        ended = has_ended(reason, url)
+        if not ended and reason not in _CUT:
+            raise CloudProtocolError(f"{url!r} ended its reply for the reason {reason!r:.50}.")
+        text = written if isinstance(written, str) else _text_of(written, url)
+        size = len(text.encode())
+        if size > LONGEST_TOKEN * request.n + 2 * len(request.answer.encode()) + _SLACK:
+            raise CloudProtocolError(f"{url!r} sent {size} bytes for {request.n} tokens.")
+        if "\0" in text:
+            raise CloudProtocolError(f"{url!r} sent a text with U+0000 in it.")
+        if text.lstrip().startswith(THINK) and not request.answer.lstrip().startswith(THINK):
+            raise _thinks(url)
+        prompt, cached, new = counts
+        if cached is not None and prompt is not None and cached > prompt:
+            raise CloudProtocolError(f"{url!r} counts {cached} of {prompt} tokens as cached.")
+        return TextContinuation(text=text, ended=ended, prompt=prompt, cached=cached, written=new)
 
     async def _listed(self) -> list[Served] | None:
         """The models that it lists; None where it lists none."""
         try:
-            body = await self.at_base(lambda base: self.get(f"{base}/models"))
+            body = await self.at_base("/models")
         except Declined as error:
             if error.elsewhere:
                 return None
             raise
-        return read(body, ServedModels, self.url, self.dialect).data
+        return self.read(body, ServedModels).data
 
     def _only(self, models: list[Served] | None) -> Served:
         if models is not None and len(models) == 1:
@@ -147,7 +247,7 @@ class TextEngine(Endpoint, ABC):
         if models == []:
             raise CloudUnavailable(f"{self.url!r} serves no model", hint="load one there")
         many = "does not say which models it serves" if models is None else "serves several models"
-        names = f": {shown(self._models)}" if models else ""
+        names = f": {shown(self.listed)}" if models else ""
         raise CloudRejected(f"{self.url!r} {many}", hint=f"name one{names}", setting="cloud_model")
 
 
@@ -156,9 +256,9 @@ class PromptText(TextEngine):
 
     reasons = True
 
-    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        """Raises `UsageError` as `TextEngine`."""
-        super().__init__(url, key=key, model=model)
+    def __init__(self, url: str, **options: Any) -> None:
+        """`options` are those of `TextEngine`."""
+        super().__init__(url, **options)
         self._rendered: dict[tuple[object, ...], str] = {}
 
     async def describe(self) -> Described:
@@ -204,7 +304,21 @@ def turns(url: str, messages: Sequence[Message]) -> list[dict[str, object]]:
     return [{"role": message.role, "content": message.content} for message in messages]
 
 
-def _hint(status: int) -> str | None:
-    if status in _ELSEWHERE:
-        return "check the address, its path too, and the model's name"
-    return "see to the account's balance" if status == 402 else None
+def _text_of(message: ReplyMessage, url: str) -> str:
+    """Raises `CloudRejected` for what is no continuation: a refusal, a tool call, thoughts."""
+    if message.refusal:
+        raise CloudRejected(f"The model at {url!r} refused to answer.")
+    if message.tool_calls or message.function_call:
+        raise CloudRejected(f"The model at {url!r} answered with a tool call.")
+    thoughts = message.reasoning_content or message.reasoning or message.thinking
+    if isinstance(message.content, list) or (thoughts and not message.content):
+        raise _thinks(url)
+    return message.content or ""
+
+
+def _thinks(url: str) -> CloudRejected:
+    return CloudRejected(
+        f"The model at {url!r} thinks before it answers, and thoughts are no part of an answer",
+        hint="choose a model without thinking, or one whose thinking can be switched off",
+        setting="cloud_model",
+    )

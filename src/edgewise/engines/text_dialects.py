@@ -7,22 +7,26 @@ text, the answer stands behind what the model's chat template makes of the messa
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import msgspec
 
-from edgewise.edge.base import Tokenizer
+from edgewise.completion import metered
 from edgewise.engines.base import NOBODY, Client
-from edgewise.engines.replies import (
+from edgewise.engines.http import Declined
+from edgewise.engines.replies import Count, LlamaTimings, llama_sampling, sampling_fields
+from edgewise.engines.text import (
+    PromptText,
+    ReplyMessage,
     TextContinuation,
+    TextEngine,
     TextRequest,
-    llama_sampling,
-    read,
-    sampling_fields,
+    turns,
 )
-from edgewise.engines.text import Declined, PromptText, TextEngine, turns
 from edgewise.errors import CloudRejected, UsageError
-from edgewise.prompts import Message, render
+from edgewise.prompts import Message
+from edgewise.prompts.rendering import render
 from edgewise.prompts.special import ControlTokens
 from edgewise.sampling import Sampling
 
@@ -30,6 +34,7 @@ _NO_TEMPLATE_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False}}
 _NO_THOUGHTS = {"thinking": {"type": "disabled"}}
 _NO_EFFORT = {"reasoning_effort": "none"}
 _FILTERS = frozenset({"top_k", "min_p"})
+_OFF = {"top_k": 0, "min_p": 0, "top_p": 1}
 
 
 class ChatText(TextEngine):
@@ -40,8 +45,7 @@ class ChatText(TextEngine):
 
     Another API is a subclass. `begun` are fields of the request, and `last` of its last message,
     that make it continue; `quiet` switches thinking off. `filters` are the names it has beside
-    `top_p`, sent `always` or where they filter; `seed` is its name for one. `chat_bases` are where
-    the path may begin, where that is not as in `TextEngine`.
+    `top_p`, sent `always` or where they filter; `seed` is its name for one.
     """
 
     dialect = "chat completions"
@@ -51,14 +55,7 @@ class ChatText(TextEngine):
     filters: ClassVar[frozenset[str]] = frozenset()
     always: ClassVar[bool] = False
     seed: ClassVar[str | None] = "seed"
-    chat_bases: ClassVar[tuple[str, ...] | None] = None
-
-    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        """Raises `UsageError` as `TextEngine`."""
-        super().__init__(url, key=key, model=model)
-        for base in self.chat_bases or ():
-            self.url = self.url.removesuffix(base)
-        self._unwanted: frozenset[str] = frozenset()
+    _unwanted: frozenset[str] = frozenset()
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
         _, answer, n, sampling = request
@@ -72,18 +69,16 @@ class ChatText(TextEngine):
         optional = {*self.quiet, *([self.seed] if self.seed else [])}
         if sampling.greedy:
             optional.add("temperature")
-        return self.reader(request).completion(await self._reply(body, optional, client))
+        return self.completion(await self._reply(body, optional, client), request)
 
     async def _reply(self, body: Mapping[str, Any], optional: set[str], client: Client) -> bytes:
         """The reply to `body`, without those of its `optional` fields that the API declines."""
         unwanted = self._unwanted & optional
         while True:
             fewer = {name: value for name, value in body.items() if name not in unwanted}
+            ask = self.post if self.chat_base else self.at_base
             try:
-                reply = await self.at_base(
-                    lambda base, body=fewer: self.post(f"{base}/chat/completions", body, client),
-                    self.chat_bases,
-                )
+                reply = await ask(f"{self.chat_base}/chat/completions", fewer, client)
             except Declined as error:
                 named = {name for name in optional & {*fewer} if _names(error.said, name)}
                 if error.elsewhere or not named:
@@ -95,22 +90,22 @@ class ChatText(TextEngine):
 
     def _drawn(self, sampling: Sampling, position: int) -> dict[str, Any]:
         """How it draws, in its own words; raises `CloudRejected` for what it has none for."""
+        fields = sampling_fields(sampling, position)
         if sampling.greedy:
-            return {"temperature": 0}
-        filters = {"top_k": sampling.top_k, "min_p": sampling.min_p}
-        for name, value in filters.items():
-            if value and name not in self.filters:
+            return fields
+        for name in _FILTERS - self.filters:
+            if fields.pop(name):
                 raise CloudRejected(
                     f"{self.dialect} has no {name.replace('_', '-')}, so it cannot sample as asked",
                     hint="leave it off",
                     setting=name,
                 )
+        seed = fields.pop("seed")
+        if self.seed:
+            fields[self.seed] = seed
         if self.always:
-            filters["top_k"] = sampling.top_k or -1
-        sent = {name: filters[name] for name in self.filters if self.always or filters[name]}
-        seed = {self.seed: sampling.seed_at(position)} if self.seed else {}
-        top_p = {"top_p": sampling.top_p} if self.always or sampling.top_p < 1 else {}
-        return {"temperature": sampling.temperature, **top_p, **sent, **seed}
+            return {**fields, "top_k": sampling.top_k or -1}
+        return {name: value for name, value in fields.items() if value != _OFF.get(name)}
 
 
 class VllmText(ChatText):
@@ -143,7 +138,7 @@ class DeepSeekText(ChatText):
     last: ClassVar[Mapping[str, object]] = {"prefix": True}
     quiet = _NO_THOUGHTS
     seed = None
-    chat_bases = ("/beta",)
+    chat_base = "/beta"
 
 
 class MistralText(ChatText):
@@ -186,6 +181,14 @@ class EdgewiseText(ChatText):
     filters = _FILTERS
 
 
+class _OllamaChat(msgspec.Struct):
+    message: ReplyMessage
+    done: bool
+    done_reason: str | None = None
+    prompt_eval_count: Count | None = None
+    eval_count: Count | None = None
+
+
 class OllamaText(TextEngine):
     """Asks by Ollama's `/api/chat`, which knows all ways to draw.
 
@@ -212,11 +215,21 @@ class OllamaText(TextEngine):
                 **sampling_fields(sampling, len(answer)),
             },
         }
-        return self.reader(request).ollama(await self.post("/api/chat", body, client))
+        reply = self.read(await self.post("/api/chat", body, client), _OllamaChat)
+        if not reply.done:
+            raise self.streamed()
+        counts = reply.prompt_eval_count, None, reply.eval_count
+        return self.checked(request, reply.message, reply.done_reason, counts)
 
 
 class _Prompt(msgspec.Struct):
     prompt: str
+
+
+class _LlamaCompletion(msgspec.Struct):
+    content: str
+    stop_type: str
+    timings: LlamaTimings = msgspec.field(default_factory=LlamaTimings)
 
 
 class LlamaServerText(PromptText):
@@ -232,7 +245,10 @@ class LlamaServerText(PromptText):
             "response_fields": ["content", "stop_type", "timings"],
             **llama_sampling(request.sampling, len(request.answer)),
         }
-        return self.reader(request).llama_server(await self.post("/completion", body, client))
+        reply = self.read(await self.post("/completion", body, client), _LlamaCompletion)
+        meter = reply.timings
+        counts = metered(meter.cache_n, meter.prompt_n), meter.cache_n, meter.predicted_n
+        return self.checked(request, reply.content, reply.stop_type, counts)
 
     async def rendered(self, messages: Sequence[Message], client: Client, *, thinks: bool) -> str:
         body = {
@@ -240,29 +256,17 @@ class LlamaServerText(PromptText):
             "chat_template_kwargs": {"enable_thinking": thinks},
         }
         reply = await self.post("/apply-template", body, client)
-        return read(reply, _Prompt, self.url, self.dialect).prompt
+        return self.read(reply, _Prompt).prompt
 
 
 class CompletionsText(PromptText):
     """Asks by `/completions`: the template is rendered here.
 
-    That needs the model's own `tokenizer`; no message may hold a control token of it.
+    No message may hold a control token of the model's tokenizer.
     """
 
     dialect = "completions"
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        key: str | None = None,
-        model: str | None = None,
-        tokenizer: Tokenizer | None = None,
-    ) -> None:
-        """Raises `UsageError` as `TextEngine`."""
-        super().__init__(url, key=key, model=model)
-        self._tokenizer = tokenizer
-        self._control = ControlTokens(tokenizer.special) if tokenizer else None
+    renders = True
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
         self._check_plain([*(message.content for message in request.messages), request.answer])
@@ -274,11 +278,11 @@ class CompletionsText(PromptText):
             "stream": False,
             **sampling_fields(request.sampling, len(request.answer)),
         }
-        reply = await self.at_base(lambda base: self.post(f"{base}/completions", body, client))
-        return self.reader(request).completion(reply)
+        reply = await self.at_base("/completions", body, client)
+        return self.completion(reply, request)
 
     async def rendered(self, messages: Sequence[Message], client: Client, *, thinks: bool) -> str:
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         assert tokenizer is not None
         if tokenizer.chat_template is None:
             return "\n\n".join(message.content for message in messages)
@@ -290,15 +294,13 @@ class CompletionsText(PromptText):
         adds = tokenizer.encode_prompt("", special=False)
         return text.removeprefix(tokenizer.special_text("bos")) if adds else text
 
+    @cached_property
+    def _control(self) -> ControlTokens:
+        assert self.tokenizer is not None
+        return ControlTokens(self.tokenizer.special)
+
     def _check_plain(self, contents: Sequence[str]) -> None:
         """Raises `CloudRejected` for what the server would take for its template's own."""
-        if self._control is None:
-            raise CloudRejected(
-                f"{self.url!r} is asked by text alone, for which the model's chat template is "
-                "needed",
-                hint="name the cloud model's tokenizer",
-                setting="cloud_tokenizer",
-            )
         for content in contents:
             pieces = self._control.split(content)
             if len(pieces) > 1:

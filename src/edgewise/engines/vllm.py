@@ -3,6 +3,7 @@
 The cache meter needs the server flag `--enable-prompt-tokens-details`.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,8 @@ from edgewise.engines.replies import Meter, completion_of, has_ended, only, samp
 from edgewise.errors import CloudProtocolError
 from edgewise.sampling import Sampling
 
-_ID = "token_id:"
-# Of any id; Python itself refuses to read numbers that are much longer.
-_DIGITS = 20
+# Python itself refuses to read numbers that are much longer.
+_ID = re.compile(r"token_id:([0-9]{1,20})")
 
 
 class _Logprobs(msgspec.Struct):
@@ -44,7 +44,7 @@ class VllmEngine(HttpEngine):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        salt = {"cache_salt": client.salt} if client.salt and self.abilities.salt else {}
+        salt = {"cache_salt": client.salt} if client.salt and self.salted else {}
         body: dict[str, Any] = {
             "model": await self.model_name(),
             "prompt": ids,
@@ -84,8 +84,7 @@ class VllmEngine(HttpEngine):
 
 def id_of(token: str) -> int:
     """`token_id:123` is 123. Raises `CloudProtocolError`."""
-    number = token.removeprefix(_ID)
-    short = len(number) <= _DIGITS and number.isascii()
-    if not token.startswith(_ID) or not short or not number.isdigit():
+    match = _ID.fullmatch(token)
+    if match is None:
         raise CloudProtocolError("vLLM sent tokens as text where ids were asked for.")
-    return int(number)
+    return int(match[1])

@@ -38,7 +38,6 @@ class VocabularyCheck:
         self._started = -math.inf
         self._due = False
         self._last: asyncio.Task[None] | None = None
-        self._refused: UsageError | None = None
 
     async def run(self) -> None:
         """Check the engine, from the ground up where it is not known to be the same.
@@ -46,10 +45,6 @@ class VocabularyCheck:
         Calls at the same time share one check. Raises a `CloudError`, or what `accept` does.
         """
         await _finished(self._start())
-
-    def forget(self) -> None:
-        """The engine went: what comes back in its place may be another."""
-        self.passed = False
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
@@ -62,7 +57,7 @@ class VocabularyCheck:
         """
         try:
             if not self.passed:
-                await self._first_check()
+                await self._accepted(self._recent() or self._start())
             self._start_if_due()
             before = self._last if self._last is not None and self._last.done() else None
             completion = await self._engine.complete(ids, n, sampling, client)
@@ -86,26 +81,25 @@ class VocabularyCheck:
             self._start_if_due()
 
     def _start_if_due(self) -> None:
-        if self._due and time.monotonic() - self._started > FRESH_SECONDS:
+        if self._due and self._recent() is None:
             self._start()
 
-    async def _first_check(self) -> None:
-        """Unless it failed just now."""
-        if self._refused is not None and time.monotonic() - self._started < FRESH_SECONDS:
-            raise _other(self._refused)
-        await self._accepted(self._start())
+    def _recent(self) -> asyncio.Task[None] | None:
+        """The last check, if it began just now: how it ended counts for a while."""
+        return self._last if time.monotonic() - self._started < FRESH_SECONDS else None
 
     async def _accepted(self, check: asyncio.Task[None]) -> None:
         try:
             await _finished(check)
         except UsageError as error:
-            raise _other(error) from error
+            raise OtherVocabulary(error.message, hint=error.hint) from error
 
     def _start(self) -> asyncio.Task[None]:
         if self._last is None or self._last.done():
             self._started, self._due = time.monotonic(), False
             self._last = asyncio.create_task(self._check())
-            self._last.add_done_callback(_heard)
+            # If nobody waits any more, the next check fails in the same way.
+            self._last.add_done_callback(lambda done: done.cancelled() or done.exception())
         return self._last
 
     async def _check(self) -> None:
@@ -118,22 +112,8 @@ class VocabularyCheck:
                 await self._engine.probe()
         except TimeoutError as error:
             raise CloudTimeout(f"{self._engine.url!r} does not say what it is.") from error
-        try:
-            await self._accept()
-        except UsageError as error:
-            self._refused = error
-            raise
-        self.passed, self._refused = True, None
-
-
-def _other(error: UsageError) -> OtherVocabulary:
-    return OtherVocabulary(error.message, hint=error.hint)
-
-
-def _heard(check: asyncio.Task[None]) -> None:
-    """If nobody waits any more, the next check fails in the same way."""
-    if not check.cancelled():
-        check.exception()
+        await self._accept()
+        self.passed = True
 
 
 async def _finished(check: asyncio.Task[None]) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
+import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -15,18 +17,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from edgewise.errors import CloudError, OtherVocabulary
 from edgewise.gateway.browser_page import Page
 from edgewise.gateway.connection import Connection
 from edgewise.gateway.consults import KeyedConsults
-from edgewise.gateway.detokenizing import detokenize
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Sessions
 from edgewise.keys.keys import Keys
-from edgewise.keys.limit_stores import SqliteLimits
-from edgewise.keys.limits import KeyLimits
+from edgewise.keys.limits import KeyLimits, OverLimit
 from edgewise.listening.origins import ANY, OriginCheck
-from edgewise.wire.protocol import KEY_SUBPROTOCOL, PATH, VERSION
+from edgewise.wire.protocol import KEY_SUBPROTOCOL, PATH, VERSION, Count
 
 SWEEP_SECONDS = 0.25
 """Between two sweeps for expired sessions and revoked keys."""
@@ -37,20 +38,29 @@ DRAIN_SECONDS = 20
 OWNER = "edgewise-gateway"
 """The models' owner, by which a device recognises a gateway."""
 
+MOST_DETOKENIZED = 1 << 15
+"""Ids of one request."""
+
+MAX_BODY = 1 << 19
+"""Of a request, bytes: ten digits an id, a comma and a blank, and room."""
+
+DETOKENIZE_SECONDS = 15.0
+"""How long the engines may take."""
+
 log = structlog.get_logger("edgewise.gateway")
+
+
+class _Ids(msgspec.Struct):
+    tokens: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MOST_DETOKENIZED)]
 
 
 class Gateway:
     """State of all connections of a process. A device can rebuild all of it."""
 
-    def __init__(
-        self, fleet: Fleet, keys: Keys, sessions: Sessions, limits: KeyLimits | None = None
-    ) -> None:
-        """Without `limits`, what keys use is counted in this process."""
-        self.fleet, self.keys, self.sessions = fleet, keys, sessions
+    def __init__(self, fleet: Fleet, keys: Keys, sessions: Sessions, limits: KeyLimits) -> None:
+        self.fleet, self.keys, self.sessions, self.limits = fleet, keys, sessions, limits
         self.metrics = GatewayMetrics()
-        self.limits = limits or KeyLimits(SqliteLimits(None))
-        self.consults = KeyedConsults(fleet, self.limits, self.metrics)
+        self.consults = KeyedConsults(fleet, limits, self.metrics)
         self.draining = False
         self.connections: set[Connection] = set()
         metrics = self.metrics
@@ -66,7 +76,7 @@ class Gateway:
         origins: Sequence[str] = (),
         page: Page | None = None,
     ) -> Starlette:
-        """The application; its lifespan starts and closes the fleet.
+        """The application; its lifespan closes the fleet and the limits, which were opened before.
 
         `hosts` are what requests may be addressed to. Of pages only the gateway's own and those of
         `origins` may ask.
@@ -100,8 +110,6 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
-        await self.limits.open()
-        await self.fleet.start()
         log.info("started", engines=len(self.fleet.replicas), model=self.fleet.model)
         if self.keys.required:
             self.fleet.warn_of_shared_caches()
@@ -139,16 +147,16 @@ class Gateway:
         finally:
             self.connections.discard(connection)
 
-    def _refused(self, asked: Request | WebSocket, status: Literal[401, 503]) -> JSONResponse:
+    def _refused(self, request: Request | WebSocket, status: Literal[401, 503]) -> JSONResponse:
         """The log has the reason. The reply is the same whatever is wrong with a key."""
-        shown = "wrong key" if _secret(asked) else "missing key"
-        peer = asked.client.host if asked.client else "?"
+        shown = "wrong key" if _secret(request) else "missing key"
+        peer = request.client.host if request.client else "?"
         log.info("refused", why=shown if status == 401 else "draining", peer=peer)
         self.metrics.opens.labels("refused").inc()
         if status == 503:
-            return JSONResponse({"error": "Going away."}, 503, {"Retry-After": "1"})
+            return _failed(503, "Going away.", {"Retry-After": "1"})
         message = "The key is missing or not accepted."
-        return JSONResponse({"error": message}, 401, {"WWW-Authenticate": "Bearer"})
+        return _failed(401, message, {"WWW-Authenticate": "Bearer"})
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "protocol": VERSION})
@@ -171,11 +179,46 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _detokenize(self, request: Request) -> Response:
-        """The engines' text for ids."""
-        key = self.keys.find(_secret(request))
+        """The engines' text for ids, which devices compare. Ids count as those in frames."""
+        key, size = self.keys.find(_secret(request)), self.fleet.size
         if key is None:
             return self._refused(request, 401)
-        return await detokenize(request, key, self.fleet, self.limits)
+        ids = await _ids_in(request)
+        if ids is None:
+            return _failed(400, f"The body holds at most {MOST_DETOKENIZED} token ids.")
+        if size is not None and max(ids) >= size:
+            return _failed(400, f"The model has ids below {size}.")
+        try:
+            self.limits.admit(key, 0)
+            self.limits.charge(key, len(ids))
+            async with asyncio.timeout(DETOKENIZE_SECONDS):
+                text = await self.fleet.detokenize(ids)
+        except OverLimit as over:
+            return _failed(429, str(over), {"Retry-After": str(math.ceil(over.retry_after or 1))})
+        except TimeoutError:
+            return _failed(503, "The engine does not detokenise in time.")
+        except CloudError as error:
+            return _failed(409 if isinstance(error, OtherVocabulary) else 503, str(error))
+        if text is None:
+            return _failed(404, "The engine does not detokenise.")
+        return JSONResponse({"content": text})
+
+
+async def _ids_in(request: Request) -> list[int] | None:
+    """Token ids of a body; None where it holds none, or too many."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY:
+            return None
+    try:
+        return msgspec.json.decode(body, type=_Ids).tokens
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _failed(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": message}, status, headers)
 
 
 def _secret(request: Request | WebSocket) -> str:

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from edgewise.addresses import bundled
+from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.local import LocalCloud, LocalSession
 from edgewise.completion import Completion
 from edgewise.edge.llamacpp import LlamaModel
@@ -35,8 +36,8 @@ class BundledEngine(Engine):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        asked = self._session(client).ask(ids, n, sampling, DEADLINE)
-        return await asyncio.wrap_future(asked)
+        completing = self._session(client).ask(ConsultRequest(ids, n, DEADLINE, sampling))
+        return await asyncio.wrap_future(completing)
 
     async def tokenize(self, text: str) -> list[int] | None:
         return self._cloud.model.tokenizer.encode(text)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from asyncio import to_thread
-from typing import NamedTuple
 
 import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -13,6 +12,7 @@ from edgewise.errors import CloudProtocolError
 from edgewise.gateway.consults import KeyedConsults, SessionPrefix, failed
 from edgewise.gateway.sessions import Session, Sessions
 from edgewise.keys.keys import Key, Keys
+from edgewise.keys.limits import Bucket
 from edgewise.wire.protocol import (
     MAX_IDS,
     SUBPROTOCOL,
@@ -57,17 +57,10 @@ PROTOCOL_ERROR, POLICY, GOING_AWAY, TRY_LATER = 1002, 1008, 1001, 1013
 log = structlog.get_logger("edgewise.gateway")
 
 
-class Received(NamedTuple):
-    """A frame, and its ids, hashed."""
-
-    frame: FromDevice
-    ids: Ledger
-
-
-def _decoded(data: bytes) -> Received:
-    """Raises `CloudProtocolError`."""
+def _decoded(data: bytes) -> tuple[FromDevice, Ledger]:
+    """A frame, and its ids, hashed. Raises `CloudProtocolError`."""
     frame = from_device(data)
-    return Received(frame, Ledger(frame.ids if isinstance(frame, Ask | Prefetch) else ()))
+    return frame, Ledger(frame.ids if isinstance(frame, Ask | Prefetch) else ())
 
 
 class Connection:
@@ -80,9 +73,9 @@ class Connection:
         self._socket, self._key = socket, key
         self._session: Session | None = None
         self._asks: dict[int, asyncio.Task[None]] = {}
-        self._warming: asyncio.Task[None] | None = None
+        self._prefetching: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
-        self._frames, self._counted = 0.0, time.monotonic()
+        self._frames = Bucket(1.0)
         self._fresh = 0
         self._in_force: asyncio.Timeout | None = None
 
@@ -107,7 +100,7 @@ class Connection:
 
     def check_key(self) -> None:
         """If the key was revoked or has expired, cancel what is in flight and hang up."""
-        if self._in_force is not None and self._keys.find_named(self._key) is None:
+        if self._in_force is not None and self._keys.current(self._key) is None:
             self._stop()
             self._in_force.reschedule(0.0)
             self._in_force = None
@@ -124,30 +117,11 @@ class Connection:
             try:
                 await self._open()
                 while session := self._session:
-                    await self._take(await self._frame(), session)
+                    await self._take(*await self._frame(), session)
             finally:
                 self._in_force = None
 
     async def _open(self) -> None:
-        frame = await self._first_frame()
-        key, sessions = self._key, self._sessions
-        if key.sessions and sessions.attached(key.name) >= key.sessions:
-            message = f"The key has its {key.sessions} sessions open already."
-            raise _Ended(TRY_LATER, "unavailable", message, 1.0)
-        session = self._session = sessions.open(frame.session, key.name)
-        if session is None:
-            raise _Ended(TRY_LATER, "unavailable", "The gateway holds no more sessions.", 1.0)
-        how = "resumed" if session.name == frame.session else "new"
-        self._consults.metrics.opens.labels(how).inc()
-        peer = _peer(self._socket)
-        log.info("open", key=key.name, session=session.name[:8], how=how, peer=peer)
-        ledger, fleet = session.ledger, self._consults.fleet
-        known, check = len(ledger), ledger.check
-        await self._send(
-            Opened(VERSION, session.name, known, check, fleet.engine, fleet.model[:200])
-        )
-
-    async def _first_frame(self) -> Open:
         """Both sides must have the same protocol and vocabulary."""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
@@ -160,10 +134,24 @@ class Connection:
         if frame.version != VERSION:
             message = f"This gateway speaks version {VERSION} of the protocol, not {frame.version}."
             raise _Ended(POLICY, "rejected", message)
-        known = self._consults.fleet.tokenizer
-        if not known or frame.tokenizer != known:
+        fleet = self._consults.fleet
+        if not fleet.tokenizer or frame.tokenizer != fleet.tokenizer:
             raise _Ended(POLICY, VOCABULARY, "The vocabulary is not that of the gateway's model.")
-        return frame
+        key, sessions = self._key, self._sessions
+        if key.sessions and sessions.attached(key.name) >= key.sessions:
+            message = f"The key has its {key.sessions} sessions open already."
+            raise _Ended(TRY_LATER, "unavailable", message, 1.0)
+        session = self._session = sessions.open(frame.session, key.name)
+        if session is None:
+            raise _Ended(TRY_LATER, "unavailable", "The gateway holds no more sessions.", 1.0)
+        how = "resumed" if session.name == frame.session else "new"
+        self._consults.metrics.opens.labels(how).inc()
+        peer = _peer(self._socket)
+        log.info("open", key=key.name, session=session.name[:8], how=how, peer=peer)
+        known, check = len(session.ledger), session.ledger.check
+        await self._send(
+            Opened(VERSION, session.name, known, check, fleet.engine, fleet.model[:200])
+        )
 
     async def _receive(self) -> bytes:
         """The next binary message; starlette's own method stumbles over a text message."""
@@ -175,15 +163,18 @@ class Connection:
             raise CloudProtocolError("Frames are binary messages, not text.")
         return data
 
-    async def _frame(self) -> Received:
+    async def _frame(self) -> tuple[FromDevice, Ledger]:
         """The next frame. A large one waits until its key owes no ids."""
-        data = await self._receive()
-        self._count_frame()
+        data, now = await self._receive(), time.monotonic()
+        # A second's frames may come at once.
+        if self._frames.wait(FRAMES_PER_SECOND, now):
+            raise _Ended(POLICY, "protocol", "Too many frames in too short a time.", 1.0)
+        self._frames.take(1, FRAMES_PER_SECOND, now)
         # If more frames wait, nothing above yields to the event loop.
         await asyncio.sleep(0)
         key, limits = self._key_now(), self._consults.limits
         if len(data) <= LARGE:
-            received = _decoded(data)
+            frame, ids = _decoded(data)
         else:
             try:
                 async with asyncio.timeout(PAUSE_SECONDS):
@@ -192,9 +183,9 @@ class Connection:
             except TimeoutError as error:
                 message = "Too many token ids in too short a time."
                 raise _Ended(TRY_LATER, "unavailable", message, PAUSE_SECONDS) from error
-            received = await to_thread(_decoded, data)
-        self._fresh += len(received.ids)
-        return received
+            frame, ids = await to_thread(_decoded, data)
+        self._fresh += len(ids)
+        return frame, ids
 
     def _take_fresh(self) -> int:
         """Ids that came and are charged now."""
@@ -203,32 +194,23 @@ class Connection:
 
     def _key_now(self) -> Key:
         """The key as it is now."""
-        key = self._keys.find_named(self._key)
+        key = self._keys.current(self._key)
         if key is None:
             raise _revoked()
         return key
 
-    def _count_frame(self) -> None:
-        """A second's frames may come at once; nobody saves up more by being silent."""
-        now = time.monotonic()
-        gone = FRAMES_PER_SECOND * (now - self._counted)
-        self._frames, self._counted = max(0.0, self._frames - gone) + 1, now
-        if self._frames > FRAMES_PER_SECOND:
-            raise _Ended(POLICY, "protocol", "Too many frames in too short a time.", 1.0)
-
-    async def _take(self, received: Received, session: Session) -> None:
-        frame = received.frame
+    async def _take(self, frame: FromDevice, ids: Ledger, session: Session) -> None:
         if isinstance(frame, Ask):
-            self._begin(frame, self._put(received, frame, session))
+            self._begin(frame, self._put(frame, ids, session))
         elif isinstance(frame, Prefetch):
-            prefix = self._put(received, frame, session)
+            prefix = self._put(frame, ids, session)
             if prefix is None:
                 self._consults.metrics.prefetches.labels("need_full").inc()
                 await self._send(NeedFull())
             elif not self._asks:
                 # The engine computes the last prefetch while nobody waits.
-                self._stop_warming()
-                self._warming = asyncio.create_task(self._consults.warm(prefix))
+                self._stop_prefetch()
+                self._prefetching = asyncio.create_task(self._consults.prefetch(prefix))
         elif isinstance(frame, Cancel):
             if task := self._asks.get(frame.ask):
                 task.cancel()
@@ -238,20 +220,18 @@ class Connection:
         else:
             raise CloudProtocolError("A session is opened once.")
 
-    def _put(
-        self, received: Received, frame: Ask | Prefetch, session: Session
-    ) -> SessionPrefix | None:
+    def _put(self, frame: Ask | Prefetch, ids: Ledger, session: Session) -> SessionPrefix | None:
         """What the session holds after this frame. A later frame may replace it."""
-        if frame.position + len(received.ids) > MAX_IDS:
+        if frame.position + len(ids) > MAX_IDS:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
         key = self._key_now()
-        ids = self._sessions.put(session, frame.position, received.ids, frame.check)
-        return None if ids is None else SessionPrefix(ids, session, key, self._take_fresh)
+        held = self._sessions.put(session, frame.position, ids, frame.check)
+        return None if held is None else SessionPrefix(held, session, key, self._take_fresh)
 
     def _begin(self, frame: Ask, prefix: SessionPrefix | None) -> None:
         if frame.ask in self._asks:
             raise CloudProtocolError(f"Consult {frame.ask} is being answered already.")
-        self._stop_warming()
+        self._stop_prefetch()
         work = self._answer(frame, prefix, crowded=len(self._asks) >= WAITING_ASKS)
         task = self._asks[frame.ask] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._asks.pop(frame.ask, None))
@@ -262,7 +242,11 @@ class Connection:
             if prefix is None:
                 answer, outcome = NeedFull(frame.ask), "need_full"
             else:
-                answer = _crowded(frame) if crowded else await self._consults.answer(frame, prefix)
+                if crowded:
+                    message = "Too many consults of one session wait."
+                    answer = failed(frame, "unavailable", message, 0.1)
+                else:
+                    answer = await self._consults.answer(frame, prefix)
                 outcome = answer.reason if isinstance(answer, Failed) else "answered"
             await self._send(answer)
         except WebSocketDisconnect:
@@ -293,13 +277,13 @@ class Connection:
 
     def _stop(self) -> None:
         """What is in flight."""
-        self._stop_warming()
+        self._stop_prefetch()
         for task in self._asks.values():
             task.cancel()
 
-    def _stop_warming(self) -> None:
-        if self._warming is not None:
-            self._warming.cancel()
+    def _stop_prefetch(self) -> None:
+        if self._prefetching is not None:
+            self._prefetching.cancel()
 
 
 class _Ended(Exception):
@@ -308,10 +292,6 @@ class _Ended(Exception):
     ) -> None:
         super().__init__(message)
         self.code, self.reason, self.retry_after = code, reason, retry_after
-
-
-def _crowded(frame: Ask) -> Failed:
-    return failed(frame, "unavailable", "Too many consults of one session wait.", 0.1)
 
 
 def _revoked() -> _Ended:

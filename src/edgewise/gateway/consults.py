@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
-from msgspec.structs import replace
 
 from edgewise.completion import Completion
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, CloudUnavailable, EdgewiseError, UsageError
-from edgewise.gateway.fleet import BUSY_SECONDS, Busy, Fleet
+from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
 from edgewise.keys.keys import ANYBODY, Key
@@ -36,10 +35,11 @@ class SessionPrefix(NamedTuple):
     key: Key
     take_fresh: Callable[[], int]
 
-    def client(self) -> Client:
+    def client(self, request_id: str = "") -> Client:
         """Whose consult it is. A key is a tenant: no other one may learn what it asked."""
         tenant = "" if self.key is ANYBODY else self.key.name
-        return Client(self.session.name, self.session.salt, tenant=tenant)
+        session = self.session
+        return Client(session.name, session.salt, tenant=tenant, request_id=request_id)
 
 
 class KeyedConsults:
@@ -54,48 +54,58 @@ class KeyedConsults:
 
     async def answer(self, frame: Ask, prefix: SessionPrefix) -> Reply | Failed:
         """The reply to `frame`. Whatever goes wrong is a reply as well."""
-        name = request_id(prefix.session.name, frame.ask)
-        client = replace(prefix.client(), request_id=name)
-        answer = await self._within_limits(frame, prefix, client)
-        ended = answer.reason if isinstance(answer, Failed) else "answered"
-        log.debug("consult", request_id=name, key=prefix.key.name, outcome=ended)
-        if isinstance(answer, Failed) and answer.request_id is None:
-            return replace(answer, request_id=name)
-        return answer
-
-    async def _within_limits(
-        self, frame: Ask, prefix: SessionPrefix, client: Client
-    ) -> Reply | Failed:
-        key = prefix.key
+        key, name, wait = prefix.key, request_id(prefix.session.name, frame.ask), None
+        noted = log.bind(request_id=name)
         try:
             sampling = unpacked(frame.sampling)
             async with self.limits.spending(key, frame.n, ids=prefix.take_fresh()) as spent:
                 async with asyncio.timeout(frame.deadline / 1000), prefix.session.turn:
                     ids, spent.asked = prefix.ids.ids, True
+                    client = prefix.client(name)
                     completion = await self.fleet.complete(ids, frame.n, sampling, client)
                 spent.tokens, spent.computed = len(completion.ids), completion.computed or 0
         except OverLimit as over:
-            return failed(frame, over.reason, str(over), over.retry_after)
-        except Busy as busy:
-            return failed(frame, "unavailable", str(busy), BUSY_SECONDS)
+            reason, message, wait = over.reason, str(over), over.retry_after
         except CloudError as error:
-            return _engine_failed(frame, error, client)
+            # An engine's own message may hold parts of the prompt.
+            reason, message = error.reason, _SAID[error.reason]
+            wait = error.retry_after if isinstance(error, CloudUnavailable) else None
+            noted.warning("consult failed", reason=reason, engine_request_id=error.request_id)
+            name = error.request_id or name
         except UsageError as error:
-            return failed(frame, "rejected", str(error))
+            reason, message = "rejected", str(error)
         except TimeoutError:
-            return failed(frame, "timeout", "The engine did not answer before the deadline.")
+            reason, message = "timeout", "The engine did not answer before the deadline."
         except (Exception, asyncio.CancelledError):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            log.exception("consult failed in the gateway", request_id=client.request_id)
-            return failed(frame, "unavailable", "The gateway failed; its log says how.")
+            noted.exception("consult failed in the gateway")
+            reason, message = "unavailable", "The gateway failed; its log says how."
+        else:
+            noted.debug("consult", key=key.name, outcome="answered")
+            return self._reply(frame, completion, key)
+        noted.debug("consult", key=key.name, outcome=reason)
+        return failed(frame, reason, message, wait, name)
+
+    def _reply(self, frame: Ask, completion: Completion, key: Key) -> Reply:
+        metered = key is ANYBODY or self.fleet.salted
+        tops = completion.top if frame.top else ()
         self.metrics.tokens.labels(key.name).inc(len(completion.ids))
         self.metrics.prompt.labels("hit").inc(completion.cached or 0)
         self.metrics.prompt.labels("miss").inc(completion.computed or 0)
-        return _reply(frame, completion, metered=key is ANYBODY or self.fleet.salted)
+        return Reply(
+            frame.ask,
+            completion.ids,
+            completion.logprobs,
+            completion.stopped,
+            completion.cached if metered else None,
+            completion.computed if metered else None,
+            completion.engine_seconds if metered else None,
+            tuple(tuple((one.id, one.logprob) for one in top[: frame.top]) for top in tops),
+        )
 
-    async def warm(self, prefix: SessionPrefix) -> None:
+    async def prefetch(self, prefix: SessionPrefix) -> None:
         """Let the engine compute prefetched ids, if the key may consult. Nobody waits for it."""
         ended = "superseded"
         try:
@@ -104,8 +114,8 @@ class KeyedConsults:
                 return
             async with prefix.session.turn:
                 await self.fleet.prefill(prefix.ids.ids, prefix.client())
-            ended = "warmed"
-        except (EdgewiseError, Busy) as error:
+            ended = "computed"
+        except (EdgewiseError, OverLimit) as error:
             ended = "failed"
             log.debug("prefetch failed", error=type(error).__name__)
         except Exception:
@@ -115,34 +125,9 @@ class KeyedConsults:
             self.metrics.prefetches.labels(ended).inc()
 
 
-def failed(frame: Ask, reason: str, message: str, seconds: float | None = None) -> Failed:
-    """To be tried again after so many seconds. A frame holds 49 days at most."""
-    later = None if seconds is None else min(int(1000 * seconds) + 1, (1 << 32) - 1)
-    return Failed(frame.ask, reason, message, later)
-
-
-def _engine_failed(frame: Ask, error: CloudError, client: Client) -> Failed:
-    """An engine's message may hold parts of the prompt, so the device gets the reason alone."""
-    log.warning(
-        "consult failed",
-        reason=error.reason,
-        request_id=client.request_id,
-        engine_request_id=error.request_id,
-    )
-    wait = error.retry_after if isinstance(error, CloudUnavailable) else None
-    answer = failed(frame, error.reason, _SAID[error.reason], wait)
-    return replace(answer, request_id=error.request_id)
-
-
-def _reply(frame: Ask, completion: Completion, *, metered: bool) -> Reply:
-    tops = completion.top if frame.top else ()
-    return Reply(
-        frame.ask,
-        completion.ids,
-        completion.logprobs,
-        completion.stopped,
-        completion.cached if metered else None,
-        completion.computed if metered else None,
-        completion.engine_seconds if metered else None,
-        tuple(tuple((one.id, one.logprob) for one in top[: frame.top]) for top in tops),
-    )
+def failed(
+    frame: Ask, reason: str, message: str, wait: float | None = None, request_id: str | None = None
+) -> Failed:
+    """To be tried again after `wait` seconds. A frame holds 49 days at most."""
+    later = None if wait is None else min(int(1000 * wait) + 1, (1 << 32) - 1)
+    return Failed(frame.ask, reason, message, later, request_id)

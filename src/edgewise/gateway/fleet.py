@@ -22,6 +22,7 @@ from edgewise.errors import (
     OtherVocabulary,
     UsageError,
 )
+from edgewise.keys.limits import OverLimit
 from edgewise.sampling import Sampling
 from edgewise.wire.protocol import fingerprint
 
@@ -29,7 +30,7 @@ HEALTH_SECONDS = 2.0
 """Between two health checks of an engine."""
 
 PREFILL_SECONDS = 60.0
-"""How long warming may take: an engine that lost it would keep a consult's place for ever."""
+"""How long a prefetch may take: an engine that lost it would keep a consult's place for ever."""
 
 KEPT_TEXTS = 32
 """Texts that are remembered: a large vocabulary has twenty."""
@@ -71,8 +72,6 @@ async def engines_at(
         from edgewise.gateway.bundled import BundledEngine
 
         return [BundledEngine()]
-    if kind != AUTO:
-        engine_by_ids(kind)
     return await parallel(*(_made(address, key, kind, model) for address in addresses))
 
 
@@ -80,12 +79,7 @@ async def _made(address: str, key: str | None, kind: str, model: str | None) -> 
     name = await engine_at(address, key=key, model=model) if kind == AUTO else kind
     if name == GATEWAY:
         raise UsageError(f"{address!r} is a gateway itself", hint="name the engine behind it")
-    make = engine_by_ids(name)
-    return make(address, key=key, model=model)
-
-
-class Busy(Exception):
-    """Too many consults wait already."""
+    return engine_by_ids(name)(address, key=key, model=model)
 
 
 class Replica:
@@ -101,7 +95,7 @@ class Replica:
         self.engine = engine
         self.check = VocabularyCheck(engine, lambda: accept(engine))
         self.up = False
-        self.asked = 0
+        self.consults = 0
         self._reported: str | None = None
         self._turns = asyncio.Semaphore(concurrency)
         self._concurrency = concurrency
@@ -120,7 +114,8 @@ class Replica:
             if task is not None and task.cancelling():
                 raise
             problem = error
-            self.check.forget()
+            # What comes back in its place may be another.
+            self.check.passed = False
         self.up = problem is None
         why = None if problem is None else _message(problem)
         if why not in (None, self._reported):
@@ -144,15 +139,16 @@ class Replica:
 
     @asynccontextmanager
     async def turn(self, queue: int) -> AsyncGenerator[None]:
-        """A place among the consults at the engine. Raises `Busy` if `queue` wait already."""
-        if self.asked - self._concurrency >= queue:
-            raise Busy("Too many consults; try again later.")
-        self.asked += 1
+        """A place among the consults at the engine. Raises `OverLimit` if `queue` wait."""
+        if self.consults - self._concurrency >= queue:
+            message = "Too many consults; try again later."
+            raise OverLimit("unavailable", message, BUSY_SECONDS)
+        self.consults += 1
         try:
             async with self._turns:
                 yield
         finally:
-            self.asked -= 1
+            self.consults -= 1
 
 
 class Fleet:
@@ -173,12 +169,10 @@ class Fleet:
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Probe the engines that are up; a second call does nothing.
+        """Probe the engines that are up.
 
         Raises `UsageError` where two have other vocabularies, `CloudUnavailable` where none is up.
         """
-        if self._watches:
-            return
         try:
             problems = await asyncio.gather(*(replica.check_health() for replica in self.replicas))
             for problem in problems:
@@ -194,7 +188,7 @@ class Fleet:
     def warn_of_shared_caches(self) -> None:
         """Log what the operator should change if keys share the engines' caches."""
         for replica in self._healthy:
-            if not replica.engine.abilities.salt:
+            if not replica.engine.salted:
                 log.warning("caches are shared", engine=replica.engine.url, why=SHARED)
 
     async def close(self) -> None:
@@ -211,14 +205,14 @@ class Fleet:
     @property
     def salted(self) -> bool:
         """Whether every engine keeps the caches of several tenants apart by a salt."""
-        return all(replica.engine.abilities.salt for replica in self.replicas)
+        return all(replica.engine.salted for replica in self.replicas)
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
     ) -> Completion:
         """A consult at the session's replica, or at the next one if that has failed.
 
-        Raises a `CloudError`, also for a completion that is none, or `Busy`.
+        Raises a `CloudError`, also for a completion that is none, or `OverLimit`.
         """
         if not ids:
             raise CloudRejected("A consult needs at least one id before it.")
@@ -262,9 +256,9 @@ class Fleet:
         return text
 
     async def prefill(self, ids: Sequence[int], client: Client) -> None:
-        """Warm the session's replica, unless consults wait for it.
+        """Let the session's replica compute `ids`, unless consults wait for it.
 
-        Raises a `CloudError`, or `Busy`.
+        Raises a `CloudError`, or `OverLimit`.
         """
         for replica in self._ranked(client.session)[:1]:
             try:
@@ -300,7 +294,7 @@ class Fleet:
                 f"The engine at {engine.url!r} has another vocabulary than the others",
                 hint="one gateway serves one model",
             )
-        self.tokenizer, self.engine = known, engine.abilities.engine
+        self.tokenizer, self.engine = known, engine.dialect
         self.model, self.size = engine.described.model or "", size or self.size
         self.end = await engine.end_text() or self.end
 

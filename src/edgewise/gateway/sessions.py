@@ -3,24 +3,20 @@
 import asyncio
 import secrets
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from edgewise.wire.protocol import Ledger
 
 
 class Session:
-    """The ids of one device's conversation; consults go one after the other.
-
-    `counted` of its ids are in the sum of `Sessions`.
-    """
+    """The ids of one device's conversation; consults go one after the other."""
 
     def __init__(self, key: str) -> None:
         self.name = secrets.token_urlsafe(16)
         self.key = key
         self.salt = secrets.token_hex(16)
         self.ledger = Ledger()
-        self.counted = 0
         self.turn = asyncio.Lock()
         self.left = time.monotonic()
 
@@ -37,10 +33,8 @@ class Sessions:
         self._most, self._most_ids, self._idle = most, most_ids, idle
         self.ids = 0
         self._attached: dict[str, Session] = {}
-        self._attached_of = Counter[str]()
-        # In the order in which their devices left, and each key's.
+        # In the order in which their devices left.
         self._left: dict[str, Session] = {}
-        self._left_of = defaultdict[str, dict[str, Session]](dict)
         # Attached ones with ids, in the order of their last use.
         self._holding = OrderedDict[str, Session]()
 
@@ -53,20 +47,19 @@ class Sessions:
 
     def attached(self, key: str) -> int:
         """Sessions of a key whose device is here."""
-        return self._attached_of[key]
+        return sum(session.key == key for session in self._attached.values())
 
     def open(self, name: str, key: str) -> Session | None:
         """The session `name` of this very key, or a new one; None where there is no room."""
         session = self._left.get(name)
         if session is not None and session.key == key and not self._is_idle(session):
-            self._take_back(session)
+            del self._left[name]
         elif len(self) < self._most or self._drop_one(key):
             session = Session(key)
         else:
             return None
         self._attached[session.name] = session
-        self._attached_of[key] += 1
-        if session.counted:
+        if len(session.ledger):
             self._holding[session.name] = session
         return session
 
@@ -77,13 +70,13 @@ class Sessions:
 
         `session` is one whose device is here.
         """
-        ledger = session.ledger
-        if not ledger.put(position, ids) or ledger.check != check:
+        ledger, before = session.ledger, len(session.ledger)
+        held = ledger.put(position, ids) and ledger.check == check
+        self.ids += len(ledger) - before
+        if not held:
             self._empty(session)
             return None
         copied = ledger.copy()
-        self.ids += len(copied) - session.counted
-        session.counted = len(copied)
         self._holding[session.name] = session
         self._holding.move_to_end(session.name)
         while self.ids > self._most_ids:
@@ -94,10 +87,9 @@ class Sessions:
     def leave(self, session: Session) -> None:
         """The device is gone, perhaps to come back."""
         if self._attached.pop(session.name, None) is not None:
-            self._attached_of[session.key] -= 1
             self._holding.pop(session.name, None)
             session.left = time.monotonic()
-            self._left[session.name] = self._left_of[session.key][session.name] = session
+            self._left[session.name] = session
 
     def forget(self, session: Session) -> None:
         """The device will not come back."""
@@ -114,28 +106,19 @@ class Sessions:
 
     def _drop_one(self, key: str) -> bool:
         """Drop the session that was left first, if possible one of the key's own."""
-        own = self._left_of.get(key)
-        oldest = next(iter((own or self._left).values()), None)
+        left = self._left.values()
+        oldest = next((one for one in left if one.key == key), next(iter(left), None))
         if oldest is not None:
             self._drop(oldest)
         return oldest is not None
 
-    def _take_back(self, session: Session) -> None:
-        """Out of those that were left."""
-        own = self._left_of[session.key]
-        del self._left[session.name], own[session.name]
-        if not own:
-            del self._left_of[session.key]
-
     def _empty(self, session: Session) -> None:
         """It stays, without its ids."""
+        self.ids -= len(session.ledger)
         session.ledger = Ledger()
         self._holding.pop(session.name, None)
-        self.ids -= session.counted
-        session.counted = 0
 
     def _drop(self, session: Session) -> None:
         """A session whose device is not here."""
-        if session.name in self._left:
+        if self._left.pop(session.name, None) is not None:
             self._empty(session)
-            self._take_back(session)

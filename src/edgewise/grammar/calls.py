@@ -47,7 +47,8 @@ class CallReader:
         self._style = style
         self._text = ""
         self._calls = 0
-        self._place = self._outside
+        # Without an opening a call is the whole answer.
+        self._place = self._outside if style.opening else self._beginning
         self._arguments = _Object()
 
     @property
@@ -69,13 +70,10 @@ class CallReader:
     def finish(self) -> list[Part]:
         """What was held back at the end, since a call could have begun there."""
         left, self._text = self._text, ""
-        return [Said(left)] if left and self._place in (self._outside, self._plain) else []
+        return [Said(left)] if left and self._place in (self._outside, self._beginning) else []
 
     def _outside(self) -> Iterator[Part]:
         opening = self._style.opening
-        if not opening:
-            yield from self._at_the_beginning()
-            return
         before, found, behind = self._text.partition(opening)
         if found:
             self._text, self._place = behind, self._name
@@ -85,7 +83,7 @@ class CallReader:
         if before:
             yield Said(before)
 
-    def _at_the_beginning(self) -> Iterator[Part]:
+    def _beginning(self) -> Iterator[Part]:
         head = self._style.before_name
         if self._text.startswith(head):
             self._place = self._name

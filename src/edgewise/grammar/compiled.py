@@ -6,7 +6,7 @@ time limit, and llguidance limits its size and the work for each token.
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.kv import common_prefix
-from edgewise.edge.vocabulary import ids_spelling, once
+from edgewise.edge.vocabulary import ids_of_text, once
 from edgewise.errors import UsageError
 
 INSTALL = "pip install 'edgewise[grammar]'"
@@ -140,7 +140,7 @@ def compiled(
     lark: str,
     shown: Mapping[int, bytes],
     *,
-    unheld: Sequence[str] = (),
+    unheld: Collection[str] = (),
 ) -> Grammar:
     """The grammar that `lark` is, in llguidance's words; what it left out adds to `unheld`.
 
@@ -189,25 +189,17 @@ class _Vocabulary:
     def __call__(self, text: str) -> list[int]:
         """The ids that text which has to come has; called by the library."""
         tokenizer = self._tokenizer()
-        found = None if tokenizer is None else ids_spelling(tokenizer, (), text)
+        found = None if tokenizer is None else ids_of_text(tokenizer, (), text)
         return found or []
 
 
-_reading = threading.Lock()
-
-
+@once
 def _vocabulary(tokenizer: Tokenizer) -> Any:
     """As the library has it; made once, which takes a second or so. Raises `UsageError`."""
     if not tokenizer.eos_ids:
         raise UsageError(
             "The edge model has no token that ends an answer, so no answer can be held to a format"
         )
-    with _reading:
-        return _read(tokenizer)
-
-
-@once
-def _read(tokenizer: Tokenizer) -> Any:
     library, vocabulary = _library(), _Vocabulary(tokenizer)
     found = library.LLTokenizer(vocabulary, eos_token=sorted(tokenizer.eos_ids))
     vocabulary.tokens.clear()  # it has them now

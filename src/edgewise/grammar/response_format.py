@@ -2,19 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
-from msgspec.structs import replace
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
 from edgewise.grammar.compiled import Grammar, compiled
-from edgewise.grammar.schema import (
-    MAX_SCHEMA,
-    SchemaBudget,
-    schema_text,
-    without_look_around,
-)
+from edgewise.grammar.schema import SchemaBudget, schema_text
 from edgewise.prompts import Tool
 from edgewise.prompts.messages import require_shallow
 from edgewise.prompts.tool_formats import ToolFormat, markers, tool_format
@@ -23,7 +18,7 @@ MAX_TOOLS = 128
 MAX_TOOLS_TEXT = 1 << 20
 """Longest JSON text of all tools' parameters, bytes; of those that may be called `MAX_SCHEMA`."""
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_Tools = Annotated[tuple[Tool, ...], msgspec.Meta(max_length=MAX_TOOLS)]
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,12 +54,17 @@ def response_format_from(
     if json_schema is None and not tools:
         return None
     try:
-        plain = [dict(one) if isinstance(one, Mapping) else one for one in tools]
-        found = msgspec.convert(plain, tuple[Tool, ...], from_attributes=True)
-    except msgspec.ValidationError as error:
+        given = [dict(one) if isinstance(one, Mapping) else one for one in tools]
+        found = msgspec.convert(msgspec.to_builtins(given), _Tools)
+        size = len(msgspec.json.encode([tool.parameters for tool in found]))
+    except (msgspec.ValidationError, TypeError, UnicodeEncodeError, RecursionError) as error:
         raise _wrong(
-            f"The tools are invalid ({error})", "give each a name, a description and parameters"
+            f"The tools are invalid ({error})",
+            f"give at most {MAX_TOOLS}, each with a name of 1 to 64 letters, digits, _ or -, a "
+            "description and a JSON schema as parameters",
         ) from error
+    if size > MAX_TOOLS_TEXT:
+        raise _wrong(f"The tools have more than {MAX_TOOLS_TEXT} characters", "send fewer")
     format = ResponseFormat(
         schema=json_schema,
         tools=() if tool_choice == "none" else found,
@@ -78,13 +78,15 @@ def response_format_from(
 
 def grammar_of(tokenizer: Tokenizer, format: ResponseFormat) -> Grammar:
     """The grammar of a response format. Raises `UsageError` for one that is refused."""
+    left = SchemaBudget()
     try:
         if not format.tools:
-            return compiled(tokenizer, f"start: %json {_of_text(format)}\n", {})
+            text = schema_text(format.schema, "The schema", left)
+            return compiled(tokenizer, f"start: %json {text}\n", {})
         style, special = tool_format(tokenizer), markers(tokenizer)
         shown = {token: text.encode() for text, token in special.items()}
-        format, unheld = _without_look_around(format)
-        return compiled(tokenizer, _calling(format, style, special), shown, unheld=unheld)
+        lark = _calling(format, style, special, left)
+        return compiled(tokenizer, lark, shown, unheld=left.unheld)
     except UsageError as error:
         error.setting = error.setting or ("tools" if format.tools else "json_schema")
         raise
@@ -92,13 +94,6 @@ def grammar_of(tokenizer: Tokenizer, format: ResponseFormat) -> Grammar:
 
 def _require_valid(format: ResponseFormat) -> None:
     names = [tool.name for tool in format.tools]
-    if len(names) > MAX_TOOLS:
-        raise _wrong(f"There are {len(names)} tools, more than {MAX_TOOLS}", "send fewer")
-    for name in names:
-        if not _NAME.fullmatch(name):
-            raise _wrong(
-                f"A tool cannot be called {name[:80]!r}", "take 1 to 64 letters, digits, _ or -"
-            )
     if len(set(names)) < len(names):
         raise _wrong("Two tools have one name", "rename one of them")
     if format.only is not None and format.only not in names:
@@ -107,7 +102,6 @@ def _require_valid(format: ResponseFormat) -> None:
             hint="choose one of those that are given",
             setting="tool_choice",
         )
-    _require_short(format.tools)
     for tool in format.tools:
         require_shallow(tool.parameters, f"The parameters of the tool {tool.name!r}")
         if tool.parameters.get("type", "object") != "object":
@@ -117,36 +111,13 @@ def _require_valid(format: ResponseFormat) -> None:
             )
 
 
-def _require_short(tools: Sequence[Tool]) -> None:
-    try:
-        size = sum(len(msgspec.json.encode(tool.parameters)) for tool in tools)
-    except (TypeError, UnicodeEncodeError, RecursionError) as error:
-        raise _wrong("The parameters of a tool are not JSON", "give a JSON schema") from error
-    if size > MAX_TOOLS_TEXT:
-        raise _wrong(f"The tools have more than {MAX_TOOLS_TEXT} characters", "send fewer")
-
-
-def _of_text(format: ResponseFormat) -> str:
-    return schema_text(format.schema, "The schema", SchemaBudget())
-
-
 def _wrong(what: str, hint: str) -> UsageError:
     return UsageError(what, hint=hint, setting="tools")
 
 
-def _without_look_around(format: ResponseFormat) -> tuple[ResponseFormat, Sequence[str]]:
-    """The form with lenient tools that a grammar can be made of, and what they lost for it."""
-    found = [
-        replace(tool, parameters=without_look_around(tool.parameters))
-        if tool.name in format.lenient
-        else tool
-        for tool in format.tools
-    ]
-    lost = ("pattern",) if found != list(format.tools) else ()
-    return replace(format, tools=tuple(found)), lost
-
-
-def _calling(format: ResponseFormat, style: ToolFormat, special: Mapping[str, int]) -> str:
+def _calling(
+    format: ResponseFormat, style: ToolFormat, special: Mapping[str, int], left: SchemaBudget
+) -> str:
     """The grammar of calls, and of the text that may come in their place.
 
     Text before a call is free up to the opening, from which on nothing but a call fits. Behind
@@ -159,37 +130,29 @@ def _calling(format: ResponseFormat, style: ToolFormat, special: Mapping[str, in
             setting="json_schema",
         )
     called = [tool for tool in format.tools if format.only in (None, tool.name)]
-    left = SchemaBudget()
-    rules = [
-        _call(number, tool, style, special, left, lenient=tool.name in format.lenient)
-        for number, tool in enumerate(called)
-    ]
-    if sum(map(len, rules)) > MAX_SCHEMA:
-        raise _wrong(f"The tools have more than {MAX_SCHEMA} characters", "send fewer")
+    rules: list[str] = []
+    for number, tool in enumerate(called):
+        schema = {**(tool.parameters or {"properties": {}}), "type": "object"}
+        what = f"The parameters of the tool {tool.name!r}"
+        text = schema_text(schema, what, left, lenient=tool.name in format.lenient)
+        head = _terms(f"{style.before_name}{tool.name}{style.before_arguments}", special)
+        closing = _terms(style.closing, special)
+        rules.append(f"call_{number}: {head} arguments_{number} {closing}")
+        rules.append(f"arguments_{number}: %json {text}")
     any_call = " | ".join(f"call_{number}" for number in range(len(called)))
     more = f" ({_terms(style.between, special)} call)*" if format.parallel and style.between else ""
     end = f" {_terms(style.end, special)}" if style.end else ""
-    must = format.required or format.only is not None
-    return "\n".join(
-        [
-            "%llguidance {}",
-            *_start(format, style, special, must=must),
-            f"calls: call{more}{end}",
-            f"call: {any_call}",
-            *rules,
-            "",
-        ]
-    )
+    lines = [*_start(format, style, special), f"calls: call{more}{end}", f"call: {any_call}"]
+    return "\n".join(["%llguidance {}", *lines, *rules, ""])
 
 
-def _start(
-    format: ResponseFormat, style: ToolFormat, special: Mapping[str, int], *, must: bool
-) -> Sequence[str]:
+def _start(format: ResponseFormat, style: ToolFormat, special: Mapping[str, int]) -> Sequence[str]:
     opening = _terms(style.opening, special)
-    if must:
+    if format.required or format.only is not None:
         return [f"start: {opening} calls"]
     if format.schema is not None:
-        return [f"start: content | {opening} calls", f"content: %json {_of_text(format)}"]
+        content = schema_text(format.schema, "The schema", SchemaBudget())
+        return [f"start: content | {opening} calls", f"content: %json {content}"]
     if not style.opening:
         return ["start: (TEXT | calls)?", r"TEXT: /[^{](.|\n)*/"]
     text = r"TEXT: /(.|\n)*/"
@@ -197,23 +160,6 @@ def _start(
         # No text makes a control token.
         return [f"start: TEXT | TEXT {opening} calls", text]
     return ["start: TEXT | opening calls", f"opening[lazy]: TEXT {opening}", text]
-
-
-def _call(
-    number: int,
-    tool: Tool,
-    style: ToolFormat,
-    special: Mapping[str, int],
-    left: SchemaBudget,
-    *,
-    lenient: bool,
-) -> str:
-    schema = {**(tool.parameters or {"properties": {}}), "type": "object"}
-    what = f"The parameters of the tool {tool.name!r}"
-    head = _terms(f"{style.before_name}{tool.name}{style.before_arguments}", special)
-    arguments = f"%json {schema_text(schema, what, left, lenient=lenient)}"
-    closing = _terms(style.closing, special)
-    return f"call_{number}: {head} arguments_{number} {closing}\narguments_{number}: {arguments}"
 
 
 def _terms(text: str, special: Mapping[str, int]) -> str:

@@ -10,13 +10,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any, NamedTuple, cast
+from operator import add
+from typing import Any, cast
 from urllib.parse import unquote
 
 import msgspec
 
 from edgewise.errors import UsageError
-from edgewise.prompts.messages import inner, require_shallow
+from edgewise.prompts.messages import require_shallow
 
 MAX_SCHEMA = 1 << 17
 """Longest JSON text of an answer's schema, and of all tools together, bytes."""
@@ -65,30 +66,22 @@ _HELD = frozenset(
 """Keywords that say something of a value by themselves, beside the parts that are applied to it."""
 
 
-class _Ways(NamedTuple):
-    """So many patterns that a text has to fit, and the logarithm of their ways, multiplied."""
-
-    patterns: int = 0
-    log: float = 0.0
-
-    def both(self, other: "_Ways") -> "_Ways":
-        return _Ways(self.patterns + other.patterns, self.log + other.log)
-
-    def either(self, other: "_Ways") -> "_Ways":
-        return _Ways(max(self.patterns, other.patterns), max(self.log, other.log))
-
-
-_Places = dict[str, _Ways]
-"""Those of values by the key that they are, or lie in, of an object; `_ANY` where it may be any."""
+_Ways = dict[str, float]
+"""By the key that values are, or lie in, of an object (`_ANY` where it may be any): the logarithm
+of the ways of all patterns that a text there has to fit, multiplied."""
 
 _ANY = "*"
 
 
 class SchemaBudget:
-    """What is left of the work that the schemas of one request may make together."""
+    """What is left of the work that the schemas of one request may make together.
+
+    `unheld` are keywords that were left out of lenient ones.
+    """
 
     def __init__(self) -> None:
-        self.values, self.states = MAX_VALUES, MAX_MULTIPLE
+        self.values, self.states, self.characters = MAX_VALUES, MAX_MULTIPLE, MAX_SCHEMA
+        self.unheld: set[str] = set()
 
 
 def schema_text(
@@ -99,35 +92,42 @@ def schema_text(
     With `lenient`, keywords that the library does not support are ignored. Raises `UsageError`.
     """
     require_shallow(schema, what)
-    # Raises for combined parts that are too much work, or that cannot be followed.
-    _Weighing(schema, what, left).ways(schema, "", ())
     found = dict(schema or {})
-    if not any(map(_combines, _parts(found))):
-        found = cast(dict[str, object], _closed(found))
+    if lenient:
+        found = _without_look_around(found, left)
+    weighing = _Weighing(found, what, left)
+    # Raises for combined parts that are too much work, or that cannot be followed.
+    weighing.ways(found, "", ())
+    if not weighing.combines:
+        found = _closed(found)
     found["x-guidance"] = {"whitespace_pattern": _BLANKS, "lenient": lenient}
     try:
         text = msgspec.json.encode(found).decode()
     except (TypeError, UnicodeEncodeError) as error:
         raise UsageError(f"{what} is not JSON", hint="give a JSON schema") from error
-    if len(text) > MAX_SCHEMA:
-        raise UsageError(f"{what} has more than {MAX_SCHEMA} characters", hint="shorten it")
+    left.characters -= len(text)
+    if left.characters < 0:
+        raise UsageError(f"{what} goes beyond {MAX_SCHEMA} characters", hint="shorten it")
     return text
 
 
-def without_look_around(schema: object) -> object:
+def _without_look_around(schema: Any, left: SchemaBudget) -> Any:
     """A schema without the patterns that look around, which no grammar can hold a text to."""
-    if isinstance(schema, Mapping):
-        return {
-            key: value if key in _DATA else without_look_around(value)
-            for key, value in cast(Mapping[str, object], schema).items()
-            if not (key == "pattern" and isinstance(value, str) and _LOOKING_AROUND.search(value))
-        }
-    if isinstance(schema, list | tuple):
-        return [without_look_around(one) for one in cast(list[object], schema)]
-    return schema
+    if isinstance(schema, list):
+        return [_without_look_around(one, left) for one in cast(list[object], schema)]
+    if not isinstance(schema, Mapping):
+        return schema
+    made: dict[str, Any] = dict(cast(Mapping[str, Any], schema))
+    pattern = made.get("pattern")
+    if isinstance(pattern, str) and _LOOKING_AROUND.search(pattern):
+        del made["pattern"]
+        left.unheld.add("pattern")
+    for key in made.keys() - _DATA:
+        made[key] = _without_look_around(made[key], left)
+    return made
 
 
-def _closed(schema: object) -> object:
+def _closed(schema: Any) -> Any:
     """The same, in which objects have the keys that they name and no others, unless they say so.
 
     All that it allows the schema does. Else a small model goes on with keys of its own.
@@ -151,12 +151,15 @@ def _closed(schema: object) -> object:
 
 
 class _Weighing:
+    """Estimates the work of a schema. `combines`: some part of it is combined with others."""
+
     def __init__(self, root: object, what: str, left: SchemaBudget) -> None:
         self._root, self._what, self._left = root, what, left
+        self.combines = False
 
     def ways(
         self, part: object, key: str, above: tuple[int, ...], *, combined: bool = False
-    ) -> _Places:
+    ) -> _Ways:
         """What is said of the values at `key`, and of those inside, by a part inside those `above`.
 
         Where it is `combined` refs are followed, but for one that leads back.
@@ -171,53 +174,49 @@ class _Weighing:
             if isinstance(keys, Mapping) and len(cast(Mapping[str, Any], keys)) > MAX_KEYS:
                 raise self._refused(f"has more than {MAX_KEYS} keys in one object")
         combined = combined or _combines(given)
+        self.combines = self.combines or combined
         above = (*above, id(given))
 
-        def one_of(parts: Iterable[tuple[str, object]]) -> _Places:
-            found: _Places = {}
+        def one_of(parts: Iterable[tuple[str, object]]) -> _Ways:
+            found: _Ways = {}
             for name, one in parts:
-                _add(found, self.ways(one, name, above, combined=combined), _Ways.either)
+                _add(found, self.ways(one, name, above, combined=combined), max)
             return found
 
         found = one_of(_inside(given, key))
-        _add(found, {key: self._own(given)}, _Ways.either)
+        _add(found, {key: self._own(given)}, max)
         for one in _list(given, "allOf"):
-            _add(found, one_of([(key, one)]), _Ways.both)
+            _add(found, one_of([(key, one)]), add)
         for name in ("anyOf", "oneOf"):
-            _add(found, one_of((key, one) for one in _list(given, name)), _Ways.both)
+            _add(found, one_of((key, one) for one in _list(given, name)), add)
         if combined and "$ref" in given:
             target = self._target(given["$ref"])
             if id(target) not in above:
-                _add(found, one_of([(key, target)]), _Ways.both)
-        self._require_few(found)
+                _add(found, one_of([(key, target)]), add)
+        at_a_key = max((ways for name, ways in found.items() if name != _ANY), default=0.0)
+        if found.get(_ANY, 0.0) + at_a_key > math.log(MAX_WAYS):
+            raise self._refused("has too many patterns that one text has to fit")
         return found
 
-    def _require_few(self, found: _Places) -> None:
-        anywhere = found.get(_ANY, _Ways())
-        for key, ways in found.items():
-            whole = ways if key == _ANY else ways.both(anywhere)
-            if whole.patterns > 1 and whole.log > math.log(MAX_WAYS):
-                raise self._refused("has too many patterns that one text has to fit")
-
-    def _own(self, given: Mapping[str, Any]) -> _Ways:
-        found = _Ways()
+    def _own(self, given: Mapping[str, Any]) -> float:
+        ways = 0.0
         if isinstance(pattern := given.get("pattern"), str):
-            found = found.both(_Ways(1, math.log(_LEAST + len(pattern))))
+            ways += math.log(_LEAST + len(pattern))
         if "format" in given:
-            found = found.both(_Ways(1, math.log(_FORMAT)))
+            ways += math.log(_FORMAT)
         if "minLength" in given or "maxLength" in given:
-            found = found.both(_Ways(1, math.log(_LENGTH)))
+            ways += math.log(_LENGTH)
         if states := _states(given.get("multipleOf")):
             self._left.states -= states
             if self._left.states < 0:
                 raise self._refused(f"has a multipleOf of more than {MAX_MULTIPLE}, or several")
-            found = found.both(_Ways(1, math.log(states)))
+            ways += math.log(states)
         if keys := given.get("patternProperties"):
             part = len(keys) / MAX_KEY_PATTERNS
             if part > 1:
                 raise self._refused(f"has more than {MAX_KEY_PATTERNS} patternProperties")
-            found = found.both(_Ways(len(keys), math.log(MAX_WAYS) * part))
-        return found
+            ways += math.log(MAX_WAYS) * part
+        return ways
 
     def _target(self, ref: object) -> object:
         found: Any = self._root
@@ -242,16 +241,6 @@ def _combines(given: Mapping[str, Any]) -> bool:
     return said > 1 or (said > 0 and bool(given.keys() & _HELD))
 
 
-def _parts(schema: object) -> Iterator[Mapping[str, Any]]:
-    """A schema and all objects in it."""
-    left = [schema]
-    while left:
-        value = left.pop()
-        if isinstance(value, Mapping):
-            yield cast(Mapping[str, Any], value)
-        left += inner(value)
-
-
 def _inside(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, object]]:
     """What is said of other values, and their keys: those in this one, and what refs lead to."""
     for name, value in given.items():
@@ -264,9 +253,9 @@ def _inside(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, object]]:
             yield from ((inner, one) for one in values)
 
 
-def _add(found: _Places, more: _Places, how: Callable[[_Ways, _Ways], _Ways]) -> None:
+def _add(found: _Ways, more: _Ways, how: Callable[[float, float], float]) -> None:
     for key, ways in more.items():
-        found[key] = how(found.get(key, _Ways()), ways)
+        found[key] = how(found.get(key, 0.0), ways)
 
 
 def _list(given: Mapping[str, Any], name: str) -> list[object]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Literal
 
 import huggingface_hub
 from httpx2 import Client, HTTPError, InvalidURL, Request, Response, SyncByteStream
@@ -20,7 +21,6 @@ from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
-    RevisionNotFoundError,
 )
 
 from edgewise.errors import AddressError
@@ -38,11 +38,14 @@ _ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9-]{1,256}"?')
 _COMMIT = re.compile(r"[A-Za-z0-9]{1,64}")
 _DIGITS = re.compile(r"[0-9]{1,13}")
 
-_NOT_A_HUB = (
+_FAILURES = (
+    *(OSError, HTTPError),
     *(ArithmeticError, AttributeError, InvalidURL, LookupError),
     *(RuntimeError, TypeError, ValueError),
 )
-"""What the hub's client raises for replies that no hub sends."""
+"""What the hub's client raises without an answer, and for replies that no hub sends."""
+
+Kind = Literal["model", "dataset"]
 
 _PARTS = ("repository", "revision", "quantisation", "file")
 _CHECK = "check HF_ENDPOINT, or name a file on this disk"
@@ -66,21 +69,30 @@ def _require_plain(address: HubAddress, setting: str | None) -> None:
 class Repository:
     """A repository's files: as the hub lists them, or those in the cache if it does not answer."""
 
-    def __init__(self, address: HubAddress, *, setting: str | None = None) -> None:
+    def __init__(
+        self, address: HubAddress, *, setting: str | None = None, kind: Kind = "model"
+    ) -> None:
         """Ask the hub, once a process. Raises `AddressError`; `setting` names the address."""
         _require_plain(address, setting)
-        self._address, self._setting = address, setting
+        self._address, self._setting, self._kind = address, setting, kind
         self.library, self.online = None, True
         try:
             with explained(address):
-                self.names, self.library = _listed(address.repo, address.revision)
+                self.names, self.library = _listed(address.repo, address.revision, kind)
         except _NoAnswer as problem:
-            self.names, self.online = _cached(address, problem), False
+            self.names, self.online = _cached(address, kind, problem), False
 
-    def file(self, name: str, *, largest: int = _LARGEST_FILE, kind: str = "model") -> Path:
+    def file(self, name: str, *, largest: int = _LARGEST_FILE) -> Path:
         """One file of at most `largest` bytes, downloaded if need be. Raises `AddressError`."""
-        with explained(self._address):
-            return _fetched(self._address, name, online=self.online, largest=largest, kind=kind)
+        with explained(self._address), _bounded(largest):
+            path = huggingface_hub.hf_hub_download(
+                self._address.repo,
+                name,
+                repo_type=self._kind,
+                revision=self._address.revision,
+                local_files_only=not self.online,
+            )
+        return _inside_cache(Path(path), name)
 
     def folder(self, names: Sequence[str]) -> Path:
         """The folder of the snapshot that holds all these files. Raises `AddressError`."""
@@ -102,15 +114,7 @@ class Repository:
 def dataset_file(repo: str, name: str) -> Path:
     """A file of a hub dataset, downloaded if need be. Raises `AddressError`."""
     address = HubAddress(repo, None, None, name)
-    _require_plain(address, "data")
-    with explained(address):
-        try:
-            return _fetched(address, name, online=False, kind="dataset")
-        except LocalEntryNotFoundError:
-            with _bounded(_LARGEST_LISTING):
-                # Once, so that a machine without a network does not wait through retries.
-                huggingface_hub.HfApi().dataset_info(repo, timeout=_LISTING_SECONDS)
-            return _fetched(address, name, kind="dataset")
+    return Repository(address, setting="data", kind="dataset").file(name)
 
 
 def cached_repositories() -> list[DiskModel]:
@@ -127,28 +131,24 @@ def cached_repositories() -> list[DiskModel]:
 
 
 @lru_cache
-def _listed(repo: str, revision: str | None) -> tuple[list[str], str | None]:
-    """Names of a repository's files, and the library that its card names."""
-    try:
-        with _bounded(_LARGEST_LISTING):
-            model = huggingface_hub.HfApi().model_info(
-                repo, revision=revision, timeout=_LISTING_SECONDS
-            )
-        names = [file.rfilename for file in model.siblings or []]
-    except (HFValidationError, HfHubHTTPError):
-        raise
-    except (OSError, HTTPError, *_NOT_A_HUB) as error:
-        raise _unreachable(repo) from error
+def _listed(repo: str, revision: str | None, kind: Kind) -> tuple[list[str], str | None]:
+    """Names of a repository's files, and the library that a model's card names."""
+    api = huggingface_hub.HfApi()
+    ask = api.model_info if kind == "model" else api.dataset_info
+    with _bounded(_LARGEST_LISTING):
+        info = ask(repo, revision=revision, timeout=_LISTING_SECONDS)
+    names = [file.rfilename for file in info.siblings or []]
     # A name that is not plain would lead out of the cache's folder.
-    return [name for name in names if isinstance(name, str) and is_plain(name)], model.library_name  # pyright: ignore[reportUnnecessaryIsInstance]
+    plain = [name for name in names if isinstance(name, str) and is_plain(name)]  # pyright: ignore[reportUnnecessaryIsInstance]
+    return plain, getattr(info, "library_name", None)
 
 
-def _cached(address: HubAddress, problem: _NoAnswer) -> list[str]:
+def _cached(address: HubAddress, kind: Kind, problem: _NoAnswer) -> list[str]:
     """Names of the files in the cache; raises the `problem` if there are none."""
     try:
         folder = Path(
             huggingface_hub.snapshot_download(
-                address.repo, revision=address.revision, local_files_only=True
+                address.repo, repo_type=kind, revision=address.revision, local_files_only=True
             )
         )
     except (HFValidationError, LocalEntryNotFoundError):
@@ -157,25 +157,6 @@ def _cached(address: HubAddress, problem: _NoAnswer) -> list[str]:
     if not any(address.file is None or name.startswith(address.file) for name in names):
         raise problem
     return sorted(names)
-
-
-def _fetched(
-    address: HubAddress,
-    name: str,
-    *,
-    online: bool = True,
-    kind: str = "model",
-    largest: int = _LARGEST_FILE,
-) -> Path:
-    with _bounded(largest):
-        path = huggingface_hub.hf_hub_download(
-            address.repo,
-            name,
-            repo_type=kind,
-            revision=address.revision,
-            local_files_only=not online,
-        )
-    return _inside_cache(Path(path), name)
 
 
 def _inside_cache(path: Path, name: str) -> Path:
@@ -280,57 +261,25 @@ def explained(address: HubAddress) -> Generator[None]:
     named = f"{address.repo}/{address.file}" if address.file else address.repo
     try:
         yield
-    except HFValidationError as error:
-        raise AddressError(
-            f"{address.repo!r} is not a hub repository's name ({_first_line(error)})."
-        ) from error
-    except LocalEntryNotFoundError as error:
-        if isinstance(error.__cause__, HfHubHTTPError):
-            raise _refusal(address, named, error.__cause__) from error
-        raise _unreachable(named) from error
     except HfHubHTTPError as error:
         raise _refusal(address, named, error) from error
-    except (OSError, HTTPError) as error:
-        raise AddressError(
-            f"The download of {named!r} failed ({_first_line(error)})", hint="try again"
+    except _FAILURES as error:
+        if isinstance(error.__cause__, HfHubHTTPError):
+            raise _refusal(address, named, error.__cause__) from error
+        reason = short(str(error).strip().partition("\n")[0].rstrip(".")) or type(error).__name__
+        raise _NoAnswer(
+            f"The hub at {constants.ENDPOINT} cannot be used for {named!r}, and the local cache "
+            f"does not have it ({reason})",
+            hint="connect and try again, check HF_ENDPOINT, or name a file on this disk",
         ) from error
-    except _NOT_A_HUB as error:
-        raise AddressError(
-            f"{constants.ENDPOINT} does not answer as a hub does for {named!r} "
-            f"({_first_line(error)})",
-            hint=_CHECK,
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    line = str(error).strip().partition("\n")[0].rstrip(".")
-    return short(line) if line else type(error).__name__
-
-
-def _unreachable(named: str) -> _NoAnswer:
-    if constants.is_offline_mode():
-        return _NoAnswer(
-            f"HF_HUB_OFFLINE forbids to ask the hub, and {named!r} is not in the local cache",
-            hint="unset it once, or name a file on this disk",
-        )
-    return _NoAnswer(
-        f"The hub at {constants.ENDPOINT} cannot be reached and {named!r} is not in the local "
-        "cache",
-        hint="connect once, or name a file on this disk",
-    )
 
 
 def _refusal(address: HubAddress, named: str, error: HfHubHTTPError) -> AddressError:
     status = error.response.status_code
     if status == 429 or status >= 500:
         return _NoAnswer(f"The hub answered HTTP {status} for {named!r}", hint="try again later")
-    if status in (401, 403):
-        return AddressError(
-            f"The hub refuses {named!r} (HTTP {status}): it does not exist or needs access",
-            hint="check the spelling, or set HF_TOKEN to a token that may read it",
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return AddressError(
-            f"{address.repo!r} has no revision {address.revision!r} on the hub", hint="check it"
-        )
-    return AddressError(f"The hub has no {named!r} (HTTP {status})", hint="check the spelling")
+    at = f" at the revision {address.revision!r}" if address.revision else ""
+    return AddressError(
+        f"The hub refuses {named!r}{at} (HTTP {status}): it does not exist or needs access",
+        hint="check the spelling, or set HF_TOKEN to a token that may read it",
+    )

@@ -57,14 +57,15 @@ def known_file(name: str) -> Path:
 
 
 def _on_disk(known: KnownModel) -> Path | None:
+    # Programs that name a file after its hash have checked it.
+    for path in blobs_named(known.sha256):
+        if path.stat().st_size == known.size:
+            return path
     packaged = packaged_file(known.package) if known.package else None
-    named_by_hash = blobs_named(known.sha256)
-    others = [one.path for one in disk_models() if one.path not in named_by_hash]
-    for path in [*([packaged] if packaged else []), *others]:
+    for path in [*([packaged] if packaged else []), *(one.path for one in disk_models())]:
         if path.stat().st_size == known.size and _sha256(path) == known.sha256:
             return path
-    # These programs checked the hash that they named the file after.
-    return next((path for path in named_by_hash if path.stat().st_size == known.size), None)
+    return None
 
 
 def _downloaded(known: KnownModel) -> Path:

@@ -11,8 +11,7 @@ import hmac
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +19,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from edgewise.errors import UsageError
+from edgewise.settings import file_bytes
 
 PREFIX = "ew-"
 
@@ -94,13 +94,13 @@ class Keys:
         """Without a path everybody is let in, as one key without limits. Raises `UsageError`."""
         self._path, self._clock = path, clock
         self._all: tuple[Key, ...] = ()
-        self._content = b""
+        self._content: bytes | None = None
         self._problem = ""
-        self._read = time.monotonic()
         self._changes = 0
         if path is not None:
-            self._content = _content(path)
-            self._all = _decoded(path, self._content)
+            self._read(path)
+        self._read_at = time.monotonic()
+        # By their hashes.
         self._in_force = self._unexpired()
 
     @property
@@ -119,27 +119,24 @@ class Keys:
                 found = key
         return found
 
-    def find_named(self, key: Key) -> Key | None:
+    def current(self, key: Key) -> Key | None:
         """The key as it is now; None if it is not in force any more."""
         if self._path is None:
             return key
         self.refresh()
-        known = self._in_force.get(key.name)
-        return known if known is not None and known.sha256 == key.sha256 else None
+        return self._in_force.get(key.sha256)
 
     def refresh(self) -> int:
         """Read the file if that is due. Returns a number that grows with every change.
 
         A key that expires is a change as well.
         """
-        if self._path is None or time.monotonic() - self._read < CHECK_SECONDS:
+        if self._path is None or time.monotonic() - self._read_at < CHECK_SECONDS:
             return self._changes
-        self._read = time.monotonic()
+        self._read_at = time.monotonic()
         problem = ""
         try:
-            content = _content(self._path)
-            if content != self._content:
-                self._all, self._content = _decoded(self._path, content), content
+            self._read(self._path)
         except UsageError as error:
             problem = f"{error} The keys read before stay in force."
         if problem and problem != self._problem:
@@ -148,14 +145,19 @@ class Keys:
         before, self._in_force = self._in_force, self._unexpired()
         if before != self._in_force:
             self._changes += 1
-            names = before.keys() | self._in_force.keys()
-            changed = [name for name in names if before.get(name) != self._in_force.get(name)]
+            changed = {key.name for _, key in before.items() ^ self._in_force.items()}
             _log().info("keys changed", keys=sorted(changed))
         return self._changes
 
+    def _read(self, path: Path) -> None:
+        """Raises `UsageError`."""
+        content = _content(path)
+        if content != self._content:
+            self._all, self._content = _decoded(path, content), content
+
     def _unexpired(self) -> dict[str, Key]:
         now = self._clock()
-        return {key.name: key for key in self._all if not key.expired(now)}
+        return {key.sha256: key for key in self._all if not key.expired(now)}
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
@@ -177,27 +179,23 @@ def add_key(path: Path, name: str, *, expires: datetime | None = None, **limits:
         key = msgspec.convert({**fields, **limits}, Key)
     except msgspec.ValidationError as error:
         raise UsageError(f"The key {name!r} or its limits cannot be so: {error}.") from error
-    with _changing(path) as path:
-        keys = read_keys(path) if path.exists() else ()
+
+    def added(keys: tuple[Key, ...]) -> tuple[Key, ...]:
         if any(known.name == name for known in keys):
             raise UsageError(
                 f"There is a key {name!r} already", hint="revoke it or choose another name"
             )
-        _write(path, (*keys, key))
+        return (*keys, key)
+
+    _change(path, added)
     return secret
 
 
 def revoke_key(path: Path, name: str) -> None:
     """Remove a key. Raises `UsageError` if there is none of this name."""
-    missing = UsageError(f"There is no key {name!r} in {str(path)!r}.")
-    if not path.exists():
-        raise missing
-    with _changing(path) as path:
-        keys = read_keys(path)
-        left = tuple(key for key in keys if key.name != name)
-        if len(left) == len(keys):
-            raise missing
-        _write(path, left)
+    if all(key.name != name for key in read_keys(path)):
+        raise UsageError(f"There is no key {name!r} in {str(path)!r}.")
+    _change(path, lambda keys: tuple(key for key in keys if key.name != name))
 
 
 def _hash(secret: str) -> str:
@@ -206,17 +204,7 @@ def _hash(secret: str) -> str:
 
 def _content(path: Path) -> bytes:
     """Raises `UsageError`."""
-    try:
-        # A pipe or a device would be read for ever.
-        if not path.is_file():
-            raise UsageError(f"There is no file of keys at {str(path)!r}.")
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise UsageError(f"The keys in {str(path)!r} cannot be read: {error.strerror}.") from error
-    if len(content) > MAX_FILE:
-        raise UsageError(f"{str(path)!r} is larger than {MAX_FILE} bytes: not a file of keys.")
-    return content
+    return file_bytes(path, f"The file of keys {str(path)!r}", most=MAX_FILE)
 
 
 def _decoded(path: Path, content: bytes) -> tuple[Key, ...]:
@@ -226,42 +214,36 @@ def _decoded(path: Path, content: bytes) -> tuple[Key, ...]:
         raise UsageError(f"{str(path)!r} is not a file of keys: {error}.") from error
 
 
-@contextmanager
-def _changing(path: Path) -> Generator[Path]:
-    """Commands that change a file take turns. Yields what a link leads to. Raises `UsageError`."""
+def _change(path: Path, change: Callable[[tuple[Key, ...]], tuple[Key, ...]]) -> None:
+    """Replace the file, or what a link leads to, as a whole; commands take turns.
+
+    A new file is its owner's alone; others keep owner and mode. Raises `UsageError`.
+    """
     import fcntl
 
     path = path.resolve()
-    lock = path.with_name(path.name + ".lock")
-    try:
-        descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise UsageError(f"{str(lock)!r} cannot be written: {error.strerror}.") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield path
-    finally:
-        os.close(descriptor)
-
-
-def _write(path: Path, keys: tuple[Key, ...]) -> None:
-    """Replace the file as a whole. A new one is its owner's alone; others keep owner and mode."""
     partial = path.with_name(path.name + ".partial")
     try:
-        before = path.stat() if path.exists() else None
-        partial.unlink(missing_ok=True)
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            if before is not None:
-                os.fchown(file.fileno(), before.st_uid, before.st_gid)
-                os.fchmod(file.fileno(), before.st_mode & 0o660)
-            content = msgspec.json.encode(_File(1, keys))
-            file.write(msgspec.json.format(content, indent=2) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with open(path.with_name(path.name + ".lock"), "ab", opener=_private) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            before = path.stat() if path.exists() else None
+            keys = change(read_keys(path) if before else ())
+            partial.unlink(missing_ok=True)
+            with open(partial, "xb", opener=_private) as file:
+                if before is not None:
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                    os.fchmod(file.fileno(), before.st_mode & 0o660)
+                content = msgspec.json.encode(_File(1, keys))
+                file.write(msgspec.json.format(content, indent=2) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}.") from error
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _log() -> Any:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from edgewise.errors import UsageError
-from edgewise.keys.limits import KeyLimits, LimitsDown, LimitStore
+from edgewise.keys.limits import UNBOUNDED, KeyLimits, LimitsDown, LimitStore
 
 MEMORY = "memory"
 
@@ -52,12 +52,11 @@ CREATE TABLE IF NOT EXISTS tokens (
 )
 """
 
-_RESERVE = """
-INSERT INTO tokens SELECT :day, :name, :tokens WHERE :needed <= :most
-ON CONFLICT (day, name) DO UPDATE SET used = used + :tokens WHERE used + :needed <= :most
+# `needed` is 1 where nothing is added: would one more fit?
+_ADD = """
+INSERT INTO tokens SELECT :day, :name, max(0, :tokens) WHERE :needed <= :most
+ON CONFLICT (day, name) DO UPDATE SET used = max(0, used + :tokens) WHERE used + :needed <= :most
 """
-
-_GIVE_BACK = "UPDATE tokens SET used = max(0, used - :tokens) WHERE day = :day AND name = :name"
 
 
 class SqliteLimits(LimitStore):
@@ -84,14 +83,9 @@ class SqliteLimits(LimitStore):
                 hint="name a file in a folder that may be written, or a Redis",
             ) from error
 
-    async def reserve(self, name: str, day: int, tokens: int, most: int) -> bool:
-        row: dict[str, str | int] = {"day": day, "name": name, "tokens": tokens}
-        bounds = {"needed": max(1, tokens), "most": most}
-        return await self._call(lambda: self._run(_RESERVE, {**row, **bounds})) > 0
-
-    async def give_back(self, name: str, day: int, tokens: int) -> None:
-        row: dict[str, str | int] = {"day": day, "name": name, "tokens": tokens}
-        await self._call(lambda: self._run(_GIVE_BACK, row))
+    async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
+        row = {"day": day, "name": name, "tokens": tokens, "needed": tokens or 1, "most": most}
+        return await self._call(lambda: self._added(row)) > 0
 
     async def close(self) -> None:
         await self._call(self._close)
@@ -127,10 +121,10 @@ class SqliteLimits(LimitStore):
             self._db.close()
             self._db = None
 
-    def _run(self, statement: str, values: dict[str, str | int]) -> int:
+    def _added(self, row: dict[str, str | int]) -> int:
         """How many rows were written."""
         try:
-            return self._connected(BUSY_SECONDS).execute(statement, values).rowcount
+            return self._connected(BUSY_SECONDS).execute(_ADD, row).rowcount
         except (OSError, sqlite3.Error) as error:
             if self._path is not None:
                 # It is opened anew the next time.
@@ -138,7 +132,7 @@ class SqliteLimits(LimitStore):
             raise LimitsDown(f"{self.where}: {error}") from error
 
 
-_RESERVE_IN_REDIS = """
+_ADD_IN_REDIS = """
 local used = redis.call('INCRBY', KEYS[1], ARGV[1])
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 if used - ARGV[1] + ARGV[2] <= tonumber(ARGV[3]) then return 1 end
@@ -182,7 +176,7 @@ class RedisLimits(LimitStore):
                 f"Limits cannot be kept at {url.partition('://')[0]}://, or not in that Redis",
                 hint="name a file, redis://[:PASSWORD@]HOST[:PORT][/NUMBER], or memory",
             ) from error
-        self._reserve = self._redis.register_script(_RESERVE_IN_REDIS)
+        self._add = self._redis.register_script(_ADD_IN_REDIS)
 
     async def open(self) -> None:
         """Raises `UsageError` where Redis refuses the password, `LimitsDown` where it is away."""
@@ -198,14 +192,10 @@ class RedisLimits(LimitStore):
                 ) from error
             raise
 
-    async def reserve(self, name: str, day: int, tokens: int, most: int) -> bool:
-        args = [tokens, max(1, tokens), most, KEPT_DAYS * 86_400]
+    async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
+        args = [tokens, tokens or 1, most, KEPT_DAYS * 86_400]
         with self._answering():
-            return bool(await self._reserve(keys=[_at(name, day)], args=args))
-
-    async def give_back(self, name: str, day: int, tokens: int) -> None:
-        with self._answering():
-            await self._redis.decrby(_at(name, day), tokens)
+            return bool(await self._add(keys=[_at(name, day)], args=args))
 
     async def close(self) -> None:
         await self._redis.aclose()

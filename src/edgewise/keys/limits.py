@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import structlog
@@ -30,6 +31,8 @@ ROUNDING = 1e-6
 """Seconds of waiting that are none: clocks are not exact."""
 
 DAY_SECONDS = 86_400
+
+UNBOUNDED = 1 << 62
 
 DOWN_SECONDS = 1.0
 """How long a store that failed is not asked again."""
@@ -53,22 +56,19 @@ class LimitStore(ABC):
         """Raises `UsageError` for a store that cannot work, `LimitsDown` for one that is down."""
 
     @abstractmethod
-    async def reserve(self, name: str, day: int, tokens: int, most: int) -> bool:
+    async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
         """Add `tokens` to those of `name`, atomically, if they are at most `most` then.
 
-        Where `tokens` is 0, whether one more would fit. Raises `LimitsDown`.
+        Negative `tokens` are given back. Where they are 0, whether one more would fit. Raises
+        `LimitsDown`.
         """
-
-    @abstractmethod
-    async def give_back(self, name: str, day: int, tokens: int) -> None:
-        """Take `tokens` off again; below 0 where more was used. Raises `LimitsDown`."""
 
     @abstractmethod
     async def close(self) -> None:
         """Close files and connections."""
 
 
-class _Bucket:
+class Bucket:
     """A token bucket that fills in `burst` seconds and may owe `debt`.
 
     One number holds it, the time when it is full: the generic cell rate algorithm.
@@ -92,9 +92,9 @@ class _Bucket:
             self._full_at = min(max(self._full_at, now) + amount / rate, now + longest)
 
 
-def _buckets() -> tuple[_Bucket, _Bucket]:
+def _buckets() -> tuple[Bucket, Bucket]:
     """Of a key: consults, and ids."""
-    return _Bucket(ASKS_BURST_SECONDS), _Bucket(IDS_BURST_SECONDS, MOST_DEBT)
+    return Bucket(ASKS_BURST_SECONDS), Bucket(IDS_BURST_SECONDS, MOST_DEBT)
 
 
 class OverLimit(Exception):
@@ -105,15 +105,16 @@ class OverLimit(Exception):
         self.reason, self.retry_after = reason, retry_after
 
 
+@dataclass
 class Spent:
     """The outcome of a consult: tokens written, and prompt ids that the engine computed.
 
     `asked` says whether an engine was asked, so that it may have worked for nothing.
     """
 
-    def __init__(self) -> None:
-        self.tokens = self.computed = 0
-        self.asked = False
+    tokens: int = 0
+    computed: int = 0
+    asked: bool = False
 
 
 class KeyLimits:
@@ -128,21 +129,17 @@ class KeyLimits:
     ) -> None:
         """`calendar` is seconds since 1970."""
         self._store, self._clock, self._calendar = store, clock, calendar
-        self._buckets: defaultdict[str, tuple[_Bucket, _Bucket]] = defaultdict(_buckets)
+        self._buckets: defaultdict[str, tuple[Bucket, Bucket]] = defaultdict(_buckets)
         self._running: set[asyncio.Task[Any]] = set()
-        self._opened = False
         self._down_until = 0.0
 
     async def open(self) -> None:
-        """Raises `UsageError`. A store that is down may come up later. Twice does nothing."""
-        if self._opened:
-            return
+        """Raises `UsageError`. A store that is down may come up later."""
         try:
             await self._store.open()
             log.info("limits kept", where=self._store.where)
         except LimitsDown as error:
             self._note_down(error)
-        self._opened = True
 
     async def close(self) -> None:
         """Finish what is being given back, then close the store."""
@@ -212,7 +209,7 @@ class KeyLimits:
             raise OverLimit("rejected", message)
         now = self._calendar()
         day = int(now // DAY_SECONDS)
-        reserving = self._begin(self._tried(self._store.reserve(key.name, day, tokens, most)))
+        reserving = self._begin(self._add(key, day, tokens, most))
         try:
             granted = await asyncio.shield(reserving)
         except asyncio.CancelledError:
@@ -233,7 +230,7 @@ class KeyLimits:
         # If the store is down, what was reserved stays charged: the safe side.
         with suppress(LimitsDown):
             if reserving is None or await reserving:
-                await self._tried(self._store.give_back(key.name, day, tokens))
+                await self._add(key, day, -tokens)
 
     def _begin(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
         """Work that goes on after the request is gone."""
@@ -242,20 +239,19 @@ class KeyLimits:
         task.add_done_callback(self._running.discard)
         return task
 
-    async def _tried(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """What the store answers, unless it failed a moment ago. Raises `LimitsDown`."""
+    async def _add(self, key: Key, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
+        """As the store's, unless it failed a moment ago. Raises `LimitsDown`."""
         if time.monotonic() < self._down_until:
-            work.close()
             raise LimitsDown("it failed a moment ago")
         try:
-            done = await work
+            added = await self._store.add(key.name, day, tokens, most)
         except LimitsDown as error:
             self._note_down(error)
             raise
         if self._down_until:
             log.info("limits kept again")
         self._down_until = 0.0
-        return done
+        return added
 
     def _note_down(self, error: LimitsDown) -> None:
         if not self._down_until:

@@ -19,6 +19,9 @@ from edgewise.listening.connections import (
 )
 from edgewise.listening.sockets import ACCEPTS, BACKLOG
 
+TICK_SECONDS = 0.1
+"""How often a drain looks for a second signal, as uvicorn does for the first."""
+
 
 class Listener(uvicorn.Server):
     """Ends by SIGTERM or SIGINT with exit code 0. A second signal does not wait."""
@@ -62,12 +65,9 @@ class Listener(uvicorn.Server):
             )
         )
         self._socket, self._drain = listening, drain
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending: asyncio.Task[None] | None = None
 
     async def listen(self) -> None:
         """Serve until a signal, or `should_exit`."""
-        self._loop = asyncio.get_running_loop()
         await self.serve([self._socket])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -75,21 +75,15 @@ class Listener(uvicorn.Server):
         await super().startup(sockets)
         self._socket.listen(BACKLOG)
 
+    async def main_loop(self) -> None:
+        """As uvicorn's, until the first signal; then drain, until it is done or the second."""
+        await super().main_loop()
+        if self._drain is not None:
+            draining = asyncio.create_task(self._drain())
+            while not draining.done() and not self.force_exit:
+                await asyncio.sleep(TICK_SECONDS)
+            draining.cancel()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the end. uvicorn's own would raise the signal again: an exit code of failure."""
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._end)
-
-    def _end(self) -> None:
-        if self._ending is not None:
-            self._ending.cancel()
-            self.should_exit = self.force_exit = True
-            return
-        self._ending = asyncio.create_task(self._drained())
-
-    async def _drained(self) -> None:
-        try:
-            if self._drain is not None:
-                await self._drain()
-        finally:
-            self.should_exit = True
+        self.force_exit, self.should_exit = self.should_exit, True

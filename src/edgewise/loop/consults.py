@@ -1,4 +1,4 @@
-"""An answer's consults: its session with the cloud, what is in flight, what was dropped."""
+"""A cloud of a pair, and an answer's consults of it: what is in flight, what was dropped."""
 
 import math
 import time
@@ -9,15 +9,22 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudSession
+from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
 from edgewise.cloud.record import SentAnswer
 from edgewise.completion import Completion, Sent
 from edgewise.costs.meter import AnswerCosts
-from edgewise.errors import Blocked, CloudError, CloudTimeout, NothingUsable
-from edgewise.events import Consult, Usage
+from edgewise.errors import Blocked, CloudError, CloudTimeout, NothingUsable, require
+from edgewise.events import Consult, TierUsage
 from edgewise.loop.health import Breaker, Latency
-from edgewise.loop.policy import Budget
+from edgewise.loop.policy import Budget, SharedBudget
 from edgewise.loop.state import Rules
+from edgewise.prompts import Prompt
+
+THRESHOLD, SHARE = 0.5, 0.01
+"""Of a further cloud, where none is set."""
+
+UNKNOWN = 0.5
+"""How unsure a cloud is taken to be that reports no logprobs, before it was compared."""
 
 FLIGHTS = 4
 """Consults in flight at once."""
@@ -44,33 +51,63 @@ class Flight(NamedTuple):
     future: "Future[Completion]"
 
 
+class Tier:
+    """A cloud of a pair, for the pair's life."""
+
+    def __init__(
+        self,
+        cloud: CloudModel,
+        *,
+        threshold: float = THRESHOLD,
+        share: float | None = SHARE,
+        trusted: bool = False,
+        breaker: Breaker | None = None,
+    ) -> None:
+        """It is asked where the cloud before it is unsure by `threshold`, for so large a `share` of
+        the output tokens; None leaves that to the policy, as for the nearest. A `trusted` one may
+        see what is local. Raises `UsageError`.
+        """
+        require(0 <= threshold <= 1, "tier_threshold", "from 0 to 1", threshold)
+        require(share is None or 0 <= share <= 1, "tier_share", "from 0 to 1", share)
+        self.cloud, self.threshold, self.share, self.trusted = cloud, threshold, share, trusted
+        self.breaker, self.latency = breaker or Breaker(), Latency()
+        self.shared = SharedBudget()
+
+    def may_see(self, prompt: Prompt) -> bool:
+        """Whether an answer to it may be sent there."""
+        return self.trusted or not (prompt.local_only or self.cloud.local_only(prompt))
+
+
 class Consults:
-    """Owned by the answer's thread; completions arrive in any thread.
+    """A cloud in one answer. Owned by the answer's thread; completions arrive in any thread.
 
     `dropped` counts consults of an answer that then went another way, `wasted` the tokens they
-    asked for, whether or not these still come. `waited` seconds were spent on completions.
+    asked for, whether or not these still come. `waited` seconds were spent on completions. The
+    other counts are those of `TierUsage`, and `charged` tokens.
     """
 
     def __init__(
         self,
+        tier: Tier,
         session: CloudSession,
         sent: SentAnswer,
+        ids: list[int],
         rules: Rules,
-        *,
-        breaker: Breaker,
-        latency: Latency,
-        meter: AnswerCosts | None = None,
-        local: bool = False,
+        meter: AnswerCosts | None,
     ) -> None:
         """`session`, and `sent`, the record of what it sends, are closed by whoever opened them.
 
-        A `local` cloud, in this process, has no deadline but the policy's.
+        `ids` is the answer's own list; it holds the prompt.
         """
-        self.sent, self.latency = sent, latency
+        self.tier, self.sent, self.latency = tier, sent, tier.latency
+        self.wanted = self.calls = self.failed = self.wrote = self.charged = 0
+        self._ids, self._earned = ids, len(ids)
+        self._taken = self._budget = tier.shared.take()
+        self._wrong: float | None = None
         self.dropped = self.wasted = 0
         self.waited = 0.0
         self._session, self._rules, self._policy = session, rules, rules.policy
-        self._breaker, self._meter, self._local = breaker, meter, local
+        self._breaker, self._meter = tier.breaker, meter
         # Where only the cloud will do, a pause would hide that it is gone.
         self._insists = rules.policy.on_cloud_error == "raise"
         self._first = True
@@ -84,28 +121,30 @@ class Consults:
         if self._meter is None and self._policy.may_ask(budget):
             self._session.prefetch(ids, self.sent.prefetch(ids))
 
-    def ask(self, ids: Sequence[int], n: int, token: int) -> Flight | Refusal:
-        """The consult for the token after `ids`: sent now, or in flight since a draft.
+    def ask(self, n: int, score: float) -> Flight | Refusal | Literal["no"]:
+        """Ask for `n` tokens, or as many as the budget has, where the cloud before it scores so."""
+        if score < self.tier.threshold:
+            return "no"
+        self.wanted += 1
+        if self.tier.share is not None:
+            self._earn()
+            if self._budget.bucket < 1:
+                return "budget"
+            n = min(n, int(self._budget.bucket))
+        flight = self._flight(n)
+        if isinstance(flight, Flight):
+            self.calls += 1
+            self._charge(n)
+        return flight
 
-        That the edge would write `token` there matters to `TieredConsults` alone.
-        """
-        ahead = self._flights.get(len(ids))
-        if ahead is not None and ahead.ask != n:
-            self._drop([ahead])
-            ahead = None
-        flight = ahead or self._ask_now(ids, n)
-        if not isinstance(flight, Flight) or self._insists:
-            return flight
-        if not self._breaker.is_open or flight.future.done():
-            return flight
-        # Do not wait for a silent cloud. A probe flies on and decides on later consults.
-        if ahead is None:
-            self._forget(flight)
-        else:
-            self._drop([flight])
-        return "circuit_open"
+    def inside_word(self, token: int) -> bool:
+        """Whether the answer stands where this cloud, of another vocabulary, cannot be asked."""
+        boundaries, prompt = self.tier.cloud.boundaries, self._rules.prompt
+        if boundaries is None:
+            return False
+        return boundaries.refused(self._ids, prompt, token, divided=False) is not None
 
-    def ask_ahead(self, ids: Sequence[int], n: int, budget: Budget) -> Refusal | None:
+    def ask_for_draft(self, ids: Sequence[int], n: int, budget: Budget) -> Refusal | None:
         """Send a consult from a draft, if it may fly; returns why nothing may be sent there.
 
         Never where costs are limited: what drafts in vain cost would decide on the answer's own
@@ -114,7 +153,7 @@ class Consults:
         if self._meter is not None and self._meter.limited:
             return None
         allowed = len(self._flights) < FLIGHTS and not self._breaker.is_open
-        if allowed and self._policy.may_ask_ahead(budget, n, self.wasted):
+        if allowed and self._policy.may_ask_for_draft(budget, n, self.wasted):
             try:
                 self._send(ids, n)
             except Blocked as error:
@@ -130,34 +169,48 @@ class Consults:
             self.waited += time.monotonic() - flight.begun - elapsed
         return flight.future.done()
 
-    def completion(self, flight: Flight) -> Completion:
-        """Wait for the outcome; raises the `CloudError` that it is."""
+    def outcome(self, flight: Flight) -> Completion | CloudError:
+        """Wait for it. What failed before its deadline is not charged."""
         begun = time.monotonic()
         self._flights.pop(flight.position, None)
         try:
             completion = self._result(flight)
-        except BaseException as error:
+        except CloudError as error:
+            late = isinstance(error, CloudTimeout)
+            self.failed += 1
+            self._charge(0 if late else -flight.ask)
             if isinstance(error, NothingUsable):
                 self._breaker.succeeded()
             else:
-                self._breaker.failed(silent=isinstance(error, CloudTimeout))
-            raise
+                self._breaker.failed(silent=late)
+            return error
         finally:
             self.waited += time.monotonic() - begun
         self._breaker.succeeded()
+        # Words may have more ids than were asked for.
+        self._charge(max(0, len(completion.ids) - flight.ask))
         return completion
 
-    def judged(self, *, changed: bool, kept: int) -> None:
-        """Of the last completion so many tokens are kept; the first may differ from the edge's."""
-        self.latency.judged(changed=changed)
+    def unsure(self, completion: Completion) -> float:
+        """As `unsure` says; more if its words were wrong lately."""
+        score = unsure(completion)
+        if score is None:
+            return UNKNOWN if self._wrong is None else self._wrong
+        return max(score, self._wrong or 0.0)
 
-    def report(self, flight: Flight, outcome: Completion | CloudError, index: int) -> list[Consult]:
+    def compared(self, completion: Completion, *, agrees: bool) -> None:
+        """The next cloud agrees with its words, or rejects them."""
+        if self._wrong is None:
+            self._wrong = UNKNOWN if unsure(completion) is None else 0.0
+        self._wrong = (self._wrong + (not agrees)) / 2
+
+    def event(self, flight: Flight, outcome: Completion | CloudError, index: int) -> Consult:
         """The event that the consult for token `index` is over."""
         sent = flight.sent
         event = Consult(
             index=index,
             outcome="answered",
-            asked=flight.ask,
+            requested=flight.ask,
             answered=0,
             sent_ids=sent.ids,
             sent_bytes=sent.bytes,
@@ -166,19 +219,19 @@ class Consults:
             host=self.sent.host if sent.bytes else "",
         )
         if isinstance(outcome, CloudError):
-            return [replace(event, outcome=outcome.reason, message=str(outcome))]
-        answered = replace(
-            event,
-            answered=len(outcome.ids),
-            cached=outcome.cached,
-            computed=outcome.computed,
-            engine_seconds=outcome.engine_seconds,
-        )
-        return [answered]
+            return replace(event, outcome=outcome.reason, message=str(outcome))
+        meter = {name: getattr(outcome, name) for name in ("cached", "computed", "engine_seconds")}
+        return replace(event, answered=len(outcome.ids), **meter)
 
-    def summed(self, usage: Usage, left: int) -> Usage:
-        """The counts of an answer, of which `left` tokens of the last completion are not used."""
-        return replace(usage, cloud_calls=usage.cloud_calls + self.dropped, sent=self.sent.counts())
+    def usage(self) -> TierUsage:
+        return TierUsage(
+            cloud=self.sent.host,
+            wanted=self.wanted,
+            calls=self.calls,
+            failed=self.failed,
+            wrote=self.wrote,
+            sent=self.sent.counts(),
+        )
 
     def drop(self, start: int = 0, end: float = math.inf) -> int:
         """Cancel what was sent for positions from `start` on, before `end`; returns how many."""
@@ -187,6 +240,38 @@ class Consults:
         stale = [flight for at, flight in self._flights.items() if start <= at < end]
         self._drop(stale)
         return len(stale)
+
+    def close(self) -> None:
+        """The answer is over: cancel what is in flight, give back what is left of the budget."""
+        self.drop()
+        self._earn()
+        self.tier.shared.settle(self._taken, self._budget)
+
+    def _earn(self) -> None:
+        written, self._earned = len(self._ids) - self._earned, len(self._ids)
+        self._budget = self._budget.plus(written * (self.tier.share or 0.0), 0.0)
+
+    def _charge(self, tokens: int) -> None:
+        self.charged += tokens
+        self._budget = replace(self._budget, bucket=self._budget.bucket - tokens)
+
+    def _flight(self, n: int) -> Flight | Refusal:
+        """The consult for the answer's next token: sent now, or in flight since a draft."""
+        ahead = self._flights.get(len(self._ids))
+        if ahead is not None and ahead.ask != n:
+            self._drop([ahead])
+            ahead = None
+        flight = ahead or self._ask_now(self._ids, n)
+        if not isinstance(flight, Flight) or self._insists:
+            return flight
+        if not self._breaker.is_open or flight.future.done():
+            return flight
+        # Do not wait for a silent cloud. A probe flies on and decides on later consults.
+        if ahead is None:
+            self._forget(flight)
+        else:
+            self._drop([flight])
+        return "circuit_open"
 
     def _ask_now(self, ids: Sequence[int], n: int) -> Flight | Refusal:
         breaker = self._breaker
@@ -213,11 +298,12 @@ class Consults:
         begun, sent = time.monotonic(), self.sent.consult(ids)
         sent.most = requests
         deadline = math.inf
-        # A local model may be slow, but it is not gone: waiting is up to the user.
-        if not self._local or self._policy.deadline is not None:
+        # A model in this process may be slow, but it is not gone: waiting is up to the user.
+        if not self.tier.cloud.here or self._policy.deadline is not None:
             deadline = self._policy.deadline_now(self.latency, first=self._first, prompt=len(ids))
         try:
-            future = self._session.ask(ids, n, self._rules.sampling, deadline, sent)
+            request = ConsultRequest(list(ids), n, deadline, self._rules.sampling, sent)
+            future = self._session.ask(request)
         except Blocked:
             raise
         except CloudError as error:
@@ -241,7 +327,7 @@ class Consults:
         elif error is None:
             seconds = time.monotonic() - flight.begun
             completion = flight.future.result()
-            self.latency.answered(seconds, completion.engine_seconds, first=flight.first)
+            self.latency.answered(seconds, first=flight.first)
             if flight.first:
                 computed = completion.computed
                 tokens = flight.position if computed is None else computed
@@ -277,6 +363,12 @@ class Consults:
         del self._flights[flight.position]
         self.dropped += 1
         self.wasted += flight.ask
+
+
+def unsure(completion: Completion) -> float | None:
+    """1 less the probability of its least likely token; None without logprobs."""
+    logprobs = [one for one in completion.logprobs if one is not None]
+    return 1 - math.exp(min(0.0, *logprobs)) if logprobs else None
 
 
 def _refusal(error: Blocked) -> Refusal:

@@ -14,13 +14,13 @@ from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
 from edgewise.grammar.compiled import Grammar
-from edgewise.loop.consults import Consults
+from edgewise.loop.consults import Consults, Tier
 from edgewise.loop.generation import Generation
-from edgewise.loop.health import Breaker, Latency
+from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Budget, Policy
 from edgewise.loop.speculate import Speculation
-from edgewise.loop.state import Rules
-from edgewise.loop.tiers import AnyConsults, Tier, TieredConsults, TierLink
+from edgewise.loop.state import Rules, State
+from edgewise.loop.tiers import Cascade
 from edgewise.prompts import Prompt, ToolCall, last_turn
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
@@ -47,25 +47,22 @@ class Decoder:
         router: Router,
         policy: Policy,
         cloud: CloudModel | None = None,
-        trusted: bool = False,
-        further: Sequence[Tier] = (),
         breaker: Breaker | None = None,
-        latency: Latency | None = None,
+        tiers: Sequence[Tier] = (),
         record: SentRecord | None = None,
         billing: Billing | None = None,
     ) -> None:
-        """`record` keeps what answers send; `billing` counts and limits what they cost.
+        """`tiers` are the clouds, nearest first; a `cloud`, with its `breaker`, is before them.
 
-        `cloud` may see what is local if it is `trusted`. The clouds `further` away are asked where
-        it is unsure; only the last one's tokens are billed.
+        `record` keeps what answers send; `billing` counts and limits what the last cloud's tokens
+        cost.
         """
-        self.edge, self.cloud = edge, cloud
-        self.router, self.policy = router, policy
-        self.breaker = breaker or Breaker()
-        self.latency = latency or Latency()
+        self.edge, self.router, self.policy = edge, router, policy
+        nearest = [] if cloud is None else [Tier(cloud, share=None, breaker=breaker)]
+        self.tiers = [*nearest, *tiers]
+        self.cloud = self.tiers[0].cloud if self.tiers else None
         self.record = record or SentRecord()
         self.billing = billing
-        self.trusted, self.further = trusted, tuple(further)
 
     def stream(
         self,
@@ -102,10 +99,15 @@ class Decoder:
         if any(not text for text in stop):
             raise UsageError("A stop string is empty; leave it out.")
         policy = policy or self.policy
-        tiers = self._tiers(prompt, policy)
-        alone = not tiers and (prompt.local_only or (policy.asks and self.cloud is not None))
+        # The one place that decides it: for other clouds no session is opened, so nothing is sent.
+        tiers = [tier for tier in self.tiers if policy.asks and tier.may_see(prompt)]
+        if not tiers and (prompt.local_only or (policy.asks and self.tiers)):
+            policy = policy.edge_alone()
+        if self.edge.abilities.rewinds == "no":
+            # A draft that is rejected would cost reading everything again.
+            policy = replace(policy, speculate=0)
         rules = Rules(
-            policy=self._policy_for(policy, alone=alone),
+            policy=policy,
             sampling=sampling or Sampling(),
             tokenizer=self.edge.tokenizer,
             stop=tuple(stop),
@@ -150,38 +152,18 @@ class Decoder:
                 # While the edge reads the prompt the cloud can, too.
                 consults.prefetch(ids, budget)
 
-            def over(left: Budget) -> None:
-                if costs is not None:
-                    costs.close(ids)
-                at_end(left)
-
             return Generation(
                 ids,
                 rules,
                 Speculation(ids, edge, self.router, consults, rules),
                 consults,
-                budget=budget,
+                state=State(
+                    budget=budget, usage=Usage(prompt_tokens=rules.prompt, cached_tokens=cached)
+                ),
                 costs=costs,
-                cached=cached,
                 closing=stack.pop_all(),
-                at_end=over,
+                at_end=at_end,
             )
-
-    def _tiers(self, prompt: Prompt, policy: Policy) -> list[Tier]:
-        """The clouds that this answer may ask, nearest first.
-
-        The one place that decides it: for others no session is opened, so nothing can be sent.
-        """
-        if self.cloud is None or not policy.asks:
-            return []
-        nearest = Tier(
-            self.cloud,
-            share=None,
-            trusted=self.trusted,
-            breaker=self.breaker,
-            latency=self.latency,
-        )
-        return [tier for tier in (nearest, *self.further) if tier.may_see(prompt)]
 
     def _consults(
         self,
@@ -191,40 +173,20 @@ class Decoder:
         tiers: Sequence[Tier],
         costs: AnswerCosts | None,
         stack: ExitStack,
-    ) -> AnyConsults | None:
+    ) -> Cascade | None:
         """Sessions with the clouds; `stack` closes them. None without a cloud."""
-        opened: list[Consults] = []
+        clouds: list[Consults] = []
         for tier in tiers:
             cloud = tier.cloud
             # Closed last: what leaves while the session closes is recorded, too.
             sent = self.record.answer(prompt, cloud.name, cloud.own_tokenizer or rules.tokenizer)
             session = cloud.open(prompt)
             stack.callback(session.close)
-            consults = Consults(
-                session,
-                sent,
-                rules._replace(boundaries=cloud.boundaries),
-                breaker=tier.breaker,
-                latency=tier.latency,
-                meter=costs if tier is tiers[-1] else None,
-                local=cloud.here,
-            )
-            stack.callback(consults.drop)
-            opened.append(consults)
-        if not self.further or not opened:
-            return opened[0] if opened else None
-        links = [TierLink(tier, one, ids) for tier, one in zip(tiers, opened, strict=True)]
-        for link in links:
-            stack.callback(link.settle)
-        return TieredConsults(links, rules.policy.max_cloud_tokens)
-
-    def _policy_for(self, policy: Policy, *, alone: bool) -> Policy:
-        if alone:
-            policy = policy.edge_alone()
-        if self.edge.abilities.rewinds == "no":
-            # A draft that is rejected would cost reading everything again.
-            policy = replace(policy, speculate=0)
-        return policy
+            meter = costs if tier is tiers[-1] else None
+            clouds.append(Consults(tier, session, sent, ids, rules, meter))
+            stack.callback(clouds[-1].close)
+        cap, several = rules.policy.max_cloud_tokens, len(self.tiers) > 1
+        return Cascade(clouds, cap=cap, several=several) if clouds else None
 
     def generate(self, prompt: Prompt | Sequence[int], **options: Any) -> Answer:
         """`stream`, collected."""

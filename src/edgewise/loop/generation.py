@@ -10,26 +10,26 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+from msgspec.structs import replace
+
 from edgewise.completion import Completion
 from edgewise.costs.meter import AnswerCosts
 from edgewise.errors import BreaksGrammar, CloudError, EdgeError, Fault, NothingUsable
 from edgewise.events import (
-    Candidate,
     Event,
     Finished,
+    FinishReason,
     Pending,
     Reason,
     RolledBack,
     Source,
     Timing,
     Token,
-    Usage,
 )
-from edgewise.loop.consults import Flight
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
-from edgewise.loop.state import Read, Rules, State
-from edgewise.loop.tiers import AnyConsults
+from edgewise.loop.state import Queued, Read, Rules, State
+from edgewise.loop.tiers import Cascade
 
 _log = logging.getLogger(__name__)
 
@@ -44,25 +44,22 @@ class Generation(Iterator[Event]):
         ids: list[int],
         rules: Rules,
         speculation: Speculation,
-        consults: AnyConsults | None,
+        consults: Cascade | None,
         *,
-        budget: Budget,
+        state: State,
         costs: AnswerCosts | None,
-        cached: int,
         closing: ExitStack,
         at_end: Callable[[Budget], None],
     ) -> None:
-        """`ids` are the prompt's, of which `cached` were in the KV cache; the answer is appended.
+        """`ids` are the prompt's; the answer, which begins at `state`, is appended.
 
-        `closing` gives back the sessions; then `at_end` is called, once.
+        `closing` gives back the sessions; then `costs` is closed and `at_end` called, once.
         """
-        self._ids, self._rules = ids, rules
+        self._ids, self._rules, self._state = ids, rules, state
         self._speculation, self._consults = speculation, consults
-        self._costs, self._cached = costs, cached
-        self._closing, self._at_end = closing, at_end
-        self._state = State(budget=budget)
+        self._costs, self._closing, self._at_end = costs, closing, at_end
         self._events: deque[Event] = deque()
-        self._awaited: tuple[Flight, Read] | None = None
+        self._awaited: tuple[int, Read | None] | None = None
         self._lost: EdgeError | None = None
         self._finished = False
         self._started = self._last = time.monotonic()
@@ -84,6 +81,8 @@ class Generation(Iterator[Event]):
             self._closing.close()
         finally:
             # Once the consults are cancelled.
+            if self._costs is not None:
+                self._costs.close(self._ids)
             self._at_end(self.budget)
 
     def __next__(self) -> Event:
@@ -93,7 +92,7 @@ class Generation(Iterator[Event]):
             if self._closed:
                 raise StopIteration
             try:
-                self._advance()
+                self._advance(self._state)
             except BaseException:
                 self.close()
                 raise
@@ -109,35 +108,34 @@ class Generation(Iterator[Event]):
         # A loop over it that was broken off must not keep the slot.
         self.close()
 
-    def _advance(self) -> None:
-        """Write one token, draft one, or finish."""
+    def _advance(self, state: State) -> None:
+        """Write one token, draft one, ask for one, or finish."""
         try:
-            self._go_on(self._state)
+            if self._awaited is not None:
+                self._draft_or_take(*self._awaited)
+            elif state.end is not None:
+                self._finish(state, state.end)
+            elif state.queue:
+                self._write(state, state.queue[0], "span", None)
+            elif self._lost is not None:
+                self._ask_without_edge(state, self._lost)
+            else:
+                self._keep_or_ask(state)
         except EdgeError as error:
             self._lose_edge(error)
 
-    def _go_on(self, state: State) -> None:
-        if self._awaited is not None:
-            self._draft_or_take(*self._awaited)
-        elif state.end is not None:
-            self._finish(state)
-        elif state.queue:
-            self._write_cloud(state, "span")
-        elif self._lost is not None:
-            self._ask_without_edge(state, self._lost)
+    def _keep_or_ask(self, state: State) -> None:
+        read = self._speculation.read()
+        decision = state.decide(read, self._ids, self._rules)
+        outcome: int | Reason = decision.reason
+        if decision.ask:
+            outcome = "no_cloud"
+            if self._consults is not None:
+                outcome = self._consults.ask(decision.ask, read.token)
+        if isinstance(outcome, int):
+            self._awaited = outcome, read.detailed()
         else:
-            read = self._speculation.read()
-            decision = state.decide(read, self._ids, self._rules)
-            outcome: Flight | Reason = decision.reason
-            if decision.ask:
-                consults = self._consults
-                outcome = "no_cloud"
-                if consults is not None:
-                    outcome = consults.ask(self._ids, decision.ask, read.token)
-            if isinstance(outcome, Flight):
-                self._awaited = outcome, read.detailed()
-            else:
-                self._write_edge(state, read, outcome)
+            self._write(state, read, outcome, read)
 
     def _lose_edge(self, error: EdgeError) -> None:
         """Go on with the cloud alone, where that was chosen; else raises the error."""
@@ -150,25 +148,24 @@ class Generation(Iterator[Event]):
         self._rules = rules._replace(policy=rules.policy.without_edge(), boundaries=None)
 
     def _ask_without_edge(self, state: State, lost: EdgeError) -> None:
-        """Write what the cloud writes next; raises `lost` where it writes nothing."""
+        """Ask for what comes next; raises `lost` where the cloud cannot be asked."""
         assert self._consults is not None
         rules = self._rules
         ask = min(rules.policy.decide(1.0, state.budget).ask, rules.max_tokens - state.index)
-        flight = self._consults.ask(self._ids, ask, 0) if ask else "cap"
-        if not isinstance(flight, Flight):
+        requested = self._consults.ask(ask, 0) if ask else "cap"
+        if not isinstance(requested, int):
             raise lost
-        try:
-            completion = self._consults.completion(flight)
-        except CloudError as error:
-            raise lost from error
-        self._take(completion, flight, None)
+        self._awaited = requested, None
 
-    def _draft_or_take(self, flight: Flight, read: Read) -> None:
-        """While the consult flies, one draft token more; then its outcome."""
+    def _draft_or_take(self, requested: int, read: Read | None) -> None:
+        """While the consult is in flight, one draft token more; then its outcome.
+
+        `read` is the edge's step, None without an edge.
+        """
         assert self._consults is not None
         policy, state = self._rules.policy, self._state
-        if policy.speculate and not self._consults.lands(flight):
-            self._speculation.begin(flight.ask, read, state)
+        if read is not None and policy.speculate and not self._consults.lands():
+            self._speculation.begin(requested, read, state)
             draft = self._speculation.forward()
             if draft is not None:
                 if self._rules.pending:
@@ -178,16 +175,20 @@ class Generation(Iterator[Event]):
                 return
         self._awaited = None
         try:
-            completion = self._consults.completion(flight)
+            completion = self._consults.completion()
         except CloudError as error:
-            self._events.extend(self._consults.report(flight, error, state.index))
+            if read is None:
+                assert self._lost is not None
+                raise self._lost from error
+            self._events.extend(self._consults.report(error, state.index))
             if policy.on_cloud_error == "raise" and not isinstance(error, NothingUsable):
                 raise
-            self._write_edge(state.failed(error, flight.ask, self._rules), read, error.reason)
+            state = state.failed(error, requested, self._rules)
+            self._write(state, read, error.reason, read)
         else:
-            self._take(completion, flight, read)
+            self._take(completion, read)
 
-    def _take(self, completion: Completion, flight: Flight, read: Read | None) -> None:
+    def _take(self, completion: Completion, read: Read | None) -> None:
         """Go on with a completion, as far as the grammar allows it; `read` is the edge's step."""
         assert self._consults is not None
         fit = len(completion.ids)
@@ -196,53 +197,28 @@ class Generation(Iterator[Event]):
             fit = constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
         token = read.token if read is not None else next(iter(completion.ids), 0)
         state = self._state.answered(completion, token, fit, self._rules)
-        changed = fit > 0 and completion.ids[0] != token
-        self._consults.judged(changed=changed, kept=len(state.queue))
         if not fit:
             outcome = BreaksGrammar("The response format allows nothing that the cloud wrote here.")
-        self._events.extend(self._consults.report(flight, outcome, state.index))
+        changed, kept = fit > 0 and completion.ids[0] != token, len(state.queue)
+        self._events += self._consults.report(outcome, state.index, kept=kept, changed=changed)
         if fit:
-            self._write_cloud(state, "critical" if read else "edge_lost", read)
+            self._write(state, state.queue[0], "critical" if read else "edge_lost", read)
         elif read is not None:
-            self._write_edge(state, read, BreaksGrammar.reason)
+            self._write(state, read, BreaksGrammar.reason, read)
         elif self._lost is not None:
             raise self._lost
 
-    def _write_edge(self, state: State, read: Read, reason: Reason | Fault) -> None:
-        edge = read.candidates if self._rules.candidates else ()
-        self._write(state, read.token, "edge", reason, read, logprob=read.logprob, edge=edge)
-
-    def _write_cloud(self, state: State, reason: Reason, read: Read | None = None) -> None:
-        """Write the next token of a completion; `read` is the edge's step that it was asked at."""
-        token, edge = state.queue[0], read.candidates if read else ()
-        self._write(
-            state,
-            token.id,
-            "cloud",
-            reason,
-            read,
-            logprob=token.logprob,
-            edge=edge,
-            cloud=token.top,
-        )
-
     def _write(
-        self,
-        state: State,
-        token: int,
-        source: Source,
-        reason: Reason | Fault,
-        read: Read | None,
-        *,
-        logprob: float | None,
-        edge: tuple[Candidate, ...],
-        cloud: tuple[Candidate, ...] = (),
+        self, state: State, chosen: Read | Queued, reason: Reason | Fault, read: Read | None
     ) -> None:
         """Append the answer's next token; drafts that disagree with it are rolled back.
 
-        `read` is the step whose score decided on it, `state` the one after its consult.
+        `chosen` is the edge's step, or the first of the queue of `state`, which is the one after
+        the consult. `read` is the step whose score decided on it, None within a completion.
         """
         rules, before, consults = self._rules, self._state, self._consults
+        token, queued = chosen.token, chosen if isinstance(chosen, Queued) else None
+        source: Source = "cloud" if queued else "edge"
         after, text = state.write(token, source, rules, reason)
         now, waited = time.monotonic(), consults.waited if consults else 0.0
         self._ttft = self._ttft or now - self._started
@@ -255,15 +231,15 @@ class Generation(Iterator[Event]):
                 text=text,
                 source=source,
                 score=read.score if read else None,
-                logprob=logprob,
+                logprob=chosen.logprob,
                 seconds=now - self._last,
                 wait=waited - self._waited,
                 reason=reason,
                 threshold=rules.policy.threshold_now(before.budget)
                 if read and rules.policy.asks
                 else None,
-                edge=edge,
-                cloud=cloud,
+                edge=read.candidates if read and (queued or rules.candidates) else (),
+                cloud=queued.top if queued else (),
             )
         )
         self._last, self._waited = now, waited
@@ -277,26 +253,17 @@ class Generation(Iterator[Event]):
         if consults is not None and not self._speculation.drafts:
             consults.prefetch(self._ids, after.budget)
 
-    def _finish(self, state: State) -> None:
+    def _finish(self, state: State, reason: FinishReason) -> None:
         """Release what is held back, and sum up."""
         self._finished = True
-        assert state.end is not None
         text, stopped = state.held.release(self._rules.stop)
-        counts, consults = state.counts, self._consults
-        wasted = counts.wasted + len(state.queue) + (consults.wasted if consults else 0)
-        usage = Usage(
-            prompt_tokens=self._rules.prompt,
-            cached_tokens=self._cached,
-            edge_tokens=counts.edge,
-            cloud_tokens=counts.cloud,
+        usage, consults, left = state.usage, self._consults, len(state.queue)
+        wasted = usage.wasted_tokens + left + (consults.wasted if consults else 0)
+        usage = replace(
+            usage,
+            edge_tokens=state.index - usage.cloud_tokens,
             wasted_tokens=wasted,
-            correction_tokens=counts.corrections,
-            cloud_share=min(1.0, (counts.cloud + wasted) / state.index),
-            cloud_calls=counts.calls,
-            failed_calls=counts.failed,
-            cloud_prompt_cached=counts.cached,
-            cloud_prompt_computed=counts.computed,
-            cloud_completion_tokens=counts.billed,
+            cloud_share=min(1.0, (usage.cloud_tokens + wasted) / state.index),
             edge_error=None if self._lost is None else str(self._lost),
             cost=self._costs.cost(self._ids) if self._costs else None,
         )
@@ -304,9 +271,9 @@ class Generation(Iterator[Event]):
         self._events.append(
             Finished(
                 text=text,
-                finish_reason=state.end,
+                finish_reason=reason,
                 stop=stopped or state.stopped,
-                usage=consults.summed(usage, len(state.queue)) if consults else usage,
+                usage=consults.summed(usage, left) if consults else usage,
                 timing=Timing(ttft=self._ttft, total=total, wait=self._waited),
             )
         )

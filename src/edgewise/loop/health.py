@@ -76,31 +76,24 @@ class Latency:
 
     An answer's first consults are counted apart (`first`): the engine may have to read the prompt.
     All means are exponentially weighted (weight 1/8, as TCP's smoothed round-trip time, RFC 6298)
-    and None before the first value. Seconds: `round_trip` and `engine` (its own time) a consult,
-    `step` a step of the edge, `reading` a prompt token that a first consult computed. `changed` is
-    the part of completions that differed from the edge's token (at first a half), `timeouts` counts
-    consults in a row that were not answered in time.
+    and None before the first value. Seconds: `step` a step of the edge, `reading` a prompt token
+    that a first consult computed. `changed` is the part of completions that differed from the
+    edge's token (at first a half), `timeouts` counts consults in a row that were not answered in
+    time.
     """
 
     def __init__(self) -> None:
-        self.round_trip: float | None = None
-        self.engine: float | None = None
         self.step: float | None = None
         self.reading: float | None = None
         self.changed, self.timeouts = 0.5, 0
         self._recent = {first: deque[float](maxlen=RECENT) for first in (False, True)}
         self._lock = threading.Lock()
 
-    def answered(self, seconds: float, engine_seconds: float | None, *, first: bool) -> None:
-        """A consult took `seconds`, of which the engine says that `engine_seconds` were its own."""
+    def answered(self, seconds: float, *, first: bool) -> None:
+        """A consult took `seconds`."""
         with self._lock:
             self.timeouts = 0
             self._recent[first].append(seconds)
-            if engine_seconds is not None:
-                self.engine = _smoothed(self.engine, engine_seconds)
-            if not first:
-                trip = max(0.0, seconds - (engine_seconds or 0.0))
-                self.round_trip = _smoothed(self.round_trip, trip)
 
     def read(self, seconds: float, tokens: int) -> None:
         """An answer's first consult took `seconds`, and the cloud computed so many tokens."""

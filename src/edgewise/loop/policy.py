@@ -7,11 +7,11 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.errors import UsageError
+from edgewise.errors import require
 from edgewise.events import Reason
 from edgewise.loop.health import Latency
 
-INITIAL_CREDIT = 2.0
+INITIAL_BUCKET = 2.0
 """Consults that an answer may make before it has earned them, tokens."""
 
 SHORTEST_DEADLINE, LONGEST_DEADLINE = 0.5, 5.0
@@ -28,8 +28,8 @@ CLOUD_SPAN = 16
 
 _PATIENCE = 4.0
 _GAIN = 0.5
-MAX_CREDIT = 16.0
-"""Most credit that can be saved up, tokens."""
+MAX_BUCKET = 16.0
+"""Size of the token bucket."""
 
 MAX_LOG_ODDS = 12.0
 """How far the controller may move the threshold."""
@@ -38,18 +38,18 @@ MAX_LOG_ODDS = 12.0
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """What the policy remembers from token to token, part of `State`.
 
-    `credit` is the token bucket (tokens the cloud may write now), `shift` what the controller
+    `bucket` is the token bucket (tokens the cloud may write now), `shift` what the controller
     has added to the log-odds of the threshold, `charged` what counts against the cap.
     """
 
-    credit: float = INITIAL_CREDIT
+    bucket: float = INITIAL_BUCKET
     shift: float = 0.0
     charged: int = 0
 
-    def plus(self, credit: float, shift: float) -> "Budget":
-        """With so much more of both, within bounds."""
-        shift = max(-MAX_LOG_ODDS, min(self.shift + shift, MAX_LOG_ODDS))
-        return replace(self, credit=min(self.credit + credit, MAX_CREDIT), shift=shift)
+    def plus(self, tokens: float, shift: float, lowest: float = -MAX_LOG_ODDS) -> "Budget":
+        """With so much more of both, within bounds; `lowest` is the shift's."""
+        shift = max(lowest, min(self.shift + shift, MAX_LOG_ODDS))
+        return replace(self, bucket=min(self.bucket + tokens, MAX_BUCKET), shift=shift)
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -65,13 +65,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     Without `cloud_share` the `threshold` is static: the cloud is asked if the score reaches it.
     With `cloud_share` (fraction of output tokens the cloud may write) a token bucket bounds the
     share over a conversation, and an integral controller moves the threshold on the log-odds axis
-    towards it, from `threshold` on. `max_cloud_tokens` caps an answer: every token asked for
-    counts, unless the consult failed before its deadline. `span` is tokens per consult (words, if
-    the vocabularies differ), `deadline` seconds per consult; without one it follows the measured
-    latency. Up to `speculate` draft tokens are written during a consult.
+    towards it, from `threshold` on, but not below `floor`. `max_cloud_tokens` caps an answer: every
+    token asked for counts, unless the consult failed before its deadline. `span` is tokens per
+    consult (words, if the vocabularies differ), `deadline` seconds per consult; without one it
+    follows the measured latency. Up to `speculate` draft tokens are written during a consult.
     """
 
     threshold: float = 0.5
+    floor: float = 0.0
     cloud_share: float | None = None
     max_cloud_tokens: int | None = None
     span: int = 1
@@ -82,19 +83,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         share, cap, deadline = self.cloud_share, self.max_cloud_tokens, self.deadline
-        for name, holds, bound in (
-            ("threshold", 0 <= self.threshold <= 1, "from 0 to 1"),
-            ("cloud_share", share is None or 0 <= share <= 1, "from 0 to 1"),
-            ("max_cloud_tokens", cap is None or cap >= 0, "0 or more"),
-            ("span", self.span >= 1, "1 or more"),
-            ("speculate", self.speculate >= 0, "0 or more"),
-            ("deadline", deadline is None or 0 < deadline < math.inf, "positive, in seconds"),
-        ):
-            if not holds:
-                value = getattr(self, name)
-                raise UsageError(
-                    f"{name.replace('_', '-')} must be {bound}, not {value}", setting=name
-                )
+        require(0 <= self.threshold <= 1, "threshold", "from 0 to 1", self.threshold)
+        require(share is None or 0 <= share <= 1, "cloud_share", "from 0 to 1", share)
+        require(cap is None or cap >= 0, "max_cloud_tokens", "0 or more", cap)
+        require(self.span >= 1, "span", "1 or more", self.span)
+        require(self.speculate >= 0, "speculate", "0 or more", self.speculate)
+        above = deadline is None or 0 < deadline < math.inf
+        require(above, "deadline", "positive, in seconds", deadline)
 
     @property
     def asks(self) -> bool:
@@ -105,15 +100,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the answer can still come to a consult: until its cap is spent."""
         return self.asks and self._room(budget) > 0
 
-    def may_ask_ahead(self, budget: Budget, ask: int, wasted: int) -> bool:
+    def may_ask_for_draft(self, budget: Budget, ask: int, wasted: int) -> bool:
         """Whether a consult may be sent from a draft, which may be rejected.
 
         Never under a cap, which is a promise, nor where the cloud writes everything. Under a
-        share, if the credit covers it and the `wasted` tokens of this answer.
+        share, if the bucket covers it and the `wasted` tokens of this answer.
         """
         if self.max_cloud_tokens is not None or self.cloud_share == 1:
             return False
-        return self.cloud_share is None or budget.credit - wasted >= ask
+        return self.cloud_share is None or budget.bucket - wasted >= ask
 
     def edge_alone(self) -> "Policy":
         """The same, with a cloud that is never asked."""
@@ -136,9 +131,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             return Decision(0, "cap")
         if self.cloud_share is None:
             return Decision(min(self.span, room), "critical")
-        if self.cloud_share < 1 and budget.credit < 1:
+        if self.cloud_share < 1 and budget.bucket < 1:
             return Decision(0, "budget")
-        affordable = self.span if self.cloud_share == 1 else int(budget.credit)
+        affordable = self.span if self.cloud_share == 1 else int(budget.bucket)
         return Decision(min(self.span, room, affordable), "critical")
 
     def threshold_now(self, budget: Budget) -> float:
@@ -148,8 +143,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         if self.cloud_share in (0.0, 1.0):
             # A share of one is everything, and a share of nothing asks for nothing.
             return 0.0 if self.cloud_share else 2.0
-        bounded = min(max(self.threshold, 1e-6), 1 - 1e-6)
-        return 1 / (1 + math.exp(-(math.log(bounded / (1 - bounded)) + budget.shift)))
+        return 1 / (1 + math.exp(-(_log_odds(self.threshold) + budget.shift)))
 
     def deadline_now(self, latency: Latency, *, first: bool, prompt: int = 0) -> float:
         """Seconds that a consult sent now may take; `first` where an answer had none before.
@@ -175,14 +169,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def charge(self, budget: Budget, tokens: int) -> Budget:
         """The budget after asking for `tokens`."""
-        return replace(budget, credit=budget.credit - tokens, charged=budget.charged + tokens)
+        return replace(budget, bucket=budget.bucket - tokens, charged=budget.charged + tokens)
 
     def written(self, budget: Budget, *, by_cloud: bool, steers: bool = True) -> Budget:
         """The budget after one more output token; unless it `steers` the threshold stays."""
         if self.cloud_share is None:
             return budget
         step = _GAIN * (float(by_cloud) - self.cloud_share) if steers else 0.0
-        return budget.plus(self.cloud_share, step)
+        lowest = max(-MAX_LOG_ODDS, _log_odds(self.floor) - _log_odds(self.threshold))
+        return budget.plus(self.cloud_share, step, lowest)
 
     def next_answer(self, budget: Budget, wasted: int = 0) -> Budget:
         """The budget with which a conversation's next answer starts: the cap begins anew.
@@ -191,7 +186,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         nothing, since their number depends on the link.
         """
         wasted = 0 if self.cloud_share is None else wasted
-        return replace(budget, credit=budget.credit - wasted, charged=0)
+        return replace(budget, bucket=budget.bucket - wasted, charged=0)
 
     def _room(self, budget: Budget) -> int:
         """Tokens that the cap leaves; `span`, more than which nobody asks, without a cap."""
@@ -200,12 +195,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_cloud_tokens - budget.charged
 
 
+def _log_odds(score: float) -> float:
+    bounded = min(max(score, 1e-6), 1 - 1e-6)
+    return math.log(bounded / (1 - bounded))
+
+
 class SharedBudget:
     """One budget for many answers, over the life of a pair; thread-safe.
 
-    Each answer takes all the credit and returns the rest. One that starts meanwhile has none and
+    Each answer takes all of the bucket and returns the rest. One that starts meanwhile has none and
     earns its own. So over all answers the cloud's tokens, used and wasted, stay within share x
-    output tokens + the one initial credit, but for what was wasted last.
+    output tokens + the one initial bucket, but for what was wasted last.
     """
 
     def __init__(self) -> None:
@@ -213,12 +213,12 @@ class SharedBudget:
         self._lock = threading.Lock()
 
     def take(self) -> Budget:
-        """The budget that an answer starts with: all of the credit, or the debt."""
+        """The budget that an answer starts with: all of the bucket, or the debt."""
         with self._lock:
-            taken, self._free = self._free, replace(self._free, credit=0.0)
+            taken, self._free = self._free, replace(self._free, bucket=0.0)
         return taken
 
     def settle(self, taken: Budget, left: Budget) -> None:
         """After an answer that started with `taken` and left `left` (`Generation.budget`)."""
         with self._lock:
-            self._free = self._free.plus(left.credit, left.shift - taken.shift)
+            self._free = self._free.plus(left.bucket, left.shift - taken.shift)

@@ -14,7 +14,7 @@ from edgewise.edge.base import EdgeSession
 from edgewise.errors import UsageError
 from edgewise.events import Reason
 from edgewise.loop.state import Read, Rules, State
-from edgewise.loop.tiers import AnyConsults
+from edgewise.loop.tiers import Cascade
 from edgewise.routers.base import Router
 
 
@@ -26,7 +26,7 @@ class Speculation:
         ids: list[int],
         edge: EdgeSession,
         router: Router,
-        consults: AnyConsults | None,
+        consults: Cascade | None,
         rules: Rules,
     ) -> None:
         """`ids` is the answer's own list, prompt included."""
@@ -117,7 +117,7 @@ class Speculation:
         if not decision.ask or self._consults is None:
             return tip, decision.reason
         self._edge.checkpoint(len(ids))
-        refused = self._consults.ask_ahead(ids, decision.ask, tip.budget)
+        refused = self._consults.ask_for_draft(ids, decision.ask, tip.budget)
         if refused is not None:
             return tip, refused
         return tip.expecting(decision.ask, self._rules), decision.reason

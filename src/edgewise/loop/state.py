@@ -11,11 +11,11 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.cloud.bridge.word_boundary import WordBoundaries
+from edgewise.cloud.adapter.word_boundary import WordBoundaries
 from edgewise.completion import Completion, metered
 from edgewise.edge.base import Step, Tokenizer
 from edgewise.errors import CloudError, CloudTimeout, Fault
-from edgewise.events import Candidate, FinishReason, Reason, Source
+from edgewise.events import Candidate, FinishReason, Reason, Source, Usage
 from edgewise.grammar.calls import overlap
 from edgewise.grammar.compiled import Constraint
 from edgewise.loop.policy import Budget, Decision, Policy
@@ -71,27 +71,13 @@ class Rules(NamedTuple):
     candidates: bool = False
 
 
-class Counts(msgspec.Struct, frozen=True):
-    """What `Usage` reports, so far; consults that were dropped are counted apart."""
-
-    edge: int = 0
-    cloud: int = 0
-    wasted: int = 0
-    corrections: int = 0
-    calls: int = 0
-    failed: int = 0
-    cached: int | None = 0
-    computed: int | None = 0
-    billed: int = 0
-
-
 class Queued(msgspec.Struct, frozen=True):
     """A completion's token that is still to be written.
 
     `ends`: the cloud ended the answer with it; `last`: the completion's last token.
     """
 
-    id: int
+    token: int
     logprob: float | None
     top: tuple[Candidate, ...]
     ends: bool
@@ -161,18 +147,19 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     `held` is text that cannot be shown yet. `queue` is the rest of a completion; while speculating,
     `owed` counts the tokens (or words) that an expected one will still bring. `over_budget`: the
     last consult was refused for its cost or privacy; until one is sent the threshold controller
-    is frozen, since its share cannot be reached. `end` is set if the answer is over, `stopped`
-    if a stop string ended it.
+    is frozen, since its share cannot be reached. `usage` counts what the cloud wrote and was
+    asked; dropped consults are counted by `Consults`. `end` is set if the answer is over,
+    `stopped` if a stop string ended it.
     """
 
     budget: Budget
+    usage: Usage
     index: int = 0
     held: Held = Held()
     queue: tuple[Queued, ...] = ()
     owed: int = 0
     boundary: Boundary = _NO_BOUNDARY
     over_budget: bool = False
-    counts: Counts = Counts()
     end: FinishReason | None = None
     stopped: str | None = None
 
@@ -211,11 +198,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
         The grammar allows the first `fit` ids of the completion; the others are wasted.
         """
-        counts, ids, tops = self.counts, completion.ids, completion.top
+        usage, ids, tops = self.usage, completion.ids, completion.top
         kept, last = rules.policy.kept(self.budget, len(ids)), len(ids) - 1
         queue = tuple(
             Queued(
-                id=ids[i],
+                token=ids[i],
                 logprob=completion.logprobs[i],
                 top=tops[i] if tops else (),
                 ends=completion.stopped and i == last,
@@ -227,15 +214,15 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             self,
             queue=queue,
             budget=rules.policy.charge(self.budget, kept),
-            counts=replace(
-                counts,
-                calls=counts.calls + 1,
-                failed=counts.failed + (not fit),
-                wasted=counts.wasted + kept - len(queue),
-                corrections=counts.corrections + (fit > 0 and ids[0] != token),
-                cached=metered(counts.cached, completion.cached),
-                computed=metered(counts.computed, completion.computed),
-                billed=counts.billed + completion.billed,
+            usage=replace(
+                usage,
+                cloud_calls=usage.cloud_calls + 1,
+                failed_calls=usage.failed_calls + (not fit),
+                wasted_tokens=usage.wasted_tokens + kept - len(queue),
+                correction_tokens=usage.correction_tokens + (fit > 0 and ids[0] != token),
+                cloud_prompt_cached=metered(usage.cloud_prompt_cached, completion.cached),
+                cloud_prompt_computed=metered(usage.cloud_prompt_computed, completion.computed),
+                cloud_completion_tokens=usage.cloud_completion_tokens + completion.billed,
             ),
         )
 
@@ -246,9 +233,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         counts as wasted.
         """
         lost = ask if isinstance(error, CloudTimeout) else 0
-        calls, failed, wasted = self.counts.calls, self.counts.failed, self.counts.wasted
-        counts = replace(self.counts, calls=calls + 1, failed=failed + 1, wasted=wasted + lost)
-        return replace(self, budget=rules.policy.charge(self.budget, lost), counts=counts)
+        usage = replace(
+            self.usage,
+            cloud_calls=self.usage.cloud_calls + 1,
+            failed_calls=self.usage.failed_calls + 1,
+            wasted_tokens=self.usage.wasted_tokens + lost,
+        )
+        return replace(self, budget=rules.policy.charge(self.budget, lost), usage=usage)
 
     def write(
         self, token: int, by: Source, rules: Rules, reason: Reason | Fault | None
@@ -262,7 +253,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         if not piece and rules.shown and not ended:
             piece = rules.shown.get(token, b"")
         shown, held, matched = self.held.feed(piece, rules.stop)
-        counts, index, by_cloud = self.counts, self.index + 1, by == "cloud"
+        usage, index, by_cloud = self.usage, self.index + 1, by == "cloud"
         end: FinishReason | None = None
         if matched or ended:
             end = "stop"
@@ -282,9 +273,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             owed=owed,
             boundary=boundary,
             over_budget=over_budget,
-            counts=replace(
-                counts, edge=counts.edge + (not by_cloud), cloud=counts.cloud + by_cloud
-            ),
+            usage=replace(usage, cloud_tokens=usage.cloud_tokens + 1) if by_cloud else usage,
             end=end,
             stopped=matched,
         )

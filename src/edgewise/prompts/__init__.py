@@ -9,6 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from edgewise.edge.base import Tokenizer
+from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
 from edgewise.prompts.messages import (
     MAX_PROMPT,
@@ -18,28 +19,23 @@ from edgewise.prompts.messages import (
     Tool,
     ToolCall,
     require_text,
-    said,
+    texts_of,
 )
-from edgewise.prompts.rendering import MAX_TEMPLATE, Renderer, prepare, render
 from edgewise.prompts.special import conversation_ids
 from edgewise.prompts.tool_formats import has_tools, plain, require_calls, tool_format
 
 __all__ = [
     "MAX_PROMPT",
-    "MAX_TEMPLATE",
     "Message",
     "Prompt",
     "Prompted",
-    "Renderer",
     "Tool",
     "ToolCall",
     "last_turn",
     "message_of",
-    "prepare",
     "prompt_from",
     "prompt_ids",
     "prompt_of",
-    "render",
     "require_text",
 ]
 
@@ -52,33 +48,36 @@ _FEWEST = 3
 
 def prompt_from(
     tokenizer: Tokenizer,
-    asked: Prompted,
+    prompt: Prompted,
     *,
+    context: int,
     system: str | None = None,
     tools: Sequence[Tool] = (),
 ) -> Prompt:
-    """What the edge model is given for `asked`.
+    """What the edge model is given for `prompt`.
 
     Text and messages go through the chat template with `tools`, behind `system` where they bring no
-    system message of their own; ids go as they are. Raises `UsageError`.
+    system message of their own; ids go as they are. Raises `UsageError`, and `ContextOverflow` for
+    text that is clearly too long for `context` ids.
     """
-    if isinstance(asked, str):
-        require_text("The prompt", asked)
-        asked = [Message("user", asked)] if asked.strip() else []
-    given = asked.ids if isinstance(asked, Prompt) else list(asked)
+    if isinstance(prompt, str):
+        require_text("The prompt", prompt)
+        prompt = [Message("user", prompt)] if prompt.strip() else []
+    given = prompt.ids if isinstance(prompt, Prompt) else list(prompt)
     if not given:
         raise UsageError("The prompt is empty", hint="give at least one character")
     messages = [message_of(item) for item in given if isinstance(item, Message | Mapping)]
     if len(messages) == len(given):
         if system and all(message.role != "system" for message in messages):
             messages = [Message("system", system), *messages]
+        require_fitting(tokenizer, texts_of(messages, tools), context)
         return prompt_of(tokenizer, messages, tools)
     if tools:
         raise UsageError(
             "Token ids say nothing of tools", hint="give text or messages", setting="tools"
         )
     ids = _ids(given, tokenizer.size)
-    return replace(asked, ids=ids) if isinstance(asked, Prompt) else Prompt(ids)
+    return replace(prompt, ids=ids) if isinstance(prompt, Prompt) else Prompt(ids)
 
 
 def message_of(given: Message | Mapping[str, object]) -> Message:
@@ -91,7 +90,7 @@ def message_of(given: Message | Mapping[str, object]) -> Message:
             f"This is not a message ({error})",
             hint="give a role (system, user, assistant or tool) and a content",
         ) from error
-    for text in said([message], ()):
+    for text in texts_of([message], ()):
         require_text("A message", text)
     return message
 
@@ -118,7 +117,7 @@ def prompt_of(
     """
     ids = tuple(prompt_ids(tokenizer, messages, tools))
     if has_tools(messages, tools):
-        return Prompt(ids, plain(tool_format(tokenizer), messages, tools))
+        messages = plain(tool_format(tokenizer), messages, tools)
     return Prompt(ids, tuple(messages))
 
 

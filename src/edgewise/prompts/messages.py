@@ -1,7 +1,7 @@
 """What a prompt is made of, and how chat templates read it: plain values, and the texts in them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,7 +19,7 @@ Change = Callable[[str], str]
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What an answer may call; `parameters` is a JSON schema of an object."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
     description: str = ""
     parameters: Mapping[str, object] = {}
 
@@ -100,7 +100,7 @@ def conversation(
     return made
 
 
-def said(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
+def texts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
     """Every text of a conversation that somebody said. Raises as `conversation`."""
     texts: list[str] = []
     conversation(messages, tools, lambda text: texts.append(text) or text)
@@ -109,40 +109,30 @@ def said(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
 
 def arguments_of(call: ToolCall) -> Mapping[str, object]:
     """What a call was given. Raises `UsageError` for anything but a JSON object."""
+    what = f"The arguments of the call {call.name[:60]!r}"
     try:
-        found: object = msgspec.json.decode(call.arguments.encode())
+        found = msgspec.json.decode(call.arguments.encode(), type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-        raise _no_object(call) from error
-    if not isinstance(found, dict):
-        raise _no_object(call)
-    require_shallow(found, f"The arguments of the call {call.name[:60]!r}")
-    return cast(Mapping[str, object], found)
+        raise UsageError(
+            f"{what} are not a JSON object", hint="send them as they came", setting="messages"
+        ) from error
+    require_shallow(found, what)
+    return found
 
 
 def require_shallow(value: object, what: str) -> None:
     """Raises `UsageError` for values nested deeper than `MAX_DEPTH`."""
-    level: list[object] = [value]
+    level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        level = [value for one in level for value in inner(one)]
-        if not level:
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, Mapping | list):
+                inner += one.values() if isinstance(one, Mapping) else one
+        if not inner:
             return
+        level = inner
     where = what[:1].lower() + what[1:]
     raise UsageError(f"More than {MAX_DEPTH} levels are nested in {where}", hint="flatten it")
-
-
-def inner(value: object) -> Sequence[object]:
-    """The values of an object or an array; none of anything else."""
-    if isinstance(value, Mapping):
-        return list(cast(Mapping[str, object], value).values())
-    return cast(list[object], value) if isinstance(value, list) else []
-
-
-def _no_object(call: ToolCall) -> UsageError:
-    return UsageError(
-        f"The arguments of the call {call.name[:60]!r} are not a JSON object",
-        hint="send them as they came",
-        setting="messages",
-    )
 
 
 def _turn(message: Message, names: Mapping[str, str], change: Change) -> dict[str, object]:
@@ -161,13 +151,12 @@ def _call(call: ToolCall, change: Change) -> dict[str, object]:
     return {"id": change(call.id), "type": "function", "function": function}
 
 
-def _changed(value: object, change: Change) -> object:
+def _changed(value: Any, change: Change) -> object:
     """The same with every text in it changed; keys, too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        pairs = cast(Mapping[str, object], value).items()
-        return {change(key): _changed(inner, change) for key, inner in pairs}
+        return {change(key): _changed(inner, change) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_changed(inner, change) for inner in cast(list[object], value)]
+        return [_changed(inner, change) for inner in value]
     return value

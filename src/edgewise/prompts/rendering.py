@@ -41,11 +41,9 @@ class _Reply(msgspec.Struct):
 class Renderer:
     """Renders chat templates within limits, for any number of threads."""
 
-    def __init__(
-        self, *, seconds: float = SECONDS, memory: int = MEMORY, longest: int = MAX_PROMPT
-    ) -> None:
-        """`seconds` and `memory` (bytes) a rendering, `longest` text in characters."""
-        self._seconds, self._memory, self._longest = seconds, memory, longest
+    def __init__(self, *, seconds: float = SECONDS) -> None:
+        """`seconds` a rendering."""
+        self._seconds = seconds
         self._lock = threading.Lock()
         self._process: Child | None = None
         if hasattr(os, "register_at_fork"):  # where there are forks
@@ -58,7 +56,14 @@ class Renderer:
 
     def render(self, template: str, variables: Mapping[str, object]) -> str:
         """The text of a template. Raises `ModelError`; `UsageError` for what is no text."""
-        request = _encoded(template, variables, self._longest)
+        if len(template) > MAX_TEMPLATE:
+            raise _unrendered(f"has {len(template)} characters, more than {MAX_TEMPLATE}")
+        try:
+            request = msgspec.json.encode(
+                {"template": template, "variables": variables, "longest": MAX_PROMPT}
+            )
+        except UnicodeEncodeError as error:
+            raise UsageError("A message is not valid UTF-8", hint="convert it first") from error
         with self._lock:
             process = self._running()
             try:
@@ -101,8 +106,8 @@ class Renderer:
             self._process = Child(
                 "template:answer",
                 seconds=self._seconds,
-                memory=self._memory,
-                longest=6 * self._longest + (1 << 16),  # in JSON a character is six bytes at most
+                memory=MEMORY,
+                longest=6 * MAX_PROMPT + (1 << 16),  # in JSON a character is six bytes at most
                 folders=[str(Path(__file__).parent), *_folders()],
             )
         except OSError as error:
@@ -118,8 +123,8 @@ class Renderer:
         said = {
             "start": "could not be rendered: the process for it did not start",
             "time": f"takes more than {self._seconds:g} s for this conversation",
-            "memory": f"takes more than {self._memory >> 20} MB of memory for this conversation",
-            "length": f"makes more than {self._longest} characters of this conversation",
+            "memory": f"takes more than {MEMORY >> 20} MB of memory for this conversation",
+            "length": f"makes more than {MAX_PROMPT} characters of this conversation",
             "process": "ended the process that renders it",
         }
         return _unrendered(said[limit])
@@ -131,16 +136,6 @@ def _unrendered(what: str) -> ModelError:
         hint="send the text as it is",
         setting="no_template",
     )
-
-
-def _encoded(template: str, variables: Mapping[str, object], longest: int) -> bytes:
-    if len(template) > MAX_TEMPLATE:
-        raise _unrendered(f"has {len(template)} characters, more than {MAX_TEMPLATE}")
-    request = {"template": template, "variables": variables, "longest": longest}
-    try:
-        return msgspec.json.encode(request)
-    except UnicodeEncodeError as error:
-        raise UsageError("A message is not valid UTF-8", hint="convert it first") from error
 
 
 def _folders() -> list[str]:

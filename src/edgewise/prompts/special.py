@@ -14,7 +14,7 @@ from functools import cache
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import once
 from edgewise.errors import UsageError
-from edgewise.prompts.messages import Message, Tool, said
+from edgewise.prompts.messages import Message, Tool, texts_of
 from edgewise.prompts.rendering import render
 
 _MARKS = (
@@ -120,7 +120,7 @@ def conversation_ids(
     such as `<think>`, are text to it: in a content they are read as they are in an answer.
     """
     control = _control_tokens(tokenizer)
-    texts = said(messages, tools)
+    texts = texts_of(messages, tools)
     if not any(map(control.could_come_of, texts)):
         return tokenizer.encode_prompt(render(tokenizer, messages, tools))
     mark = _unused(f"{tokenizer.chat_template}{''.join(texts)}")

@@ -6,15 +6,11 @@ A request is JSON with `template`, `variables` and the `longest` text, character
 
 import json
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NoReturn
 
 LONGEST_REASON = 200
 """Characters of a template's own words that are passed on."""
-
-
-class _Refused(Exception):
-    """A template does not take this conversation."""
 
 
 class _TooLong(Exception):
@@ -64,14 +60,10 @@ def compiled(source: str) -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     del environment.globals["lipsum"]
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _now
     return environment.from_string(source)
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _now(layout: str) -> str:
@@ -79,7 +71,7 @@ def _now(layout: str) -> str:
 
 
 def _raise(message: str) -> NoReturn:
-    raise _Refused(message)
+    raise ValueError(message)
 
 
 compiled("")  # imports what Jinja imports late, before memory is limited

@@ -62,7 +62,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tokenizer_fingerprint: str
     hidden_size: int
     inputs: tuple[str, ...] = ()
-    top_k: int = 0
+    top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
     reference: Reference = ()
     thresholds: _Thresholds = {}
     calibrated_on: str = ""
@@ -78,8 +78,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def check(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router was made for this edge model, in any build."""
-        problem = None
-        reads = "hidden" in self.inputs
+        problem, reads = None, "hidden" in self.inputs
         if reads and not edge.abilities.hidden:
             raise RouterMismatch(
                 f"The router {str(where)!r} reads hidden states, and the engine of {edge.name!r} "
@@ -119,8 +118,15 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def threshold(self, share: float) -> float | None:
-        """The calibrated threshold for `share`, between the two nearest calibrated shares."""
-        return threshold_at(self.thresholds, share)
+        """For `share`, between the two nearest calibrated ones; None outside of them."""
+        known = [float(text) for text in self.thresholds]
+        inside = bool(known) and min(known) <= share <= max(known)
+        return start_at(self.thresholds, share) if inside else None
+
+    @property
+    def floor(self) -> float:
+        """The highest score at which no consult was worth it in training; 0 without such."""
+        return max((score for score, worth in self.probability if not worth), default=0.0)
 
     def probability_at(self, score: float) -> float | None:
         """What a score means, between the two nearest knots; None without any."""
@@ -131,37 +137,30 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def warnings(self) -> tuple[str, ...]:
         """What the router's own figures say against it, one sentence each."""
-        found: list[str] = []
+        warnings: list[str] = []
         loss, constant = self.loss, self.baseline_loss
         if loss is not None and constant is not None and loss >= constant:
-            found.append(
+            warnings.append(
                 f"The router is no better than a constant: its loss on texts set aside is "
                 f"{loss:.4f} nats, a constant's {constant:.4f}; train it on more "
                 "questions, or use entropy."
             )
         for share, (realised, low, high) in self.realised.items():
-            asked = float(share)
-            if abs(realised - asked) > MISSED * asked:
-                found.append(
-                    f"The share {asked:.1%} is missed: its threshold realised {realised:.1%} "
+            target = float(share)
+            if abs(realised - target) > MISSED * target:
+                warnings.append(
+                    f"The share {target:.1%} is missed: its threshold realised {realised:.1%} "
                     f"({low:.1%} to {high:.1%}); calibrate on more questions."
                 )
-        return tuple(found)
-
-
-def threshold_at(thresholds: Mapping[str, float], share: float) -> float | None:
-    """The threshold for `share`, between the two nearest shares; None outside of them."""
-    known = sorted((float(text), value) for text, value in thresholds.items())
-    for (low, at_low), (high, at_high) in pairwise(known):
-        if low <= share <= high:
-            return at_low + (at_high - at_low) * (share - low) / (high - low)
-    return next((value for exact, value in known if exact == share), None)
+        return tuple(warnings)
 
 
 def start_at(thresholds: Mapping[str, float], share: float) -> float | None:
-    """Where a controller of `share` starts: the threshold of the nearest share; None of none."""
-    known = [float(text) for text in thresholds]
-    return threshold_at(thresholds, min(max(share, min(known)), max(known))) if known else None
+    """Where a controller of `share` starts: between the two nearest shares; None without any."""
+    if not thresholds:
+        return None
+    shares, values = zip(*sorted((float(text), at) for text, at in thresholds.items()), strict=True)
+    return float(np.interp(share, shares, values))
 
 
 def read_card(folder: Path) -> RouterCard:
@@ -178,26 +177,16 @@ def read_card(folder: Path) -> RouterCard:
     try:
         card = msgspec.json.decode(path.read_bytes(), type=RouterCard)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{str(path)!r} is no valid router description: {error}.") from error
+        raise UsageError(f"{str(path)!r} is not a valid router description: {error}.") from error
     signals = signals_of(card.inputs)
     columns = 3 if any(signal.ranked for signal in signals) else 0
-    takes_k = any(signal.per_k for signal in signals)
+    takes_k = any(signal.width == "k" for signal in signals)
+    ranks = len(card.reference) == columns and all(len(known) > 1 for known in card.reference)
     for holds, problem in (
         (_ascends(*zip(*card.probability, strict=True)), "probabilities that do not ascend"),
-        (
-            card.thresholds.keys() >= card.realised.keys(),
-            "realised shares that do not go with its thresholds",
-        ),
-        (
-            len(card.reference) == columns
-            and all(len(known) > 1 for known in card.reference)
-            and _ascends(*card.reference),
-            "a reference that does not go with its inputs",
-        ),
-        (
-            (card.top_k > 0) == takes_k and card.top_k >= 0,
-            "a top_k that does not go with its inputs",
-        ),
+        (card.thresholds.keys() >= card.realised.keys(), "realised shares without a threshold"),
+        (ranks and _ascends(*card.reference), "a reference that does not go with its inputs"),
+        ((card.top_k > 0) == takes_k, "a top_k that does not go with its inputs"),
     ):
         if not holds:
             raise UsageError(f"{str(path)!r} has {problem}.")
@@ -210,16 +199,16 @@ def _ascends(*columns: Sequence[float]) -> bool:
 
 def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
     """The logprob of every id of the probe texts but the first of each, nats."""
-    found: list[float] = []
+    logprobs: list[float] = []
     for text in PROBES:
         ids = edge.tokenizer.encode(text)[: min(LONGEST, edge.context)]
         with closing(edge.session()) as session:
             session.open(ids[:1])
             for position in range(1, len(ids)):
                 logprob = session.step().logprob(ids[position])
-                found.append(round(max(LEAST, logprob), 3))
+                logprobs.append(round(max(LEAST, logprob), 3))
                 session.extend(ids[position : position + 1])
-    return tuple(found)
+    return tuple(logprobs)
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:

@@ -71,11 +71,11 @@ class _Layer(NamedTuple):
 def _load(path: Path) -> dict[str, NDArray[np.float32]]:
     # A pipe would never end.
     if path.exists() and (not path.is_file() or path.stat().st_size > MAX_WEIGHTS):
-        raise UsageError(f"{str(path)!r} is no file, or larger than {MAX_WEIGHTS >> 20} MB.")
+        raise UsageError(f"{str(path)!r} is not a file, or is larger than {MAX_WEIGHTS >> 20} MB.")
     try:
         return load_file(path)
     except (LookupError, OSError, TypeError, ValueError, SafetensorError) as error:
-        raise UsageError(f"{str(path)!r} is no readable router checkpoint ({error}).") from error
+        raise UsageError(f"{str(path)!r} is not a readable router checkpoint ({error}).") from error
 
 
 def _folded(tensors: dict[str, Floats], width: int, folder: Path) -> list[_Layer]:
@@ -96,7 +96,7 @@ def _folded(tensors: dict[str, Floats], width: int, folder: Path) -> list[_Layer
     if not layers or not fits or sizes[-1] != 1 or mean.shape != (width,) or std.shape != (width,):
         raise UsageError(f"The router in {str(folder)!r} does not have {width} inputs, one output.")
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()) or not std.all():
-        raise UsageError(f"The router in {str(folder)!r} holds weights that are no numbers.")
+        raise UsageError(f"The router in {str(folder)!r} holds weights that are not numbers.")
     weight, bias = layers[0]
     scaled = np.ascontiguousarray(weight / std, np.float32)
     return [_Layer(scaled, (bias - scaled @ mean).astype(np.float32)), *layers[1:]]

@@ -2,25 +2,26 @@
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
 from edgewise.addresses import local_folder
 from edgewise.edge.base import Needs
 from edgewise.errors import EdgewiseError, UsageError
-from edgewise.registry import Registry, code_file, is_code, or_meant
+from edgewise.registry import Registry, code_file, did_you_mean, is_code
 from edgewise.routers.base import Router, Trained
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard, read_card
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 
 ROUTERS: Registry[type[Router]] = Registry(
     "router",
     "edgewise.routers",
     {
-        "random": "edgewise.routers.constant:Random",
-        "max-prob": "edgewise.routers.uncertainty:MaxProb",
-        "margin": "edgewise.routers.uncertainty:Margin",
-        "entropy": "edgewise.routers.uncertainty:Entropy",
+        "random": "edgewise.routers.untrained:Random",
+        "max-prob": "edgewise.routers.untrained:MaxProb",
+        "margin": "edgewise.routers.untrained:Margin",
+        "entropy": "edgewise.routers.untrained:Entropy",
         "mlp": "edgewise.routers.mlp:Mlp",
     },
     wanted=("score",),
@@ -54,7 +55,7 @@ def router_named(name: str) -> Router:
     if name not in ROUTERS:
         raise UsageError(
             f"There is no router {name!r}",
-            hint=or_meant(
+            hint=did_you_mean(
                 name,
                 ["bundled", *ROUTERS.names()],
                 "name a checkpoint's folder, module:Class, ./file.py:Class, constant:VALUE, or "
@@ -101,10 +102,7 @@ def identity_of(card: RouterCard, folder: Path) -> str:
 
 
 def _digest(*parts: bytes) -> str:
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(hashlib.sha256(part).digest())
-    return found.hexdigest()
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
 def _made(name: str, make: Callable[[], Router]) -> Router:
@@ -124,7 +122,9 @@ def checked_router(name: str, router: Router) -> Router:
     """The router, if the decoder can use it. Raises `UsageError`."""
     needs, top = (getattr(router, attribute, None) for attribute in ("needs", "top"))
     if isinstance(router, type) or not callable(getattr(router, "score", None)):
-        raise UsageError(f"{name!r} is no router", hint="give an object with score, needs and top")
+        raise UsageError(
+            f"{name!r} is not a router", hint="give an object with score, needs and top"
+        )
     if not isinstance(needs, Needs) or not isinstance(top, int) or top < 0:
         raise UsageError(
             f"The router {name!r} does not say what it reads",
@@ -134,14 +134,11 @@ def checked_router(name: str, router: Router) -> Router:
 
 
 def _constant(name: str) -> Router:
-    try:
-        value = float(name.removeprefix(_CONSTANT))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise UsageError(
-            f"{name!r} is no router",
-            hint="give a value from 0 to 1, such as constant:0.5",
-            setting="router",
-        )
-    return Constant(value)
+    with suppress(ValueError):
+        if 0 <= (value := float(name.removeprefix(_CONSTANT))) <= 1:
+            return Constant(value)
+    raise UsageError(
+        f"{name!r} is not a router",
+        hint="give a value from 0 to 1, such as constant:0.5",
+        setting="router",
+    )

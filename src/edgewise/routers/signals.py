@@ -43,11 +43,6 @@ class Signal(NamedTuple):
     ranked: bool = False
     """Whether a router reads the ranks (`ranks_of`) of what `read` returns; `width` is theirs."""
 
-    @property
-    def per_k(self) -> bool:
-        """Whether the router says how much of it is read."""
-        return self.width == "k"
-
 
 def _hidden(step: Step, _k: int) -> Floats:
     return step.hidden
@@ -116,7 +111,7 @@ def needs_of(inputs: Sequence[str]) -> Needs:
 
 def top_of(inputs: Sequence[str], top_k: int) -> int:
     """How many of the likeliest ids a step must keep for these inputs."""
-    return max((top_k if one.per_k else one.top for one in signals_of(inputs)), default=0)
+    return max((top_k if one.width == "k" else one.top for one in signals_of(inputs)), default=0)
 
 
 def width_of(inputs: Sequence[str], hidden_size: int, top_k: int) -> int:
@@ -163,8 +158,8 @@ def ranks_of(values: Floats, reference: Reference) -> Floats:
 
 def reference_of(values: Floats) -> Reference:
     """The quantiles of float32[n, m] values, to a precision that a card can hold."""
-    found = np.quantile(values, np.linspace(0.0, 1.0, QUANTILES), axis=0)
-    return tuple(tuple(float(f"{x:.6g}") for x in column) for column in found.T)
+    quantiles = np.quantile(values, np.linspace(0.0, 1.0, QUANTILES), axis=0)
+    return tuple(tuple(float(f"{x:.6g}") for x in column) for column in quantiles.T)
 
 
 def logtoku(logits: Floats) -> float:

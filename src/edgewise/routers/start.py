@@ -16,8 +16,8 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from edgewise.addresses import user_path
 from edgewise.edge.base import EdgeModel, Needs
-from edgewise.edge.llamacpp.load import cache_folder
 from edgewise.prompts import Message, prompt_of
 from edgewise.routers.base import Router
 
@@ -37,8 +37,14 @@ TOKENS = 40
 KEEP = "keep"
 """Names the threshold that `edgewise tune --keep` found, among those by cloud share."""
 
+FLOOR = "floor"
+"""Names the score that the controller's threshold stays above."""
+
+TIERS = "tiers"
+"""Stands for a router's identity in what is kept of a further cloud, which any router leads to."""
+
 _Thresholds = dict[
-    Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|keep)$")],
+    Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|keep|floor)$")],
     Annotated[float, msgspec.Meta(ge=0, le=1)],
 ]
 """By cloud share. A file that somebody changed is measured anew."""
@@ -65,9 +71,9 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
     scores = own_scores(edge, router)
     if not scores:
         return {}
-    found = {f"{share:g}": float(np.quantile(scores, 1 - share)) for share in SHARES}
-    _keep(record, found)
-    return found
+    thresholds = {f"{share:g}": float(np.quantile(scores, 1 - share)) for share in SHARES}
+    _keep(record, thresholds)
+    return thresholds
 
 
 def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str, float]:
@@ -79,12 +85,11 @@ def keep_tuned(
     edge: EdgeModel, identity: str, cloud: str, thresholds: Mapping[str, float]
 ) -> Path | None:
     """Keep thresholds that were measured on the pair's answers; where, or None for nowhere."""
-    record = _record("tuned", edge, identity, cloud)
-    return record if _keep(record, thresholds) else None
+    return _keep(_record("tuned", edge, identity, cloud), thresholds)
 
 
 def _record(kind: str, edge: EdgeModel, *parts: str) -> Path | None:
-    folder = cache_folder(kind)
+    folder = user_path("cache", kind)
     held = "\n".join((edge.fingerprint(), edge.build, *parts))
     return folder and folder / hashlib.sha256(held.encode()).hexdigest()
 
@@ -97,17 +102,15 @@ def _kept(record: Path | None) -> Mapping[str, float]:
     return {}
 
 
-def _keep(record: Path | None, thresholds: Mapping[str, float]) -> bool:
-    """Whether that went well; else the next start computes it again."""
-    if record is None:
-        return False
+def _keep(record: Path | None, thresholds: Mapping[str, float]) -> Path | None:
+    """Where they are; None if they cannot be kept: then the next start computes them again."""
     with suppress(OSError):
-        record.parent.mkdir(parents=True, exist_ok=True)
-        partial = record.with_name(f"{record.name}.{os.getpid()}")
-        partial.write_bytes(msgspec.json.encode(thresholds))
-        partial.replace(record)
-        return True
-    return False
+        if record:
+            record.parent.mkdir(parents=True, exist_ok=True)
+            partial = record.with_name(f"{record.name}.{os.getpid()}")
+            partial.write_bytes(msgspec.json.encode(thresholds))
+            return partial.replace(record)
+    return None
 
 
 def own_scores(edge: EdgeModel, router: Router) -> list[float]:

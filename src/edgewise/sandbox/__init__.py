@@ -93,14 +93,11 @@ class Child:
     def ask(self, request: bytes) -> bytes:
         """The reply. Raises `ChildEnded`; after that, or any other exception, `end` it."""
         if not self._ready:
-            try:
-                with self._within(START_SECONDS):
-                    self._receive()
-            except ChildEnded as error:
-                raise ChildEnded("start", error.status, error.words) from error
+            with self._within(START_SECONDS):
+                self._receive()
             self._ready = True
         with self._within(self._seconds):
-            self._send(request)
+            worker.send(self._requests, request)
             return self._receive()
 
     def kill(self) -> None:
@@ -135,9 +132,10 @@ class Child:
         try:
             yield
         except (OSError, EOFError) as error:
-            why: Why = "time" if time.monotonic() >= end else "process"
+            late: Why = "time" if time.monotonic() >= end else "process"
             status, stderr = self._status(), self._process.stderr
             words = stderr.read().decode("utf-8", "replace").splitlines() if stderr else []
+            why = late if self._ready else "start"
             raise ChildEnded(
                 why, status, [word.strip() for word in words if word.strip()]
             ) from error
@@ -151,10 +149,6 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
-
-    def _send(self, data: bytes) -> None:
-        self._requests.write(len(data).to_bytes(worker.HEAD, "big") + data)
-        self._requests.flush()
 
     def _receive(self) -> bytes:
         size = int.from_bytes(self._exactly(worker.HEAD), "big")

@@ -37,19 +37,20 @@ def _limit(memory: int) -> None:
 
 def _serve(requests: IO[bytes], replies: IO[bytes], answer: Answer, seconds: float) -> None:
     with open(os.devnull, "wb") as nowhere:
-        _send(replies, b"")
+        send(replies, b"")
         while head := requests.read(HEAD):
             request = requests.read(int.from_bytes(head, "big"))
             # By a thread of C's: one long operation keeps all of Python's waiting.
             faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
             reply = answer(request)
             faulthandler.cancel_dump_traceback_later()
-            _send(replies, reply)
+            send(replies, reply)
 
 
-def _send(replies: IO[bytes], data: bytes) -> None:
-    replies.write(len(data).to_bytes(HEAD, "big") + data)
-    replies.flush()
+def send(stream: IO[bytes], data: bytes) -> None:
+    """Write a frame."""
+    stream.write(len(data).to_bytes(HEAD, "big") + data)
+    stream.flush()
 
 
 def main() -> None:

@@ -3,29 +3,27 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from edgewise.edge.scoring import Scored, scored
-from edgewise.edge.vocabulary import longest_piece, overflow, require_short
+from edgewise.edge.vocabulary import longest_piece, overflow
 from edgewise.events import Event, Finished, Pending, RolledBack, Timing, Usage
 from edgewise.grammar.compiled import COMPILING, Grammar
 from edgewise.grammar.response_format import ResponseFormat, grammar_of
-from edgewise.loop.policy import Policy
 from edgewise.pair import Pair
 from edgewise.parts import cloud_address
 from edgewise.prompts import Message, Prompt
-from edgewise.sampling import Sampling
 from edgewise.server.errors import come_back
 from edgewise.server.local_messages import LocalMessages
 
 PAIR = "edgewise"
-"""The name of a server's only model."""
+"""The name of the server's model."""
 
 READERS = 2
 """Prompts that are rendered and tokenised at a time; a long one takes memory."""
@@ -56,49 +54,28 @@ class Admission:
 
 
 class Ticket:
-    """A place: waiting, then running, then over. Use it in the event loop's thread only."""
+    """A place: waiting, then running. Use it in the event loop's thread only."""
 
     def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self.running = False
+        self._admission, self._running = admission, False
         admission.waiting += 1
-        self._left = False
 
     async def turn(self) -> None:
-        """Wait until the answer may be written."""
+        """Wait until the answer may be written; who writes it says when it is `done`."""
         await self._admission.free.acquire()
-        self.running = True
+        self._running = True
         self._admission.waiting -= 1
         self._admission.running += 1
 
     def give_up(self) -> None:
-        """Leave if nothing runs; else the work gives the place back at its end."""
-        if not self.running:
-            self.leave()
-
-    def leave(self) -> None:
-        """Give the place back; later calls do nothing."""
-        if self._left:
-            return
-        self._left = True
-        if self.running:
-            self._admission.running -= 1
-            self._admission.free.release()
-        else:
+        """Leave the queue. Does nothing after its turn has come."""
+        if not self._running:
             self._admission.waiting -= 1
 
-
-class Unread(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt before it is read, of `texts` to tokenise or of so many `ids`.
-
-    `read` makes it, in any thread, and raises an `EdgewiseError`. The grammar of `format` is not
-    compiled yet.
-    """
-
-    read: Callable[[], Prompt]
-    texts: Sequence[str] = ()
-    ids: int = 0
-    format: ResponseFormat | None = None
+    def done(self) -> None:
+        """Give the place to the next one."""
+        self._admission.running -= 1
+        self._admission.free.release()
 
 
 class PromptScores(msgspec.Struct, frozen=True):
@@ -113,17 +90,16 @@ AnswerEvent = Event | PromptScores
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the pair.
 
-    `messages` are the conversation's, with their marks. With
-    `scored` the edge model scores the prompt first, with so many candidates of each id.
+    `read` makes the prompt, in any thread, and raises an `EdgewiseError`. `messages` are the
+    conversation's, with their marks; `options` are those of `Pair.stream`. With `pending` draft
+    tokens are reported, too. With `scored` the edge model scores the prompt first, with so many
+    candidates of each id.
     """
 
-    prompt: Unread
+    read: Callable[[], Prompt]
     messages: Sequence[Message]
-    policy: Policy
-    max_tokens: int | None
-    sampling: Sampling
-    stop: Sequence[str] = ()
-    candidates: bool = False
+    format: ResponseFormat | None = None
+    options: Mapping[str, Any]
     pending: bool = False
     scored: int | None = None
 
@@ -131,21 +107,13 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Answering:
     """A loaded pair and its queue. Whoever opened the pair closes it."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        *,
-        slots: int,
-        queue: int,
-        local: LocalMessages | None = None,
-        name: str = PAIR,
-    ) -> None:
+    def __init__(self, pair: Pair, *, slots: int, queue: int) -> None:
         """`slots` answers at a time, which the edge model must have sessions for; `queue` more may
-        wait. Pairs that share a `local` memory know the same messages as local."""
-        self.name, self.pair = name, pair
+        wait."""
+        self.pair = pair
         self.edge, self.cloud = pair.edge, pair.cloud
         self.settings, self.starts = pair.settings, pair.starts
-        self.local = local or LocalMessages()
+        self.local = LocalMessages()
         self.admission = Admission(slots, queue)
         self._alone = False
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
@@ -169,39 +137,22 @@ class Answering:
             pool.shutdown(cancel_futures=True)
         self._threads.shutdown()
 
-    def enter(self, asked: DecodeRequest) -> Ticket:
-        """A place for an answer. Raises `ContextOverflow`, or `ApiError` 429 for a full queue.
-
-        Prompts that are too long by their length alone are refused here; `read` looks closer.
-        """
-        require_short(self.edge.tokenizer, asked.prompt.texts, self.edge.context)
-        self._require_room(asked.prompt.ids)
-        return self.admission.enter()
-
-    async def read(self, unread: Unread) -> tuple[Prompt, Grammar | None]:
-        """Render and tokenise the prompt, then compile the response format, in threads.
-
-        Raises `ContextOverflow`, and what `Unread.read` and `grammar_of` raise.
-        """
-
-        def read() -> Prompt:
-            prompt = unread.read()
-            self._require_room(len(prompt.ids))
-            return prompt
-
+    async def read(self, read: Callable[[], Prompt]) -> Prompt:
+        """Render and tokenise a prompt, in a thread. Raises `ContextOverflow`, and what it does."""
         prompt = await _in_thread(self._readers, read)
-        if unread.format is None:
-            return prompt, None
-        compiling = partial(grammar_of, self.edge.tokenizer, unread.format)
-        return prompt, await _in_thread(self._compilers, compiling)
+        if len(prompt.ids) >= self.edge.context:
+            raise overflow(str(len(prompt.ids)), self.edge.context)
+        return prompt
+
+    async def grammar(self, format: ResponseFormat | None) -> Grammar | None:
+        """Compile a response format, in a thread. Raises what `grammar_of` does."""
+        if format is None:
+            return None
+        return await _in_thread(self._compilers, partial(grammar_of, self.edge.tokenizer, format))
 
     async def tokenizing(self, work: Callable[[], _T]) -> _T:
         """The result of `work`, in a thread, one at a time and beside all prompts."""
         return await _in_thread(self._tokenizers, work)
-
-    def _require_room(self, tokens: int) -> None:
-        if tokens >= self.edge.context:
-            raise overflow(str(tokens), self.edge.context)
 
     async def events(
         self,
@@ -219,34 +170,31 @@ class Answering:
         """
         await ticket.turn()
         loop = asyncio.get_running_loop()
-        items: asyncio.Queue[AnswerEvent | BaseException | None] = asyncio.Queue()
+        items: asyncio.Queue[AnswerEvent | None] = asyncio.Queue()
         stop = threading.Event()
 
-        def put(item: AnswerEvent | BaseException | None) -> None:
-            loop.call_soon_threadsafe(items.put_nowait, item)
-
         def write() -> None:
-            try:
-                with closing(self._answer(asked, prompt, grammar)) as source:
-                    for item in source:
-                        if stop.is_set():
-                            break
-                        put(item)
-            except BaseException as error:
-                put(error)
-            finally:
-                put(None)
+            with closing(self._answer(asked, prompt, grammar)) as source:
+                for item in source:
+                    if stop.is_set():
+                        break
+                    loop.call_soon_threadsafe(items.put_nowait, item)
+
+        def ended(work: "asyncio.Future[None]") -> None:
+            # Else asyncio reports an error that nobody waits for any more.
+            work.exception()
+            ticket.done()
+            items.put_nowait(None)
 
         work = loop.run_in_executor(self._threads, write)
-        work.add_done_callback(lambda _: ticket.leave())
+        work.add_done_callback(ended)
         try:
             while (item := await items.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
                 if isinstance(item, Finished):
                     self._warn_if_alone(item.usage)
                 if asked.pending or not isinstance(item, Pending | RolledBack):
                     yield seen(item)
+            work.result()
         finally:
             stop.set()
 
@@ -256,30 +204,18 @@ class Answering:
         if asked.scored is not None:
             with closing(scored(self.edge, prompt.ids, top=asked.scored)) as batches:
                 yield from map(PromptScores, batches)
-        if asked.max_tokens == 0:
+        if asked.options["max_tokens"] == 0:
             usage = Usage(prompt_tokens=len(prompt.ids))
             yield Finished(text="", finish_reason="length", usage=usage, timing=Timing())
             return
-        with self.pair.stream(
-            prompt,
-            policy=asked.policy,
-            sampling=asked.sampling,
-            grammar=grammar,
-            candidates=asked.candidates,
-            # Always, since an answer can be stopped at each of these events too.
-            pending=True,
-            max_tokens=asked.max_tokens,
-            stop=asked.stop,
-        ) as events:
+        # Always pending events, since an answer can be stopped at each of these, too.
+        with self.pair.stream(prompt, grammar=grammar, pending=True, **asked.options) as events:
             yield from events
 
     def _warn_if_alone(self, usage: Usage) -> None:
         """Say in the log that no consult of an answer succeeded: once, until one does."""
         if usage.alone and not self._alone:
-            _log.warning(
-                "%s: every consult of an answer failed, so the edge model wrote all of it",
-                self.name,
-            )
+            _log.warning("every consult of an answer failed, so the edge model wrote all of it")
         if usage.cloud_calls:
             self._alone = usage.alone
 

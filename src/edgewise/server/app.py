@@ -1,30 +1,32 @@
 """The application: the APIs, health, metrics, the page."""
 
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from importlib.resources import files
+from operator import attrgetter
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.staticfiles import StaticFiles
 from msgspec.structs import asdict
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgewise.costs.meter import Billing
 from edgewise.events import Consult, Finished, Token
+from edgewise.keys.keys import ANYBODY
 from edgewise.listening.origins import ANY, OriginCheck
-from edgewise.parts import make_policy, sampling_of
+from edgewise.parts import sampling_of
 from edgewise.server import chat, completions, messages, responses
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers, caller_of
 from edgewise.server.errors import ApiError, install
-from edgewise.server.models import Models, models_of, policy_for
+from edgewise.server.models import listed_ids, pair_of, policy_for
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -48,14 +50,14 @@ def _entry(name: str) -> dict[str, Any]:
 
 @keyed.get("/v1/models")
 async def listed(request: Request) -> dict[str, Any]:
-    """The model ids; any `NAME@SHARE` or `NAME:tTHRESHOLD` may be asked for as well."""
-    return {"object": "list", "data": [_entry(name) for name in models_of(request).ids()]}
+    """The model ids; any `edgewise@SHARE` or `edgewise:tTHRESHOLD` may be asked for as well."""
+    return {"object": "list", "data": [_entry(name) for name in listed_ids(pair_of(request))]}
 
 
 @keyed.get("/v1/models/{model}")
 async def model(model: str, request: Request) -> dict[str, Any]:
     """One of them."""
-    policy_for(models_of(request).asked(model), model)
+    policy_for(pair_of(request), model)
     return _entry(model)
 
 
@@ -65,20 +67,36 @@ def sent(request: Request) -> dict[str, Any]:
 
     `at` is when an answer began to send, in seconds since 1970.
     """
-    caller_of(request).require_operator()
-    answers = [
-        (one.name, sent) for one in models_of(request).all for sent in one.pair.record.answers()
+    if caller_of(request).key is not ANYBODY:
+        raise ApiError(403, "This tells of all keys' answers; /metrics has the sums.")
+    answers = sorted(pair_of(request).pair.record.answers(), key=attrgetter("at"), reverse=True)
+    data = [
+        {"at": one.at, "conversation": one.conversation, "answer": one.answer, **asdict(one.sums)}
+        for one in answers
     ]
-    answers.sort(key=lambda entry: entry[1].at, reverse=True)
-    return {"object": "list", "data": [{"model": name, **asdict(sent)} for name, sent in answers]}
+    return {"object": "list", "data": data}
 
 
 @about.get("/health")
 async def health(request: Request) -> dict[str, Any]:
     """That it runs, with which models, and whether the cloud answers."""
-    models = models_of(request)
-    each = [{"model": one.name, **_health_of(one)} for one in models.all]
-    return {"status": "ok", **_health_of(models.first), "models": each}
+    answering = pair_of(request)
+    policy = answering.pair.policy
+    cloud = answering.cloud
+    drawn = answering.pair.chat_sampling or sampling_of(answering.settings)
+    return {
+        "status": "ok",
+        "edge": answering.edge.name,
+        "edge_parameters": answering.edge.parameters,
+        "cloud": ", ".join(one.name for one in answering.pair.clouds) or None,
+        "cloud_parameters": cloud.local.parameters if cloud and cloud.local else None,
+        "vocabulary": cloud.vocabulary_check if cloud else None,
+        "cloud_paused": any(tier.breaker.is_open for tier in answering.pair.decoder.tiers[:1]),
+        "bundled": answering.bundled,
+        "cloud_share": policy.cloud_share,
+        "threshold": policy.threshold if policy.cloud_share is None else None,
+        **{name: getattr(drawn, name) for name in ("temperature", "top_k", "top_p", "min_p")},
+    }
 
 
 @about.api_route("/v1/{path:path}", methods=_METHODS, include_in_schema=False)
@@ -91,40 +109,18 @@ async def unknown(request: Request) -> None:
 @keyed.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Counters in Prometheus's text format."""
-    text = request.app.state.metrics.text()
+    text = generate_latest(request.app.state.metrics.registry)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _health_of(answering: Answering) -> dict[str, Any]:
-    decoder = answering.pair.decoder
-    latency = decoder.latency
-    policy = make_policy(answering.settings, answering.starts)
-    cloud = answering.cloud
-    drawn = answering.pair.chat_sampling or sampling_of(answering.settings)
-    return {
-        "edge": answering.edge.name,
-        "edge_parameters": answering.edge.parameters,
-        "cloud": ", ".join(one.name for one in answering.pair.clouds) or None,
-        "cloud_parameters": cloud.local.parameters if cloud and cloud.local else None,
-        "vocabulary": cloud.vocabulary_check if cloud else None,
-        "cloud_paused": decoder.breaker.is_open,
-        "bundled": answering.bundled,
-        "cloud_share": policy.cloud_share,
-        "threshold": policy.threshold if policy.cloud_share is None else None,
-        **{name: getattr(drawn, name) for name in ("temperature", "top_k", "top_p", "min_p")},
-        "round_trip_seconds": latency.round_trip,
-        "engine_seconds": latency.engine,
-    }
-
-
 def make_app(
-    models: Models,
+    answering: Answering,
     *,
     callers: Callers | None = None,
     origins: Sequence[str] = (),
     hosts: Sequence[str] = (ANY,),
 ) -> FastAPI:
-    """The application over loaded pairs.
+    """The application over a loaded pair.
 
     `callers` may use `/v1` and `/metrics` (None: everybody). `origins` are those of other pages
     that may ask, `hosts` the names that requests may be addressed to.
@@ -140,7 +136,7 @@ def make_app(
     )
     install(app)
     callers = callers or Callers()
-    app.state.models, app.state.metrics = models, Metrics(models)
+    app.state.answering, app.state.metrics = answering, Metrics(answering)
     apis = [one.router for one in (chat, completions, responses, messages)]
     for endpoints in (*apis, keyed):
         checked = [Depends(callers.check)]
@@ -204,65 +200,52 @@ class Guard:
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
-_COSTS = {
-    "paid_total": "What consults cost, in the price list's currency.",
-    "alone_total": "What the cloud alone would have cost.",
-    "saved": "The difference; negative where it was lost.",
-}
-
-
-class Metrics:
+class Metrics(Collector):
     """Counters in a registry of their own, so that several servers fit in one process."""
 
-    def __init__(self, models: Models) -> None:
-        own = self._registry = CollectorRegistry()
-        running = Gauge("edgewise_running", "Answers being written.", ["model"], registry=own)
-        waiting = Gauge("edgewise_waiting", "Answers in the queue.", ["model"], registry=own)
-        for one in models.all:
-            running.labels(one.name).set_function(lambda one=one: one.admission.running)
-            waiting.labels(one.name).set_function(lambda one=one: one.admission.waiting)
-        # Read on demand, so cut answers count too.
-        billed = [(one.name, one.pair.billing) for one in models.all if one.pair.billing]
-        for name, help in _COSTS.items() if billed else ():
-            cost = Gauge(f"edgewise_cost_{name}", help, ["model"], registry=own)
-            for model, billing in billed:
-                read = partial(_cost, billing, name.removesuffix("_total"))
-                cost.labels(model).set_function(read)
+    def __init__(self, answering: Answering) -> None:
+        self.registry = CollectorRegistry()
+        self._admission, self._billing = answering.admission, answering.pair.billing
+        self.registry.register(self)
         self.requests = self._counter("requests", "Requests.", "path", "status")
-        self._tokens = self._counter("tokens", "Tokens.", "model", "source")
-        self._consults = self._counter("consults", "Consults.", "model", "outcome")
-        self._wasted = self._counter("wasted_tokens", "Cloud tokens dropped.", "model")
-        self._tiers = self._counter("tier", "Of several clouds.", "model", "cloud", "count")
+        self._tokens = self._counter("tokens", "Tokens.", "source")
+        self._consults = self._counter("consults", "Consults.", "outcome")
+        self._wasted = self._counter("wasted_tokens", "Cloud tokens dropped.")
+        self._tiers = self._counter("tier", "Of several clouds.", "cloud", "count")
         self._first = self._histogram("ttft_seconds", "Time to first token.")
         self._gap = self._histogram("inter_token_seconds", "Between two tokens.")
         self._consult = self._histogram("consult_seconds", "Consults.")
 
-    def text(self) -> bytes:
-        """All counters."""
-        return generate_latest(self._registry)
+    def collect(self) -> Iterator[Metric]:
+        """What is read on demand, so that cut answers count too."""
+        admission = self._admission
+        yield GaugeMetricFamily("edgewise_running", "Answers being written.", admission.running)
+        yield GaugeMetricFamily("edgewise_waiting", "Answers in the queue.", admission.waiting)
+        if self._billing is not None:
+            costs = self._billing.savings()
+            for name, help, value in (
+                ("paid_total", "What consults cost, in the price list's currency.", costs.paid),
+                ("alone_total", "What the cloud alone would have cost.", costs.alone),
+                ("saved", "The difference; negative where it was lost.", costs.saved),
+            ):
+                yield GaugeMetricFamily(f"edgewise_cost_{name}", help, value)
 
-    def count(self, model: str, event: object) -> None:
-        """Count one event of a model's answer."""
+    def count(self, event: object) -> None:
+        """Count one event of an answer."""
         if isinstance(event, Token):
-            self._tokens.labels(model, event.source).inc()
-            (self._gap if event.index else self._first).labels(model).observe(event.seconds)
+            self._tokens.labels(event.source).inc()
+            (self._gap if event.index else self._first).observe(event.seconds)
         elif isinstance(event, Consult):
-            self._consults.labels(model, event.outcome).inc()
-            self._consult.labels(model).observe(event.seconds)
+            self._consults.labels(event.outcome).inc()
+            self._consult.observe(event.seconds)
         elif isinstance(event, Finished):
-            self._wasted.labels(model).inc(event.usage.wasted_tokens)
+            self._wasted.inc(event.usage.wasted_tokens)
             for tier in event.usage.tiers:
-                for part in ("wanted", "asked", "failed", "wrote"):
-                    self._tiers.labels(model, tier.cloud, part).inc(getattr(tier, part))
+                for part in ("wanted", "calls", "failed", "wrote"):
+                    self._tiers.labels(tier.cloud, part).inc(getattr(tier, part))
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
-        return Counter(f"edgewise_{name}", help, labels, registry=self._registry)
+        return Counter(f"edgewise_{name}", help, labels, registry=self.registry)
 
     def _histogram(self, name: str, help: str) -> Histogram:
-        return Histogram(
-            f"edgewise_{name}", help, ["model"], buckets=_SECONDS, registry=self._registry
-        )
-
-
-def _cost(billing: Billing, part: str) -> float:
-    return getattr(billing.savings(), part)
+        return Histogram(f"edgewise_{name}", help, buckets=_SECONDS, registry=self.registry)

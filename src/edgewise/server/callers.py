@@ -68,11 +68,6 @@ class Caller:
         """Of its key; empty where all are one."""
         self._spent = Spent()
 
-    def require_operator(self) -> None:
-        """Before a list of all answers. Raises `ApiError` 403 if there are several keys."""
-        if self._callers.keys.required:
-            raise ApiError(403, "This tells of all keys' answers; /metrics has the sums.")
-
     @asynccontextmanager
     async def entered(self) -> AsyncGenerator[None]:
         """A place among the key's answers. Raises `ApiError` 429 for a key at its limits."""
@@ -100,7 +95,7 @@ class Caller:
             self._spent.computed += 1
         if self.key is ANYBODY:
             return event
-        if self._callers.keys.find_named(self.key) is None:
+        if self._callers.keys.current(self.key) is None:
             message = "The key was revoked, or has expired."
             raise ApiError(401, message, code="invalid_api_key")
         if not isinstance(event, Finished):

@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`, and what the other chat APIs share with it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -9,15 +10,13 @@ from msgspec.structs import replace
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from edgewise.edge.vocabulary import require_fitting
 from edgewise.events import Candidate, Token
 from edgewise.grammar.calls import CallBegun, call_reader
 from edgewise.grammar.response_format import ResponseFormat
-from edgewise.prompts import Message, Prompt, ToolCall, prompt_of
-from edgewise.prompts.messages import said
-from edgewise.server.answering import Answering, Unread
+from edgewise.prompts import Message, Prompt, ToolCall
+from edgewise.server.answering import Answering
 from edgewise.server.errors import ApiError
-from edgewise.server.models import decode_request, marked, models_of
+from edgewise.server.models import decode_request, marked, pair_of
 from edgewise.server.replies import ChunkWriter, Item, Writer, candidates_of, reply_with
 from edgewise.server.requests import (
     MAX_ARGUMENTS,
@@ -113,11 +112,13 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
     tool_choice: Literal["none", "auto", "required"] | FunctionTool | None = None
     parallel_tool_calls: bool | None = None
 
-    @property
-    def most(self) -> int | None:
+    @model_validator(mode="after")
+    def _one_limit(self) -> "ChatRequest":
         if self.max_tokens and self.max_completion_tokens:
-            raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.")
-        return self.max_completion_tokens or self.max_tokens
+            message = "give max_tokens or max_completion_tokens, not both"
+            raise PydanticCustomError("two_limits", message)
+        self.max_tokens = self.max_tokens or self.max_completion_tokens
+        return self
 
     @property
     def candidates(self) -> int | None:
@@ -173,38 +174,24 @@ async def answered(
     With `joins`, adjacent turns of one role become one, after the local ones were found. Local
     turns are remembered before anything is refused, so a refused request is as local as any.
     """
-    models, turns = models_of(request), body.turns()
-    marks = await marked(
-        models.local,
-        body.edgewise,
-        request,
-        [one.message for one in turns],
-        [one.parts for one in turns],
-    )
-    answering, format = models.asked(body.model), body.answer_format()
-    prompt = unread(answering, joined(marks) if joins else marks, format)
-    decoding = decode_request(answering, body, prompt, messages=marks)
+    answering = pair_of(request)
+    marks = await marked(request, body.edgewise, body.turns())
+    format = body.answer_format()
+    read = prompt_reader(answering, joined(marks) if joins else marks, format)
+    decoding = decode_request(answering, body, read, messages=marks, format=format)
     tokenizer = answering.edge.tokenizer
     writer = reply(body, tokenizer, calls=call_reader(tokenizer, format), local=marks[-1].local)
-    return await reply_with(writer, decoding, answering, request)
+    return await reply_with(writer, decoding, request)
 
 
-def unread(
+def prompt_reader(
     answering: Answering, messages: Sequence[Message], format: ResponseFormat | None
-) -> Unread:
-    """The prompt of a conversation. Raises `ApiError`."""
-    tools = format.tools if format else ()
+) -> Callable[[], Prompt]:
+    """What reads the prompt of a conversation. Raises `ApiError`."""
     if sum(len(call.arguments) for one in messages for call in one.tool_calls) > MAX_ARGUMENTS:
         message = f"The calls have more than {MAX_ARGUMENTS} characters of arguments; send fewer."
         raise ApiError(400, message, param="messages")
-    tokenizer = answering.edge.tokenizer
-
-    def read() -> Prompt:
-        # Calls and tools have texts, too. To write large ones as JSON takes a while.
-        require_fitting(tokenizer, said(messages, tools), answering.edge.context)
-        return prompt_of(tokenizer, messages, tools)
-
-    return Unread(read=read, texts=[message.content for message in messages], format=format)
+    return partial(answering.pair.prompt, messages, tools=format.tools if format else ())
 
 
 def joined(turns: Sequence[Message]) -> list[Message]:
@@ -221,26 +208,21 @@ def joined(turns: Sequence[Message]) -> list[Message]:
             groups[-1].append(one)
         else:
             groups.append([one])
-    return [group[0] if len(group) == 1 else _one_turn(group) for group in groups]
-
-
-def _one_turn(turns: Sequence[Message]) -> Message:
-    return replace(
-        turns[0],
-        content="\n\n".join(turn.content for turn in turns if turn.content),
-        tool_calls=tuple(call for turn in turns for call in turn.tool_calls),
-        local=any(turn.local for turn in turns),
-    )
+    return [
+        replace(
+            group[0],
+            content="\n\n".join(one.content for one in group if one.content),
+            tool_calls=tuple(call for one in group for call in one.tool_calls),
+            local=any(one.local for one in group),
+        )
+        for group in groups
+    ]
 
 
 class ChatReply(ChunkWriter):
     """Choices with a message. A `local` one carries the mark, for the client to send back."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._known: list[dict[str, Any]] = []
 
     @property
     def _mark(self) -> dict[str, Any]:
@@ -266,7 +248,7 @@ class ChatReply(ChunkWriter):
         message = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         more = {"tool_calls": calls} if calls else {}
         logged = self.request.candidates is not None
-        logprobs = {"content": self._known, "refusal": None} if logged else None
+        logprobs = {"content": self.logprobs["content"], "refusal": None} if logged else None
         return {"message": message | more | self._mark, "logprobs": logprobs}
 
     def _logprobs(self, token: Token | None) -> dict[str, Any] | None:
@@ -277,9 +259,8 @@ class ChatReply(ChunkWriter):
         if token is None or token.logprob is None:
             return {"content": [], "refusal": None}
         (one,) = self.candidates([Candidate(token.id, token.logprob)])
-        known = one | {"top_logprobs": self.candidates(candidates_of(token)[:most])}
-        self._known.append(known)
-        return {"content": [known], "refusal": None}
+        top = self.candidates(candidates_of(token)[:most])
+        return {"content": [{**one, "top_logprobs": top}], "refusal": None}
 
 
 def _call(call: CallBegun, arguments: str) -> dict[str, Any]:

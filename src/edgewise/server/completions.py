@@ -4,9 +4,7 @@ A prompt is text or token ids, sent to the models as it is. `/tokenize`, `/detok
 `/tokenizer_info` are as vLLM has them: evaluations ask for ids.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Annotated, Any, cast
 
@@ -19,11 +17,18 @@ from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.scoring import Scored
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.events import Candidate, Token
-from edgewise.prompts import Message, Prompt
-from edgewise.server.answering import AnswerEvent, Answering, PromptScores, Unread
+from edgewise.prompts import Prompt
+from edgewise.server.answering import AnswerEvent, Answering, PromptScores
 from edgewise.server.errors import ApiError
-from edgewise.server.models import decode_request, edge_alone, marked, models_of
-from edgewise.server.replies import ChunkWriter, Item, candidates_of, queued, reply_with
+from edgewise.server.models import EDGE_ALONE, decode_request, marked, pair_of, policy_for
+from edgewise.server.replies import (
+    ChunkWriter,
+    Item,
+    admitted,
+    candidates_of,
+    reply_with,
+    unless_gone,
+)
 from edgewise.server.requests import (
     BoundedText,
     JsonRoute,
@@ -33,6 +38,7 @@ from edgewise.server.requests import (
     TokenIds,
     TopLogprobs,
     require_known,
+    turn,
 )
 
 
@@ -48,9 +54,7 @@ class CompletionRequest(OpenAIRequest):
     With `echo` the prompt comes back before its continuation, which may have no tokens then.
     """
 
-    prompt: Annotated[
-        BoundedText | Annotated[TokenIds, Field(min_length=1)], BeforeValidator(_only)
-    ]
+    prompt: Annotated[BoundedText | TokenIds, BeforeValidator(_only)]
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
 
@@ -65,21 +69,20 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/completions")
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """The continuation of a prompt, whole or as server-sent events."""
-    models = models_of(request)
-    text = _prompt_text((models.find(body.model) or models.first).edge, body)
-    marks = await marked(models.local, body.edgewise, request, [Message("user", text)])
-    answering = models.asked(body.model)
+    answering = pair_of(request)
+    text = _prompt_text(answering.edge, body)
+    marks = await marked(request, body.edgewise, [turn("user", text)])
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens 0 needs echo true.", param="max_tokens")
     tokenizer = answering.edge.tokenizer
-    prompt = _unread(answering, body, local=marks[-1].local)
-    decoding = decode_request(answering, body, prompt, messages=marks)
+    read = _prompt_reader(answering, body, local=marks[-1].local)
+    decoding = decode_request(answering, body, read, messages=marks)
     if body.echo and body.logprobs is not None:
-        if body.model != (edge := edge_alone(answering)):
-            message = f"Ask {edge} for a prompt's logprobs, or leave logprobs out."
+        if body.model != EDGE_ALONE:
+            message = f"Ask {EDGE_ALONE} for a prompt's logprobs, or leave logprobs out."
             raise ApiError(400, message, param="model")
         decoding = replace(decoding, scored=body.logprobs)
-    return await reply_with(TextReply(body, tokenizer), decoding, answering, request)
+    return await reply_with(TextReply(body, tokenizer), decoding, request)
 
 
 def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
@@ -93,24 +96,21 @@ def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
     return b"".join(pieces).decode("utf-8", "replace")
 
 
-def _unread(answering: Answering, body: CompletionRequest, *, local: bool) -> Unread:
-    only, tokenizer = body.prompt, answering.edge.tokenizer
-    if not isinstance(only, str):
-        ids = only
-        return Unread(read=lambda: _known(tokenizer, ids, local=local), ids=len(ids))
-    if not only:
+def _prompt_reader(
+    answering: Answering, body: CompletionRequest, *, local: bool
+) -> Callable[[], Prompt]:
+    given, tokenizer = body.prompt, answering.edge.tokenizer
+    if not given:
         raise ApiError(400, "The prompt is empty; give at least one character.", param="prompt")
 
     def read() -> Prompt:
-        require_fitting(tokenizer, [only], answering.edge.context)
-        return Prompt(tuple(tokenizer.encode_prompt(only)), local=local)
+        if isinstance(given, str):
+            require_fitting(tokenizer, [given], answering.edge.context)
+            return Prompt(tuple(tokenizer.encode_prompt(given)), local=local)
+        require_known(tokenizer, given, "prompt")
+        return Prompt(tuple(given), local=local)
 
-    return Unread(read=read, texts=[only])
-
-
-def _known(tokenizer: Tokenizer, ids: Sequence[int], *, local: bool) -> Prompt:
-    require_known(tokenizer, ids, "prompt")
-    return Prompt(tuple(ids), local=local)
+    return read
 
 
 class TextReply(ChunkWriter):
@@ -122,7 +122,6 @@ class TextReply(ChunkWriter):
         super().__init__(request, tokenizer)
         self._echoes, self._offset = request.echo, 0
         self._scores: list[Scored] = []
-        self._logprobs: defaultdict[str, list[Any]] = defaultdict(list)
 
     def opening(self) -> dict[str, Any] | None:
         return None
@@ -132,8 +131,8 @@ class TextReply(ChunkWriter):
     ) -> dict[str, Any]:
         if self.request.candidates is None or token is None:
             return {"text": more, "logprobs": None}
-        known = () if token.logprob is None else candidates_of(token)
-        return {"text": more, "logprobs": self._logged([(token.id, token.logprob, known)])}
+        scored = Scored(token.id, token.logprob, tuple(candidates_of(token)))
+        return {"text": more, "logprobs": self._logged([scored])}
 
     def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
         if isinstance(event, PromptScores):
@@ -147,33 +146,25 @@ class TextReply(ChunkWriter):
         """The prompt before its continuation, with its logprobs if they are asked for."""
         text = b"".join(map(self.tokenizer.piece, self.prompt_ids)).decode("utf-8", "replace")
         self.begin().text = text
-        scores = [
-            (one.id, one.logprob, None if one.logprob is None else one.top) for one in self._scores
-        ]
-        return {"text": text, "logprobs": self._logged(scores) if scores else None}
+        return {"text": text, "logprobs": self._logged(self._scores) if self._scores else None}
 
     def body(self) -> dict[str, Any]:
-        self._logged([])
         text = "".join(item.text for item in self.items)
         logged = self.request.candidates is not None
-        return {"text": text, "logprobs": self._logprobs if logged else None}
+        return {"text": text, "logprobs": self._logged([]) | self.logprobs if logged else None}
 
-    def _logged(
-        self, tokens: Sequence[tuple[int, float | None, Sequence[Candidate] | None]]
-    ) -> dict[str, Any]:
-        """Ids with their logprobs and likeliest alternatives, kept for the whole reply."""
-        texts = [self.text(token) for token, _, _ in tokens]
+    def _logged(self, tokens: Sequence[Scored]) -> dict[str, Any]:
+        """Ids with their logprobs and likeliest alternatives."""
+        texts = [self.text(one.id) for one in tokens]
         made: dict[str, list[Any]] = {
             "tokens": texts,
-            "token_logprobs": [logprob for _, logprob, _ in tokens],
+            "token_logprobs": [one.logprob for one in tokens],
             "top_logprobs": [
-                None if known is None else self._alternatives(known) for _, _, known in tokens
+                None if one.logprob is None else self._alternatives(one.top) for one in tokens
             ],
             "text_offset": list(accumulate(map(len, texts), initial=self._offset))[:-1],
         }
         self._offset += sum(map(len, texts))
-        for name, values in made.items():
-            self._logprobs[name] += values
         return made
 
     def _alternatives(self, known: Sequence[Candidate]) -> dict[str, float]:
@@ -212,8 +203,9 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     answering = _asked(request, body.model)
     tokenizer = answering.edge.tokenizer
     encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
-    read = partial(answering.tokenizing, lambda: encode(body.prompt, special=True))
-    ids = await queued(answering, request, read)
+    async with admitted(request):
+        reading = answering.tokenizing(lambda: encode(body.prompt, special=True))
+        ids = await unless_gone(request, reading)
     return {"count": len(ids), "max_model_len": answering.edge.context, "tokens": ids}
 
 
@@ -229,7 +221,7 @@ def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str]:
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> dict[str, Any]:
     """Special tokens and the chat template, for clients that build prompts."""
-    edge = models_of(request).first.edge
+    edge = pair_of(request).edge
     tokenizer = edge.tokenizer
     return {
         "bos_token": tokenizer.special_text("bos") or None,
@@ -240,8 +232,10 @@ async def tokenizer_info(request: Request) -> dict[str, Any]:
 
 
 def _asked(request: Request, model: str | None) -> Answering:
-    models = models_of(request)
-    return models.first if model is None else models.asked(model)
+    answering = pair_of(request)
+    if model is not None:
+        policy_for(answering, model)
+    return answering
 
 
 def _written(tokenizer: Tokenizer, token: int) -> bytes:

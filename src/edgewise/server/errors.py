@@ -6,7 +6,7 @@ field; otherwise only the operator can change it, and the error calls it the ser
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -23,26 +23,27 @@ REQUEST_FIELDS = frozenset(AnswerOptions.__annotations__) | {"messages"}
 _OTHERWISE = {"json_schema": "response_format"}
 
 
-NO_THREADS = "thread_unsupported_request"
-"""With this code Anthropic's client goes on without a thread."""
-
-
 class ApiError(Exception):
-    """A refusal with its status, type and code; `headers` go with the reply."""
+    """A refusal with its status and code; `headers` go with the reply."""
 
     def __init__(
         self,
         status: int,
         message: str,
         *,
-        kind: str = "invalid_request_error",
         code: str | None = None,
         param: str | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.kind, self.code, self.param = status, kind, code, param
-        self.headers = headers
+        self.status, self.code, self.param, self.headers = status, code, param, headers
+
+    @property
+    def kind(self) -> str:
+        """Its type, which follows from the status."""
+        if self.status >= 500:
+            return "api_error"
+        return "rate_limit_error" if self.status == 429 else "invalid_request_error"
 
     def body(self) -> dict[str, Any]:
         """The reply's body."""
@@ -50,36 +51,35 @@ class ApiError(Exception):
         return {"error": {"message": str(self), **fields}}
 
 
-def come_back(
-    message: str, seconds: float, *, code: str = "rate_limit_exceeded", status: int = 429
-) -> ApiError:
+def come_back(message: str, seconds: float, *, code: str = "rate_limit_exceeded") -> ApiError:
     """A refusal that holds for so many seconds."""
-    kind = "rate_limit_error" if status == 429 else "api_error"
     headers = {"Retry-After": str(math.ceil(seconds))}
-    return ApiError(status, message, kind=kind, code=code, headers=headers)
+    return ApiError(429, message, code=code, headers=headers)
 
 
 def _raised(error: EdgewiseError, prompt: str | None) -> ApiError:
     setting = error.setting
     own = setting in REQUEST_FIELDS
-    message = error.sentence(f"the server's setting {setting}" if setting and not own else None)
+    error.where = f"the server's setting {setting}" if setting and not own else None
+    message = str(error)
     param = _OTHERWISE.get(setting or "", setting) if own else None
     if isinstance(error, ContextOverflow):
         return ApiError(400, message, code="context_length_exceeded", param=param or prompt)
     if isinstance(error, UsageError):
         return ApiError(400, message, param=param)
     if isinstance(error, CloudError):
-        return ApiError(502, message, kind="api_error", code=f"cloud_{error.reason}")
-    return ApiError(500, message, kind="api_error")
+        return ApiError(502, message, code=f"cloud_{error.reason}")
+    return ApiError(500, message)
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's form."""
-    fallback = "api_error" if error.status >= 500 else "invalid_request_error"
-    kind = _ANTHROPIC.get(error.status, fallback)
+    kind = _ANTHROPIC.get(error.status, error.kind)
     fields: dict[str, Any] = {"type": kind, "message": str(error)}
-    if error.code == NO_THREADS:
-        fields["details"] = {"error_code": error.code, "unsupported": [error.param]}
+    if error.param == "thread":
+        # With this code Anthropic's client goes on without one.
+        code = "thread_unsupported_request"
+        fields["details"] = {"error_code": code, "unsupported": [error.param]}
     return {"type": "error", "error": fields}
 
 
@@ -88,7 +88,6 @@ _ANTHROPIC = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
-    429: "rate_limit_error",
 }
 
 _MESSAGES = "/v1/messages"
@@ -124,12 +123,9 @@ def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
             return ApiError(400, "The body needs the header Content-Type: application/json.")
         return _invalid(error.errors())
     if isinstance(error, HTTPException):
-        kind = "invalid_request_error" if error.status_code < 500 else "api_error"
-        headers = dict(error.headers) if error.headers else None
         message = f"{error.detail}".rstrip(".") + "."
-        return ApiError(error.status_code, message, kind=kind, headers=headers)
-    message = "The server failed; its log says how."
-    return ApiError(500, message, kind="api_error", code="internal_error")
+        return ApiError(error.status_code, message, headers=error.headers)
+    return ApiError(500, "The server failed; its log says how.", code="internal_error")
 
 
 def _invalid(problems: Sequence[Any]) -> ApiError:
@@ -140,14 +136,14 @@ def _invalid(problems: Sequence[Any]) -> ApiError:
         return ApiError(400, "The body is not valid JSON.")
     param = _path(problem["loc"])
     if kind == "unknown":
-        param = ".".join(filter(None, (param, _short(problem["ctx"]["name"]))))
+        param = ".".join(filter(None, (param, shown(problem["ctx"]["name"]))))
         message = f"{param} is not supported; leave it out."
     elif kind == "missing":
         message = f"{param or 'The body'} is missing."
     elif kind == "union_tag_invalid":
         tag, known = (problem["ctx"][name] for name in ("tag", "expected_tags"))
         known = known.translate(_UNQUOTED)
-        message = f"{param} has the type {_short(tag.strip('()'))!r}; what can be read is {known}."
+        message = f"{param} has the type {shown(tag.strip('()'))!r}; what can be read is {known}."
     else:
         message = f"{param or 'The body'} is not valid: {problem['msg'].lower()}."
     return ApiError(400, message, param=param)
@@ -169,6 +165,6 @@ def _path(loc: Sequence[str | int]) -> str | None:
     return ".".join(names[:_DEEPEST]) or None
 
 
-def _short(word: str) -> str:
-    """A client's own word, short and on one line."""
-    return " ".join(word[:_LONGEST].split())
+def shown(word: str) -> str:
+    """A client's own word, short, as a header and a line can hold it."""
+    return "".join(one if one.isascii() and one.isprintable() else "?" for one in word[:_LONGEST])

@@ -1,9 +1,9 @@
 """`POST /v1/messages`: a chat in Anthropic's terms, with its typed events; a count of tokens."""
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,10 +15,10 @@ from edgewise.events import Finished
 from edgewise.grammar.calls import CallBegun
 from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import ToolCall
-from edgewise.server.chat import answered, joined, unread
-from edgewise.server.errors import NO_THREADS, ApiError, anthropic_body
-from edgewise.server.models import models_of, policy_for
-from edgewise.server.replies import EventWriter, Item, UsageCounts, queued
+from edgewise.server.chat import answered, joined, prompt_reader
+from edgewise.server.errors import ApiError, anthropic_body
+from edgewise.server.models import pair_of, policy_for
+from edgewise.server.replies import EventWriter, Item, UsageCounts, admitted, unless_gone
 from edgewise.server.requests import (
     MAX_MESSAGES,
     BoundedText,
@@ -32,7 +32,7 @@ from edgewise.server.requests import (
     JsonRoute,
     Name,
     Skipped,
-    Stops,
+    Stop,
     Strict,
     TextPart,
     Texts,
@@ -184,23 +184,9 @@ class MessagesRequest(CountRequest, ConversationAnswerRequest):
     """`POST /v1/messages`."""
 
     ignores = CountRequest.ignores | {"metadata", "service_tier", "inference_geo", "diagnostics"}
-    max_tokens: TokenLimit
-    stop_sequences: Stops | None = None
-    thread: dict[str, Any] | None = None
-
-    @property
-    def most(self) -> int:
-        return self.max_tokens
-
-    @property
-    def stops(self) -> Sequence[str]:
-        return self.stop_sequences or ()
-
-    def answer_format(self) -> ResponseFormat | None:
-        if self.thread is not None:
-            message = "Threads are not kept here; send the whole conversation, and no thread."
-            raise ApiError(400, message, code=NO_THREADS, param="thread")
-        return super().answer_format()
+    # Unlike OpenAI's it has to be there.
+    max_tokens: TokenLimit  # pyright: ignore
+    stop: Stop = Field(default=None, alias="stop_sequences")
 
 
 router = APIRouter(route_class=JsonRoute)
@@ -216,13 +202,13 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 async def count_tokens(body: CountRequest, request: Request, reply: Response) -> dict[str, int]:
     """How many tokens a conversation's prompt has, by the edge model's tokenizer."""
     reply.headers.update(ignored_header(ignored(body)) or {})
-    answering = models_of(request).asked(body.model)
+    answering = pair_of(request)
     policy_for(answering, body.model)
-    prompt = unread(answering, joined([one.message for one in body.turns()]), body.answer_format())
-    # A count needs no grammar.
-    counted = msgspec.structs.replace(prompt, format=None)
-    read, _ = await queued(answering, request, lambda: answering.read(counted))
-    return {"input_tokens": len(read.ids)}
+    turns = joined([one.message for one in body.turns()])
+    read = prompt_reader(answering, turns, body.answer_format())
+    async with admitted(request):
+        prompt = await unless_gone(request, answering.read(read))
+    return {"input_tokens": len(prompt.ids)}
 
 
 class MessagesWriter(EventWriter):
@@ -230,14 +216,10 @@ class MessagesWriter(EventWriter):
 
     request: MessagesRequest
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._head = {
-            "id": f"msg_{secrets.token_hex(12)}",
-            "type": "message",
-            "role": "assistant",
-            "model": self.request.model,
-        }
+    @cached_property
+    def _head(self) -> dict[str, Any]:
+        head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
+        return {**head, "model": self.request.model}
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         return anthropic_body(error)

@@ -5,17 +5,16 @@ import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Callable,
     Coroutine,
     Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -28,10 +27,11 @@ from edgewise.edge.base import Tokenizer
 from edgewise.errors import EdgewiseError
 from edgewise.events import Candidate, Finished, Pending, RolledBack, Token, Usage
 from edgewise.grammar.calls import CallBegun, CallReader, Part, Said
-from edgewise.server.answering import AnswerEvent, Answering, DecodeRequest
+from edgewise.server.answering import AnswerEvent, DecodeRequest, Ticket
 from edgewise.server.callers import caller_of
-from edgewise.server.errors import ApiError, refusal_of
-from edgewise.server.requests import AnswerRequest, OpenAIRequest, ignored, ignored_header, shown
+from edgewise.server.errors import ApiError, refusal_of, shown
+from edgewise.server.models import pair_of
+from edgewise.server.requests import AnswerRequest, OpenAIRequest, ignored, ignored_header
 
 PING_SECONDS = 10
 
@@ -54,9 +54,6 @@ class Writer(ABC):
     end: ClassVar[str | None] = "[DONE]"
     """A stream's last data, if there is one."""
 
-    named: ClassVar[bool] = False
-    """Whether an event of a stream has its `type` as its name."""
-
     def __init__(
         self,
         request: AnswerRequest,
@@ -67,7 +64,6 @@ class Writer(ABC):
     ) -> None:
         """`calls` reads the calls in an answer that may have some. A `local` answer stays here."""
         self.request, self.calls, self.local = request, calls, local
-        self.ignored = list(ignored(request))
         self.tokenizer = tokenizer
         self.prompt_ids: Sequence[int] = ()
         """Set before anything is written."""
@@ -142,6 +138,8 @@ class ChunkWriter(Writer):
             "model": request.model,
         }
         self._own: dict[str, Any] = {"tokens": []}
+        self.logprobs = defaultdict[str, list[Any]](list)
+        """Those of all chunks, for the whole reply."""
 
     @abstractmethod
     def opening(self) -> dict[str, Any] | None:
@@ -200,6 +198,8 @@ class ChunkWriter(Writer):
         if self._with_usage:
             made["usage"] = None
         made["choices"] = [{"index": 0, "logprobs": None, "finish_reason": None, **choice}]
+        for name, values in (choice.get("logprobs") or {}).items():
+            self.logprobs[name] += values or ()
         if own is None:
             return made
         for name, value in own.items():
@@ -259,7 +259,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 class EventWriter(Writer):
     """Replies as typed events, of answers that are a list of items."""
 
-    end, named = None, True
+    end = None
 
     @abstractmethod
     def opened(self, item: Item) -> Iterator[dict[str, Any]]:
@@ -317,7 +317,7 @@ async def _streamed(
     writer: Writer, events: AsyncGenerator[AnswerEvent]
 ) -> AsyncIterator[dict[str, str]]:
     def framed(chunk: dict[str, Any]) -> dict[str, str]:
-        name = {"event": chunk["type"]} if writer.named else {}
+        name = {"event": chunk["type"]} if "type" in chunk else {}
         return {**name, "data": msgspec.json.encode(chunk).decode()}
 
     try:
@@ -335,30 +335,27 @@ async def _streamed(
         yield {"data": writer.end}
 
 
-async def reply_with(
-    writer: Writer, decoding: DecodeRequest, answering: Answering, request: Request
-) -> Response:
+async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) -> Response:
     """Answer; stop the work when the client leaves.
 
-    Raises what `Answering.enter`, `Answering.read` and `Caller.entered` do.
+    Raises what `admitted`, `Answering.read` and `Answering.grammar` do.
     """
-    caller, local = caller_of(request), decoding.messages[-1].local
+    answering, caller = pair_of(request), caller_of(request)
+    local = decoding.messages[-1].local
     async with AsyncExitStack() as held:
-        await held.enter_async_context(caller.entered())
-        ticket = answering.enter(decoding)
-        held.callback(ticket.give_up)
-        read, grammar = await unless_gone(request, answering.read(decoding.prompt))
-        prompt = caller.read(read)
+        ticket = await held.enter_async_context(admitted(request))
+        prompt = caller.read(await unless_gone(request, answering.read(decoding.read)))
+        grammar = await unless_gone(request, answering.grammar(decoding.format))
         writer.prompt_ids = prompt.ids
         unheld = grammar.unheld if grammar else ()
-        names = [*writer.ignored, *(f"tools.{shown(keyword)}" for keyword in unheld)]
+        names = [*ignored(writer.request), *(f"tools.{shown(keyword)}" for keyword in unheld)]
         if local:
             answering.local.answered(decoding.messages, owner=caller.name)
         text = ""
 
         def seen(event: AnswerEvent) -> AnswerEvent:
             nonlocal text
-            request.app.state.metrics.count(answering.name, event)
+            request.app.state.metrics.count(event)
             if local and isinstance(event, Token | Finished):
                 # Up to each token: the client may leave at any of them.
                 text += event.text
@@ -384,19 +381,18 @@ async def reply_with(
     raise AssertionError
 
 
-async def queued(
-    answering: Answering, request: Request, work: Callable[[], Coroutine[Any, Any, _T]]
-) -> _T:
-    """The result of `work`, from a place in the queue, so no more is read than can be answered.
+@asynccontextmanager
+async def admitted(request: Request) -> AsyncGenerator[Ticket]:
+    """A place in the queue, so that no more is read than can be answered.
 
-    Raises `ApiError` as `Answering.enter`, `Caller.entered` and `unless_gone` do.
+    Raises `ApiError` 429 if the queue is full or the key at its limits.
     """
     async with caller_of(request).entered():
-        ticket = answering.admission.enter()
+        ticket = pair_of(request).admission.enter()
         try:
-            return await unless_gone(request, work())
+            yield ticket
         finally:
-            ticket.leave()
+            ticket.give_up()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:

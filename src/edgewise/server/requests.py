@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError
 from edgewise.edge.base import Tokenizer
 from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat, response_format_from
 from edgewise.prompts import Message, Tool, ToolCall
-from edgewise.server.errors import ApiError
+from edgewise.server.errors import ApiError, shown
 
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096
@@ -120,11 +120,6 @@ def ignored_header(names: Iterable[str]) -> dict[str, str] | None:
     return {IGNORED_HEADER: ", ".join(unique[:_MOST_NAMES])} if unique else None
 
 
-def shown(name: str) -> str:
-    """A client's own name, as a header can hold it."""
-    return "".join(one if one.isascii() and one.isprintable() else "?" for one in name[:60])
-
-
 def by_type(default: str = "", *, others: bool = False) -> Discriminator:
     """Chooses a union's member by `type`; its tags are in brackets, which error paths leave out.
 
@@ -147,7 +142,7 @@ ModelName = Annotated[str, Field(max_length=200)]
 TokenLimit = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 TopLogprobs = Annotated[int, Field(ge=0, le=TOP_LOGPROBS)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
-Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+Stop = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None
 Zero = Annotated[float, Field(ge=0, le=0)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Description = Annotated[str, Field(max_length=1 << 16)]
@@ -349,16 +344,8 @@ class AnswerRequest(ModelRequest):
     top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-
-    @property
-    @abstractmethod
-    def most(self) -> int | None:
-        """Most tokens of the answer. Raises `ApiError`."""
-
-    @property
-    def stops(self) -> Sequence[str]:
-        """Stop strings."""
-        return ()
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    stop: Stop = None
 
     @property
     def candidates(self) -> int | None:
@@ -374,17 +361,7 @@ class OpenAIRequest(AnswerRequest):
     """The fields that OpenAI's two older APIs share."""
 
     ignores = frozenset({"user"})
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    stop: StopText | Stops | None = None
     n: Literal[1] | None = None
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
-
-    @property
-    def most(self) -> int | None:
-        return self.max_tokens
-
-    @property
-    def stops(self) -> Sequence[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -108,16 +109,12 @@ class ResponsesRequest(ConversationAnswerRequest):
     edgewise: CloudOptions = EdgewiseOptions()
     input: Annotated[BoundedText | Turns[InputItem], BeforeValidator(few_parts)]
     instructions: BoundedText | None = None
-    max_output_tokens: TokenLimit | None = None
+    max_tokens: TokenLimit | None = Field(default=None, alias="max_output_tokens")
     text: TextOptions | None = None
     tools: Tools[AnyTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesTool | None = None
     parallel_tool_calls: bool | None = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
-
-    @property
-    def most(self) -> int | None:
-        return self.max_output_tokens
 
     def turns(self) -> list[ChatTurn]:
         turns = [turn("system", self.instructions)] if self.instructions else []
@@ -172,13 +169,14 @@ _DEFAULTS: dict[str, Any] = {
 class ResponsesWriter(EventWriter):
     """A response, or its events."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._number = -1
+    _number = -1
+
+    @cached_property
+    def _head(self) -> dict[str, Any]:
         echoed = self.request.model_dump(
             include=set(_DEFAULTS), by_alias=True, exclude_none=True, exclude={"store"}
         )
-        self._head = {
+        return {
             "id": f"resp_{secrets.token_hex(24)}",
             "object": "response",
             "created_at": int(time.time()),

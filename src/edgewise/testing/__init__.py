@@ -1,4 +1,4 @@
-"""Doubles for tests and trials: scripted models and engines, and an emulated link."""
+"""Doubles for tests and plugins: scripted models and engines, and an emulated link."""
 
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_cloud import ScriptedCloud

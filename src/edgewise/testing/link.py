@@ -5,11 +5,12 @@ A new connection costs a round trip before its first byte, as TCP's handshake do
 
 import asyncio
 import random
-import threading
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import msgspec
+from anyio.from_thread import start_blocking_portal
 
 _CHUNK = 1 << 14
 _PACKET = 1460
@@ -32,14 +33,15 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link:
-    """Forwards `port` to a target until closed; runs in a thread of its own.
+    """Forwards `port` to `target` until closed; runs in a thread of its own.
 
-    `connections` were made to it, `up` and `down` count bytes.
+    `connections` were made to it, `up` and `down` count bytes. Another `target` (host, port) is for
+    new connections.
     """
 
     def __init__(self, host: str, port: int, quality: Quality | None = None, seed: int = 0) -> None:
         self.quality = quality or Quality()
-        self._target = (host, port)
+        self.target = (host, port)
         self._rng = random.Random(seed)
         self._open = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -48,9 +50,8 @@ class Link:
         self._hangs_up = False
         self.up = self.down = self.connections = self.port = 0
         self._server: asyncio.Server | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self._thread = ExitStack()
+        self._portal = self._thread.enter_context(start_blocking_portal())
         self.restore()
 
     @property
@@ -60,23 +61,19 @@ class Link:
 
     def cut(self) -> None:
         """Reset every connection; new ones are made."""
-        self._do(self._cut())
+        self._portal.call(self._cut)
 
     def refuse(self) -> None:
         """Reset every connection and accept none, until `restore`."""
-        self._do(self._cut(refuse=True))
-
-    def move(self, host: str, port: int) -> None:
-        """Lead new connections there; those that are made stay as they are."""
-        self._target = (host, port)
+        self._portal.call(self._refuse)
 
     def restore(self) -> None:
         """Accept connections, and let stalled ones go on."""
-        self._do(self._restore())
+        self._portal.call(self._restore)
 
     def stall(self) -> None:
         """Half open: connections stay, nothing gets through any more."""
-        self._loop.call_soon_threadsafe(self._open.clear)
+        self._portal.call(self._open.clear)
 
     def spoil(self, how: Spoil, *, hang_up: bool = False) -> None:
         """Pass the next bytes to the client through `how`; then `hang_up`."""
@@ -85,16 +82,14 @@ class Link:
     def close(self) -> None:
         """Cut everything and stop."""
         self.refuse()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.close()
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def _cut(self, *, refuse: bool = False) -> None:
-        if refuse and self._server is not None:
+    async def _refuse(self) -> None:
+        if self._server is not None:
             self._server.close()
+        await self._cut()
+
+    async def _cut(self) -> None:
         for writer in list(self._writers):
             writer.transport.abort()
         tasks = list(self._tasks)
@@ -113,7 +108,7 @@ class Link:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            far_reader, far_writer = await asyncio.open_connection(*self.target)
         except OSError:
             writer.transport.abort()
             return
@@ -122,7 +117,7 @@ class Link:
         self._begin(self._forward(far_reader, writer, "down"))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = self._loop.create_task(work)
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -132,11 +127,12 @@ class Link:
     ) -> None:
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         sending = self._begin(self._send(queue, writer))
+        clock = asyncio.get_running_loop().time
         free = 0.0
-        arrives = self._loop.time() + (self.quality.round_trip * 1.5 if way == "up" else 0.0)
+        arrives = clock() + (self.quality.round_trip * 1.5 if way == "up" else 0.0)
         try:
             while data := await reader.read(_CHUNK):
-                now = self._loop.time()
+                now = clock()
                 if way == "up":
                     self.up += len(data)
                 else:
@@ -165,7 +161,7 @@ class Link:
         try:
             while True:
                 at, data = await queue.get()
-                await asyncio.sleep(max(0.0, at - self._loop.time()))
+                await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
                 await self._open.wait()
                 if not data:
                     writer.close()

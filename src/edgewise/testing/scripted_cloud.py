@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from edgewise.cloud.base import CloudModel
+from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Floats, Tokenizer
 from edgewise.edge.kv import common_prefix
@@ -14,7 +14,6 @@ from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import CloudError, VocabularyMismatch
 from edgewise.events import Candidate
 from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, Script
 
 ID_BYTES = 4
@@ -71,19 +70,12 @@ class ScriptedCloudSession:
         self._cloud = cloud
         self._held: list[int] = []
 
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> Future[Completion]:
+    def ask(self, request: ConsultRequest) -> Future[Completion]:
+        ids, n = request.ids, request.n
         number = len(self._cloud.asks)
         self._cloud.asks.append((tuple(ids), n))
-        if sent is not None:
-            fresh = len(ids) - common_prefix(self._held, ids)
-            sent.add(fresh, bytes(ID_BYTES * fresh))
+        fresh = len(ids) - common_prefix(self._held, ids)
+        request.sent.add(fresh, bytes(ID_BYTES * fresh))
         self._held = list(ids)
         future: Future[Completion] = Future()
         if self._cloud.delay:

@@ -11,13 +11,13 @@ import numpy as np
 
 from edgewise.edge.base import EdgeAbilities, EdgeModel, Floats, Needs, Tokenizer
 from edgewise.edge.kv import KvSession, Slots
-from edgewise.edge.sequence import KvRow, Outputs, SequenceCache, StateCopy
+from edgewise.edge.sequence import KvRow, Outputs, SequenceCache
 
 EOS, EOT = 256, 257
 SIZE = 258
 HIDDEN = 4
 
-ABLE = EdgeAbilities(slots=1024)
+ABLE = EdgeAbilities(slots=64)
 """A scripted edge model can do everything, unless its `abilities` say otherwise."""
 
 Script = Callable[[Sequence[int]], Floats]
@@ -80,7 +80,10 @@ class ByteTokenizer:
 
 
 class ScriptedEdge(EdgeModel):
-    """Implements `EdgeModel` over a `Script`. Told so, it lacks what `abilities` do not name."""
+    """Implements `EdgeModel` over a `Script`; it lacks what `abilities` do not name.
+
+    `computed` counts the ids run, of all sessions, to prove that none runs twice.
+    """
 
     def __init__(
         self,
@@ -93,13 +96,12 @@ class ScriptedEdge(EdgeModel):
         self.name = "scripted"
         self.context = context
         self.hidden_size = HIDDEN
-        self.script = script
+        self.script, self.computed = script, 0
         self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()
         self.abilities = abilities
         self._slots = Slots(
-            lambda: _ScriptedCache(self),
+            [_ScriptedCache(self) for _ in range(abilities.slots)],
             name=self.name,
-            count=abilities.slots,
             batch=context,
             turn=context,
         )
@@ -109,8 +111,8 @@ class ScriptedEdge(EdgeModel):
         """How many sessions are open."""
         return self._slots.sessions
 
-    def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> "ScriptedSession":
-        return ScriptedSession(self, self._slots, needs, top)
+    def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
+        return KvSession(self, self._slots, needs, top)
 
     def fingerprint(self) -> str:
         """A constant."""
@@ -120,40 +122,28 @@ class ScriptedEdge(EdgeModel):
         """Nothing to free."""
 
 
-class ScriptedSession(KvSession):
-    """A session that counts the ids run, to prove that none runs twice."""
-
-    @property
-    def computed_ids(self) -> int:
-        """How many ids were run since the session was opened."""
-        return self._cache.computed if isinstance(self._cache, _ScriptedCache) else 0
-
-
 class _ScriptedCache(SequenceCache):
     """The ids themselves are all there is to keep."""
 
     def __init__(self, model: ScriptedEdge) -> None:
-        self.computed = 0
         self._model = model
         super().__init__()
 
     def _begin(self) -> None:
         self.rewinds = self._model.abilities.rewinds
-        self._ids: list[int] = []
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
-        self._ids += ids
-        self.computed += len(ids)
-        end = len(self._ids)
+        written = [*self.ids, *ids]
+        self._model.computed += len(ids)
+        end = len(written)
         first = {"none": end + 1, "last": end, "all": end - len(ids) + 1}[outputs]
         assert end - first < 1 or self._model.abilities.batch_logits, "rows of one id at a time"
-        return [self._row(self._ids[:position]) for position in range(first, end + 1)]
+        return [self._row(written[:position]) for position in range(first, end + 1)]
 
-    def _copy(self) -> StateCopy:
-        return StateCopy(None, 0)
+    def _copy(self) -> None:
+        pass
 
     def _back(self, count: int, state: Any | None) -> bool:
-        del self._ids[-count:]
         return True
 
     def _row(self, ids: Sequence[int]) -> KvRow:

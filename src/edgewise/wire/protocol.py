@@ -7,6 +7,7 @@ gone. A check over the whole prefix proves that both sides hold the same ids.
 
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -138,19 +139,7 @@ FromGateway = Opened | Reply | NeedFull | Failed
 
 _Frame = TypeVar("_Frame")
 
-_device = msgspec.msgpack.Decoder(FromDevice)
-_gateway = msgspec.msgpack.Decoder(FromGateway)
 encode = msgspec.msgpack.Encoder().encode
-
-
-def from_device(data: bytes) -> FromDevice:
-    """A frame; raises `CloudProtocolError` for anything else."""
-    return _decoded(_device, data)
-
-
-def from_gateway(data: bytes) -> FromGateway:
-    """A frame; raises `CloudProtocolError` for anything else."""
-    return _decoded(_gateway, data)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[_Frame], data: bytes) -> _Frame:
@@ -160,6 +149,11 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Frame], data: bytes) -> _Frame:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CloudProtocolError(f"A frame is not of this protocol ({error}).") from error
+
+
+from_device = partial(_decoded, msgspec.msgpack.Decoder(FromDevice))
+from_gateway = partial(_decoded, msgspec.msgpack.Decoder(FromGateway))
+"""A frame of bytes; they raise `CloudProtocolError` for anything else."""
 
 
 class Ledger:

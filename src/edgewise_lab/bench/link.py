@@ -63,8 +63,8 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `consults` is p and `changed` d, both of the waiting loop. `waiting`, `ahead` and `bound` are
     over the edge's own `step`; `ttft` is speculating over the edge alone, medians.
-    `thrown_away` are forward passes of the edge in vain, `wasted` cloud tokens, both per token
-    when speculating; `late` consults failed. `identical` answers of the two loops, with the
+    `decodes_per_token` are forward passes of the edge, `wasted` cloud tokens in vain, both per
+    token when speculating; `late` consults failed. `identical` answers of the two loops, with the
     logprob margins at the first differing token of the others (NaN: not known). `right` in the
     order of `WAYS`.
     """
@@ -85,7 +85,6 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     waiting_gaps: Gaps
     ahead_gaps: Gaps
     decodes_per_token: float
-    thrown_away: float
     wasted: float
     late: int
     identical: int
@@ -99,7 +98,7 @@ class Way:
     def __init__(self, decoder: Decoder, edge: PacedEdge) -> None:
         self.answers: list[Answer] = []
         self.right: list[bool] = []
-        self._decoder, self._edge = decoder, edge
+        self._decoder, self.edge = decoder, edge
 
     def ask(self, question: Question, max_tokens: int) -> None:
         """Answer one more question."""
@@ -116,11 +115,6 @@ class Way:
     def tokens(self) -> int:
         """Of all answers."""
         return sum(len(answer.tokens) for answer in self.answers)
-
-    @property
-    def decodes(self) -> int:
-        """Forward passes of the edge model."""
-        return self._edge.decodes
 
     @property
     def gaps(self) -> Gaps:
@@ -179,26 +173,6 @@ class LinkBench:
             link.close()
         return _row(conditions, ways)
 
-    def silence(self, conditions: Conditions, answers: int) -> list[float]:
-        """The longest gap of each answer whose link goes dead after its fifth token, seconds."""
-        policy = conditions.ahead
-        longest: list[float] = []
-        for question in self._task.questions[:answers]:
-            link = Link(*self._target, Quality(round_trip=conditions.round_trip))
-            cloud = self._connect(link.url)
-            try:
-                edge: Any = PacedEdge(self._edge, self._pace)
-                decoder = Decoder(edge, router=self._router, policy=policy, cloud=cloud)
-                ids = question_ids(edge.tokenizer, question)
-                for _ in range(3):  # the deadline learns the latency
-                    decoder.generate(ids, max_tokens=self._task.max_tokens)
-                longest.append(_longest_gap(decoder, ids, link, self._task.max_tokens))
-            finally:
-                link.restore()
-                cloud.close()
-                link.close()
-        return longest
-
     def _ways(self, conditions: Conditions, cloud: CloudModel) -> dict[str, Way]:
         threshold = conditions.threshold
         policies = {
@@ -222,17 +196,6 @@ def http_target(url: str) -> tuple[str, int]:
             hint="name an http://host:port without TLS",
         )
     return parts.hostname, parts.port or 80
-
-
-def _longest_gap(decoder: Decoder, ids: Sequence[int], link: Link, max_tokens: int) -> float:
-    gaps: list[float] = []
-    with decoder.stream(ids, max_tokens=max_tokens) as events:
-        for event in events:
-            if isinstance(event, Token):
-                gaps.append(event.seconds)
-                if event.index == 4:
-                    link.stall()
-    return max(gaps[5:], default=0.0)
 
 
 def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
@@ -264,8 +227,7 @@ def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
         edge_gaps=edge.gaps,
         waiting_gaps=waiting.gaps,
         ahead_gaps=ahead.gaps,
-        decodes_per_token=ahead.decodes / ahead.tokens,
-        thrown_away=ahead.decodes / ahead.tokens - 1,
+        decodes_per_token=ahead.edge.decodes / ahead.tokens,
         wasted=ahead.total("wasted_tokens") / ahead.tokens,
         late=ahead.total("failed_calls") + waiting.total("failed_calls"),
         identical=len(read) - len(margins),

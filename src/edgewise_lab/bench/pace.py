@@ -114,6 +114,10 @@ class _PacedSession:
         self._computed = min(self._computed, position)
 
 
+EngineTime = Callable[[int, int], float]
+"""From tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
+
+
 class EnginePace(NamedTuple):
     """Seconds until a request's first token, for each further one, for each prompt token computed.
 
@@ -131,17 +135,13 @@ class EnginePace(NamedTuple):
         return self.read * computed + write
 
 
-Delay = Callable[[int, int], float]
-"""From tokens written and prompt tokens computed to the seconds that a completion is held back."""
-
-
-class LateCloud(Around):
+class DelayedCloud(Around):
     """Implements `CloudModel`: `cloud`, each of whose completions is held back for a `delay`.
 
     Faults come as they do. Consults are held back side by side, as on a way that is long.
     """
 
-    def __init__(self, cloud: CloudModel, delay: Delay) -> None:
+    def __init__(self, cloud: CloudModel, delay: EngineTime) -> None:
         super().__init__(cloud, self._late)
         self._delay = delay
 

@@ -160,15 +160,15 @@ def bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]
 
 def _cached(slots: Slots, prompt: Sequence[int], tokens: int) -> Generator[int]:
     """As a session reads a prompt: all but its last id without outputs."""
-    last, kept = len(prompt) - 1, 0
+    last = len(prompt) - 1
     slots.reserve()
-    cache, held = slots.take(prompt)
+    cache = slots.take(prompt)
     try:
         with slots.lock:
-            start = cache.back(min(common_prefix(held, prompt), last))
+            start = cache.back(min(common_prefix(cache.ids, prompt), last))
             for at in range(start, last, slots.batch):
                 cache.run(prompt[at : min(at + slots.batch, last)], "none")
-        kept, token = last, prompt[last]
+        token = prompt[last]
         for _ in range(tokens + 1):
             with slots.lock:
                 (row,) = cache.run([token], "last")
@@ -177,8 +177,8 @@ def _cached(slots: Slots, prompt: Sequence[int], tokens: int) -> Generator[int]:
     finally:
         if not slots.closed:
             with slots.lock:
-                kept = cache.back(kept)
-        slots.give_back(cache, prompt[:kept], kept)
+                cache.prompt = cache.back(last)
+        slots.give_back(cache)
 
 
 def through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:

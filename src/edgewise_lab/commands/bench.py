@@ -1,15 +1,13 @@
 """`edgewise bench`: speeds on this machine, and a pair beside other systems."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Annotated
 
 import msgspec
 import typer
 from msgspec.structs import replace
-from rich.box import SIMPLE_HEAD
 from rich.progress import Progress
-from rich.table import Table
 
 from edgewise.advice import CloudPace, cloud_pace
 from edgewise.cli import options, render
@@ -35,10 +33,11 @@ from edgewise_lab.commands import shared
 from edgewise_lab.commands.eval import shares_of
 from edgewise_lab.commands.frontier import frontier
 from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
-from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
 from edgewise_lab.evaluation.plan import Contender
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
+from edgewise_lab.tables import FigureTable
 
 app = typer.Typer(help="Measure speeds on this machine, and compare systems.", no_args_is_help=True)
 app.command()(frontier)
@@ -134,7 +133,7 @@ def link(
     if json:
         print(msgspec.json.encode({"rows": rows, "advice": advice}).decode())
     else:
-        render.show(_link_table(rows))
+        render.show(shared.drawn(_link_table(rows)))
         render.out.print(" ".join(advice.sentences))
 
 
@@ -156,10 +155,9 @@ def _measured(
             # The emulated link is here; where it leads was looked at.
             return connected_cloud(replace(chosen, cloud=at, cloud_hosts=None), pair.edge)
 
-        def fresh(lacking: Sequence[float]) -> dict[float, float]:
+        def fresh(lacking: Sequence[float]) -> Mapping[float, Calibrated]:
             with closing(connected(url)) as cloud:
-                found = thresholds_for(lacking, pair.router, held_out, edge=pair.edge, cloud=cloud)
-            return {share: point.threshold for share, point in found.items()}
+                return thresholds_for(lacking, pair.router, held_out, edge=pair.edge, cloud=cloud)
 
         thresholds = Contender("pair", pair.router, pair.card).thresholds(shares, fresh)
         bench = LinkBench(pair.edge, pair.router, url, connected, pace=pace, task=asked)
@@ -176,14 +174,11 @@ def _measured(
         return rows, unlinked
 
 
-def _link_table(rows: list[LinkRow]) -> Table:
+def _link_table(rows: list[LinkRow]) -> FigureTable:
     first = rows[0]
     title = f"Time per token over the edge alone ({1000 * first.step:.1f} ms), {first.questions} "
-    table = Table(title=title + "questions a line (95% intervals)", box=SIMPLE_HEAD)
-    for name in ("RTT, ms", "share", "p", "d", "waiting", "ahead", "bound", "right"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
+    lines = [
+        [
             f"{1000 * row.round_trip:.0f}",
             f"{row.share:.0%}",
             f"{row.consults:.1%}",
@@ -192,5 +187,8 @@ def _link_table(rows: list[LinkRow]) -> Table:
             f"{row.ahead.value:.2f} ({row.ahead.low:.2f}-{row.ahead.high:.2f})",
             f"{row.bound:.2f}",
             "/".join(f"{100 * right:.0f}" for right in row.right) + "%",
-        )
-    return table
+        ]
+        for row in rows
+    ]
+    head = ["RTT, ms", "share", "p", "d", "waiting", "ahead", "bound", "right"]
+    return FigureTable(title + "questions a line (95% intervals)", head, lines)

@@ -19,7 +19,7 @@ from edgewise_lab.commands.shared import figures_tables
 from edgewise_lab.evaluation.plan import Contender, Evaluation
 from edgewise_lab.evaluation.report import Row, Summary, rows, summary
 from edgewise_lab.evaluation.store import Store
-from edgewise_lab.evaluation.systems import paired, question_ids
+from edgewise_lab.evaluation.systems import Outcome, paired, question_ids
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
@@ -94,7 +94,7 @@ def _compared(
         pocketqa("calibration"),
         edge=edge,
         cloud=cloud,
-        store=Store(None, {}),
+        store=Store(None, {}, Outcome),
         deadline=deadline,
         done=lambda: progress.advance(bar),
     )

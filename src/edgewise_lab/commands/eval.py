@@ -29,6 +29,7 @@ from edgewise_lab.evaluation.plan import (
 )
 from edgewise_lab.evaluation.report import Row, as_csv, rows, summary
 from edgewise_lab.evaluation.store import Store
+from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Task, digest, trained_digests
 from edgewise_lab.evaluation.tasks.named import with_calibration
 
@@ -132,7 +133,7 @@ def _compared(
                 held_out,
                 edge=edge,
                 cloud=cloud,
-                store=Store(out, manifest(questions, held_out, edge, cloud)),
+                store=Store(out, manifest(questions, held_out, edge, cloud), Outcome),
                 deadline=deadline,
                 done=lambda: progress.advance(bar),
                 workers=beside,

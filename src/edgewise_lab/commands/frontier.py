@@ -8,23 +8,20 @@ from typing import Annotated, NamedTuple
 import msgspec
 import typer
 from msgspec.structs import replace
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from edgewise import parts
 from edgewise.cli import options, render
 from edgewise.cli.options import DRAWS, ONE_VOCABULARY, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.hosts import cloud_key
+from edgewise.cloud.hosts import bearer
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
-from edgewise_lab.bench.frontier.billing import MeasuredSystem
+from edgewise_lab.bench.frontier.billing import MeasuredAnswer, MeasuredSystem
 from edgewise_lab.bench.frontier.pair_systems import (
     PLACE_NOTE,
     SPANS_NOTE,
-    MeasuredStore,
     PairSystems,
     has_choices,
     measure,
@@ -38,12 +35,12 @@ from edgewise_lab.bench.pace import measured as measured_pace
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.eval import contenders_of, shares_of
 from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
-from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
 from edgewise_lab.evaluation.plan import Contender, manifest
+from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.systems import require_room
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
-from edgewise_lab.tables import FigureTable
 
 EMULATED_TRIP = 50.0
 """Round trip to the bundled cloud, which is on this machine, ms."""
@@ -149,14 +146,15 @@ def _compared(wish: _Wish, round_trip: float | None, out: Path | None, *, hidden
         require_room(asked, opened.edge, opened.cloud)
         contenders = contenders_of(wish.routers, wish.chosen, opened.edge, asked)
         conditions = _conditions(wish, trip)
-        store = MeasuredStore(out, _manifest(wish, opened, contenders, conditions))
+        described = _manifest(wish, opened, contenders, conditions)
+        store = Store(out, described, MeasuredAnswer)
         systems = PairSystems(
             opened.edge,
             opened.cloud,
             asked.max_tokens,
             pace=opened.pace,
             link=opened.link,
-            key=cloud_key(wish.chosen),
+            key=bearer(wish.chosen, "cloud_key"),
             seconds=EnginePace().of if wish.slowed else None,
             slowed=wish.slowed,
         )
@@ -256,20 +254,15 @@ def _plan(
 
 
 def _thresholds(
-    one: Contender, wish: _Wish, held_out: Task, opened: _Opened, store: MeasuredStore
+    one: Contender, wish: _Wish, held_out: Task, opened: _Opened, store: Store[MeasuredAnswer]
 ) -> dict[float, float]:
     """The router's own, and what it lacks set on other questions, over no link and at no pace."""
 
-    def fresh(share: float) -> float:
+    def fresh(lacking: Sequence[float]) -> Mapping[float, Calibrated]:
         with closing(opened.near()) as cloud:
-            points = thresholds_for([share], one.router, held_out, edge=opened.edge, cloud=cloud)
-        return points[share].threshold
+            return thresholds_for(lacking, one.router, held_out, edge=opened.edge, cloud=cloud)
 
-    def kept(lacking: Sequence[float]) -> dict[float, float]:
-        names = {share: _named(one.name, share) for share in lacking}
-        return {s: store.threshold(name, lambda s=s: fresh(s)) for s, name in names.items()}
-
-    return one.thresholds(wish.shares, kept)
+    return one.thresholds(wish.shares, fresh, store)
 
 
 def _conditions(wish: _Wish, trip: float | None) -> dict[str, object]:
@@ -291,8 +284,8 @@ def _manifest(
     described = manifest(*wish.tasks, opened.edge, opened.cloud)
     if opened.link is not None:
         # Its port is another each time.
-        able = opened.cloud.abilities
-        described["cloud"] = f"{wish.address} {able.model if able else ''}"
+        engine = opened.cloud.id_engine
+        described["cloud"] = f"{wish.address} {engine.described.model if engine else ''}"
     larger = None if opened.larger is None else opened.larger[0].fingerprint()
     routers = {one.name: one.identity for one in contenders}
     return {**described, **conditions, "larger_edge": larger, "routers": routers}
@@ -313,15 +306,6 @@ def _tell(found: Frontier, *, json: bool) -> None:
         print(msgspec.json.encode(found).decode())
         return
     for table in tables(found):
-        render.show(_drawn(table))
+        render.show(shared.drawn(table))
     for sentence in notes(found):
         render.note(sentence)
-
-
-def _drawn(table: FigureTable) -> Table:
-    drawn = Table(title=table.title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    for number, name in enumerate(table.head):
-        drawn.add_column(name, justify="right" if number else "left", overflow="fold")
-    for line in table.lines:
-        drawn.add_row(*line)
-    return drawn

@@ -5,21 +5,21 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from edgewise.addresses import CHECKPOINT
 from edgewise.cli import options, render
-from edgewise.cli.options import EDGE, everything_but, takes
+from edgewise.cli.options import EDGE, takes
 from edgewise.errors import UsageError
 from edgewise.hub import HubAddress
 from edgewise.pair import open_pair
 from edgewise.parts import router_folder
 from edgewise.routers.card import RouterCard, read_card
-from edgewise.settings import Settings
+from edgewise.settings import NAMES, Settings
 from edgewise_lab import tables
 from edgewise_lab.bench.speed import score_seconds
+from edgewise_lab.commands import shared
 from edgewise_lab.evaluation.tasks.base import trained_digests
+from edgewise_lab.tables import FigureTable
 
 app = typer.Typer(no_args_is_help=True, help="Show, check and publish router checkpoints.")
 
@@ -27,7 +27,6 @@ Folder = Annotated[str, typer.Argument(help="A checkpoint's folder or hub reposi
 
 _READ = ("ctx", "gpu_layers", "edge_key")
 _LOADED = (*EDGE, "threads")
-_NOT_LOADED = everything_but(*_LOADED, *_READ)
 
 
 @app.command()
@@ -49,13 +48,13 @@ def show(router: Folder, json: options.Json = False) -> None:
     ):
         render.out.print(f"{name:<14} {render.printable(value)}")
     if card.thresholds:
-        render.show(_thresholds(card))
+        render.show(shared.drawn(_thresholds(card)))
     for warning in card.warnings():
         render.warn(warning)
 
 
 @app.command()
-@takes(*_LOADED, reads=_READ, unaffected=_NOT_LOADED)
+@takes(*_LOADED, reads=_READ, unaffected=NAMES)
 def check(router: Folder, chosen: Settings) -> None:
     """Load a checkpoint against its edge model and score a few tokens; exit code 2 on a problem."""
     folder = _folder(router)
@@ -125,20 +124,13 @@ def _folder(name: str) -> Path:
     return found
 
 
-def _thresholds(card: RouterCard) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("cloud share", "threshold", "realised", "worth it at the threshold"):
-        table.add_column(name, justify="right")
+def _thresholds(card: RouterCard) -> FigureTable:
+    lines: list[list[str]] = []
     for share, threshold in sorted(card.thresholds.items(), key=lambda pair: float(pair[0])):
         probability = card.probability_at(threshold)
         worth = "" if probability is None else f"{probability:.0%}"
-        table.add_row(f"{float(share):.0%}", f"{threshold:.6f}", _realised(card, share), worth)
-    return table
-
-
-def _realised(card: RouterCard, share: str) -> str:
-    """With its interval; nothing where the card does not say."""
-    if share not in card.realised:
-        return ""
-    realised, *ends = card.realised[share]
-    return tables.share(realised, (ends[0], ends[1]))
+        known = card.realised.get(share)
+        realised = tables.share(known[0], (known[1], known[2])) if known else ""
+        lines.append([f"{float(share):.0%}", f"{threshold:.6f}", realised, worth])
+    head = ["cloud share", "threshold", "realised", "worth it at the threshold"]
+    return FigureTable("", head, lines)

@@ -25,6 +25,7 @@ from edgewise_lab.evaluation import report
 from edgewise_lab.evaluation.report import Figures, Row
 from edgewise_lab.evaluation.statistics import Interval
 from edgewise_lab.evaluation.tasks.base import Grading
+from edgewise_lab.tables import FigureTable
 
 TaskName = Annotated[
     str,
@@ -95,77 +96,79 @@ def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
     return cloud
 
 
-ALONE = (report.EDGE.system, report.CLOUD.system)
-
-
 def figures_tables(title: str, table: Sequence[Row]) -> None:
     """Print what every system gets right by both readings, by family, and what it asks for."""
     figures = [row.overall for row in table]
-    render.show(_accuracies(f"{title} (95% intervals)", figures))
+    render.show(drawn(_accuracies(f"{title} (95% intervals)", figures), _without_gap(figures[0])))
     if len(table[0].families) > 1:
-        render.show(_by_family(table))
-    render.show(_costs(figures))
+        render.show(drawn(_by_family(table)))
+    render.show(drawn(_costs(figures), _COSTS))
 
 
-def _columns(title: str, *names: str) -> Table:
+def drawn(table: FigureTable, caption: str | None = None) -> Table:
+    """For a terminal."""
     padding = (0, 0, 0, 1)
-    title = printable(title)
-    table = Table(title=title, box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
-    table.add_column("system", overflow="fold")
-    for name in names:
-        table.add_column(printable(name), justify="right", overflow="fold")
-    return table
+    title = printable(table.title) or None
+    found = Table(title=title, box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
+    for number, name in enumerate(table.head):
+        found.add_column(printable(name), justify="right" if number else "left", overflow="fold")
+    for cells in table.lines:
+        found.add_row(*cells)
+    found.caption = caption
+    return found
 
 
-def _accuracies(title: str, table: Sequence[Figures]) -> Table:
+def _accuracies(title: str, table: Sequence[Figures]) -> FigureTable:
     gap_name = "gap\nrecovered"
-    shown = _columns(title, "cloud\nshare", "right", gap_name, "strictly\nright", gap_name)
+    lines: list[list[str]] = []
     for one in table:
-        bare = one.system in ALONE
-        shown.add_row(
-            _named(one),
-            f"{one.cloud_share:.1%}",
-            f"{one.accuracy:.1%}",
-            "" if bare else gap(one.gap_recovered, one.gap_interval),
-            f"{one.strict_accuracy:.1%}",
-            "" if bare else gap(one.strict_gap_recovered, one.strict_gap_interval),
-        )
-    shown.caption = _without_gap(table[0])
-    return shown
-
-
-def _by_family(table: Sequence[Row]) -> Table:
-    shown = _columns("Right / strictly right by family, %", *table[0].families)
-    for row in table:
-        both = (
-            f"{100 * one.accuracy:.0f} / {100 * one.strict_accuracy:.0f}"
-            for one in row.families.values()
-        )
-        shown.add_row(_named(row.overall), *both)
-    return shown
-
-
-def _costs(table: Sequence[Figures]) -> Table:
-    """Means an answer; an engine may bill all of it."""
-    names = ("calls", "prompt\ncomputed", "prompt\ncached", "written", "wasted", "cloud\nwork")
-    shown = _columns("Asked of the cloud, tokens an answer", *names)
-    for one in table:
-        n = one.questions
-        if one.cloud_calls:
-            shown.add_row(
+        bare = one.system in (report.EDGE.system, report.CLOUD.system)
+        lines.append(
+            [
                 _named(one),
-                f"{one.cloud_calls / n:.1f}",
-                metered(one.prompt_computed and one.prompt_computed / n, ".1f"),
-                metered(one.prompt_cached and one.prompt_cached / n, ".1f"),
-                f"{(one.cloud_tokens + one.wasted_tokens) / n:.1f}",
-                f"{one.wasted_tokens / n:.1f}",
-                metered(one.cloud_work, ".0%"),
-            )
-    shown.caption = (
-        "wasted: written or asked for in vain; part of the cloud share\n"
-        "cloud work: prompt tokens computed + tokens written, of the cloud alone's"
-    )
-    return shown
+                f"{one.cloud_share:.1%}",
+                f"{one.accuracy:.1%}",
+                "" if bare else gap(one.gap_recovered, one.gap_interval),
+                f"{one.strict_accuracy:.1%}",
+                "" if bare else gap(one.strict_gap_recovered, one.strict_gap_interval),
+            ]
+        )
+    head = ["system", "cloud\nshare", "right", gap_name, "strictly\nright", gap_name]
+    return FigureTable(title, head, lines)
+
+
+def _by_family(table: Sequence[Row]) -> FigureTable:
+    def both(one: Figures) -> str:
+        return f"{100 * one.accuracy:.0f} / {100 * one.strict_accuracy:.0f}"
+
+    lines = [[_named(row.overall), *map(both, row.families.values())] for row in table]
+    head = ["system", *table[0].families]
+    return FigureTable("Right / strictly right by family, %", head, lines)
+
+
+_COSTS = (
+    "wasted: written or asked for in vain; part of the cloud share\n"
+    "cloud work: prompt tokens computed + tokens written, of the cloud alone's"
+)
+
+
+def _costs(table: Sequence[Figures]) -> FigureTable:
+    """Means an answer; an engine may bill all of it."""
+    head = ["system", "calls", "prompt\ncomputed", "prompt\ncached", "written", "wasted"]
+    lines = [
+        [
+            _named(one),
+            f"{one.cloud_calls / one.questions:.1f}",
+            metered(one.prompt_computed and one.prompt_computed / one.questions, ".1f"),
+            metered(one.prompt_cached and one.prompt_cached / one.questions, ".1f"),
+            f"{(one.cloud_tokens + one.wasted_tokens) / one.questions:.1f}",
+            f"{one.wasted_tokens / one.questions:.1f}",
+            metered(one.cloud_work, ".0%"),
+        ]
+        for one in table
+        if one.cloud_calls
+    ]
+    return FigureTable("Asked of the cloud, tokens an answer", [*head, "cloud\nwork"], lines)
 
 
 def _without_gap(figures: Figures) -> str | None:
@@ -192,10 +195,6 @@ def gap(recovered: float | None, interval: Interval | None) -> str:
     """The gap recovered and its interval."""
     if recovered is None or interval is None:
         return "no gap"
-    return f"{recovered:.0%} {percent(interval)}"
-
-
-def percent(interval: Interval) -> str:
-    """An interval in percent; a question mark where too few questions leave an end open."""
+    # A question mark where too few questions leave an end open.
     low, high = (f"{100 * end:.0f}" if math.isfinite(end) else "?" for end in interval)
-    return f"({low} to {high})"
+    return f"{recovered:.0%} ({low} to {high})"

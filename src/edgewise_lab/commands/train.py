@@ -130,7 +130,7 @@ def _trained(
             lock_folder(out, manifest(*tasks, edge, cloud))
         meter = SpendingMeter()
         for label in labels if stage is None else labels[-1:]:
-            shown = _Shown(progress)
+            shown = ShownStages(progress)
             one = training(edge=edge, cloud=cloud, label=label, progress=shown, meter=meter)
             if stage is None and label is labels[0] and (estimate := one.estimate()):
                 render.note(f"This will take about {estimate.described(price)}.")
@@ -160,7 +160,7 @@ def _recipe(label: Label, *, hidden: int | None, epochs: int, seed: int) -> Reci
     )
 
 
-class _Shown(Progress):
+class ShownStages(Progress):
     """On a progress bar."""
 
     def __init__(self, bar: Bar) -> None:
@@ -168,7 +168,9 @@ class _Shown(Progress):
         self._task = bar.add_task("")
 
     def stage(self, name: str, total: int | None) -> None:
-        self._bar.reset(self._task, description=name, total=total)
+        # A task that is reset keeps its total where the next stage has none.
+        self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(name, total=total)
 
     def done(self) -> None:
         self._bar.advance(self._task)

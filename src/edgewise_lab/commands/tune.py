@@ -1,32 +1,37 @@
 """`edgewise tune`: thresholds of a router for a pair, from some prompts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 import typer
 from msgspec.structs import replace
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise import pair, parts
 from edgewise.cli import options, render
 from edgewise.cli.options import MACHINE, MODELS, PRIVACY, takes
 from edgewise.cloud.base import CloudModel
+from edgewise.completion import Completion
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
+from edgewise.loop.consults import UNKNOWN, unsure
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.routers.base import Router
-from edgewise.routers.start import KEEP, keep_tuned
+from edgewise.routers.start import KEEP, TIERS, keep_tuned
 from edgewise.settings import Settings
 from edgewise_lab import tables
+from edgewise_lab.around import Around, observed
 from edgewise_lab.commands import shared
 from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
 from edgewise_lab.evaluation.promise import CONFIDENCE, Promise, keeping, require_prompts, sequence
-from edgewise_lab.evaluation.systems import CloudAlone, require_room
+from edgewise_lab.evaluation.systems import CloudAlone, Decoded, require_room
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task
 from edgewise_lab.evaluation.tasks.named import open_task
+from edgewise_lab.tables import FigureTable
 from edgewise_lab.training.router import SHARES
 from edgewise_lab.training.spending import MeteredCloud, SpendingMeter
 
@@ -45,6 +50,8 @@ FEWEST = 20
         "speculate",
         "on_cloud_error",
         "on_edge_error",
+        "tier_share",
+        "tier_threshold",
     ],
 )
 def tune(
@@ -64,12 +71,17 @@ def tune(
     chosen: Settings,
     json: options.Json = False,
 ) -> None:
-    """Set a router's thresholds for this pair by some prompts; run and serve begin from them."""
+    """Set a router's thresholds for this pair by some prompts; run and serve begin from them.
+
+    With several clouds each further one has thresholds, too, by its share of the tokens.
+    """
     asked = _prompts(open_task(task, data=data, check=check).first(limit), max_tokens)
     if keep is not None:
         require_prompts(keep, len(asked.questions))
+        parts.require_one_cloud(chosen)
     meter = SpendingMeter()
-    with pair.open_models(chosen) as models, render.progress(hidden=json) as progress:
+    opened = pair.open_pair(replace(chosen, router=pair.NEVER), slots=2)
+    with opened as models, render.progress(hidden=json) as progress:
         edge, cloud = models.both()
         require_room(asked, edge, cloud)
         named = replace(chosen, router=parts.chosen_router(chosen, edge))
@@ -82,23 +94,77 @@ def tune(
         else:
             found = _kept(keep, router, asked, edge, metered, done)
             thresholds = {**parts.starts_of(named, router, card, edge), KEEP: found.threshold}
-        place = keep_tuned(
-            edge, parts.router_identity(named), parts.cloud_address(chosen), thresholds
-        )
+        identity = parts.router_identity(named)
+        place = keep_tuned(edge, identity, parts.cloud_address(chosen), thresholds)
+        clouds = [MeteredCloud(one, meter) for one in models.clouds]
+        start = thresholds.get(f"{parts.DEFAULT_SHARE:g}", 1.0)
+        tiers = _tiers(named, router, asked, edge, clouds, start, done)
     if place is None:
         raise UsageError("There is no folder to keep thresholds in", hint="set HOME")
     if json:
-        told = {"router": named.router, "thresholds": thresholds, **_realised(found)}
-        print(msgspec.json.encode(told).decode())
+        report = {"router": named.router, "thresholds": thresholds, **_realised(found)}
+        print(msgspec.json.encode({**report, **({"tiers": tiers} if tiers else {})}).decode())
         return
     if isinstance(found, Promise):
         render.out.print(_promised(found, agreement=not asked.known))
     else:
         render.show(_table(found, f"{named.router}, {len(asked.questions)} prompts"))
+    _show_tiers(tiers)
     price = price_of(chosen.price) if chosen.price else None
     render.note(f"It took {meter.spent.described(price)}.")
     use = "answer at this one" if keep else "begin from these"
     render.out.print(f"run, chat and serve {use} with this pair and router ({place}).")
+
+
+def _show_tiers(tiers: Mapping[str, Mapping[str, float]]) -> None:
+    for name, by_share in tiers.items():
+        listed = ", ".join(f"{float(s):.0%}: {value:.6f}" for s, value in by_share.items())
+        render.out.print(render.printable(f"{name} is asked above {listed}"))
+
+
+def _tiers(
+    settings: Settings,
+    router: Router,
+    task: Task,
+    edge: EdgeModel,
+    clouds: Sequence[CloudModel],
+    threshold: float,
+    done: Callable[[], None],
+) -> dict[str, Mapping[str, float]]:
+    """For each further cloud, by its share, how unsure the one before it must be; they are kept.
+
+    The clouds before it answer the prompts, the nearest at the router's `threshold`. So large a
+    share of the tokens has a score above the threshold.
+    """
+    found: dict[str, Mapping[str, float]] = {}
+    policy = Policy(threshold=threshold, deadline=LONGEST_DEADLINE, on_cloud_error="raise")
+    for place in range(1, len(clouds)):
+        scores: list[float] = []
+        heard = [*clouds[: place - 1], _scored(clouds[place - 1], scores), *clouds[place:]]
+        tiers = parts.make_tiers(replace(settings, tier_threshold=None), heard, edge)
+        decoder = Decoder(edge, router=router, policy=policy, tiers=tiers[:place])
+        system, tokens = Decoded(decoder, task.max_tokens), 0
+        for question in task.questions:
+            tokens += len(system.ask(question).tokens)
+            done()
+        scores.sort(reverse=True)
+        name = clouds[place].name
+        found[name] = {
+            f"{share:g}": scores[min(len(scores), max(1, round(share * tokens))) - 1]
+            for share in (SHARES if scores else ())
+        }
+        keep_tuned(edge, TIERS, parts.tier_address(clouds[: place + 1]), found[name])
+    return found
+
+
+def _scored(cloud: CloudModel, scores: list[float]) -> CloudModel:
+    """`cloud`, which adds to `scores` how unsure it is of each token."""
+
+    def seen(_: int, completion: Completion) -> None:
+        score = unsure(completion)
+        scores.extend([UNKNOWN if score is None else score] * len(completion.ids))
+
+    return Around(cloud, observed(seen))
 
 
 def _kept(
@@ -152,10 +218,9 @@ def _prompts(task: Task, max_tokens: int | None) -> Task:
 
 
 def _table(found: Mapping[float, Calibrated], title: str) -> Table:
-    table = Table(title=render.printable(title), box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("cloud share", "threshold", "realised"):
-        table.add_column(name, justify="right")
-    for share, point in found.items():
-        realised = f"{point.share:.1%} {shared.percent(point.interval)}"
-        table.add_row(f"{share:.0%}", f"{point.threshold:.6f}", realised)
-    return table
+    lines = [
+        [f"{share:.0%}", f"{point.threshold:.6f}", tables.share(point.share, point.interval)]
+        for share, point in found.items()
+    ]
+    head = ["cloud share", "threshold", "realised"]
+    return shared.drawn(FigureTable(title, head, lines))

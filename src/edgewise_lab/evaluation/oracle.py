@@ -15,8 +15,6 @@ from edgewise_lab.evaluation.systems import Outcome, question_ids, room, text_of
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.grading import is_right
 
-Judge = Callable[[Sequence[int]], bool]
-
 
 class Walk(NamedTuple):
     """An answer of the oracle; `consults` are the indices of the cloud's ids."""
@@ -89,7 +87,7 @@ class Oracle:
         )
 
     def _beyond_repair(
-        self, prompt: list[int], ids: list[int], start: int, right: Judge
+        self, prompt: list[int], ids: list[int], start: int, right: Callable[[Sequence[int]], bool]
     ) -> tuple[int, int] | None:
         """The first of `ids` after which the cloud would end wrong, and the cloud's token there.
 

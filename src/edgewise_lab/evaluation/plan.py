@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import identity_named, router_named
 from edgewise.settings import Settings
-from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
 from edgewise_lab.evaluation.oracle import Oracle
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Figures, Row
 from edgewise_lab.evaluation.store import Answers, Cell, Store, run
@@ -206,25 +206,24 @@ class Contender(msgspec.Struct, frozen=True):
     card: RouterCard | None = None
     identity: str | None = None
 
-    def calibrated(self, share: float) -> float | None:
-        """The card's threshold for `share`."""
-        return self.card.threshold(share) if self.card else None
-
     def thresholds(
         self,
         shares: Sequence[float],
-        find: Callable[[Sequence[float]], Mapping[float, float]],
-        held: Mapping[float, float | None] | None = None,
+        find: Callable[[Sequence[float]], Mapping[float, Calibrated]],
+        store: Store[Any] | None = None,
     ) -> dict[float, float]:
-        """By share: the card's, that `held` from before, or what `find` gives for the others."""
-        known: dict[float, float] = {}
-        for share in shares:
-            threshold = self.calibrated(share)
-            threshold = (held or {}).get(share) if threshold is None else threshold
-            if threshold is not None:
-                known[share] = threshold
-        lacking = [share for share in shares if share not in known]
-        return known | dict(find(lacking) if lacking else {})
+        """By share: the card's, one of an earlier run, or what `find` gives, which is kept."""
+        store, identity = store or Store(None, {}, Outcome), self.identity or ""
+        cells = {share: Cell(self.name, share) for share in shares}
+        known = {share: self.card.threshold(share) if self.card else None for share in shares}
+        for share, cell in cells.items():
+            if known[share] is None:
+                known[share] = store.threshold(cell, identity)
+        lacking = [share for share in shares if known[share] is None]
+        for share, point in find(lacking).items() if lacking else ():
+            store.set_threshold(cells[share], point.threshold, identity)
+            known[share] = point.threshold
+        return {share: threshold for share, threshold in known.items() if threshold is not None}
 
 
 def contender_named(name: str) -> Contender:
@@ -242,7 +241,7 @@ class Evaluation:
         *,
         edge: EdgeModel,
         cloud: CloudModel,
-        store: Store,
+        store: Store[Outcome],
         deadline: float = LONGEST_DEADLINE,
         done: Callable[[], None] = lambda: None,
         workers: Workers | None = None,
@@ -294,24 +293,24 @@ class Evaluation:
         """
         tokens = self.task.max_tokens
         large = CloudAlone(self.cloud, self.edge.tokenizer, tokens)
-        if not self.task.known:
-            replies = self._cell(CLOUD, Job("cloud"), large)
-            self.task = agreeing_task(self.task, {one.question: one.text for one in replies})
-            cloud = [graded(*both) for both in zip(self.task.questions, replies, strict=True)]
-            return {
-                EDGE: self._cell(EDGE, Job("edge"), edge_alone(self.edge, tokens)),
-                CLOUD: cloud,
-            }
-        return {
-            EDGE: self._cell(EDGE, Job("edge"), edge_alone(self.edge, tokens)),
-            CLOUD: self._cell(CLOUD, Job("cloud"), large),
-        }
+        replies = self._cell(CLOUD, Job("cloud"), large)
+        self.task = agreeing_task(self.task, {one.question: one.text for one in replies})
+        cloud = [graded(*both) for both in zip(self.task.questions, replies, strict=True)]
+        return {EDGE: self._cell(EDGE, Job("edge"), edge_alone(self.edge, tokens)), CLOUD: cloud}
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
         """A router at every share; only what no card and no earlier run has is calibrated."""
         identity, store = contender.identity, self._store_of(contender)
         found: dict[Cell, list[Outcome]] = {}
-        for share, threshold in self.thresholds(contender, shares).items():
+        find = partial(
+            thresholds_for,
+            router=contender.router,
+            task=self.calibration,
+            edge=self.edge,
+            cloud=self.cloud,
+            deadline=self.deadline,
+        )
+        for share, threshold in contender.thresholds(shares, find, store).items():
             cell = Cell(contender.name, share)
             system = Decoded(
                 paired(self.edge, contender.router, threshold, self.cloud, deadline=self.deadline),
@@ -341,37 +340,15 @@ class Evaluation:
         answers = self._answers(job, system)
         return run(cell, answers, self.task.questions, self.store, self._done)
 
-    def _answers(self, job: Job, system: System) -> Answers:
+    def _answers(self, job: Job, system: System) -> Answers[Outcome]:
         """Of `system` here, or of the workers, for whom it is a `job`."""
         if self._workers is not None:
             return partial(self._workers.answers, job)
         return partial(map, system.answer)
 
-    def _store_of(self, contender: Contender) -> Store:
+    def _store_of(self, contender: Contender) -> Store[Outcome]:
         """Where its outcomes are kept; nowhere without an identity."""
-        return Store(None, {}) if contender.identity is None else self.store
-
-    def thresholds(self, contender: Contender, shares: Sequence[float]) -> dict[float, float]:
-        """By share: from the router's card, an earlier run, or calibrated now."""
-        identity, store = contender.identity or "", self._store_of(contender)
-        cells = {share: Cell(contender.name, share) for share in shares}
-
-        def fresh(lacking: Sequence[float]) -> dict[float, float]:
-            found = thresholds_for(
-                lacking,
-                contender.router,
-                self.calibration,
-                edge=self.edge,
-                cloud=self.cloud,
-                deadline=self.deadline,
-            )
-            for share, point in found.items():
-                store.set_threshold(cells[share], point.threshold, identity)
-            return {share: point.threshold for share, point in found.items()}
-
-        held = {share: store.threshold(cell, identity) for share, cell in cells.items()}
-        known = contender.thresholds(shares, fresh, held)
-        return {share: known[share] for share in shares}
+        return Store(None, {}, Outcome) if contender.identity is None else self.store
 
 
 def _others(contenders: Sequence[Contender]) -> list[str]:

@@ -3,12 +3,11 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from edgewise.errors import UsageError
-from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Question
 
 MANIFEST = "manifest.json"
@@ -65,8 +64,18 @@ def append(path: Path, line: msgspec.Struct) -> None:
         file.write(msgspec.json.encode(line) + b"\n")
 
 
-Answers = Callable[[Sequence[Question]], Iterable[Outcome]]
-"""A system's outcomes of questions, in their order, each as soon as it is wanted."""
+class Answered(Protocol):
+    """What is kept of an answer."""
+
+    @property
+    def question(self) -> str:
+        """The id of what was asked."""
+        ...
+
+
+Kept = TypeVar("Kept", bound=Answered)
+Answers = Callable[[Sequence[Question]], Iterable[Kept]]
+"""What a system makes of questions, in their order, each as soon as it is wanted."""
 
 OUTCOMES, THRESHOLDS = "outcomes.jsonl", "thresholds.jsonl"
 
@@ -85,9 +94,9 @@ class _Key(msgspec.Struct, frozen=True):
     router: str
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _Line(msgspec.Struct, Generic[Kept], frozen=True):
     key: _Key
-    outcome: Outcome
+    outcome: Kept
 
 
 class _Threshold(msgspec.Struct, frozen=True):
@@ -95,35 +104,37 @@ class _Threshold(msgspec.Struct, frozen=True):
     threshold: float
 
 
-class Store:
+class Store(Generic[Kept]):
     """What is done. In a folder, a later run with the same manifest goes on from there.
 
     `router` is always the digest of what a system's router is (`router_identity`), so that a
     router that was trained anew, or another one of its name, has outcomes of its own.
     """
 
-    def __init__(self, folder: Path | None, manifest: dict[str, object]) -> None:
-        """`manifest` is what all outcomes depend on: models and questions.
+    def __init__(
+        self, folder: Path | None, manifest: Mapping[str, object], kind: type[Kept]
+    ) -> None:
+        """`manifest` is what all outcomes, of this `kind`, depend on: models and questions.
 
         Raises `UsageError` where the folder holds outcomes of something else.
         """
         self._folder = folder
-        self._outcomes: dict[_Key, dict[str, Outcome]] = {}
+        self._outcomes: dict[_Key, dict[str, Kept]] = {}
         self._thresholds: dict[_Key, float] = {}
         if folder is not None:
             lock_folder(folder, manifest)
-            for line in read(folder / OUTCOMES, _Line):
+            for line in read(folder / OUTCOMES, _Line[kind]):
                 self._keep(line)
             for line in read(folder / THRESHOLDS, _Threshold):
                 self._thresholds[line.key] = line.threshold
 
-    def add(self, cell: Cell, outcome: Outcome, router: str = "") -> None:
+    def add(self, cell: Cell, outcome: Kept, router: str = "") -> None:
         """Keep an outcome."""
         line = _Line(_Key(cell, router), outcome)
         self._append(OUTCOMES, line)
         self._keep(line)
 
-    def get(self, cell: Cell, question: Question, router: str = "") -> Outcome | None:
+    def get(self, cell: Cell, question: Question, router: str = "") -> Kept | None:
         """The outcome of an earlier run."""
         return self._outcomes.get(_Key(cell, router), {}).get(question.id)
 
@@ -137,7 +148,7 @@ class Store:
         """The threshold of an earlier run."""
         return self._thresholds.get(_Key(cell, router))
 
-    def _keep(self, line: _Line) -> None:
+    def _keep(self, line: _Line[Kept]) -> None:
         self._outcomes.setdefault(line.key, {})[line.outcome.question] = line.outcome
 
     def _append(self, name: str, line: msgspec.Struct) -> None:
@@ -147,20 +158,20 @@ class Store:
 
 def run(
     cell: Cell,
-    answers: Answers,
+    answers: Answers[Kept],
     questions: Sequence[Question],
-    store: Store,
+    store: Store[Kept],
     done: Callable[[], None] = lambda: None,
     *,
     router: str = "",
-) -> list[Outcome]:
+) -> list[Kept]:
     """Every question's outcome; `done` is called for each, those of an earlier run included.
 
     `answers` is called once, with the questions that no earlier run has answered.
     """
     missing = [one for one in questions if store.get(cell, one, router) is None]
     fresh = iter(answers(missing))
-    found: list[Outcome] = []
+    found: list[Kept] = []
     for question in questions:
         outcome = store.get(cell, question, router)
         if outcome is None:

@@ -6,15 +6,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from edgewise.cloud.base import CloudModel
+from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.edge.base import EdgeModel, Needs, Step, Tokenizer
 from edgewise.errors import ContextOverflow
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.prompts import Prompt, prompt_of
 from edgewise.routers.base import Router
-from edgewise.routers.uncertainty import MaxProb
-from edgewise.sampling import Sampling
+from edgewise.routers.untrained import MaxProb
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import first_mention, is_right, is_strictly_right
 
@@ -42,7 +41,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     `right` by the paper's extraction, `strict` by the stricter reading. `cloud_tokens` are those
     the answer holds, `wasted_tokens` those that were asked for besides; `consults` were answered,
-    `changed` of them with a first token that the edge would not have written. `cached` and
+    `changed` of them with a first token that the edge would not have written. `discarded` are the
+    edge's tokens of an answer that the cloud then wrote anew. `cached` and
     `computed` are prompt tokens by the cloud engine's own meter, None where it has none.
     `uncertainty` is the mean score over the answer, `seconds` its duration.
     """
@@ -58,6 +58,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     consults: int = 0
     changed: int = 0
     failed: int = 0
+    discarded: int = 0
     cached: int | None = None
     computed: int | None = None
     uncertainty: float = 0.0
@@ -145,9 +146,10 @@ def paired(
     cloud: CloudModel,
     *,
     deadline: float = LONGEST_DEADLINE,
+    span: int = 1,
 ) -> Decoder:
     """Edge and cloud. A cloud that fails ends the evaluation: the figure would be a mixture."""
-    policy = Policy(threshold=threshold, deadline=deadline, on_cloud_error="raise")
+    policy = Policy(threshold=threshold, deadline=deadline, span=span, on_cloud_error="raise")
     return Decoder(edge, router=router, policy=policy, cloud=cloud)
 
 
@@ -165,7 +167,7 @@ class CloudAlone:
         session = self._cloud.open(prompt)
         try:
             completion = session.ask(
-                prompt.ids, self._max_tokens, Sampling(), CLOUD_DEADLINE
+                ConsultRequest(prompt.ids, self._max_tokens, CLOUD_DEADLINE)
             ).result()
         finally:
             session.close()
@@ -242,15 +244,9 @@ class CommitPoint:
 
     def answer(self, question: Question) -> Outcome:
         """At most one consult."""
-        answer = edge_alone(self._edge, self._max_tokens).ask(question)
-        at = commit_point(self._edge.tokenizer, [t.id for t in answer.tokens], question)
-        if at is None:
-            return outcome_of(question, answer)
-        before = len(question_ids(self._edge.tokenizer, question))
+        place = AtPosition(commit_position(self._edge, question, self._max_tokens))
         policy = Policy(threshold=1.0, max_cloud_tokens=1, on_cloud_error="raise")
-        decoder = Decoder(
-            self._edge, router=AtPosition(before + at), policy=policy, cloud=self._cloud
-        )
+        decoder = Decoder(self._edge, router=place, policy=policy, cloud=self._cloud)
         return Decoded(decoder, self._max_tokens).answer(question)
 
 
@@ -264,6 +260,13 @@ class AtPosition:
 
     def score(self, step: Step) -> float:
         return float(step.position == self.position)
+
+
+def commit_position(edge: EdgeModel, question: Question, max_tokens: int) -> int | None:
+    """Where the edge's own answer names a choice first, in ids from the prompt's beginning."""
+    answer = edge_alone(edge, max_tokens).ask(question)
+    at = commit_point(edge.tokenizer, [token.id for token in answer.tokens], question)
+    return None if at is None else len(question_ids(edge.tokenizer, question)) + at
 
 
 def commit_point(tokenizer: Tokenizer, ids: Sequence[int], question: Question) -> int | None:
@@ -293,9 +296,11 @@ def query_level(
 ) -> list[Outcome]:
     """Whole questions to the cloud, those of the highest scores first, within a cloud share.
 
-    A question's score is how unsure the edge was over its answer (`Outcome.uncertainty`), or that
-    of `scores`. Questions are sent as long as cloud tokens stay within `share` of all output
-    tokens.
+    A question's score is that of `scores`. Without them this is a cascade (FrugalGPT, arXiv
+    2305.05176): the edge answers first, and how unsure it was over its answer
+    (`Outcome.uncertainty`) decides whether the cloud answers anew, so both take their time and the
+    edge's tokens are `discarded`. Questions are sent as long as cloud tokens stay within `share` of
+    all output tokens.
     """
     worth = [outcome.uncertainty for outcome in edge] if scores is None else scores
     chosen = list(edge)
@@ -306,5 +311,11 @@ def query_level(
         written += cloud[i].cloud_tokens
         if written > share * output:
             break
-        chosen[i] = msgspec.structs.replace(cloud[i], uncertainty=edge[i].uncertainty)
+        before = edge[i] if scores is None else None
+        chosen[i] = msgspec.structs.replace(
+            cloud[i],
+            uncertainty=edge[i].uncertainty,
+            discarded=before.output_tokens if before else 0,
+            seconds=cloud[i].seconds + (before.seconds if before else 0.0),
+        )
     return chosen

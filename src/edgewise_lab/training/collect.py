@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from edgewise.cloud.base import CloudModel
+from edgewise.costs.price import BilledTokens
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Needs, Step, Tokenizer
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
@@ -23,6 +24,7 @@ from edgewise_lab.evaluation.systems import question_ids, room, text_of
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import agreeing, is_right
 from edgewise_lab.rollouts import CloudRollouts, Continuation, Done, Prefix, Rollouts, ignore
+from edgewise_lab.training.spending import SpendingMeter
 
 Text = Literal["answer", "reference", "target", "own"]
 """What the edge reads: the cloud's answer, the reference that comes with a question, the target
@@ -39,6 +41,8 @@ KEPT = 64
 
 SAMPLES_A_SHARD = 50
 COLUMNS = READ
+_ALWAYS = ("sample", "proposed", "written", "edge_logprob")
+"""Fields of `Columns` that are arrays, in their order."""
 _PREFILL = 256
 
 
@@ -183,7 +187,7 @@ def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[],
     inputs = {name: np.stack(values).astype(np.float32) for name, values in rows.items()}
     if not all(np.isfinite(values).all() for values in inputs.values()):
         raise UsageError(
-            "The edge model computes hidden states or probabilities that are no numbers here",
+            "The edge model computes hidden states or probabilities that are not numbers here",
             hint="its file is damaged, or of a kind that cannot run on this machine",
         )
     return Columns(
@@ -208,10 +212,7 @@ def steps_along(session: EdgeSession, sample: Sample) -> Iterator[Step]:
 def _write(path: Path, shard: Columns) -> None:
     """Under another name first, so that a file that is there is whole."""
     tensors: dict[str, NDArray[np.generic]] = {
-        "sample": shard.sample,
-        "proposed": shard.proposed,
-        "written": shard.written,
-        "edge_logprob": shard.edge_logprob,
+        **{name: getattr(shard, name) for name in _ALWAYS},
         **{f"input.{name}": values for name, values in shard.inputs.items()},
     }
     partial = path.with_suffix(".partial")
@@ -227,12 +228,9 @@ def _read(path: Path) -> Columns:
             names = msgspec.json.decode(file.metadata()["questions"], type=tuple[str, ...])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         found = Columns(
-            names,
-            tensors["sample"],
-            tensors["proposed"],
-            tensors["written"],
-            tensors["edge_logprob"],
-            {name: tensors[f"input.{name}"] for name in COLUMNS},
+            questions=names,
+            inputs={name: tensors[f"input.{name}"] for name in COLUMNS},
+            **{name: tensors[name] for name in _ALWAYS},
         )
     except (SafetensorError, LookupError, OSError, TypeError, ValueError) as error:
         raise UsageError(f"{str(path)!r} is damaged ({error})", hint="remove it") from error
@@ -264,12 +262,10 @@ def _of(columns: Columns, questions: set[str]) -> Columns:
         return columns
     rows, places = kept[columns.sample], np.cumsum(kept) - 1
     return Columns(
-        tuple(name for name in columns.questions if name in questions),
-        places[columns.sample[rows]].astype(np.int32),
-        columns.proposed[rows],
-        columns.written[rows],
-        columns.edge_logprob[rows],
-        {name: values[rows] for name, values in columns.inputs.items()},
+        questions=tuple(name for name in columns.questions if name in questions),
+        sample=places[columns.sample[rows]].astype(np.int32),
+        inputs={name: values[rows] for name, values in columns.inputs.items()},
+        **{name: getattr(columns, name)[rows] for name in _ALWAYS[1:]},
     )
 
 
@@ -278,15 +274,12 @@ def _joined(shards: Sequence[Columns]) -> Columns:
     if not shards:
         raise UsageError("There are no answers to learn from", hint="give questions that have some")
     starts = np.cumsum([0, *(len(shard.questions) for shard in shards[:-1])])
+    sample = [shard.sample + start for shard, start in zip(shards, starts, strict=True)]
     return Columns(
-        tuple(question for shard in shards for question in shard.questions),
-        np.concatenate(
-            [shard.sample + start for shard, start in zip(shards, starts, strict=True)]
-        ).astype(np.int32),
-        np.concatenate([shard.proposed for shard in shards]),
-        np.concatenate([shard.written for shard in shards]),
-        np.concatenate([shard.edge_logprob for shard in shards]),
-        {name: np.concatenate([shard.inputs[name] for shard in shards]) for name in COLUMNS},
+        questions=tuple(question for shard in shards for question in shard.questions),
+        sample=np.concatenate(sample).astype(np.int32),
+        inputs={name: np.concatenate([shard.inputs[name] for shard in shards]) for name in COLUMNS},
+        **{n: np.concatenate([getattr(shard, n) for shard in shards]) for n in _ALWAYS[1:]},
     )
 
 
@@ -299,6 +292,7 @@ def read_by_cloud(
     folder: Path,
     done: Callable[[], None] = lambda: None,
     *,
+    meter: SpendingMeter,
     name: str = REFERENCES,
     logprobs: bool = True,
 ) -> list[Sample]:
@@ -316,6 +310,9 @@ def read_by_cloud(
         done()
     local = cloud.local
     for sample in _elsewhere(fresh, cloud, logprobs) if local is None else _here(fresh, local):
+        if local is not None:
+            # Consults elsewhere are counted as they are made.
+            meter.count(BilledTokens(input=len(sample.prompt) + len(sample.ids)))
         append(path, sample)
         known[sample.question] = sample
         done()

@@ -84,7 +84,7 @@ def _part(columns: Columns, signal: Signal, top_k: int, reference: Reference) ->
     rows = columns.inputs[signal.name]
     if signal.ranked:
         return ranks_of(rows, reference)
-    return rows[:, :top_k] if signal.per_k else rows
+    return rows[:, :top_k] if signal.width == "k" else rows
 
 
 def held_out(data: Data, fraction: float, seed: int) -> NDArray[np.bool_]:
@@ -188,12 +188,12 @@ def _problem(found: Fitted) -> str | None:
         if not isinstance(tensor, np.ndarray) or not np.issubdtype(tensor.dtype, np.floating):
             return f"{name!r} that is not a tensor of numbers"
         if not np.isfinite(tensor).all():
-            return f"{name!r} with weights that are no numbers"
+            return f"{name!r} with weights that are not numbers"
     scores, labels = np.asarray(found.scores), np.asarray(found.labels)
     if scores.ndim != 1 or scores.shape != labels.shape or not len(scores):
         return "scores and labels that do not go together"
     if not (math.isfinite(found.loss) and math.isfinite(found.baseline_loss)):
-        return "losses that are no numbers"
+        return "losses that are not numbers"
     if not all(((values >= 0) & (values <= 1)).all() for values in (scores, labels)):
         return "scores or labels that are not from 0 to 1"
     return None

@@ -80,12 +80,13 @@ def model_card(card: RouterCard, measured: Sequence[Measured]) -> str:
             "share": f"{point.share:.0%}",
             "threshold": f"{point.threshold:.6f}",
             "realised": tables.share(point.realised, point.interval),
-            "probability": _percent(card.probability_at(point.threshold)),
+            "probability": "" if worth is None else f"{worth:.0%}",
             "edge": _accuracy(point.edge),
             "pair": _accuracy(point.pair),
             "cloud": _accuracy(point.cloud),
         }
         for point in measured
+        for worth in [card.probability_at(point.threshold)]
     ]
     # Markdown, not HTML: nothing to escape.
     environment = Environment(  # noqa: S701
@@ -98,10 +99,6 @@ def model_card(card: RouterCard, measured: Sequence[Measured]) -> str:
 def _accuracy(right: Sequence[bool]) -> str:
     low, high = mean_interval(right)
     return f"{sum(right) / len(right):.1%} ({100 * low:.0f} to {100 * high:.0f})"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
 
 
 _TEMPLATE = """\

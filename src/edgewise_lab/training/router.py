@@ -150,7 +150,9 @@ class Training:
         probed = self.meter.spent
         if probed.tokens == NOTHING:
             return None
-        return probed.times(len(every.questions) / len(few.questions)).plus(self._thresholds_cost())
+        whole = probed.times(len(every.questions) / len(few.questions))
+        more = self._thresholds_cost()
+        return Spending(whole.tokens + more.tokens, whole.seconds + more.seconds)
 
     def _thresholds_cost(self) -> Spending:
         """Of `calibrate`: the cloud's answers, and the pair's at several thresholds a share."""
@@ -180,6 +182,7 @@ class Training:
         self._progress.stage("labels", len(columns.questions))
         with ExitStack() as stack:
             writers = self._label.writers
+            by = identity_of(read_card(self.folder), self.folder) if "pair" in writers else ""
             rollouts: dict[Writer, Rollouts] = {w: self._rollouts(w, stack) for w in writers}
             label_all(
                 self._label,
@@ -187,7 +190,7 @@ class Training:
                 rollouts,
                 self._data,
                 self._progress.done,
-                router=self._identity() if "pair" in writers else "",
+                router=by,
             )
 
     def fit(self) -> Fitted:
@@ -353,8 +356,15 @@ class Training:
     def _read(self, samples: Sequence[Sample], name: str, *, allowed: bool) -> list[Sample]:
         self._require(name, allowed=allowed)
         self._progress.stage("cloud's reading", len(samples))
-        done, likely = self._progress.done, self._label.objective == "marginal-likelihood"
-        return read_by_cloud(samples, self.cloud, self._data, done, name=name, logprobs=likely)
+        return read_by_cloud(
+            samples,
+            self.cloud,
+            self._data,
+            self._progress.done,
+            meter=self.meter,
+            name=name,
+            logprobs=self._label.objective == "marginal-likelihood",
+        )
 
     def _features(self, samples: Sequence[Sample], text: Text, *, allowed: bool) -> Columns:
         self._require(f"{text}-00000.safetensors", allowed=allowed)
@@ -416,9 +426,6 @@ class Training:
                 "The first round is not calibrated", hint="run its stage calibrate", setting="stage"
             )
         return PairRollouts(paired(self.edge, router_of(card, self.folder), threshold, self.cloud))
-
-    def _identity(self) -> str:
-        return identity_of(read_card(self.folder), self.folder)
 
     def _lacking(self, stage: Stage) -> UsageError:
         return UsageError(

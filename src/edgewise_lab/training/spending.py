@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
 from edgewise.cloud.base import CloudModel
+from edgewise.completion import Completion
 from edgewise.costs.price import NOTHING, BilledTokens, Price
-from edgewise_lab.around import Around, Flying
+from edgewise_lab.around import Around, observed
 from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts, ignore
 
 
@@ -27,10 +28,6 @@ class Spending(NamedTuple):
             output=round(one.output * factor),
         )
         return Spending(tokens, self.seconds * factor)
-
-    def plus(self, other: "Spending") -> "Spending":
-        """Both together."""
-        return Spending(self.tokens + other.tokens, self.seconds + other.seconds)
 
     def described(self, price: Price | None) -> str:
         """In words, with money where a price is known."""
@@ -60,11 +57,8 @@ class SpendingMeter:
         """So far."""
         return Spending(self.tokens, time.monotonic() - self._begun)
 
-    def completed(self, future: Flying, prompt: int) -> None:
+    def completed(self, prompt: int, reply: Completion) -> None:
         """Count a consult behind `prompt` ids, once it is answered."""
-        if future.cancelled() or future.exception():
-            return
-        reply = future.result()
         read = prompt if reply.prompt is None else reply.prompt
         cached = min(reply.cached or 0, read)
         self.count(BilledTokens(input=read - cached, cached=cached, output=reply.billed))
@@ -74,12 +68,7 @@ class MeteredCloud(Around):
     """Implements `CloudModel`: `cloud`, whose consults are counted."""
 
     def __init__(self, cloud: CloudModel, meter: SpendingMeter) -> None:
-        def counted(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
-            future = send()
-            future.add_done_callback(lambda done: meter.completed(done, len(ids)))
-            return future
-
-        super().__init__(cloud, counted)
+        super().__init__(cloud, observed(meter.completed))
 
 
 class MeteredRollouts:

@@ -58,19 +58,14 @@ WORDS = "words"
 
 
 class Redaction(NamedTuple):
-    """What each class is treated as, and the user's own words."""
+    """How each class that may not leave is treated, and the user's own words."""
 
     treatments: Mapping[str, Treatment]
     words: tuple[str, ...] = ()
 
-    @property
-    def active(self) -> dict[str, Treatment]:
-        """Those that are not allowed."""
-        return {name: how for name, how in sorted(self.treatments.items()) if how != "allow"}
-
     def __str__(self) -> str:
         return ", ".join(
-            name if how == "mask" else f"{name}={how}" for name, how in self.active.items()
+            name if how == "mask" else f"{name}={how}" for name, how in self.treatments.items()
         )
 
 
@@ -78,13 +73,14 @@ def redaction_of(redact: str | None) -> Redaction:
     """The rules of a setting. Raises `UsageError`, also if its parts contradict each other."""
     if redact is None or redact.strip() == "off":
         return Redaction({})
-    asked = [one.strip() for one in redact.split(",")]
-    own = words_of([one[1:] for one in asked if one.startswith("@")])
+    items = [one.strip() for one in redact.split(",")]
+    own = words_of([one[1:] for one in items if one.startswith("@")])
     treatments: dict[str, Treatment] = {WORDS: "mask"} if own else {}
-    for one in asked:
+    for one in items:
         if not one.startswith("@"):
             treatments |= _item(one)
-    if bool(own) != (treatments.get(WORDS, "allow") != "allow"):
+    treatments = {name: how for name, how in sorted(treatments.items()) if how != "allow"}
+    if bool(own) != (WORDS in treatments):
         raise UsageError(
             f"redact names the class {WORDS} without a file of words, or lets these leave",
             hint="give @FILE, one a line",
@@ -113,22 +109,19 @@ def _item(one: str) -> dict[str, Treatment]:
 
 def words_of(files: Sequence[str]) -> tuple[str, ...]:
     """The words of these files, one a line. Raises `UsageError`."""
-    lines = [line for name in files for line in _lines(name)]
+    lines = list[str]()
+    for name in files:
+        try:
+            lines += from_home(name).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"The words in {name!r} cannot be read ({error})", hint="give a file in UTF-8"
+            ) from error
     words = tuple(dict.fromkeys(" ".join(one.split()) for one in lines if one.strip()))
-    if files and not words:
-        raise UsageError(f"The file {files[0]!r} of redact has no word", hint="write one a line")
-    if len(words) > MOST or not all(2 <= len(word) <= LONGEST for word in words):
+    fit = all(2 <= len(word) <= LONGEST for word in words)
+    if files and not (fit and 1 <= len(words) <= MOST):
         raise UsageError(
-            f"The words in {files[0]!r} are too many, too short or too long",
-            hint=f"give at most {MOST} words of 2 to {LONGEST} characters",
+            f"The words in {files[0]!r} are none, too many, too short or too long",
+            hint=f"give 1 to {MOST} words of 2 to {LONGEST} characters, one a line",
         )
     return words
-
-
-def _lines(name: str) -> list[str]:
-    try:
-        return from_home(name).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"The words in {name!r} cannot be read ({error})", hint="give a file in UTF-8"
-        ) from error

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from edgewise.cloud.bridge.word_boundary import is_unspaced
+from edgewise.cloud.adapter.word_boundary import is_unspaced
 from edgewise.cloud.redaction.base import Span
 from edgewise.cloud.redaction.normal import Normal
 from edgewise.errors import UsageError
@@ -36,13 +36,13 @@ class Email:
     labels = ("EMAIL",)
 
     def find(self, text: str) -> Iterator[Span]:
-        for found in _EMAIL.finditer(text):
-            domain = found[1].rstrip("-_.")
+        for match in _EMAIL.finditer(text):
+            domain = match[1].rstrip("-_.")
             last = domain.rpartition(".")[2]
             if "." in domain and len(last) >= 2 and not last.isdigit():
-                end = found.start(1) + len(domain)
-                lead = len(found[0]) - len(found[0].lstrip(".'"))
-                yield Span(found.start() + lead, end, "EMAIL")
+                end = match.start(1) + len(domain)
+                lead = len(match[0]) - len(match[0].lstrip(".'"))
+                yield Span(match.start() + lead, end, "EMAIL")
 
 
 class Ip:
@@ -51,16 +51,16 @@ class Ip:
     labels = ("IP",)
 
     def find(self, text: str) -> Iterator[Span]:
-        for found in _V4.finditer(text):
-            before = text[max(0, found.start() - 12) : found.start()]
-            if not found[0].startswith(_SAYS_NOTHING) and not _VERSION.search(before):
-                yield from _address(found.start(), found[0])
-        for found in _V6.finditer(text) if ":" in text else ():
-            if found[0].count(":") < 2:
+        for match in _V4.finditer(text):
+            before = text[max(0, match.start() - 12) : match.start()]
+            if not match[0].startswith(_SAYS_NOTHING) and not _VERSION.search(before):
+                yield from _address(match.start(), match[0])
+        for match in _V6.finditer(text) if ":" in text else ():
+            if match[0].count(":") < 2:
                 continue
-            yield from _address(found.start(), found[0].rstrip(".:"))
-            if found[0].endswith("::"):
-                yield from _address(found.start(), found[0])
+            yield from _address(match.start(), match[0].rstrip(".:"))
+            if match[0].endswith("::"):
+                yield from _address(match.start(), match[0])
 
 
 def _address(start: int, written: str) -> Iterator[Span]:
@@ -116,12 +116,12 @@ class Card:
     labels = ("CARD",)
 
     def find(self, text: str) -> Iterator[Span]:
-        for found in _CARD.finditer(text):
-            digits = "".join(filter(str.isdecimal, found[1]))
+        for match in _CARD.finditer(text):
+            digits = "".join(filter(str.isdecimal, match[1]))
             issued = 13 <= len(digits) <= 19 and len(set(digits)) > 1 and _ISSUED.match(digits)
             doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
             if issued and (sum(map(int, digits[::-2])) + sum(doubled)) % 10 == 0:
-                yield Span(found.start(), found.end(1), "CARD")
+                yield Span(match.start(), match.end(1), "CARD")
 
 
 class Iban:
@@ -131,10 +131,10 @@ class Iban:
 
     def find(self, text: str) -> Iterator[Span]:
         end = 0
-        for found in _IBAN.finditer(text):
-            start = found.start()
+        for match in _IBAN.finditer(text):
+            start = match.start()
             # The longest: what is shorter has the remainder by chance.
-            for at in range(found.end(1), max(start, end), -1):
+            for at in range(match.end(1), max(start, end), -1):
                 word_ends = text[at - 1].isalnum() and not text[at : at + 1].isalnum()
                 if start >= end and word_ends and _is_account(text[start:at]):
                     end = at
@@ -168,11 +168,11 @@ class Phone:
             ) from error
 
     def find(self, text: str) -> Iterator[Span]:
-        for found in _PHONE.finditer(text):
-            start = found.start() + (found[0][0] == "(" and ")" not in found[0])
-            written = text[start : found.end()]
+        for match in _PHONE.finditer(text):
+            start = match.start() + (match[0][0] == "(" and ")" not in match[0])
+            written = text[start : match.end()]
             if self._is_one(written, text[max(0, start - _NUMBER_OF) : start]):
-                yield Span(start, found.end(), "PHONE")
+                yield Span(start, match.end(), "PHONE")
 
     def _is_one(self, written: str, before: str) -> bool:
         bare = written.lstrip("(")
@@ -250,20 +250,20 @@ class Secret:
     labels = ("SECRET",)
 
     def find(self, text: str) -> Iterator[Span]:
-        for found in _SERVICE.finditer(text):
-            yield Span(found.start(), found.start() + len(found[0].rstrip(".-")), "SECRET")
-        for found in _KEY.finditer(text):
-            yield Span(found.start(), found.end(), "SECRET")
-        for found in _IN_URL.finditer(text):
-            yield Span(found.start(1), found.end(1), "SECRET")
-        for found in _NAMED.finditer(text):
-            value = found[1].rstrip(".!?):")
+        for match in _SERVICE.finditer(text):
+            yield Span(match.start(), match.start() + len(match[0].rstrip(".-")), "SECRET")
+        for match in _KEY.finditer(text):
+            yield Span(match.start(), match.end(), "SECRET")
+        for match in _IN_URL.finditer(text):
+            yield Span(match.start(1), match.end(1), "SECRET")
+        for match in _NAMED.finditer(text):
+            value = match[1].rstrip(".!?):")
             if _is_no_word(value):
-                yield Span(found.start(1), found.start(1) + len(value), "SECRET")
-        for found in _DENSE.finditer(text):
-            before = text[max(0, found.start() - 10) : found.start()]
-            if _is_dense(found[0]) and not _DIGEST.search(before):
-                yield Span(found.start(), found.end(), "SECRET")
+                yield Span(match.start(1), match.start(1) + len(value), "SECRET")
+        for match in _DENSE.finditer(text):
+            before = text[max(0, match.start() - 10) : match.start()]
+            if _is_dense(match[0]) and not _DIGEST.search(before):
+                yield Span(match.start(), match.end(), "SECRET")
 
 
 def _is_no_word(value: str) -> bool:
@@ -307,12 +307,12 @@ class Words:
     def find(self, text: str) -> Iterator[Span]:
         for run in _RUN.finditer(text) if self._by_run else ():
             for before, pattern in self._by_run.get(run[0].lower(), ()):
-                found = pattern.match(text, max(0, run.start() - before))
-                if found is not None:
-                    yield Span(found.start(), found.end(), "WORD")
+                match = pattern.match(text, max(0, run.start() - before))
+                if match is not None:
+                    yield Span(match.start(), match.end(), "WORD")
         for pattern in self._anywhere:
-            for found in pattern.finditer(text):
-                yield Span(found.start(), found.end(), "WORD")
+            for match in pattern.finditer(text):
+                yield Span(match.start(), match.end(), "WORD")
 
 
 def _pattern(word: str) -> re.Pattern[str]:

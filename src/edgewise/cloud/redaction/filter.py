@@ -1,31 +1,27 @@
-"""The context filter that replaces private words by placeholders."""
+"""The context filter: what a cloud sees of a conversation, with placeholders for private words.
+
+A cloud of the edge's vocabulary is sent the ids that the edge reads. The cross-tokenizer adapter
+writes the conversation anew, so it may show other words for some.
+"""
 
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from edgewise.cloud.bridge.context_filter import (
-    Context,
-    ContextFilter,
-    FilteredAnswer,
-    FilteredContext,
-)
-from edgewise.cloud.bridge.word_boundary import is_unspaced
+from edgewise.cloud.adapter.word_boundary import is_unspaced
 from edgewise.cloud.redaction.base import DETECTORS, WORDS, Detector, Redaction, Span
-from edgewise.cloud.redaction.detectors import Words
 from edgewise.cloud.redaction.normal import Normal, letters
-from edgewise.cloud.redaction.placeholders import Forms, Placeholders, reading
+from edgewise.cloud.redaction.placeholders import Forms, Placeholders, Restored
 from edgewise.errors import Blocked
+from edgewise.prompts import Message
 
 SECONDS = 5.0
 """What detectors may take for a text; one that takes longer stops the consult."""
-
-MOST_FOUND = 10_000
-"""Private words of a conversation; one with more is not sent."""
 
 TAIL = 128
 """Characters at the end of an answer in which half a private word is looked for."""
@@ -36,24 +32,48 @@ _KEPT = 8
 _log = logging.getLogger(__name__)
 
 
+class Context(NamedTuple):
+    """What a cloud sees before an answer: messages, else the `text` of a prompt of ids."""
+
+    messages: tuple[Message, ...] | None
+    text: str = ""
+
+
+def _as_it_is(reply: str, *, ended: bool) -> Restored:
+    return Restored(reply)
+
+
+class FilteredAnswer(NamedTuple):
+    """An answer so far as a cloud is shown it, and what its words behind it mean.
+
+    Of a longer answer the `text` begins alike, or the cloud's cache misses. `restored` is asked
+    with the cloud's words so far, and whether they have `ended`.
+    """
+
+    text: str
+    restored: Callable[..., Restored] = _as_it_is
+
+
 class Local(Blocked):
     """A private word is there of a class that makes the conversation local."""
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
-    """One for each class that is not allowed. Raises `UsageError` for one that cannot be had."""
+    """One for each class. Raises `UsageError` for one that cannot be had."""
+    from edgewise.cloud.redaction.detectors import Words
+
     return {
         name: Words(rules.words) if name == WORDS else DETECTORS.load(name)()
-        for name in rules.active
+        for name in rules.treatments
     }
 
 
-class Redacted(ContextFilter):
-    """A filter that shows placeholders for private words."""
+class Redacted:
+    """Makes a `RedactedContext` for each answer; any thread may ask. `name` says what it hides."""
 
     def __init__(self, rules: Redaction) -> None:
         """Raises `UsageError` for a class that cannot be looked for here."""
-        self._treatments = rules.active
+        self._treatments = rules.treatments
         self._detectors = detectors_of(rules)
         labels = [label for one in self._detectors.values() for label in one.labels]
         self.forms = Forms(labels)
@@ -62,6 +82,7 @@ class Redacted(ContextFilter):
         self.name = f"redacted: {rules}"
 
     def local_only(self, before: Context) -> bool:
+        """Whether the text before an answer keeps the conversation on the device."""
         try:
             return isinstance(self._seen(before), Local)
         except Blocked:
@@ -69,6 +90,7 @@ class Redacted(ContextFilter):
             return False
 
     def of(self, before: Context) -> "RedactedContext":
+        """What is shown before an answer. Raises `Blocked` if nothing may be shown."""
         seen = self._seen(before)
         if isinstance(seen, Local):
             raise seen
@@ -124,8 +146,11 @@ class Redacted(ContextFilter):
         return Blocked(message)
 
 
-class RedactedContext(FilteredContext):
-    """Any thread may ask."""
+class RedactedContext:
+    """What a cloud sees of one answer: `shown` stands before it. Any thread may ask.
+
+    What it shows of the same is always the same: caches go by it.
+    """
 
     def __init__(self, before: Context, redaction: Redacted) -> None:
         """Raises `Blocked`."""
@@ -138,27 +163,26 @@ class RedactedContext(FilteredContext):
             )
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
-        """Raises `Blocked`, with `open` if the end may become a private word."""
+        """What is shown of an answer so far.
+
+        `begun` is the answer with the signs of calls that are control tokens, where it differs.
+        Raises `Blocked`, with `open` if the end may become a private word.
+        """
         known = self._known.copy()
-        places = self._places(known, written)
+        places = known.places(written, self._filter.find(written))
         if _is_open(written, places, known):
             raise Blocked("The answer's end may be half a private word.", open=True)
         text = known.replaced(written, places)
         return FilteredAnswer(text, partial(known.restored, begun or written))
 
     def _redacted(self, text: str) -> str:
-        return self._known.replaced(text, self._places(self._known, text))
-
-    def _places(self, known: Placeholders, text: str) -> list[Span]:
-        found = self._filter.find(text)
-        if len(known.names) + len({text[one.start : one.end] for one in found}) > MOST_FOUND:
-            raise Blocked(f"It holds more than {MOST_FOUND} private words, so nothing is sent.")
-        return known.places(text, found)
+        places = self._known.places(text, self._filter.find(text))
+        return self._known.replaced(text, places)
 
 
 def _is_open(text: str, places: Sequence[Span], known: Placeholders) -> bool:
     """Whether the end may be half a known word, however it is divided and capitalised."""
-    words = sorted(filter(None, (reading(word).letters for word in known.names)))
+    words = sorted(filter(None, map(letters, known.names)))
     if places and places[-1].end >= len(text.rstrip()):
         word = text[places[-1].start : places[-1].end]
         # It would have one placeholder now and another when it is whole.

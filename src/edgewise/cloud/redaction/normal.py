@@ -7,6 +7,7 @@ full-width and composed forms).
 import re
 import unicodedata
 from collections.abc import Iterator
+from functools import lru_cache
 
 from edgewise.cloud.redaction.base import Span
 
@@ -20,6 +21,7 @@ _Piece = tuple[str, int, int]
 """What a part of a text reads as, and where it begins and ends."""
 
 
+@lru_cache(1 << 14)
 def letters(text: str) -> str:
     """Letters and digits alone, without accents and in small letters."""
     read = unicodedata.normalize("NFKD", Normal(text).text)
@@ -36,15 +38,15 @@ class Normal:
             parts.append(text[done:end])
             places.extend((at, at + 1) for at in range(done, end))
 
-        for found in _OTHER.finditer(text):
-            pieces = list(_composed(found[0]))
-            if "".join(part for part, _, _ in pieces) == found[0]:
+        for match in _OTHER.finditer(text):
+            pieces = list(_composed(match[0]))
+            if "".join(part for part, _, _ in pieces) == match[0]:
                 continue
-            leave(found.start())
+            leave(match.start())
             for part, start, end in pieces:
                 parts.append(part)
-                places += [(found.start() + start, found.start() + end)] * len(part)
-            done = found.end()
+                places += [(match.start() + start, match.start() + end)] * len(part)
+            done = match.end()
         self.same = not parts
         """Whether it reads as it is written."""
         if parts:

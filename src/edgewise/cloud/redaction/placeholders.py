@@ -7,15 +7,17 @@ has that could be taken for a placeholder is given one, so nothing in it can for
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from edgewise.cloud.bridge.context_filter import Restored
 from edgewise.cloud.redaction.base import Span
-from edgewise.cloud.redaction.normal import Normal, letters
+from edgewise.cloud.redaction.normal import Normal
+from edgewise.errors import Blocked
 
 LITERAL = "TEXT"
 """The label of what only looks like a placeholder."""
+
+MOST_FOUND = 10_000
+"""Private words of a conversation; one with more is not sent."""
 
 _LONGEST = 80
 """Characters of the longest placeholder, however it is written."""
@@ -38,25 +40,17 @@ _BARE_CALL = re.compile(
 """How models begin calls of tools, and that of a family with no sign before it."""
 
 
-class Like(NamedTuple):
-    """From `start` to before `end`: a placeholder, where it has a `name`."""
+class Restored(NamedTuple):
+    """What a cloud's words mean here, as far as that is known yet.
 
-    start: int
-    end: int
-    name: str | None = None
+    `whole` are places in `text`, from and to, that are one word each. Behind the text something
+    is `left` where it ends early: words that may still become something else ("open"), or some
+    that mean nothing here ("unknown").
+    """
 
-
-class Reading(NamedTuple):
-    """A word's normal form, and as `normal.letters`."""
-
-    plain: str
-    letters: str
-
-
-@lru_cache(1 << 14)
-def reading(word: str) -> Reading:
-    """What was read once is known."""
-    return Reading(Normal(word).text, letters(word))
+    text: str
+    whole: tuple[tuple[int, int], ...] = ()
+    left: Literal["open", "unknown"] | None = None
 
 
 class Forms:
@@ -75,10 +69,10 @@ class Forms:
             rf"|(?i:(?<![^\W_])({names})\\?_?\d{{0,6}}\Z)"
         )
 
-    def like(self, text: str) -> list[Like]:
-        """What is a placeholder or could be taken for one, in order."""
+    def like(self, text: str) -> list[Span]:
+        """What is a placeholder, labelled with its name, or could be taken for one; in order."""
         return [
-            Like(*one.span(), one[1] and _named(one[1].upper(), int(one[2])))
+            Span(*one.span(), _named(one[1].upper(), int(one[2])) if one[1] else "")
             for one in self._like.finditer(text)
         ]
 
@@ -101,25 +95,25 @@ class Placeholders:
     def __init__(self, forms: Forms) -> None:
         self._forms = forms
         self.names: dict[str, str] = {}
-        self._words: dict[str, str] = {}
         self._counts = Counter[str]()
 
     def copy(self) -> "Placeholders":
         """The same so far, to go on with."""
         made = Placeholders(self._forms)
-        made.names, made._words = dict(self.names), dict(self._words)
-        made._counts = self._counts.copy()
+        made.names, made._counts = self.names.copy(), self._counts.copy()
         return made
 
     def places(self, text: str, found: Iterable[Span]) -> list[Span]:
         """What of `text` is replaced: what was `found`, known words, and literal placeholders.
 
-        In order, none overlapping another.
+        In order, none overlapping another. Raises `Blocked` for too many private words.
         """
         spans, read = list(found), Normal(text)
         labels = {text[one.start : one.end]: one.label for one in spans}
+        if len(self.names) + len(labels) > MOST_FOUND:
+            raise Blocked(f"It holds more than {MOST_FOUND} private words, so nothing is sent.")
         for word in dict.fromkeys([*self.names, *labels]):
-            plain = reading(word).plain
+            plain = Normal(word).text
             label = labels.get(word) or self.names[word][1:].rpartition("_")[0]
             if len(plain) >= _SHORTEST:
                 again = (Span(at, at + len(plain), label) for at in _occurrences(read.text, plain))
@@ -141,17 +135,18 @@ class Placeholders:
         `begun` is the answer before it, as it is here. In a call of a tool a placeholder stays what
         it is, unless the call has its word already: nobody but the edge says what a tool is told.
         """
+        words = {name: word for word, name in self.names.items()}
         half = self._forms.open_from(reply)
         text = reply if half is None or (ended and not half[1]) else reply[: half[0]]
         parts, whole, at, length = list[str](), list[tuple[int, int]](), 0, 0
         for one in self._forms.like(text):
-            word = self._words.get(one.name or "")
+            word = words.get(one.label)
             before = text[at : one.start]
             if word is None:
                 return Restored("".join([*parts, before]), tuple(whole), "unknown")
             call = _call(begun + "".join([*parts, before]))
             literal = self.names[word].startswith(f"<{LITERAL}_")
-            if call is not None and not literal and reading(word).plain not in Normal(call).text:
+            if call is not None and not literal and Normal(word).text not in Normal(call).text:
                 word = text[one.start : one.end]
             parts += [before, word]
             length += len(before)
@@ -165,7 +160,6 @@ class Placeholders:
         if name is None:
             self._counts[label] += 1
             name = self.names[word] = _named(label, self._counts[label])
-            self._words[name] = word
         return name
 
 

@@ -26,6 +26,9 @@ MAX_PARTS = 4096
 MAX_BUFFERS = 1 << 28
 """Most numbers in tables that a model computes, where its weights are no more."""
 
+LACKING = "does not hold all weights that its config.json describes ({})"
+"""What is wrong with a folder, and what of it."""
+
 _COUNTED = re.compile(r"layers?$|num_blocks|(num|n)_(\w+_)?experts$")
 _BLOCKS, _BLOCK_BYTES = 64, 65536
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -41,6 +44,8 @@ class HubConfig(msgspec.Struct):
     is_encoder_decoder: bool = False
     quantization_config: dict[str, Any] | None = None
     quantization: dict[str, Any] | None = None
+    max_position_embeddings: Any = None
+    text_config: "HubConfig | None" = None
 
 
 def read_config(folder: Path, form: str) -> HubConfig:
@@ -70,12 +75,9 @@ def read_config(folder: Path, form: str) -> HubConfig:
     return config
 
 
-def lacking(folder: Path, what: str) -> ModelError:
-    """That weights are missing."""
-    return ModelError(
-        f"The safetensors in {str(folder)!r} are not all that its config.json describes ({what})",
-        hint="download the model again",
-    )
+def damaged(path: Path, what: str) -> ModelError:
+    """That a model's file or folder is not what it should be; `what` it is or lacks."""
+    return ModelError(f"{str(path)!r} {what}", hint="download the model again")
 
 
 def reason_of(error: BaseException) -> str:
@@ -95,17 +97,20 @@ def require_one_device(engine: str, gpu_layers: int | Literal["auto"]) -> None:
 
 
 @contextmanager
-def explained(folder: Path, engine: str, package: str) -> Generator[None]:
-    """What `engine`, of a `package`, raises for a folder of no use, as a `ModelError`."""
+def explained(folder: Path, engine: str) -> Generator[None]:
+    """What the package `engine` raises for a file or folder of no use, as a `ModelError`.
+
+    A panic of a library in Rust is no `Exception`.
+    """
     try:
         yield
-    except (EdgewiseError, KeyboardInterrupt):
+    except (EdgewiseError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:
         without = " without code of the model's own" if "trust_remote_code" in str(error) else ""
         raise ModelError(
             f"{engine} cannot load {str(folder)!r}{without} ({reason_of(error)})",
-            hint=f"update {package}, or name a GGUF of the model",
+            hint=f"update {engine}, or name a GGUF of the model",
         ) from error
 
 
@@ -126,9 +131,7 @@ def read_bytes(path: Path, most: int = MAX_CONFIG) -> bytes | None:
         if not path.is_file():
             return None
         if path.stat().st_size > most:
-            raise ModelError(
-                f"{str(path)!r} is larger than {most >> 20} MB", hint="download the model again"
-            )
+            raise damaged(path, f"is larger than {most >> 20} MB")
         return path.read_bytes()
     except OSError as error:
         raise ModelError(
@@ -136,30 +139,18 @@ def read_bytes(path: Path, most: int = MAX_CONFIG) -> bytes | None:
         ) from error
 
 
-def read_json(path: Path, kind: type[_T], most: int = MAX_CONFIG) -> _T | None:
-    """A file's JSON as a `kind`; None where there is no such file. Raises `ModelError`."""
-    data = read_bytes(path, most)
-    if data is None:
-        return None
+def read_json(path: Path, kind: type[_T]) -> _T | None:
+    """A file's JSON as a `kind`; None where there is no such file. Raises `ModelError`.
+
+    By Python's `json`: configs of recurrent models have numbers, such as Infinity, that JSON lacks.
+    """
+    data = read_bytes(path)
     try:
-        return _decoded(data, kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{str(path)!r} is not what a model's folder holds under this name ({error})",
-            hint="download the model again",
+        return None if data is None else msgspec.convert(json.loads(data), kind)
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise damaged(
+            path, f"is not what a model's folder holds under this name ({error})"
         ) from error
-
-
-def _decoded(data: bytes, kind: type[_T]) -> _T:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        # Python writes numbers that JSON has not, as in the configs of recurrent models.
-        if b"Infinity" not in data and b"NaN" not in data:
-            raise
-        return msgspec.convert(json.loads(data), kind)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -183,10 +174,7 @@ def count_weights(files: Sequence[Path]) -> int:
             with safe_open(path, framework="numpy") as tensors:
                 shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
         except (SafetensorError, OSError, ValueError) as error:
-            raise ModelError(
-                f"{str(path)!r} is truncated or damaged ({str(error)[:200]})",
-                hint="download it again",
-            ) from error
+            raise damaged(path, f"is truncated or damaged ({str(error)[:200]})") from error
         count += sum(map(math.prod, shapes))
     return count
 

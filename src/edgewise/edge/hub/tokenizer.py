@@ -8,15 +8,14 @@ transformers is needed, and no code of a model runs.
 import math
 import re
 import threading
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from edgewise.edge.hub.folder import read_bytes, read_json
+from edgewise.edge.hub.folder import damaged, explained, read_bytes, read_json
 from edgewise.errors import ModelError, UsageError
 
 TOKENIZER = "tokenizer.json"
@@ -107,19 +106,18 @@ def _byte_of_letter() -> Mapping[str, int]:
 
 def _checked(path: Path) -> tuple[_File, _Model]:
     """`tokenizer.json` as the library may be given it. Raises `ModelError`."""
-    file = read_json(path, _File, MAX_TOKENIZER)
-    if file is None:
+    data = read_bytes(path, MAX_TOKENIZER)
+    if data is None:
         raise ModelError(
             f"There is no {TOKENIZER} in {str(path.parent)!r}",
             hint="save the model's fast tokenizer there, or name a GGUF of the model",
         )
     try:
+        file = msgspec.json.decode(data, type=_File)
         model = msgspec.json.decode(file.model, type=_Model)
         grows = _growth(msgspec.json.decode(file.normalizer))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelError(
-            f"{str(path)!r} is no tokenizer ({error})", hint="download the model again"
-        ) from error
+        raise damaged(path, f"is not a tokenizer ({error})") from error
     if not _is_byte_level(file) and not model.byte_fallback:
         raise ModelError(
             f"{str(path)!r} ({model.type or 'of no type'}) does not spell every text in bytes",
@@ -189,15 +187,12 @@ class HubTokenizer:
         self._added = frozenset(one.id for one in file.added_tokens)
         self._library = _library(self._where, msgspec.json.encode(file))
         self._lock = threading.Lock()
-        with _explained(self._where):
+        with explained(self._where, "tokenizers"):
             self._texts = {i: t for t, i in self._library.get_vocab(True).items()}
         known = max(self._texts, default=-1) + 1
         self.size = known if size is None else size
         if known > self.size:
-            raise ModelError(
-                f"{str(self._where)!r} has {known} ids and its model {self.size}",
-                hint="download the model again",
-            )
+            raise damaged(self._where, f"has {known} ids and its model {self.size}")
         control = {one.id for one in file.added_tokens if one.special}
         self._control = control & self._texts.keys()
         self.special: Mapping[int, str] = {
@@ -225,7 +220,7 @@ class HubTokenizer:
         if adds_bos is not None:
             ids = [i for i, text in self._texts.items() if text == self._named["bos"]]
             return ids[0] if adds_bos and ids else None
-        with _explained(self._where):
+        with explained(self._where, "tokenizers"):
             first = self._library.encode("x").ids[:1]
             plain = self._library.encode("x", add_special_tokens=False).ids[:1]
         return first[0] if first and first != plain and first[0] in self.special else None
@@ -236,7 +231,7 @@ class HubTokenizer:
         Added tokens that are not special, such as `<think>`, do so in any text, as in llama.cpp.
         """
         text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-        with self._lock, _explained(self._where):
+        with self._lock, explained(self._where, "tokenizers"):
             self._library.encode_special_tokens = not special
             ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
         if special or self._control.isdisjoint(ids):
@@ -252,7 +247,7 @@ class HubTokenizer:
         if self._byte_level:
             letter_of = {byte: letter for letter, byte in _byte_of_letter().items()}
             letters = [letter_of[byte] for byte in data]
-        with _explained(self._where):
+        with explained(self._where, "tokenizers"):
             ids = [self._library.token_to_id(letter) for letter in letters]
         return [part for part in ids if part is not None]
 
@@ -289,20 +284,5 @@ def _library(where: Path, data: bytes) -> Any:
         raise UsageError(
             f"Reading {str(where)!r} needs the package tokenizers", hint="pip install tokenizers"
         ) from error
-    with _explained(where):
+    with explained(where, "tokenizers"):
         return tokenizers.Tokenizer.from_buffer(data)
-
-
-@contextmanager
-def _explained(where: Path) -> Generator[None]:
-    """What the library raises for a damaged file, as a `ModelError`: panics are no `Exception`."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
-        raise
-    except BaseException as error:
-        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-        raise ModelError(
-            f"{str(where)!r} is damaged or too new for the installed tokenizers ({reason})",
-            hint="pip install -U tokenizers, or download the model again",
-        ) from error

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from edgewise.edge.base import Floats, Ids
 from edgewise.edge.kv import BATCH
 from edgewise.edge.llamacpp.library import llama_cpp
-from edgewise.edge.sequence import MEMORY, MOST, KvRow, Outputs, SequenceCache, StateCopy
+from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, alike
 from edgewise.errors import ModelError
 
 Bytes = NDArray[np.uint8]
@@ -21,18 +21,24 @@ _PARTIAL = 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, what cannot be cut
 class LlamaContext:
     """Owns a context of llama.cpp, and room for the ids of a decode.
 
-    `decodes` counts: rows are valid until the next one.
+    `decodes` counts: rows are valid until the next one. `recurrent` where layers hold one state,
+    that after the last id. `room` are the bytes for the checkpoints of each sequence, `idle`
+    buffers to use again: a copy into fresh memory takes many times as long.
     """
 
-    def __init__(
-        self, handle: Any, *, vocabulary: int, hidden_size: int, recurrent: bool = False
-    ) -> None:
-        """`recurrent` where layers hold one state, that after the last id."""
+    def __init__(self, handle: Any, model: Any, *, sequences: int) -> None:
+        """Take `handle`, a context of llama.cpp's `model` for so many sequences."""
         self.handle = handle
         self.decodes = 0
-        self.recurrent = recurrent
-        self._memory = llama_cpp.llama_get_memory(handle)
-        self._logits, self._hidden = _View(vocabulary), _View(hidden_size)
+        self.recurrent = bool(
+            llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
+        )
+        self.memory = llama_cpp.llama_get_memory(handle)
+        self.room = MEMORY // sequences
+        self.idle: list[Bytes] = []
+        vocabulary = llama_cpp.llama_model_get_vocab(model)
+        self._logits = _View(llama_cpp.llama_vocab_n_tokens(vocabulary))
+        self._hidden = _View(llama_cpp.llama_model_n_embd(model))
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         for index in range(BATCH):
             self._batch.n_seq_id[index] = 1
@@ -87,42 +93,6 @@ class LlamaContext:
         state = self._hidden.at(llama_cpp.llama_get_embeddings_ith(self.handle, index))
         return KvRow(logits, state)
 
-    def clear(self, sequence: int) -> None:
-        """Drop all ids of a sequence."""
-        llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-
-    def cut(self, sequence: int, position: int) -> bool:
-        """Drop a sequence's ids from `position` on; False where that cannot be done."""
-        if self.recurrent and self.length(sequence) > position:
-            return False
-        return bool(llama_cpp.llama_memory_seq_rm(self._memory, sequence, position, -1))
-
-    def length(self, sequence: int) -> int:
-        """How many ids a sequence holds."""
-        return llama_cpp.llama_memory_seq_pos_max(self._memory, sequence) + 1
-
-    def state_size(self, sequence: int) -> int:
-        """Bytes of what `save_state` would copy."""
-        return llama_cpp.llama_state_seq_get_size_ext(self.handle, sequence, _PARTIAL)
-
-    def save_state(self, sequence: int, buffer: Bytes, size: int) -> bool:
-        """Copy what cannot be cut of a sequence, `size` bytes; whether that was done."""
-        return size == llama_cpp.llama_state_seq_get_data_ext(
-            self.handle, _pointer(buffer), size, sequence, _PARTIAL
-        )
-
-    def load_state(self, sequence: int, buffer: Bytes, size: int, position: int) -> bool:
-        """Go back to a state that was saved at `position`; False where only `forget` is left."""
-        read = llama_cpp.llama_state_seq_set_data_ext(
-            self.handle, _pointer(buffer), size, sequence, _PARTIAL
-        )
-        # After it, never before: a cut is refused while the later state stands.
-        return (
-            read == size
-            and bool(llama_cpp.llama_memory_seq_rm(self._memory, sequence, position, -1))
-            and self.length(sequence) == position
-        )
-
     def close(self) -> None:
         # Views into it are stale from here on.
         self.decodes += 1
@@ -149,35 +119,23 @@ class _View:
         return self._array
 
 
-_CLOSE = 1e-2
-"""How far logits with and without hidden states may lie apart, of the largest."""
-
-
 class LlamaSequence(SequenceCache):
     """One sequence of a context. Rows are views, valid until the context's next decode."""
 
     spacing = 4
 
-    def __init__(
-        self,
-        context: LlamaContext,
-        number: int,
-        *,
-        idle: list[Bytes],
-        room: int = MEMORY,
-        most: int = MOST,
-    ) -> None:
-        """`idle` are buffers to use again: a copy into fresh memory takes many times as long."""
-        self._context, self._number, self._idle = context, number, idle
+    def __init__(self, context: LlamaContext, number: int) -> None:
+        """`number` is the sequence's in llama.cpp, from 0."""
+        self._context, self._number = context, number
         self.rewinds = "checkpoints" if context.recurrent else "anywhere"
-        super().__init__(room=room, most=most)
+        super().__init__(room=context.room)
 
     @property
     def decodes(self) -> int:
         return self._context.decodes
 
     def _begin(self) -> None:
-        self._context.clear(self._number)
+        llama_cpp.llama_memory_seq_rm(self._context.memory, self._number, -1, -1)
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
         context, every = self._context, outputs == "all"
@@ -189,53 +147,54 @@ class LlamaSequence(SequenceCache):
             return (context.row(last, hidden=hidden),)
         return [context.row(index, hidden=hidden) for index in range(last + 1)]
 
-    def _failed(self) -> None:
+    def _failed(self, ids: Sequence[int]) -> None:
         # What was computed before stays: a Ctrl-C costs no prompt.
         start = self.length
-        self.count()
+        self.count(ids)
         self.back(start)
 
-    def count(self) -> None:
-        """Know of ids that were computed by others than `run`."""
-        self.length = max(self.length, self._context.length(self._number))
+    def count(self, ids: Sequence[int]) -> None:
+        """Know of those `ids` that were computed, by others than `run` or before it failed."""
+        self.ids += ids[: max(0, self._held() - self.length)]
 
-    def _size(self) -> int:
-        return self._context.state_size(self._number)
+    def _held(self) -> int:
+        return llama_cpp.llama_memory_seq_pos_max(self._context.memory, self._number) + 1
 
-    def _copy(self) -> StateCopy:
-        size = self._size()
-        buffer = self._buffer(size)
-        if not self._context.save_state(self._number, buffer, size):
-            self._idle.append(buffer)
+    @property
+    def state_size(self) -> int:
+        return llama_cpp.llama_state_seq_get_size_ext(self._context.handle, self._number, _PARTIAL)
+
+    def _copy(self) -> Bytes:
+        size = self.state_size
+        buffer = self._buffer(size)[:size]
+        if size != llama_cpp.llama_state_seq_get_data_ext(
+            self._context.handle, _pointer(buffer), size, self._number, _PARTIAL
+        ):
+            self._reuse(buffer)
             raise RuntimeError("llama.cpp did not copy its state")
-        return StateCopy(buffer, size)
+        return buffer
 
     def _buffer(self, size: int) -> Bytes:
-        for index, buffer in enumerate(self._idle):
+        idle = self._context.idle
+        for index, buffer in enumerate(idle):
             if len(buffer) >= size:
-                return self._idle.pop(index)
-        if self._idle:
-            self._idle.pop()
+                return idle.pop(index)
+        if idle:
+            idle.pop()
         return np.empty(size, np.uint8)
 
     def _reuse(self, state: Bytes) -> None:
-        self._idle.append(state)
+        self._context.idle.append(state)
 
-    def _back(self, count: int, state: Any | None) -> bool:
-        position = self.length - count
-        if state is None:
-            return self._context.cut(self._number, position)
-        size = self._copies[position].size
-        return self._context.load_state(self._number, state, size, position)
-
-
-def sequences_in(context: LlamaContext, count: int, *, most: int = MOST) -> list[LlamaSequence]:
-    """All sequences of a context, which share the room for checkpoints."""
-    idle: list[Bytes] = []
-    return [
-        LlamaSequence(context, number, idle=idle, room=MEMORY // count, most=most)
-        for number in range(count)
-    ]
+    def _back(self, count: int, state: Bytes | None) -> bool:
+        position, context = self.length - count, self._context
+        if state is not None and len(state) != llama_cpp.llama_state_seq_set_data_ext(
+            context.handle, _pointer(state), len(state), self._number, _PARTIAL
+        ):
+            return False
+        # After it, never before: a cut is refused while the later state stands.
+        removed = llama_cpp.llama_memory_seq_rm(context.memory, self._number, position, -1)
+        return bool(removed) and self._held() == position
 
 
 def examine(context: LlamaContext) -> tuple[int, bool]:
@@ -245,14 +204,11 @@ def examine(context: LlamaContext) -> tuple[int, bool]:
     head out of some hybrids (LFM2) when it does, and in the place of the logits stands what an
     earlier decode left there. Raises `ModelError`.
     """
-    rows: list[Floats] = []
+    sequence, rows = LlamaSequence(context, 0), list[Floats]()
     for token, hidden in ((0, False), (1, False), (0, True)):
-        context.clear(0)
-        context.put(0, [token], 0, last=True)
-        context.decode(hidden=hidden)
-        rows.append(context.row(0, hidden=False).logits.copy())
-    state = context.state_size(0)
-    context.clear(0)
-    plain, _, beside = rows
-    right = np.allclose(beside, plain, rtol=0, atol=_CLOSE * float(np.abs(plain).max()))
-    return state, bool(right)
+        sequence.clear()
+        (row,) = sequence.run([token], "last", hidden=hidden)
+        rows.append(row.logits.copy())
+    state = sequence.state_size
+    sequence.clear()
+    return state, alike(rows[0], rows[2])

@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, Literal
 
-from edgewise.addresses import bundled, parts_of
+from edgewise.addresses import bundled, parts_of, user_path
 from edgewise.edge.base import PROBES
 from edgewise.edge.kv import BATCH
 from edgewise.edge.llamacpp.cache import LlamaContext
@@ -33,7 +33,7 @@ from edgewise.sandbox import Child, ChildEnded
 
 _ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR
 
-_TRIAL_CONTEXT, _PIECE = 16, 64
+_SANDBOX_CONTEXT, _PIECE = 16, 64
 """Ids of the sandbox's context, and bytes for each piece."""
 
 _LARGEST_RUN = 4 << 30
@@ -43,7 +43,7 @@ _log_tail: deque[str] = deque(maxlen=20)
 
 
 def _keep_log(level: int, text: bytes, _data: object) -> None:
-    if level == _ERROR and text:
+    if level == _ERROR and text and text.strip():
         _log_tail.append(text.decode("utf-8", "replace").strip())
 
 
@@ -53,15 +53,20 @@ def _log_callback() -> Any:
 
 
 def _engine_log() -> str:
-    lines = [line for line in _log_tail if line]
-    return lines[0] if lines else "no reason given"
+    return _log_tail[0] if _log_tail else "no reason given"
 
 
 def load_weights(
     path: Path, gpu_layers: int | Literal["auto"] = 0, *, vocabulary_only: bool = False
 ) -> Any:
     """llama.cpp's model of `path`; the caller frees it. Raises `ModelError` or `UsageError`."""
-    _check_file(path)
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelError(
+                f"{str(path)!r} is not a GGUF file",
+                hint="convert the model with llama.cpp's convert_hf_to_gguf.py or name a GGUF "
+                "repository",
+            )
     require_survived(path)
     layers = _offloaded_layers(gpu_layers)
     return open_weights(path, gpu_layers=layers, vocabulary_only=vocabulary_only)
@@ -94,8 +99,10 @@ def open_weights(
     return model
 
 
-def new_context(model: Any, path: Path, *, context: int, sequences: int, threads: int) -> Any:
-    """A llama.cpp context of `sequences` sequences of `context` ids; the caller frees it.
+def new_context(
+    model: Any, path: Path, *, context: int, sequences: int, threads: int
+) -> LlamaContext:
+    """A llama.cpp context of `sequences` sequences of `context` ids; the caller closes it.
 
     Layers with a sliding window hold all ids, so that sequences can be cut anywhere.
     """
@@ -122,7 +129,7 @@ def new_context(model: Any, path: Path, *, context: int, sequences: int, threads
         # It would be run without a word: each id alone, as no text is kept.
         llama_cpp.llama_free(made)
         raise _no_decoder(path)
-    return made
+    return LlamaContext(made, model, sequences=sequences)
 
 
 def _whole(free: Callable[[Any], None], make: Callable[..., Any], *arguments: object) -> Any:
@@ -147,18 +154,6 @@ def _whole(free: Callable[[Any], None], make: Callable[..., Any], *arguments: ob
                 free(made)
             raise
     return made
-
-
-def _check_file(path: Path) -> None:
-    if not path.is_file():
-        raise ModelError(f"There is no file {str(path)!r}", hint="check the path of the model")
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ModelError(
-                f"{str(path)!r} is not a GGUF file",
-                hint="convert the model with llama.cpp's convert_hf_to_gguf.py or name a GGUF "
-                "repository",
-            )
 
 
 def _offloaded_layers(gpu_layers: int | Literal["auto"]) -> int:
@@ -202,10 +197,8 @@ def _try_out(path: Path) -> None:
     llama_cpp.llama_detokenize(vocabulary, ids, size, text, len(text), False, True)
     for word in (*PROBES, *tokenizer.special.values()):
         tokenizer.encode_prompt(word)
-    handle = new_context(model, path, context=_TRIAL_CONTEXT, sequences=1, threads=1)
+    context = new_context(model, path, context=_SANDBOX_CONTEXT, sequences=1, threads=1)
     if path.stat().st_size <= _LARGEST_RUN:
-        width = int(llama_cpp.llama_model_n_embd(model))
-        context = LlamaContext(handle, vocabulary=size, hidden_size=width)
         context.put(0, [0, size - 1], 0, last=True)
         context.decode(hidden=True)
         context.row(1, hidden=True)
@@ -232,7 +225,7 @@ def require_survived(path: Path) -> None:
     if path.parent == bundled("edge").resolve().parent:
         return
     before = _identity(path)
-    folder = cache_folder("loaded")
+    folder = user_path("cache", "loaded")
     record = folder and folder / before
     with suppress(OSError):
         if record and record.is_file():
@@ -293,29 +286,6 @@ def _loads_in_child(path: Path) -> bool:
 
 
 def _end(error: ChildEnded) -> str:
-    if error.why == "time" or error.status is None:
-        how = "loading it does not end"
-    elif error.status < 0:
-        how = f"loading it ends with signal {-error.status}"
-    else:
-        how = f"loading it ends with status {error.status}"
+    ends = "does not end" if error.why == "time" else f"ends with status {error.status}"
+    how = f"loading it {ends}"
     return f"{how}: {_PLACE.sub('', error.words[-1])[:300]}" if error.words else how
-
-
-def cache_folder(what: str) -> Path | None:
-    """Where it is remembered what passed, a file each that is named after its identity.
-
-    None for a user without a home.
-    """
-    try:
-        if sys.platform == "win32":
-            caches = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-        elif sys.platform == "darwin":
-            caches = Path.home() / "Library" / "Caches"
-        else:
-            # By its specification a relative one is none.
-            given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-            caches = given if given.is_absolute() else Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return caches / "edgewise" / what

@@ -17,7 +17,7 @@ from edgewise.edge.base import EdgeAbilities, EdgeOptions, Needs
 from edgewise.edge.engine import EngineModel, default_threads
 from edgewise.edge.hub.folder import sampled_blocks
 from edgewise.edge.kv import KvSession
-from edgewise.edge.llamacpp.cache import LlamaContext, examine, sequences_in
+from edgewise.edge.llamacpp.cache import LlamaContext, LlamaSequence, examine
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.load import load_weights, new_context
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
@@ -29,14 +29,6 @@ _SAMPLING = {
     "top_p": b"general.sampling.top_p",
     "min_p": b"general.sampling.min_p",
 }
-
-
-def open_gguf(address: str, options: EdgeOptions) -> "LlamaModel":
-    """The edge engine `llamacpp`: a GGUF by its address, downloaded if need be."""
-    model = LlamaModel(resolve(address, "edge"), options)
-    if model.path.suffix != ".gguf" and model.path.name != Path(address).name:
-        model.name = address  # Ollama and the hub's cache name files after their hashes
-    return model
 
 
 def _sampling(model: Any) -> Mapping[str, float]:
@@ -62,6 +54,13 @@ class LlamaModel(EngineModel):
     """A GGUF model. Implements `EdgeModel`."""
 
     engine = "llama.cpp"
+
+    def _located(self, address: str) -> tuple[Path, str]:
+        path = resolve(address, "edge")
+        if path.suffix == ".gguf":
+            return path, path.stem
+        # Ollama and the hub's cache name files after their hashes.
+        return path, path.name if path.name == Path(address).name else address
 
     def _load(self, options: EdgeOptions) -> None:
         self.threads = options.threads or default_threads()
@@ -89,16 +88,10 @@ class LlamaModel(EngineModel):
         self._context = context = self.new_context(options.slots)
         try:
             self.state_size, hidden = examine(context) if context.recurrent else (0, True)
-            unused = sequences_in(context, options.slots)[::-1]
         except BaseException:
             context.close()
             raise
-
-        def drop(sequence: Any) -> None:
-            sequence.clear()
-            unused.append(sequence)
-
-        self._open_slots(unused.pop, drop=drop)
+        self._open_slots([LlamaSequence(context, number) for number in range(options.slots)])
         self.abilities = EdgeAbilities(
             hidden=hidden,
             rewinds="checkpoints" if context.recurrent else "anywhere",
@@ -121,17 +114,10 @@ class LlamaModel(EngineModel):
 
     def new_context(self, sequences: int) -> LlamaContext:
         """One for so many sequences, which the caller closes before the model."""
-        handle = new_context(
+        return new_context(
             self._model,
             self.path,
             context=self.context,
             sequences=sequences,
             threads=self.threads,
-        )
-        kinds = (llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid)
-        return LlamaContext(
-            handle,
-            vocabulary=self.tokenizer.size,
-            hidden_size=self.hidden_size,
-            recurrent=any(is_kind(self._model) for is_kind in kinds),
         )

@@ -1,16 +1,16 @@
 """What servers call the same things: how each is recognised, asked to continue, and read."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
 
-from edgewise.edge.base import Tokenizer
+from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.edge.served.server import Server
-from edgewise.errors import UsageError
+from edgewise.errors import EdgeError, UsageError
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 _MOST_SHOWN, LONGEST_NAME = 8, 100
@@ -18,14 +18,15 @@ CONTEXT = 4096
 """Tokens, where a server does not say how many it holds."""
 
 
-class Told(NamedTuple):
-    """The token that a server wrote, and the likeliest there with their logprobs.
+class NextToken(NamedTuple):
+    """The token that a server wrote, and the likeliest there with their logprobs, in any order.
 
-    A server that says nothing of a token is taken to be sure of it: one candidate, at 0.
+    JSON has no infinity: an id of no probability has no number. A server that says nothing of a
+    token is taken to be sure of it: one candidate, at 0.
     """
 
     token: int
-    top: Sequence[tuple[int, float]]
+    top: Sequence[tuple[int, float | None]]
 
 
 class ServedModel(NamedTuple):
@@ -65,35 +66,109 @@ class Dialect(ABC):
         """The dialect of `server`, with the `model` it serves; None where it is another program."""
 
     @abstractmethod
+    def reads_alike(self, text: str) -> bool:
+        """Whether `text` is the same tokens, or as many, to the server and to `tokenizer`."""
+
     def prove(self) -> bool:
-        """Whether the server and `tokenizer` read the same texts alike."""
+        """Whether the server's vocabulary is that of `tokenizer`."""
+        return all(map(self.reads_alike, PROBES))
 
     @abstractmethod
-    def stream(
-        self, ids: Sequence[int], tokens: int, top: int, closing: ExitStack
-    ) -> Iterator[Told]:
+    def stream(self, ids: Sequence[int], tokens: int, top: int, seed: int) -> Generator[NextToken]:
         """What the server writes greedily behind `ids`, at most so many `tokens`.
 
-        It ends early where the server says nothing of a token. `closing` ends the request.
+        It ends early where the server says nothing of a token; closing it ends the request. The
+        `seed` is the session's own, by which a server may tell its requests from others.
         """
 
-    def asked(self, ids: Sequence[int], top: int) -> Told:
-        """The one token behind `ids`, where a stream did not tell it."""
-        with ExitStack() as closing:
-            for told in self.stream(ids, 1, top, closing):
-                return told
+    def single(self, ids: Sequence[int], top: int, seed: int) -> NextToken:
+        """The one token behind `ids`, where a stream said nothing of it."""
+        with closing(self.stream(ids, 1, top, seed)) as stream:
+            for token in stream:
+                return token
         raise self.server.broken("no candidates of a token")
+
+    def overrun(self, seed: int) -> int | None:
+        """How many tokens the session's stream had written when it ended, by the server's meter."""
+        return None
 
     def computed(self, ids: Sequence[int]) -> int | None:
         """How many ids of a prompt the server computes, by its own meter; None without one."""
         return None
 
     @cached_property
-    def end(self) -> int:
-        """The id that stands for the end of an answer where a server only says that it ended."""
+    def end(self) -> NextToken:
+        """What stands for the end of an answer where a server only says that it ended."""
         ends = self.tokenizer.eos_ids
         named = self.tokenizer.special_text("eos")
-        return next((i for i in sorted(ends) if self.tokenizer.special.get(i) == named), min(ends))
+        special = self.tokenizer.special
+        token = next((i for i in sorted(ends) if special.get(i) == named), min(ends))
+        return NextToken(token, [(token, 0.0)])
+
+
+class TextDialect(Dialect):
+    """A server that takes a text, and mostly sends texts.
+
+    They are given ids by the model's tokenizer; that it is theirs is proven by how many tokens they
+    count.
+    """
+
+    @abstractmethod
+    def count(self, text: str) -> int:
+        """How many tokens the prompt `text` is to the server."""
+
+    def reads_alike(self, text: str) -> bool:
+        return self.count(text) == len(self.tokenizer.encode_prompt(text))
+
+    def prompt(self, ids: Sequence[int]) -> list[int] | str:
+        """The text that the server reads as `ids`, or as close to them as a text can be.
+
+        It puts a BOS, and a SentencePiece vocabulary a blank, before the text by itself. Raises
+        `EdgeError` for ids that end inside a character.
+        """
+        read = self.tokenizer.encode_prompt
+        special, start = self.tokenizer.special, read("")
+        kept = ids[len(start) :] if list(ids[: len(start)]) == start else ids
+        data = b"".join(
+            special[one].encode() if one in special else self.tokenizer.piece(one) for one in kept
+        )
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise EdgeError(
+                f"The edge model's server at {self.server.url} takes text, and the answer stands "
+                "inside a character",
+                hint="name the model's file as the edge model",
+                setting="edge",
+            ) from error
+        if text.startswith(" ") and read(text) != list(ids) == read(text[1:]):
+            return text[1:]
+        return text
+
+    @cached_property
+    def _by_bytes(self) -> Mapping[bytes, int]:
+        """The id of each text. Of two of the same text it is the one that tokenizing gives."""
+        tokenizer = self.tokenizer
+        known = {text.encode(): token for token, text in tokenizer.special.items() if text}
+        for token in range(tokenizer.size):
+            piece = tokenizer.piece(token)
+            if piece and (
+                piece not in known or tokenizer.encode(piece.decode("utf-8", "replace")) == [token]
+            ):
+                known[piece] = token
+        return known
+
+    def token_of(
+        self, text: bytes, logprob: float | None, top: Sequence[tuple[bytes, float | None]]
+    ) -> NextToken | None:
+        """A token by its bytes; None where no id has them. Candidates without an id are dropped."""
+        token = self._by_bytes.get(text)
+        if token is None:
+            return None
+        known = [(one, p) for name, p in top if (one := self._by_bytes.get(name)) is not None]
+        if token not in dict(known):
+            known.append((token, logprob))
+        return NextToken(token, known)
 
 
 class ModelMeta(msgspec.Struct):
@@ -114,45 +189,19 @@ class ListedModels(msgspec.Struct):
     data: list[ListedModel]
 
 
-class ById(msgspec.Struct):
-    """JSON has no infinity: an id of no probability has no number."""
+class Ids(msgspec.Struct):
+    """A reply of `/tokenize`."""
 
+    tokens: list[int]
+
+
+class ById(msgspec.Struct):
     id: int
     logprob: float | None = None
 
 
-class Logprobs(msgspec.Struct):
-    """OpenAI's of `/v1/completions`."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float | None] | None] | None = None
-
-
-class Choice(msgspec.Struct):
-    text: str = ""
-    logprobs: Logprobs | None = None
-    finish_reason: str | None = None
-
-
-class _Cached(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class Billed(msgspec.Struct):
-    prompt_tokens: int
-    prompt_tokens_details: _Cached | None = None
-
-    @property
-    def computed(self) -> int | None:
-        """Tokens that were not in the cache."""
-        cached = self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens
-        return None if cached is None else self.prompt_tokens - cached
-
-
-class ChoiceEvent(msgspec.Struct):
-    choices: list[Choice]
-    usage: Billed | None = None
+def candidates(rows: Sequence[ById]) -> list[tuple[int, float | None]]:
+    return [(row.id, row.logprob) for row in rows]
 
 
 def chosen(server: Server, model: str | None, names: Sequence[str]) -> str:
@@ -178,21 +227,3 @@ def fitting(wanted: int | None, held: int | None) -> int:
             setting="ctx",
         )
     return wanted or held or CONTEXT
-
-
-def asking(model: str, prompt: str | list[int], tokens: int) -> dict[str, Any]:
-    asked = {"model": model, "prompt": prompt, "max_tokens": tokens}
-    return {**asked, "temperature": 0, "stream": True}
-
-
-def choices(server: Server, body: Mapping[str, Any], closing: ExitStack) -> Iterator[Choice]:
-    """The choices of OpenAI's events, one each."""
-    for line in closing.enter_context(server.lines("/v1/completions", body)):
-        if not line.startswith(b"data:"):
-            continue
-        if (data := line[5:].strip()) == b"[DONE]":
-            return
-        choices = server.decoded(data, ChoiceEvent).choices
-        if len(choices) > 1:
-            raise server.broken(f"{len(choices)} choices")
-        yield from choices

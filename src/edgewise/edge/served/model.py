@@ -1,9 +1,11 @@
-"""An edge model in a server that already runs, on whatever hardware it uses.
+"""The edge engine `server`: a model in a server that already runs, on whatever hardware it uses.
 
 Weights are not loaded again: only the tokenizer is read here, and proven against the server.
 """
 
 import hashlib
+import secrets
+from contextlib import closing
 from pathlib import Path
 from threading import BoundedSemaphore
 
@@ -11,9 +13,10 @@ from edgewise.addresses import resolve, with_scheme
 from edgewise.edge.base import PROBES, EdgeAbilities, EdgeModel, EdgeOptions, Needs, Tokenizer
 from edgewise.edge.llamacpp.model import fingerprint_of
 from edgewise.edge.named import open_tokenizer
-from edgewise.edge.served.by_ids import LlamaServerEdge, VllmEdge
-from edgewise.edge.served.by_text import LmStudioEdge, MlxEdge, OllamaEdge
+from edgewise.edge.served.completions import LmStudioEdge, MlxEdge, VllmEdge
 from edgewise.edge.served.dialect import LONGEST_NAME, Dialect
+from edgewise.edge.served.llama_server import LlamaServerEdge
+from edgewise.edge.served.ollama import OllamaEdge
 from edgewise.edge.served.server import Server
 from edgewise.edge.served.session import ServedSession
 from edgewise.edge.vocabulary import fingerprint
@@ -29,7 +32,10 @@ _DIALECTS: tuple[type[Dialect], ...] = (
 
 
 def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
-    """The edge engine `server`. Raises `UsageError`, or `EdgeError` where none answers."""
+    """The edge engine `server`: what it is, by trying each program that is known.
+
+    Raises `UsageError`, or `EdgeError` where none answers.
+    """
     if options.threads is not None or options.gpu_layers != "auto":
         raise UsageError(
             "Threads and GPU layers are the server's own where the edge model is at a URL",
@@ -39,7 +45,14 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
     url = with_scheme(address).rstrip("/").removesuffix("/v1")
     server = Server(url, key=options.key, sent=options.sent)
     try:
-        return ServedEdge(_dialect_of(server, options.model, options.context), options)
+        for kind in _DIALECTS:
+            if (dialect := kind.find(server, options.model, options.context)) is not None:
+                return ServedEdge(dialect, options)
+        raise EdgeError(
+            f"What runs at {url} is none of {', '.join(kind.program for kind in _DIALECTS)}",
+            hint="give the address of one of them, or name a model's file",
+            setting="edge",
+        )
     except BaseException:
         server.close()
         raise
@@ -69,35 +82,38 @@ class ServedEdge(EdgeModel):
         here = _on_this_disk(described.address)
         self.path = here if here is not None and here.is_file() else None
         self.tokenizer = dialect.tokenizer = _tokenizer(dialect, options.tokenizer, here)
-        _require_proven(dialect)
+        if not dialect.prove():
+            raise ModelError(
+                f"The edge model's server at {dialect.server.url} has another vocabulary than the "
+                f"tokenizer that was found for {self.name[:LONGEST_NAME]!r}",
+                hint="name its own, or start the server again if the model's file has changed",
+                setting="edge_tokenizer",
+            )
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> ServedSession:
-        if Needs.HIDDEN in needs:
-            raise UsageError(
-                f"The server of {self.name!r} hands out no hidden states",
-                hint="choose a router that reads none, such as entropy",
-                setting="router",
-            )
+        session = ServedSession(self, self._dialect, needs, top, self._free.release)
         if not self._free.acquire(blocking=False):
             raise UsageError(
                 f"All {self.abilities.slots} slots of {self.name!r} are taken",
                 hint="close a session",
                 setting="slots",
             )
-        text = Needs.TEXT in needs
-        return ServedSession(
-            self._dialect, self.context, text=text, top=top, release=self._free.release
-        )
+        return session
 
-    def reread(self) -> tuple[int, int] | None:
-        """Ids of a prompt whose last one was changed, and how many of them are computed again.
+    def change(self) -> tuple[int, int, int | None] | None:
+        """What a server does where the cloud changes a token, by its own meter.
 
-        By the server's meter; None where it has none.
+        Ids of a prompt whose last one was changed, how many of them were computed again, and how
+        many tokens of the stream were thrown away (None where it does not say). None without a
+        meter.
         """
+        dialect, seed = self._dialect, secrets.randbits(31)
         ids = self.tokenizer.encode_prompt(" ".join(PROBES))[: self.context - 1]
-        self._dialect.computed(ids)
-        again = self._dialect.computed([*ids[:-1], ids[0]])
-        return None if again is None else (len(ids), again)
+        with closing(dialect.stream(ids, self.context - len(ids), dialect.top, seed)) as stream:
+            next(stream, None)
+        written = dialect.overrun(seed)
+        again = dialect.computed([*ids[:-1], ids[0]])
+        return None if again is None else (len(ids), again, written and written - 1)
 
     def fingerprint(self) -> str:
         """Of the weights' file where it is here; else of the model's name and vocabulary."""
@@ -112,9 +128,8 @@ class ServedEdge(EdgeModel):
 
 def _tokenizer(dialect: Dialect, named: str | None, here: Path | None) -> Tokenizer:
     """As named, else that of the model's file or folder, which the server names, on this disk."""
-    if named is None and here is not None:
-        return open_tokenizer(str(here))
-    if named is None:
+    place = named or (here and str(here))
+    if place is None:
         raise ModelError(
             f"The edge model's server at {dialect.server.url} serves "
             f"{dialect.described.address[:200]!r}, which is not on this disk, and its tokenizer is "
@@ -123,7 +138,7 @@ def _tokenizer(dialect: Dialect, named: str | None, here: Path | None) -> Tokeni
             setting="edge_tokenizer",
         )
     try:
-        return open_tokenizer(named)
+        return open_tokenizer(place)
     except UsageError as error:
         error.setting = "edge_tokenizer"
         raise
@@ -138,26 +153,3 @@ def _on_this_disk(address: str) -> Path | None:
         return path if path.exists() else None
     except (AddressError, OSError, ValueError):
         return None  # a name that no file has
-
-
-def _dialect_of(server: Server, model: str | None, context: int | None) -> Dialect:
-    """What `server` is, by trying. Raises `EdgeError`, or `UsageError` for a model it lacks."""
-    for kind in _DIALECTS:
-        if (found := kind.find(server, model, context)) is not None:
-            return found
-    raise EdgeError(
-        f"What runs at {server.url} is none of {', '.join(kind.program for kind in _DIALECTS)}",
-        hint="give the address of one of them, or name a model's file",
-        setting="edge",
-    )
-
-
-def _require_proven(dialect: Dialect) -> None:
-    """Raises `ModelError` where the server reads texts otherwise than the tokenizer found here."""
-    if not dialect.prove():
-        raise ModelError(
-            f"The edge model's server at {dialect.server.url} has another vocabulary than the "
-            f"tokenizer that was found for {dialect.described.name[:LONGEST_NAME]!r}",
-            hint="name its own, or start the server again if the model's file has changed",
-            setting="edge_tokenizer",
-        )

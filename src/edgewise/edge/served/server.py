@@ -3,7 +3,7 @@
 import ssl
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -31,7 +31,7 @@ class Server:
     def __init__(
         self, url: str, *, key: str | None = None, sent: Callable[[str, bytes], None] | None = None
     ) -> None:
-        self.url, self._told = url, sent
+        self.url, self._record = url, sent
         # A proxy of the environment would be sent what is to stay near.
         self._http = httpx2.Client(
             base_url=url,
@@ -45,17 +45,13 @@ class Server:
     def close(self) -> None:
         self._http.close()
 
-    def found(self, path: str, kind: type[_T]) -> _T | None:
+    def get(self, path: str, kind: type[_T]) -> _T | None:
         """A reply; None where the server has no such path, or means something else by it."""
         with self._sent("GET", path, None) as response:
-            self._require_own(response)
-            if response.status_code != 200:
-                return None
-            data = self._whole(response)
-        try:
-            return msgspec.json.decode(data, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
+            data = self._whole(response) if response.status_code == 200 else b""
+        with suppress(EdgeError):
+            return self.decoded(data, kind)
+        return None
 
     def post(self, path: str, body: Body, kind: type[_T]) -> _T:
         """The reply to a JSON body; raises `EdgeError`."""
@@ -102,7 +98,6 @@ class Server:
     def _opened(self, path: str, body: Body) -> Generator[httpx2.Response]:
         """A response with status 200, whose body was not read; raises `EdgeError`."""
         with self._sent("POST", path, body) as response:
-            self._require_own(response)
             if response.status_code != 200:
                 said = self._whole(response)[:200].decode("utf-8", "replace")
                 raise self.broken(f"HTTP {response.status_code}: {said!r}")
@@ -111,13 +106,14 @@ class Server:
     @contextmanager
     def _sent(self, method: str, path: str, body: Body | None) -> Generator[httpx2.Response]:
         content = None if body is None else msgspec.json.encode(body)
-        if content is not None and self._told is not None:
-            self._told(urlsplit(self.url).netloc, content)
+        if content is not None and self._record is not None:
+            self._record(urlsplit(self.url).netloc, content)
         headers = {"Content-Type": "application/json"}
         with self._named():
             request = self._http.build_request(method, path, content=content, headers=headers)
             response = self._http.send(request, stream=True)
         try:
+            self._require_own(response)
             yield response
         finally:
             response.close()

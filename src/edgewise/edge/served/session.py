@@ -7,15 +7,15 @@ which the server computes only what is new.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+import secrets
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
-from edgewise.edge.base import Floats, Ids, Step, Written
+from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Needs, Step, Written
 from edgewise.edge.kv import common_prefix
-from edgewise.edge.served.dialect import Dialect, Told
-from edgewise.errors import ContextOverflow, StaleStepError, UsageError
+from edgewise.edge.served.dialect import Dialect, NextToken
+from edgewise.errors import StaleStepError, UsageError
 from edgewise.events import Candidate
 
 AHEAD = 256
@@ -93,69 +93,57 @@ class TopStep:
         )
 
 
-class ServedSession:
-    """Implements `EdgeSession`. Every method that reads may raise `EdgeError`."""
+class ServedSession(EdgeSession):
+    """Every method that reads may raise `EdgeError`."""
 
     def __init__(
         self,
+        model: EdgeModel,
         dialect: Dialect,
-        context: int,
-        *,
-        text: bool,
+        needs: Needs,
         top: int,
         release: Callable[[], None],
     ) -> None:
-        self._dialect, self._tokenizer, self._context = dialect, dialect.tokenizer, context
-        self._release = release
-        self._text, self._top = text, _most(dialect, top)
-        self._ids: list[int] = []
+        """`release` gives the session's place in `model` back.
+
+        Raises `UsageError` for more candidates than the server tells.
+        """
+        super().__init__(model, needs)
+        if top > dialect.most:
+            raise UsageError(
+                f"{dialect.program} gives at most {dialect.most} candidates of a token, and the "
+                f"router reads {top}",
+                hint="choose another router, such as entropy",
+                setting="router",
+            )
+        self._dialect, self._tokenizer, self._release = dialect, dialect.tokenizer, release
+        self._text, self._top = Needs.TEXT in needs, max(dialect.top, top)
         self._prompt = 0
         self._served: list[int] = []
         """The ids that the server has and those that it went on with."""
         self._steps: dict[int, TopStep] = {}
         """By position; each is of the ids that `_served` has before it."""
-        self._stream: Iterator[Told] | None = None
-        self._closing = ExitStack()
-        self._closed = False
-
-    @property
-    def position(self) -> int:
-        return len(self._ids)
+        self._stream: Generator[NextToken] | None = None
+        self._seed = secrets.randbits(31)
 
     def open(self, ids: Sequence[int]) -> int:
         """Returns how many the server was sent by this session; its cache may hold more."""
         self._check(0, ids)
-        self._ids, self._prompt = list(ids), len(ids)
+        self._ids, self._prompt, self._opened = list(ids), len(ids), True
         return common_prefix(self._served, ids)
-
-    def extend(self, ids: Sequence[int]) -> None:
-        if not self._ids:
-            self.open(ids)
-            return
-        self._check(len(self._ids), ids)
-        self._ids.extend(ids)
-
-    def rewind(self, position: int) -> None:
-        self._check_open()
-        if not 0 <= position <= len(self._ids):
-            raise ValueError(f"cannot rewind to {position}: the session holds {len(self._ids)} ids")
-        del self._ids[position:]
-
-    def checkpoint(self, position: int) -> None: ...
 
     def step(self) -> Step:
         self._check_open()
+        self._require_ids()
         end = len(self._ids)
-        if not end:
-            raise UsageError(
-                "A session has no next token before it has ids", hint="open it with a prompt"
-            )
         while (step := self._known(end)) is None:
             if self._stream is None or len(self._served) > end:
                 self._start(end)
             if not self._read() and end not in self._steps:
                 # The server says nothing of some tokens; one request for this position does.
-                self._steps[end] = self._asked(end)
+                self._served = self._ids[:end]
+                token = self._dialect.single(self._served, self._top, self._seed)
+                self._steps[end] = self._step(token, end)
         return step
 
     def steps(self, ids: Sequence[int]) -> list[Step]:
@@ -171,21 +159,6 @@ class ServedSession:
             self._stop()
             self._release()
 
-    def _check(self, before: int, ids: Sequence[int]) -> None:
-        self._check_open()
-        if not all(0 <= token < self._tokenizer.size for token in ids):
-            raise UsageError(f"The model has ids from 0 to {self._tokenizer.size - 1} only.")
-        if before + len(ids) > self._context:
-            raise ContextOverflow(
-                f"{before + len(ids)} tokens do not fit in the context of {self._context}",
-                hint="shorten the prompt, or start the server with a larger context",
-                setting="ctx",
-            )
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("The session or its model is closed", hint="open a new one")
-
     def _known(self, end: int) -> TopStep | None:
         """The step behind the ids, if the server has written it; a stream that left them ends."""
         shared = min(len(self._served), end)
@@ -195,8 +168,9 @@ class ServedSession:
 
     def _stop(self, position: int = 0) -> None:
         """Close the stream; what was served from `position` on holds no more."""
-        self._stream = None
-        self._closing.close()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
         del self._served[position:]
         self._steps = {at: step for at, step in self._steps.items() if at <= position}
 
@@ -204,50 +178,31 @@ class ServedSession:
         self._stop(end)
         self._served = self._ids[:end]
         tokens = min(AHEAD, self._context + 1 - end)
-        self._stream = self._dialect.stream(self._ids[:end], tokens, self._top, self._closing)
+        self._stream = self._dialect.stream(self._ids[:end], tokens, self._top, self._seed)
 
     def _read(self) -> bool:
         """The stream's next step; False where it has none, and the stream is over."""
         assert self._stream is not None
         at = len(self._served)
-        told = next(self._stream, None)
-        if told is None:
+        token = next(self._stream, None)
+        if token is None:
             self._stop(at)
             return False
-        self._steps[at] = self._step(told, at)
-        self._served.append(told.token)
+        self._steps[at] = self._step(token, at)
+        self._served.append(token.token)
         return True
 
-    def _asked(self, end: int) -> TopStep:
-        """The step by a request of its own."""
-        self._served = self._ids[:end]
-        return self._step(self._dialect.asked(self._ids[:end], self._top), end)
-
-    def _step(self, told: Told, at: int) -> TopStep:
-        known = [token for token, _ in told.top]
-        ids = np.array(self._valid([told.token, *known])[1:], np.int32)
-        logprobs = np.array([logprob for _, logprob in told.top], np.float32)
-        falling = bool(len(ids)) and bool(np.all(np.diff(logprobs) <= 0))
+    def _step(self, token: NextToken, at: int) -> TopStep:
+        """Raises `EdgeError` for candidates that are none."""
+        size, broken = self._tokenizer.size, self._dialect.server.broken
+        known = [(one, logprob) for one, logprob in token.top if logprob is not None]
+        known.sort(key=lambda one: -one[1])
+        ids = [one for one, _ in known]
+        if unknown := [one for one in (token.token, *ids) if not 0 <= one < size]:
+            raise broken(f"the id {unknown[0]}")
+        logprobs = np.array([logprob for _, logprob in known], np.float32)
         # A number that is none compares as nothing does.
-        if not falling or not logprobs[0] <= _SURE or len(set(known)) < len(known):
-            raise self._dialect.server.broken("candidates that are not in order")
+        if not ids or len(set(ids)) < len(ids) or not np.all(logprobs <= _SURE):
+            raise broken("candidates that are none")
         written = Written(self._served[:at], min(self._prompt, at), self._tokenizer)
-        return TopStep(ids, logprobs, written, self._tokenizer.size, text=self._text)
-
-    def _valid(self, ids: list[int]) -> list[int]:
-        for token in ids:
-            if not 0 <= token < self._tokenizer.size:
-                raise self._dialect.server.broken(f"the id {token}")
-        return ids
-
-
-def _most(dialect: Dialect, top: int) -> int:
-    """How many candidates are asked for. Raises `UsageError` for more than the server tells."""
-    if top > dialect.most:
-        raise UsageError(
-            f"{dialect.program} tells at most {dialect.most} candidates of a token, and the router "
-            f"reads {top}",
-            hint="choose another router, such as entropy",
-            setting="router",
-        )
-    return max(dialect.top, top)
+        return TopStep(np.array(ids, np.int32), logprobs, written, size, text=self._text)

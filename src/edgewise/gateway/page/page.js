@@ -22,7 +22,7 @@ const state = {
   gateway: null,
   breaker: new Breaker(),
   latency: new Latency(),
-  unplugged: false,
+  disconnected: false,
   messages: [],
   budget: undefined,
   running: null,
@@ -75,8 +75,8 @@ async function use(file, name, id) {
   state.edge = edge;
   state.name = name;
   state.gateway = same ? new Gateway(location.href, edge, { key: key(), onSent: left }) : null;
-  if (state.unplugged) state.gateway?.unplug();
-  byId("unplug").disabled = !same;
+  if (state.disconnected) state.gateway?.disconnect();
+  byId("disconnect").disabled = !same;
   const cloud = same ? config.gateway.model || config.gateway.engine : "no cloud: another vocabulary than the gateway's";
   byId("models").textContent = `${name} here + ${cloud}`;
   byId("send").disabled = false;
@@ -133,9 +133,9 @@ async function answer(question) {
   showRunning();
   try {
     const cloudShare = byId("share").value / 100;
-    const asks = Boolean(cloudShare && state.gateway?.plugged);
-    const { router, thresholds } = await measured(edge, byId("router").value, asks);
-    const policy = new Policy({ cloudShare, threshold: thresholdAt(thresholds, cloudShare) });
+    const asks = Boolean(cloudShare && state.gateway?.allowed);
+    const { router, thresholds, floor = 0 } = await measured(edge, byId("router").value, asks);
+    const policy = new Policy({ cloudShare, floor, threshold: Math.max(floor, thresholdAt(thresholds, cloudShare)) });
     const prompt = await edge.promptIds(worded(state.messages));
     const { gateway, breaker, latency, budget, running } = state;
     const maxTokens = Math.min(Math.max(1, byId("limit").valueAsNumber || 128), 4096);
@@ -216,15 +216,15 @@ byId("prompt").addEventListener("keydown", (event) => {
   event.preventDefault();
   if (!state.running) byId("ask").requestSubmit();
 });
-byId("unplug").addEventListener("click", () => {
-  state.unplugged = !state.unplugged;
-  byId("unplug").setAttribute("aria-pressed", `${state.unplugged}`);
-  if (state.unplugged) state.gateway?.unplug();
+byId("disconnect").addEventListener("click", () => {
+  state.disconnected = !state.disconnected;
+  byId("disconnect").setAttribute("aria-pressed", `${state.disconnected}`);
+  if (state.disconnected) state.gateway?.disconnect();
   else {
-    state.gateway?.plug();
+    state.gateway?.reconnect();
     state.breaker = new Breaker();
   }
-  say(state.unplugged ? "Unplugged: nothing leaves this device." : "Plugged in.");
+  say(state.disconnected ? "Disconnected: nothing leaves this device." : "Connected again.");
 });
 byId("share").addEventListener("input", showShare);
 byId("new").addEventListener("click", newChat);
@@ -233,7 +233,7 @@ byId("key").addEventListener("change", () => {
   if (!state.gateway) return;
   state.gateway.close();
   state.gateway = new Gateway(location.href, state.edge, { key: key(), onSent: left });
-  if (state.unplugged) state.gateway.unplug();
+  if (state.disconnected) state.gateway.disconnect();
   state.breaker = new Breaker();
 });
 byId("router").addEventListener("change", () => (state.budget = undefined));

@@ -1,6 +1,6 @@
 // What a reader can do. One at a time writes: `state.underWay`.
 import { Answer } from "./answer.js";
-import { ask, askEdge, healthOf, isGreedy, modelOf, refresh } from "./api.js";
+import { ask, askEdge, isGreedy, modelOf, refresh } from "./api.js";
 import { Conversation, MODES, Turn } from "./conversation.js";
 import { inTime } from "./pace.js";
 import { changed, redraw, state } from "./state.js";
@@ -38,8 +38,8 @@ async function answerTurn(turn) {
   state.underWay = underWay;
   for (const mode of modesNow()) {
     const model = modelOf(mode);
-    const paced = Boolean(healthOf(model)?.bundled) && state.settings.paced;
-    turn.answers[mode] = new Answer(mode, model, { greedy: isGreedy(model), paced });
+    const paced = Boolean(state.health?.bundled) && state.settings.paced;
+    turn.answers[mode] = new Answer(mode, model, { greedy: isGreedy(), paced });
   }
   changed();
   const writing = turn.modes.map(async (mode) => {
@@ -84,11 +84,11 @@ async function take(answer, chunks, signal) {
   }
 }
 
-export const canUnplug = (answer) => answer.busy && answer.promptIds !== null && answer.cut === null && answer.mode !== "edge" && Boolean(healthOf(answer.model)?.cloud);
+export const canDisconnect = (answer) => answer.busy && answer.promptIds !== null && answer.cut === null && answer.mode !== "edge" && Boolean(state.health?.cloud);
 
 // Cuts the running answers off from the cloud: the edge writes the rest, behind the tokens so far.
-export function unplug() {
-  for (const answer of Object.values(state.conversation.turns.at(-1)?.answers ?? {}).filter(canUnplug)) {
+export function disconnect() {
+  for (const answer of Object.values(state.conversation.turns.at(-1)?.answers ?? {}).filter(canDisconnect)) {
     answer.cut = answer.tokens.length;
     answer.pending = [];
     clouds.get(answer).abort();
@@ -98,7 +98,7 @@ export function unplug() {
 
 async function* restOf(answer, signal) {
   const ids = [...answer.promptIds, ...answer.tokens.map((token) => token.id)];
-  for await (const chunk of askEdge(answer.model, ids, answer.cut, signal)) {
+  for await (const chunk of askEdge(ids, answer.cut, signal)) {
     const [choice] = chunk.choices ?? [];
     const token = chunk.edgewise?.token;
     // What it took is not what the whole answer took.

@@ -12,7 +12,7 @@
 //   greedy     nothing was drawn
 //   paced      shown at the pace of larger models
 //   promptIds  the prompt's ids, as the server says them; not kept
-//   cut        how many tokens it had when the cloud was unplugged, else null
+//   cut        how many tokens it had when the cloud was disconnected, else null
 //   began      performance.now() of the question; `seconds` from there to the end, null before it
 //
 // `take(chunk)` is the only way in.

@@ -47,7 +47,7 @@ export function answerView(turn, answer) {
     mark(text, answer);
     const said = answer.tokens.length > 0;
     node.setAttribute("aria-busy", answer.busy);
-    const key = [answer.version, answer.busy, state.examples.length, state.models.length];
+    const key = [answer.version, answer.busy, state.examples.length, state.health === null];
     fill(problem, [answer.problem, answer.cut], () => (answer.cut === null || answer.phase === "failed" ? [answer.problem] : []));
     fill(about, key, () => [...caption(turn, answer), ended(answer)]);
     meters.hidden = !said;

@@ -7,10 +7,8 @@ function headers() {
 }
 
 export function modelOf(mode) {
-  // Asked before the server said what it has: as it was chosen.
-  const name = state.health?.model ?? (state.settings.model || "edgewise");
-  if (mode !== "pair") return `${name}:${mode}`;
-  return state.settings.share === "" ? name : `${name}@${Number(state.settings.share) / 100}`;
+  if (mode !== "pair") return `edgewise:${mode}`;
+  return state.settings.share === "" ? "edgewise" : `edgewise@${Number(state.settings.share) / 100}`;
 }
 
 // Where the dial stands, in percent; null where a threshold decides, and not a share.
@@ -19,10 +17,6 @@ export function shareNow() {
   if (settings.share !== "") return Number(settings.share);
   return health?.cloud_share == null ? null : Number((100 * health.cloud_share).toFixed(4));
 }
-
-// The name of the model that an id names; what /health says of it, if that is known.
-export const nameOf = (model) => model.split(/[@:]/)[0];
-export const healthOf = (model) => state.models.find((one) => one.model === nameOf(model));
 
 // A streamed reply. Raises an Error with the server's sentence where it refuses.
 export function ask(model, messages, signal) {
@@ -37,10 +31,10 @@ export function ask(model, messages, signal) {
 }
 
 // The same, for the edge model's own words behind token ids. Nothing is sent to the cloud for them.
-export function askEdge(model, prompt, written, signal) {
+export function askEdge(prompt, written, signal) {
   const { limit } = state.settings;
   return streamed("v1/completions", signal, {
-    model: `${nameOf(model)}:edge`,
+    model: "edgewise:edge",
     prompt,
     ...(limit === "" ? {} : { max_tokens: Math.max(1, Number(limit) - written) }),
     edgewise: { provenance: true },
@@ -48,15 +42,15 @@ export function askEdge(model, prompt, written, signal) {
 }
 
 async function* streamed(path, signal, asked) {
-  const body = JSON.stringify({ ...asked, ...drawing(asked.model), stream: true });
+  const body = JSON.stringify({ ...asked, ...drawing(), stream: true });
   const response = await reach(path, { method: "POST", headers: headers(), signal, body });
   if (!response.ok) throw new Error(await reasonOf(response));
   yield* chunksOf(response);
 }
 
-// What is typed, else as /health says that a chat with this model draws.
-function drawing(model) {
-  const { temperature = null, top_k, top_p, min_p } = healthOf(model) ?? {};
+// What is typed, else as /health says that a chat draws.
+function drawing() {
+  const { temperature = null, top_k, top_p, min_p } = state.health ?? {};
   const typed = state.settings.temperature;
   const warmth = typed === "" ? temperature : Number(typed);
   return {
@@ -66,7 +60,7 @@ function drawing(model) {
 }
 
 // Whether nothing is drawn, so that a question has one answer.
-export const isGreedy = (model) => drawing(model).temperature === 0;
+export const isGreedy = () => drawing().temperature === 0;
 
 // The JSON objects of a stream of server-sent events.
 async function* chunksOf(response) {
@@ -141,17 +135,11 @@ export async function refresh() {
 
 async function readHealth() {
   try {
-    state.models = (await checked(await fetch("health"), isHealth)).models;
-    choose(state.settings.model);
+    state.health = await checked(await fetch("health"), isHealth);
     state.gone = false;
   } catch {
     state.gone = true;
   }
-}
-
-// Ask this model from now on; where the server has it no more, its first.
-export function choose(name) {
-  state.health = state.models.find((one) => one.model === name) ?? state.models[0];
 }
 
 // What the record says has left, counts alone.

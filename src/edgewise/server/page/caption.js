@@ -1,6 +1,5 @@
 // One sentence about an answer: what the cloud did, and what came of it as far as that is known.
 import { inVain } from "./answer.js";
-import { healthOf } from "./api.js";
 import { el } from "./dom.js";
 import { state } from "./state.js";
 import { isWrapped, plural, visible, wrapped } from "./wording.js";
@@ -19,9 +18,9 @@ const HELD = {
 
 // Nodes.
 export function caption(turn, answer) {
-  if (answer.cut !== null) return [`You unplugged the cloud after ${plural(answer.cut, "token")}; the edge ${answer.busy ? "writes" : "wrote"} the rest. `, judged(turn, answer)];
+  if (answer.cut !== null) return [`You disconnected the cloud after ${plural(answer.cut, "token")}; the edge ${answer.busy ? "writes" : "wrote"} the rest. `, judged(turn, answer)];
   if (answer.busy || !answer.tokens.length) return [];
-  const toy = healthOf(answer.model)?.bundled && !isWrapped(turn.prompt);
+  const toy = state.health?.bundled && !isWrapped(turn.prompt);
   const told = toy && el("span", { class: "note" }, "The bundled pair knows sums and word puzzles alone. For real questions: edgewise serve --edge smollm2");
   return [...done(turn, answer), judged(turn, answer), told];
 }
@@ -29,7 +28,7 @@ export function caption(turn, answer) {
 function done(turn, answer) {
   const { mode, tokens } = answer;
   const count = plural(tokens.length, "token");
-  if (healthOf(answer.model)?.cloud === null) return [];
+  if (state.health?.cloud === null) return [];
   if (mode === "edge") return [`The edge wrote all ${count}. `];
   const cloud = tokens.filter((token) => token.source === "cloud");
   if (cloud.length === tokens.length) return [`The cloud wrote all ${count}. `];
@@ -49,7 +48,7 @@ const change = (token) => el("span", { class: "change" }, el("del", {}, visible(
 
 // Of the examples it is known what is right, and what the edge alone says.
 function judged(turn, answer) {
-  const example = answer.greedy && answer.phase === "done" && healthOf(answer.model)?.bundled && state.examples.find((one) => wrapped(one.question) === turn.prompt);
+  const example = answer.greedy && answer.phase === "done" && state.health?.bundled && state.examples.find((one) => wrapped(one.question) === turn.prompt);
   if (!example) return "";
   const right = answer.said.trimEnd().endsWith(` ${example.right}.`);
   const changed = answer.tokens.filter((token) => token.kind === "changed").length;

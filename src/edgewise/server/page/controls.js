@@ -1,7 +1,7 @@
 // The header, the settings, and the form where questions are written.
-import { canUnplug, modesNow, newChat, send, set, stop, unplug } from "./actions.js";
-import { choose, shareNow } from "./api.js";
-import { byId, el, fill } from "./dom.js";
+import { canDisconnect, modesNow, newChat, send, set, stop, disconnect } from "./actions.js";
+import { shareNow } from "./api.js";
+import { byId } from "./dom.js";
 import { changed, redraw, state } from "./state.js";
 import { onEnter } from "./turns.js";
 import { size } from "./wording.js";
@@ -54,7 +54,7 @@ function settings() {
 }
 
 function form() {
-  const { conversation, health, models, settings, underWay } = state;
+  const { conversation, health, settings, underWay } = state;
   const closed = conversation.local;
   const mode = modesNow().length > 1 ? "beside" : modesNow()[0];
   for (const input of document.getElementsByName("mode")) {
@@ -62,16 +62,13 @@ function form() {
     input.disabled = closed && ["cloud", "beside"].includes(input.value);
   }
   for (const id of ["modes", "dial"]) byId(id).hidden = health?.cloud === null;
-  byId("model-label").hidden = models.length < 2;
-  fill(byId("model"), models.map(({ model }) => model), () => models.map(({ model }) => el("option", {}, model)));
-  if (health) byId("model").value = health.model;
   const share = shareNow();
   const dial = byId("share");
   if (document.activeElement !== dial || settings.share === "") dial.value = share ?? 0;
   dial.disabled = closed || ["edge", "cloud"].includes(mode);
   byId("share-value").textContent = share !== null ? `${share}%` : health?.threshold != null ? `threshold ${health.threshold}` : "";
-  byId("unplug").hidden = !underWay;
-  byId("unplug").disabled = !Object.values(conversation.turns.at(-1)?.answers ?? {}).some(canUnplug);
+  byId("disconnect").hidden = !underWay;
+  byId("disconnect").disabled = !Object.values(conversation.turns.at(-1)?.answers ?? {}).some(canDisconnect);
   byId("send").textContent = underWay ? "Stop" : "Send";
   byId("send").classList.toggle("stop", Boolean(underWay));
 }
@@ -98,16 +95,12 @@ export function listen() {
     event.preventDefault();
     stop();
   });
-  byId("unplug").addEventListener("click", () => {
+  byId("disconnect").addEventListener("click", () => {
     byId("send").focus();
-    unplug();
+    disconnect();
   });
   byId("modes").addEventListener("change", (event) => set("mode", event.target.value));
   byId("share").addEventListener("input", (event) => set("share", event.target.value));
-  byId("model").addEventListener("change", (event) => {
-    choose(event.target.value);
-    set("model", event.target.value);
-  });
   byId("new").addEventListener("click", () => {
     newChat();
     focusField();

@@ -1,8 +1,8 @@
 // An answer's counts: one line, and behind it the rest.
 import { inVain } from "./answer.js";
-import { healthOf } from "./api.js";
 import { el } from "./dom.js";
 import { CLOUD, DISTANCE, EDGE } from "./pace.js";
+import { state } from "./state.js";
 import { milliseconds, percent, plural } from "./wording.js";
 
 const cloudOf = ({ tokens }) => tokens.filter((token) => token.source === "cloud").length;
@@ -11,7 +11,7 @@ export function line(answer) {
   const { tokens, lasted, mode } = answer;
   const cloud = cloudOf(answer);
   const parts = [["tokens", plural(tokens.length, "token")]];
-  if (mode === "pair" && healthOf(answer.model)?.cloud !== null) parts.push(["share", `${cloud} by the cloud (${percent(cloud / tokens.length)})`]);
+  if (mode === "pair" && state.health?.cloud !== null) parts.push(["share", `${cloud} by the cloud (${percent(cloud / tokens.length)})`]);
   if (lasted) parts.push(["time", `${lasted.toFixed(1)} s`], ["rate", `${(tokens.length / lasted).toFixed(0)} tokens/s`]);
   return parts.map(([name, text], place) => [place ? " · " : "", el("span", { "data-counter": name }, text)]);
 }
@@ -25,7 +25,7 @@ export function rest(answer) {
 }
 
 function aboveShare(answer) {
-  const share = answer.model.includes("@") ? Number(answer.model.split("@")[1]) : healthOf(answer.model)?.cloud_share;
+  const share = answer.model.includes("@") ? Number(answer.model.split("@")[1]) : state.health?.cloud_share;
   return answer.mode === "pair" && share != null && cloudOf(answer) > share * answer.tokens.length;
 }
 
@@ -52,7 +52,7 @@ function atTheEnd({ cloud_calls, cloud_prompt_cached, cloud_prompt_computed, sen
   const found = [
     ["read", "prompts cached / computed", read.map(count).join(" / ")],
     ["bytes", "left this device", `${count(sent?.bytes)} bytes`],
-    ...(tiers ?? []).map((one) => ["tier", one.cloud, `wanted ${one.wanted}, asked ${one.asked}, wrote ${one.wrote}`]),
+    ...(tiers ?? []).map((one) => ["tier", one.cloud, `wanted ${one.wanted}, calls ${one.calls}, wrote ${one.wrote}`]),
   ];
   if (!cost) return found;
   // Against what the cloud alone would have cost.

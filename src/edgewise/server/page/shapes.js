@@ -23,7 +23,7 @@ const usage = record({
     ...counts("cloud_share", "correction_tokens", "cloud_calls"),
     ...{ cloud_prompt_cached: maybe(number), cloud_prompt_computed: maybe(number), cloud_completion_tokens: maybe(number) },
     sent: maybe(record({ bytes: maybe(number) })),
-    tiers: maybe(list(record({ cloud: text, ...counts("wanted", "asked", "wrote") }))),
+    tiers: maybe(list(record({ cloud: text, ...counts("wanted", "calls", "wrote") }))),
     cost: maybe(record({ ...counts("paid", "alone", "saved"), currency: text })),
   }),
 });
@@ -56,13 +56,11 @@ export const isConversation = record({
   turns: list(record({ prompt: text, local: flag, answers: (found) => record({})(found) && Object.values(found).every(answer) })),
 });
 
-const model = record({
-  ...{ model: text, edge: text, cloud: maybe(text), edge_parameters: maybe(number), cloud_parameters: maybe(number) },
+export const isHealth = record({
+  ...{ edge: text, cloud: maybe(text), edge_parameters: maybe(number), cloud_parameters: maybe(number) },
   ...{ cloud_share: maybe(number), threshold: maybe(number), temperature: maybe(number),
     top_k: maybe(number), top_p: maybe(number), min_p: maybe(number) },
 });
-
-export const isHealth = record({ models: (found) => list(model)(found) && found.length > 0 });
 
 export const isSent = record({
   data: list(record({ conversation: text, answer: text, host: maybe(text), ...counts("at", "consults", "prefetches", "bytes", "tokens") })),

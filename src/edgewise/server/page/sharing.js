@@ -43,7 +43,7 @@ export async function share(turn) {
   }
   for (const node of shown.querySelectorAll("details")) node.replaceWith(el("p", { class: "meters" }, ...node.firstChild.cloneNode(true).childNodes));
   legend.className = "legend";
-  const { edge, cloud } = state.models.find(({ model }) => Object.values(turn.answers)[0].model.startsWith(model)) ?? {};
+  const { edge, cloud } = state.health ?? {};
   page.head.append(
     el("meta", { charset: "utf-8" }),
     el("meta", { "http-equiv": "Content-Security-Policy", content: "default-src 'none'; style-src 'unsafe-inline'" }),

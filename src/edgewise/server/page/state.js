@@ -3,7 +3,6 @@ import { Conversation } from "./conversation.js";
 import { load, save } from "./keeping.js";
 
 const DEFAULTS = {
-  model: "", // its name; empty is the server's first
   mode: "pair", // or "edge", "cloud", "beside"
   share: "", // percent of the tokens that the cloud may write; empty is what the server was started with
   temperature: "", // as typed; empty is the server's own
@@ -17,8 +16,7 @@ const DEFAULTS = {
 export const state = {
   conversation: new Conversation(),
   settings: { ...DEFAULTS },
-  models: [], // what /health says of each
-  health: null, // what it says of the one that is asked
+  health: null, // what /health says
   gone: false, // the server does not answer
   sent: null, // rows of v1/sent, where the server tells them
   key: "", // never kept

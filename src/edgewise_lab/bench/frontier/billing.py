@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from edgewise.edge.kv import common_prefix
 from edgewise.errors import CloudError
 from edgewise.prompts import Prompt
 from edgewise_lab.around import Around, AroundSession, Flying
+from edgewise_lab.bench.pace import EngineTime
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Question
 
@@ -53,6 +54,11 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     sent: int | None = None
     received: int | None = None
 
+    @property
+    def question(self) -> str:
+        """The id of what was asked."""
+        return self.outcome.question
+
 
 Cost = Callable[[MeasuredAnswer], tuple[float, float]]
 """Of an answer; that of several is the sum of the first over the sum of the second."""
@@ -67,20 +73,6 @@ class MeasuredSystem(Protocol):
 
 
 _MICROSECOND = 6
-
-
-class Request(NamedTuple):
-    """One request of an answer, in the cloud's tokens.
-
-    Of its `prompt` so many were `seen` in an earlier request of the same answer, from the
-    beginning on. The engine took `engine_seconds` for it; unknown (NaN) only where no list that is
-    asked prices them.
-    """
-
-    prompt: int
-    seen: int
-    written: int
-    engine_seconds: float
 
 
 class PriceList(Price, frozen=True, kw_only=True):
@@ -125,7 +117,7 @@ OWN_GPU = PriceList(
 PRICE_LISTS = (NO_DISCOUNT, TENTH_OF_LONG, FIFTIETH, OWN_GPU)
 
 
-def bill(prices: PriceList, requests: Iterable[Request]) -> Decimal:
+def bill(prices: PriceList, requests: Iterable[CloudRequest]) -> Decimal:
     """What an answer's requests cost, exactly; times to the microsecond.
 
     The cloud alone is one request, of which nothing was seen. Blocks in which a provider caches
@@ -135,8 +127,8 @@ def bill(prices: PriceList, requests: Iterable[Request]) -> Decimal:
     return sum((_cost(prices, request) for request in requests), Decimal(0))
 
 
-def _cost(prices: PriceList, request: Request) -> Decimal:
-    prompt, seen, written, seconds = request
+def _cost(prices: PriceList, request: CloudRequest) -> Decimal:
+    prompt, seen, written = request.prompt, request.seen, request.written
     if not (0 <= seen <= prompt and written >= 0):
         raise ValueError(f"{request} has counts that cannot be")
     least = prices.cached_from
@@ -144,7 +136,8 @@ def _cost(prices: PriceList, request: Request) -> Decimal:
     cost = prices.of(BilledTokens(input=prompt - cached, cached=cached, output=written))
     if not prices.second:
         return cost
-    if not 0 <= seconds < float("inf"):
+    seconds = request.engine_seconds
+    if seconds is None or not 0 <= seconds < float("inf"):
         raise ValueError(f"{request} has no time, by which {prices.name!r} goes")
     return cost + round(Decimal(seconds), _MICROSECOND) * prices.second
 
@@ -173,7 +166,7 @@ def priced(prices: PriceList) -> Cost:
     def cost(answer: MeasuredAnswer) -> tuple[float, float]:
         if prices.second and any(r.engine_seconds is None for r in answer.requests):
             return float("nan"), 1.0
-        return float(bill(prices, map(_request, answer.requests))), 1.0
+        return float(bill(prices, answer.requests)), 1.0
 
     return cost
 
@@ -204,17 +197,6 @@ def _timed(answer: MeasuredAnswer, mean: float) -> MeasuredAnswer:
         for one in answer.requests
     )
     return replace(answer, requests=requests)
-
-
-def _request(request: CloudRequest) -> Request:
-    taken = request.engine_seconds
-    return Request(
-        request.prompt, request.seen, request.written, float("nan") if taken is None else taken
-    )
-
-
-EngineTime = Callable[[int, int], float]
-"""From tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
 
 
 class RecordedCloud(Around):

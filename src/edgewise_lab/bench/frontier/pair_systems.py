@@ -1,25 +1,18 @@
 """Every system over one pair, ready to answer; a cloud that does not stream answers in spans."""
 
-import re
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 
-import msgspec
-
-from edgewise.cloud.base import CloudModel
+from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.completion import metered
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.errors import UsageError
 from edgewise.loop.policy import CLOUD_SPAN
 from edgewise.prompts import Prompt
 from edgewise.routers.base import Router
-from edgewise.sampling import Sampling
 from edgewise.testing.link import Link
 from edgewise_lab.bench.frontier.billing import (
     CloudRequest,
-    EngineTime,
     MeasuredAnswer,
     MeasuredSystem,
     RecordedCloud,
@@ -28,13 +21,12 @@ from edgewise_lab.bench.frontier.systems import (
     Streamed,
     Timed,
     TimedCommitPoint,
-    Travelled,
     Watch,
     pair_policy,
     timed_edge,
 )
-from edgewise_lab.bench.pace import UNPACED, LateCloud, Pace, PacedEdge
-from edgewise_lab.evaluation.store import append, lock_folder, read
+from edgewise_lab.bench.pace import UNPACED, DelayedCloud, EngineTime, Pace, PacedEdge
+from edgewise_lab.evaluation.store import Cell, Store, run
 from edgewise_lab.evaluation.systems import CLOUD_DEADLINE, question_prompt, text_of, written
 from edgewise_lab.evaluation.tasks.base import Question
 
@@ -61,20 +53,13 @@ class CloudInSpans:
     def answer(self, question: Question) -> MeasuredAnswer:
         prompt = question_prompt(self._tokenizer, question)
         self._cloud.take()
-        travelled, watch = Travelled(self._link), Watch()
+        watch = Watch(self._link)
         ids = self._ids(prompt, watch)
-        seconds, ttft = watch.seconds, watch.ttft
-        text, requests = text_of(self._tokenizer, ids), self._cloud.take()
-        costs = {"cloud_tokens": len(ids), "consults": len(requests), "seconds": seconds}
-        outcome = written(question, text, len(ids), **costs)
-        sent, received = travelled.bytes
-        return MeasuredAnswer(
-            outcome=outcome,
-            ttft=ttft,
-            gap=watch.gap,
+        requests = self._cloud.take()
+        text, costs = text_of(self._tokenizer, ids), {"cloud_tokens": len(ids)}
+        return watch.measured(
+            lambda: written(question, text, len(ids), consults=len(requests), **costs),
             requests=(_as_one(requests, len(ids)),),
-            sent=sent,
-            received=received,
         )
 
     def _ids(self, prompt: Prompt, watch: Watch) -> list[int]:
@@ -82,7 +67,7 @@ class CloudInSpans:
         with closing(self._cloud.open(prompt)) as session:
             while len(ids) < self._max_tokens and not (ids and ids[-1] in self._tokenizer.eos_ids):
                 n = min(CLOUD_SPAN, self._max_tokens - len(ids))
-                asked = session.ask([*prompt.ids, *ids], n, Sampling(), CLOUD_DEADLINE)
+                asked = session.ask(ConsultRequest([*prompt.ids, *ids], n, CLOUD_DEADLINE))
                 completion = asked.result()
                 ids += completion.ids
                 watch.saw(text_of(self._tokenizer, completion.ids))
@@ -146,13 +131,13 @@ class PairSystems:
         self._model, self._pace, self._max_tokens = edge, pace, max_tokens
         self._cloud, self._link, self._key, self._seconds = cloud, link, key, seconds
         # What slows it down stands for the model behind it.
-        self._asked = LateCloud(cloud, seconds) if slowed and seconds else cloud
+        self._asked = DelayedCloud(cloud, seconds) if slowed and seconds else cloud
         self._streams: list[Streamed] = []
 
     @property
     def streams(self) -> bool:
         """Whether the cloud alone is streamed: only an engine is asked for that."""
-        return self._cloud.abilities is not None
+        return self._cloud.id_engine is not None
 
     def close(self) -> None:
         """Let go of connections."""
@@ -173,12 +158,12 @@ class PairSystems:
             return CloudInSpans(
                 self._recorded(), self._model.tokenizer, self._max_tokens, link=self._link
             )
-        able = self._cloud.abilities
+        engine = self._cloud.id_engine
         stream = Streamed(
             self._cloud.name,
             self._model.tokenizer,
             self._max_tokens,
-            model=None if able is None else able.model,
+            model=None if engine is None else engine.described.model,
             key=self._key,
             link=self._link,
             seconds=self._seconds,
@@ -220,81 +205,20 @@ def has_choices(questions: Sequence[Question]) -> bool:
     return any(question.choices for question in questions)
 
 
-_PLAIN = re.compile(r"[^A-Za-z0-9.%]+")
-
-
-class _Threshold(msgspec.Struct, frozen=True):
-    threshold: float
-
-
-class MeasuredStore:
-    """What is done. In a folder, a later run with the same manifest goes on from there."""
-
-    def __init__(self, folder: Path | None, manifest: Mapping[str, object]) -> None:
-        """`manifest` is what all answers depend on: models, questions, link, paces.
-
-        Raises `UsageError` where the folder holds answers of something else.
-        """
-        self._folder = folder
-        self._kept: dict[str, list[MeasuredAnswer]] = {}
-        self._thresholds: dict[str, float] = {}
-        if folder is not None:
-            lock_folder(folder, manifest)
-
-    def answers(self, system: str) -> dict[str, MeasuredAnswer]:
-        """By question, those of earlier runs and of this one."""
-        if system not in self._kept:
-            path = self._path(system, "answers")
-            self._kept[system] = [] if path is None else read(path, MeasuredAnswer)
-        return {answer.outcome.question: answer for answer in self._kept[system]}
-
-    def add(self, system: str, answer: MeasuredAnswer) -> None:
-        """Keep an answer."""
-        path = self._path(system, "answers")
-        if path is not None:
-            append(path, answer)
-        self._kept.setdefault(system, []).append(answer)
-
-    def threshold(self, name: str, find: Callable[[], float]) -> float:
-        """The threshold of an earlier run; else the one that is found now is kept."""
-        path = self._path(name, "threshold")
-        if name not in self._thresholds:
-            known = [] if path is None else read(path, _Threshold)
-            if not known:
-                known = [_Threshold(find())]
-                if path is not None:
-                    append(path, known[0])
-            self._thresholds[name] = known[0].threshold
-        return self._thresholds[name]
-
-    def _path(self, name: str, what: str) -> Path | None:
-        if self._folder is None:
-            return None
-        # Names that read alike without their signs are kept apart.
-        plain = f"{_PLAIN.sub('-', name)}-{zlib.crc32(name.encode()):08x}"
-        return self._folder / f"{plain}.{what}.jsonl"
-
-
 def measure(
     name: str,
     system: Callable[[], MeasuredSystem],
     questions: Sequence[Question],
-    store: MeasuredStore,
+    store: Store[MeasuredAnswer],
     done: Callable[[], None] = lambda: None,
 ) -> list[MeasuredAnswer]:
     """Every question's answer, in their order; `system` is made where one is missing.
 
     `done` is called for each, those of an earlier run included.
     """
-    known = store.answers(name)
-    made: MeasuredSystem | None = None
-    found: list[MeasuredAnswer] = []
-    for question in questions:
-        answer = known.get(question.id)
-        if answer is None:
-            made = made or system()
-            answer = made.answer(question)
-            store.add(name, answer)
-        found.append(answer)
-        done()
-    return found
+
+    def answers(missing: Sequence[Question]) -> Iterator[MeasuredAnswer]:
+        if missing:
+            yield from map(system().answer, missing)
+
+    return run(Cell(name), answers, questions, store, done)

@@ -275,6 +275,7 @@ def _equal(
 ) -> tuple[list[EqualCost], dict[str, MeasuredAnswers]]:
     """The table at equal cost; of it the systems at an equal share, as rows of their own."""
     own, lines = found[main], list[EqualCost]()
+    right, strictly = _graded(own.quality)
     rows: dict[str, MeasuredAnswers] = {}
     for axis, cost in axes().items():
         most = cost_of(cost, own.timed)
@@ -285,39 +286,25 @@ def _equal(
             answers = one.quality.at(at)
             sent = sum(score >= at for score in one.quality.scores) / len(answers)
             lenient, strict = _graded(answers)
-            reached = cost_of(cost, one.timed.at(at)) <= most * (1 + ROUNDING)
-            lines.append(_line(axis, most, one.name, sent, lenient, strict, own, reached=reached))
+            lines.append(
+                EqualCost(
+                    axis=axis,
+                    cost=most,
+                    system=one.name,
+                    sent=sent,
+                    accuracy=_mean(lenient),
+                    strict_accuracy=_mean(strict),
+                    ahead=_mean(right) - _mean(lenient),
+                    ahead_interval=difference_interval(right, lenient),
+                    strict_ahead=_mean(strictly) - _mean(strict),
+                    strict_ahead_interval=difference_interval(strictly, strict),
+                    reached=cost_of(cost, one.timed.at(at)) <= most * (1 + ROUNDING),
+                )
+            )
             if axis == SHARE:
                 timed = one.timed.at(at)
                 rows[f"{one.name}, equal share"] = MeasuredAnswers(answers, timed, "composed")
     return lines, rows
-
-
-def _line(
-    axis: str,
-    cost: float,
-    system: str,
-    sent: float,
-    lenient: Sequence[float],
-    strict: Sequence[float],
-    own: MeasuredAnswers,
-    *,
-    reached: bool,
-) -> EqualCost:
-    right, strictly = _graded(own.quality)
-    return EqualCost(
-        axis=axis,
-        cost=cost,
-        system=system,
-        sent=sent,
-        accuracy=_mean(lenient),
-        strict_accuracy=_mean(strict),
-        ahead=_mean(right) - _mean(lenient),
-        ahead_interval=difference_interval(right, lenient),
-        strict_ahead=_mean(strictly) - _mean(strict),
-        strict_ahead_interval=difference_interval(strictly, strict),
-        reached=reached,
-    )
 
 
 def _row(

@@ -1,12 +1,6 @@
 """The frontier as tables."""
 
-from collections.abc import Sequence
-
-from edgewise_lab.bench.frontier.report import (
-    EqualCost,
-    Frontier,
-    FrontierRow,
-)
+from edgewise_lab.bench.frontier.report import Frontier
 from edgewise_lab.evaluation.statistics import Interval
 from edgewise_lab.tables import FigureTable
 
@@ -51,43 +45,40 @@ def _costs(found: Frontier) -> FigureTable:
     lists = list(found.rows[0].bills)
     head = ["system", *(f"bill: {name}" for name in lists), "requests", "read by the cloud"]
     head += ["its engine, s", "sent / received, bytes", "edge passes", "over ids"]
-    lines = [_cost(row, lists) for row in found.rows]
+    lines = [
+        [
+            row.system,
+            *(_told(row.bills[name], ".2f") for name in lists),
+            f"{row.requests:.1f}",
+            _told(row.read, ".0f"),
+            _told(row.engine_seconds, ".2f"),
+            f"{_told(row.sent, ',.0f')} / {_told(row.received, ',.0f')}",
+            f"{row.decodes:.1f}",
+            f"{row.positions:.0f}",
+        ]
+        for row in found.rows
+    ]
     title = "Costs an answer; bills over the cloud alone's (1), reads by the engine's own meter"
     return FigureTable(title, head, lines)
-
-
-def _cost(row: FrontierRow, lists: Sequence[str]) -> list[str]:
-    return [
-        row.system,
-        *(_told(row.bills[name], ".2f") for name in lists),
-        f"{row.requests:.1f}",
-        _told(row.read, ".0f"),
-        _told(row.engine_seconds, ".2f"),
-        f"{_told(row.sent, ',.0f')} / {_told(row.received, ',.0f')}",
-        f"{row.decodes:.1f}",
-        f"{row.positions:.0f}",
-    ]
 
 
 def _whole(found: Frontier) -> FigureTable:
     head = ["at the same", "whole questions", "sent, %", "right, %", f"{found.main} is ahead by"]
     head += ["strict, %", "ahead by"]
-    lines = [_equal(one) for one in found.whole]
+    lines = [
+        [
+            one.axis,
+            one.system,
+            f"{100 * one.sent:.0f}" + ("" if one.reached else " (dearer without any)"),
+            f"{100 * one.accuracy:.1f}",
+            _in_points(one.ahead, one.ahead_interval),
+            f"{100 * one.strict_accuracy:.1f}",
+            _in_points(one.strict_ahead, one.strict_ahead_interval),
+        ]
+        for one in found.whole
+    ]
     title = f"Whole questions to the cloud at the cost of {found.main!r} (composed, exactly)"
     return FigureTable(title, head, lines)
-
-
-def _equal(one: EqualCost) -> list[str]:
-    sent = f"{100 * one.sent:.0f}" + ("" if one.reached else " (dearer without any)")
-    return [
-        one.axis,
-        one.system,
-        sent,
-        f"{100 * one.accuracy:.1f}",
-        _in_points(one.ahead, one.ahead_interval),
-        f"{100 * one.strict_accuracy:.1f}",
-        _in_points(one.strict_ahead, one.strict_ahead_interval),
-    ]
 
 
 def _percent(value: float, interval: Interval) -> str:

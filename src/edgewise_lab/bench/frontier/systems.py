@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from itertools import takewhile
 from typing import Annotated, Any
@@ -21,23 +21,21 @@ from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.routers.base import Router
-from edgewise.routers.uncertainty import MaxProb
+from edgewise.routers.untrained import MaxProb
 from edgewise.testing.link import Link
 from edgewise_lab.bench.frontier.billing import (
     CloudRequest,
-    EngineTime,
     MeasuredAnswer,
     RecordedCloud,
 )
-from edgewise_lab.bench.pace import PacedEdge
+from edgewise_lab.bench.pace import EngineTime, PacedEdge
 from edgewise_lab.evaluation.systems import (
     CLOUD_DEADLINE,
     AtPosition,
-    commit_point,
+    Outcome,
+    commit_position,
     contexts_of,
-    edge_alone,
     outcome_of,
-    question_ids,
     question_prompt,
     room,
     written,
@@ -46,12 +44,13 @@ from edgewise_lab.evaluation.tasks.base import Question
 
 
 class Watch:
-    """What a user sees of an answer, and when; from now on."""
+    """What a user sees of an answer, and when; and the bytes over a link. From now on."""
 
-    def __init__(self) -> None:
-        self.begun = self._last = time.monotonic()
+    def __init__(self, link: Link | None) -> None:
+        self._link, self._before = link, (0, 0) if link is None else (link.up, link.down)
+        self._begun = self._last = time.monotonic()
         self._first: float | None = None
-        self.gap = 0.0
+        self._gap = 0.0
 
     def saw(self, text: str) -> None:
         """Some of the answer's text, just now; an empty one shows nothing."""
@@ -61,33 +60,22 @@ class Watch:
         if self._first is None:
             self._first = now
         else:
-            self.gap = max(self.gap, now - self._last)
+            self._gap = max(self._gap, now - self._last)
         self._last = now
 
-    @property
-    def seconds(self) -> float:
-        """Until now."""
-        return time.monotonic() - self.begun
-
-    @property
-    def ttft(self) -> float:
-        """Until the first text; until now where there was none."""
-        return self.seconds if self._first is None else self._first - self.begun
-
-
-class Travelled:
-    """Bytes over a link from now on; None where there is none."""
-
-    def __init__(self, link: Link | None) -> None:
-        self._link = link
-        self._before = (0, 0) if link is None else (link.up, link.down)
-
-    @property
-    def bytes(self) -> tuple[int | None, int | None]:
-        """Sent and received."""
-        if self._link is None:
-            return None, None
-        return self._link.up - self._before[0], self._link.down - self._before[1]
+    def measured(self, grade: Callable[[], Outcome], **more: Any) -> MeasuredAnswer:
+        """The answer, which ends now; `more` are other fields of it."""
+        link, now = self._link, time.monotonic()
+        traffic: dict[str, Any] = {}
+        if link is not None:
+            traffic = {"sent": link.up - self._before[0], "received": link.down - self._before[1]}
+        first = now if self._first is None else self._first
+        return MeasuredAnswer(
+            outcome=msgspec.structs.replace(grade(), seconds=now - self._begun),
+            ttft=first - self._begun,
+            gap=self._gap,
+            **(traffic | more),
+        )
 
 
 def pair_policy(
@@ -129,22 +117,15 @@ class Timed:
         longest = room(len(prompt.ids), self._max_tokens, *contexts_of(decoder.edge, decoder.cloud))
         if self._cloud is not None:
             self._cloud.take()
-        before, travelled = (edge.decodes, edge.positions), Travelled(self._link)
-        watch = Watch()
+        before, watch = (edge.decodes, edge.positions), Watch(self._link)
         with decoder.stream(prompt, max_tokens=longest) as events:
             answer = collect(_watched(events, watch))
-        seconds, ttft = watch.seconds, watch.ttft
-        outcome = msgspec.structs.replace(outcome_of(question, answer), seconds=seconds)
-        sent, received = travelled.bytes
-        return MeasuredAnswer(
-            outcome=outcome,
-            ttft=ttft,
-            gap=watch.gap,
+        cloud = self._cloud
+        return watch.measured(
+            lambda: outcome_of(question, answer),
             decodes=edge.decodes - before[0],
             positions=edge.positions - before[1],
-            requests=() if self._cloud is None else self._cloud.take(),
-            sent=sent if self._cloud is not None else 0,
-            received=received if self._cloud is not None else 0,
+            **({"sent": 0, "received": 0} if cloud is None else {"requests": cloud.take()}),
         )
 
 
@@ -186,11 +167,7 @@ class TimedCommitPoint:
         )
 
     def answer(self, question: Question) -> MeasuredAnswer:
-        found = edge_alone(self._model, self._max_tokens).ask(question)
-        tokenizer = self._model.tokenizer
-        at = commit_point(tokenizer, [token.id for token in found.tokens], question)
-        before = len(question_ids(tokenizer, question))
-        self._place.position = None if at is None else before + at
+        self._place.position = commit_position(self._model, question, self._max_tokens)
         return self._timed.answer(question)
 
 
@@ -273,29 +250,22 @@ class Streamed:
 
     def answer(self, question: Question) -> MeasuredAnswer:
         prompt = list(question_prompt(self._tokenizer, question).ids)
-        travelled, watch = Travelled(self._link), Watch()
+        watch = Watch(self._link)
         stream = self._ask(prompt, watch)
-        seconds, ttft = watch.seconds, watch.ttft
-        text, request = "".join(stream.texts), self._request(stream, len(prompt))
-        outcome = written(
-            question,
-            text,
-            request.written,
-            cloud_tokens=request.written,
-            consults=1,
-            cached=request.cached,
-            computed=request.computed,
-            seconds=seconds,
-        )
-        sent, received = travelled.bytes
-        return MeasuredAnswer(
-            outcome=outcome,
-            ttft=ttft,
-            gap=watch.gap,
-            requests=(request,),
-            sent=sent,
-            received=received,
-        )
+
+        def outcome() -> Outcome:
+            return written(
+                question,
+                "".join(stream.texts),
+                request.written,
+                cloud_tokens=request.written,
+                consults=1,
+                cached=request.cached,
+                computed=request.computed,
+            )
+
+        request = self._request(stream, len(prompt))
+        return watch.measured(outcome, requests=(request,))
 
     def _ask(self, prompt: list[int], watch: Watch) -> _Stream:
         body: dict[str, Any] = {

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from edgewise.errors import UsageError
-from edgewise_lab.evaluation.tasks.base import Question, Split, Task, TaskSource
+from edgewise_lab.evaluation.tasks.base import LETTERS, Question, Split, Task, TaskSource
 from edgewise_lab.evaluation.tasks.records import read_lines, read_parquet
 
-MAX_TOKENS = 100
+MAX_TOKENS, LETTER_TOKENS = 100, 16
 HUB = "tau/commonsense_qa"
 FILES: dict[Split, str] = {
     "train": "data/train-00000-of-00001.parquet",
@@ -19,6 +20,7 @@ FORMAT = (
     "Please format your response in the following way: [Explanation]. Therefore, the answer is "
     "answer (label). Answer and Reasoning:"
 )
+LETTER_FORMAT = "Answer with the letter of the right choice only."
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -63,6 +65,24 @@ class CommonsenseQa(TaskSource):
     def open(self, split: Split, data: Path | None = None) -> Task:
         questions = _published(FILES[split]) if data is None else _local(data)
         return Task(self.name, tuple(questions), MAX_TOKENS)
+
+
+class CommonsenseQaLetter(CommonsenseQa):
+    """The same questions, answered by a letter alone."""
+
+    name = "commonsenseqa-letter"
+
+    def open(self, split: Split, data: Path | None = None) -> Task:
+        task = super().open(split, data)
+        questions = tuple(map(_by_letter, task.questions))
+        return replace(task, questions=questions, max_tokens=LETTER_TOKENS)
+
+
+def _by_letter(question: Question) -> Question:
+    assert question.choices is not None
+    letter = LETTERS[question.choices.index(question.answer)].upper()
+    prompt = question.prompt.replace(FORMAT, LETTER_FORMAT)
+    return replace(question, prompt=prompt, reference=letter)
 
 
 def _published(file: str) -> list[Question]:

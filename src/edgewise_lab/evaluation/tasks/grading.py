@@ -46,11 +46,14 @@ def is_right(question: Question, text: str) -> bool:
 def is_strictly_right(question: Question, text: str) -> bool:
     """Graded as asked for: one conclusion, in the format that the prompt wants, and right.
 
-    Where the prompt lists choices behind letters, text and letter of a choice must both be named,
-    else the text alone; of `words` all must be the same; exact and regex have no other reading.
+    The question's `reference` is, letter for letter. Where the prompt lists choices behind letters,
+    text and letter of a choice must both be named, else the text alone; of `words` all must be the
+    same; exact and regex have no other reading.
     """
     if not question.known:
         return False
+    if question.reference and text.strip() == question.reference:
+        return True
     if question.check == "words":
         return overlap(question, question.answer, text) == 1
     if question.check not in ("choice", "number"):

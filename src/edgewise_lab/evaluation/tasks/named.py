@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from edgewise.addresses import from_home
 from edgewise.errors import UsageError
-from edgewise.registry import Registry, or_meant
+from edgewise.registry import Registry, did_you_mean
 from edgewise_lab.evaluation.tasks.base import Grading, Task, TaskSource
 from edgewise_lab.evaluation.tasks.records import jsonl
 
@@ -22,6 +22,7 @@ TASKS: Registry[type[TaskSource]] = Registry(
     {
         "pocketqa": "edgewise_lab.evaluation.tasks.pocketqa:PocketQa",
         "commonsenseqa": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQa",
+        "commonsenseqa-letter": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaLetter",
         "gsm8k": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8k",
     },
     wanted=("name", "splits", "local", "open"),
@@ -44,7 +45,7 @@ def open_task(
     if not path.is_file():
         raise UsageError(
             f"There is no task {name!r}",
-            hint=or_meant(
+            hint=did_you_mean(
                 name, TASKS.names(), f"name {', '.join(TASKS.names())} or a JSON Lines file"
             ),
         )
@@ -81,7 +82,12 @@ def with_calibration(
         if value is not None and value < 1:
             what = setting.replace("_", "-")
             raise UsageError(f"The {what} must be 1 or more, not {value}.", setting=setting)
-    both = _both(name, use, data, check, limit, calibration, calibration_data)
+    task = open_task(name, data=data, check=check, use=use)
+    if calibration_data is None:
+        both = _pair(task, name, use, data, limit, calibration)
+    else:
+        used, others = task.first(limit), _beside(name, calibration_data, check)
+        both = used, _apart(others, used, calibration or USUAL[use])
     if known and not all(task.known for task in both):
         raise UsageError(
             f"The task {name!r} has no right answers", hint="give each question its answer"
@@ -92,21 +98,11 @@ def with_calibration(
     return used, held_out
 
 
-def _both(
-    name: str,
-    use: Use,
-    data: Path | None,
-    check: Grading | None,
-    limit: int | None,
-    calibration: int | None,
-    calibration_data: Path | None,
+def _pair(
+    task: Task, name: str, use: Use, data: Path | None, limit: int | None, calibration: int | None
 ) -> tuple[Task, Task]:
-    task = open_task(name, data=data, check=check, use=use)
-    usual = calibration or USUAL[use]
-    if calibration_data is not None:
-        used = task.first(limit)
-        return used, _apart(_beside(name, calibration_data, check), used, usual)
-    splits = _splits(name, data)
+    """Where no file of other questions is named."""
+    usual, splits = calibration or USUAL[use], _splits(name, data)
     if "calibration" in splits:
         held_out = _checked(name, TASKS.load(name)().open("calibration"))
         return task.first(limit), held_out.first(usual)

@@ -31,9 +31,6 @@ class Rollout(NamedTuple):
 Labelling = Generator[list[Rollout], list[Continuation], list[float]]
 """Yields rollouts, is sent what they wrote, returns a value from 0 to 1 for every token."""
 
-Trial = Generator[list[Rollout], list[Continuation], None]
-"""Yields rollouts, is sent what they wrote, raises `UsageError` where that will not do."""
-
 
 class Case(NamedTuple):
     """A text, and what the edge proposed (int32[n] as a list) at each of its positions."""
@@ -115,10 +112,6 @@ class Label(Protocol):
         """The label of each round of training, in order. Raises `UsageError` for a bad option."""
         return [cls(**options)]
 
-    def trial(self, tokenizer: Tokenizer) -> Trial:
-        """Run before the first text: whether its writers can do what it needs of them."""
-        yield from ()
-
     def of(self, case: Case) -> Labelling:
         """The values of one text."""
         ...
@@ -157,8 +150,6 @@ def label_all(
     for _ in range(len(known)):
         done()
     fresh = [case for case in cases if case.question.id not in known]
-    if fresh:
-        _try(label, fresh[0].tokenizer, rollouts)
     waiting = iter(fresh)
     while batch := list(islice(waiting, TOGETHER)):
         for case, values in zip(batch, _together(label, batch, rollouts), strict=True):
@@ -197,18 +188,6 @@ def _checked(label: Label, case: Case, values: Sequence[float]) -> Sequence[floa
             hint="repair its class",
         )
     return values
-
-
-def _try(label: Label, tokenizer: Tokenizer, rollouts: Mapping[Writer, Rollouts]) -> None:
-    """The label's trial. Raises `UsageError` where it is not passed."""
-    trial = label.trial(tokenizer)
-    asks = next(trial, None)
-    while asks is not None:
-        replies = list(_answered({0: asks}, rollouts)[0])
-        try:
-            asks = trial.send(replies)
-        except StopIteration:
-            return
 
 
 def _together(
@@ -265,7 +244,7 @@ LABELS: Registry[type[Label]] = Registry(
         "citer": "edgewise_lab.training.labels.published:Citer",
         "r2r": "edgewise_lab.training.labels.published:R2R",
     },
-    wanted=("of", "trial", "rounds", "options", "text", "writers", "objective", "hidden"),
+    wanted=("of", "rounds", "options", "text", "writers", "objective", "hidden"),
 )
 
 

@@ -1,8 +1,8 @@
 """Labels of this project and of published methods."""
 
 import re
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Generator, Sequence
+from typing import Literal, NamedTuple, get_args
 
 from msgspec.structs import replace
 
@@ -21,7 +21,7 @@ from edgewise_lab.evaluation.tasks.grading import (
 from edgewise_lab.rollouts import Continuation, Prefix
 from edgewise_lab.training.collect import Text
 from edgewise_lab.training.fit import Objective
-from edgewise_lab.training.labels.base import Case, Label, Labelling, Rollout, Trial, Writer
+from edgewise_lab.training.labels.base import Case, Label, Labelling, Rollout, Writer
 
 VERDICT = 8
 """Tokens that the judge has for its answer."""
@@ -89,16 +89,11 @@ def judge_prompt(tokenizer: Tokenizer, pair: Drafts) -> Rollout:
 
 def judged_same(tokenizer: Tokenizer, reply: Continuation) -> bool | None:
     """What the judge said; None where its answer begins with neither yes nor no."""
-    found = _ANSWER.match(said(tokenizer, reply))
+    found = _ANSWER.match(text_of(tokenizer, reply.ids).strip())
     return None if found is None else found[1].lower() == "yes"
 
 
-def said(tokenizer: Tokenizer, reply: Continuation) -> str:
-    """The judge's answer."""
-    return b"".join(map(tokenizer.piece, reply.ids)).decode("utf-8", "replace").strip()
-
-
-def judge_trial(tokenizer: Tokenizer) -> Trial:
+def judge_trial(tokenizer: Tokenizer) -> Generator[list[Rollout], list[Continuation], None]:
     """Twelve pairs on which there are no two opinions.
 
     Raises `UsageError` for a model that tells fewer than `PASSED` of them rightly.
@@ -111,7 +106,7 @@ def judge_trial(tokenizer: Tokenizer) -> Trial:
         raise UsageError(
             f"The cloud model is not a judge: it decides {right} of {len(TRIAL)} plain pairs of "
             f"sentences correctly, and answers {unclear} with neither yes nor no (it begins "
-            f"{said(tokenizer, replies[0])!r})",
+            f"{text_of(tokenizer, replies[0].ids).strip()!r})",
             hint="let the outcome judge, or choose another label",
             setting="judge",
         )
@@ -190,15 +185,14 @@ class Final(Label):
         written = yield from case.branches("cloud", [(i, case.proposed[i]) for i in at])
         own = text_of(case.tokenizer, case.sample.ids)
         for i, ids in zip(at, written, strict=True):
-            values[i] = difference(case.question, own, text_of(case.tokenizer, ids))
+            values[i] = self.difference(case.question, own, text_of(case.tokenizer, ids))
         return values
 
-
-def difference(question: Question, one: str, other: str) -> float:
-    """From 0, the same conclusion, to 1."""
-    if question.check in ("choice", "number"):
-        return float(not same_end(question, one, other))
-    return 1.0 - overlap(question, one, other)
+    def difference(self, question: Question, one: str, other: str) -> float:
+        """From 0, the same conclusion, to 1."""
+        if question.check in ("choice", "number"):
+            return float(not same_end(question, one, other))
+        return 1.0 - overlap(question, one, other)
 
 
 class Rescue(Label):
@@ -277,13 +271,12 @@ class Citer(Label):
 
 
 Judge = Literal["cloud", "outcome"]
-_JUDGES = ("cloud", "outcome")
 
 LONGEST = 64
 """Tokens after which a sentence is taken as it stands."""
 
 
-class R2R(Label):
+class R2R(Final):
     """R2R's divergence (arXiv 2505.21600), along the cloud's greedy answer.
 
     As published: 0 where the edge would write the same token; where it would not, the cloud goes on
@@ -297,29 +290,30 @@ class R2R(Label):
     no counts as divergent. A sentence ends by its text, not by a list of tokens.
     """
 
-    writers: frozenset[Writer] = frozenset({"cloud"})
     objective: Objective = "balanced-cross-entropy"
     options = ("judge",)
 
     def __init__(self, judge: Judge = "cloud") -> None:
-        if judge not in _JUDGES:
+        if judge not in get_args(Judge):
             raise UsageError(
                 f"There is no judge {judge!r}",
-                hint=f"it is {' or '.join(_JUDGES)}",
+                hint=f"it is {' or '.join(get_args(Judge))}",
                 setting="judge",
             )
         self.name = "r2r" if judge == "cloud" else f"r2r-{judge}"
         self.described = f"R2R's divergence from the cloud's answer, judged by the {judge}"
-        self._judge = judge
-
-    def trial(self, tokenizer: Tokenizer) -> Trial:
-        if self._judge == "cloud":
-            yield from judge_trial(tokenizer)
+        self._judge, self._tried = judge, False
 
     def of(self, case: Case) -> Labelling:
-        return self._judged(case) if self._judge == "cloud" else self._concluded(case)
+        return self._judged(case) if self._judge == "cloud" else super().of(case)
+
+    def difference(self, question: Question, one: str, other: str) -> float:
+        return float(not same_end(question, one, other))
 
     def _judged(self, case: Case) -> Labelling:
+        if not self._tried:
+            self._tried = True
+            yield from judge_trial(case.tokenizer)
         values = [0.0] * len(case.proposed)
         at = case.mismatches
         branches = [(i, case.proposed[i]) for i in at]
@@ -329,16 +323,6 @@ class R2R(Label):
         replies = yield [judge_prompt(case.tokenizer, pair) for pair in pairs.values()]
         for i, reply in zip(pairs, replies, strict=True):
             values[i] = float(judged_same(case.tokenizer, reply) is not True)
-        return values
-
-    def _concluded(self, case: Case) -> Labelling:
-        values = [0.0] * len(case.proposed)
-        at = case.mismatches
-        branches = [(i, case.proposed[i]) for i in at]
-        written = yield from case.branches("cloud", branches)
-        own = text_of(case.tokenizer, case.sample.ids)
-        for i, ids in zip(at, written, strict=True):
-            values[i] = float(not same_end(case.question, own, text_of(case.tokenizer, ids)))
         return values
 
 

@@ -1,6 +1,10 @@
-"""Tiny random models in MLX form, a folder each, with wide weights: text varies."""
+"""Tiny random models as a hub has them, a folder each, with wide weights: text varies.
+
+In transformers' form and in MLX's.
+"""
 
 import json
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,6 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -58,13 +61,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """Attention alone; a window in one of two layers; hybrids (Gated DeltaNet, a short convolution)."""
 
 
+class Folders:
+    """`folders("llama")`: a folder of that kind, written when it is asked for first."""
+
+    def __init__(self, root: Path, write: Callable[[Path, str], object]) -> None:
+        self._root, self._write = root, write
+
+    def __call__(self, kind: str) -> Path:
+        path = self._root / kind
+        if not path.exists():
+            self._write(path, kind)
+        return path
+
+
 def write_mlx_model(folder: Path, kind: str, *, seed: int = 0, bits: int | None = None) -> Path:
     """Random weights, and the tiny byte-level vocabulary; with `bits` MLX's quantised form."""
     from mlx import core as mx
     from mlx import nn
     from mlx.utils import tree_flatten, tree_map
 
-    config = SHAPE | CONFIGS[kind]
+    config = SHAPE | {"rms_norm_eps": 1e-5} | CONFIGS[kind]
     made, args = import_module("mlx_lm.utils")._get_classes(config)
     mx.random.seed(seed)
     rng = np.random.default_rng(seed)
@@ -83,3 +99,18 @@ def write_mlx_model(folder: Path, kind: str, *, seed: int = 0, bits: int | None 
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder
+
+
+def write_hub_model(folder: Path, kind: str, *, seed: int = 0) -> Path:
+    """Random weights, and the tiny byte-level vocabulary."""
+    import torch
+    import transformers
+
+    # Of a kind with images as well, the text's part.
+    described = CONFIGS[kind] | ({"model_type": "qwen3_5_text"} if kind == "qwen3_5" else {})
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = transformers.AutoConfig.for_model(**SHAPE, **described, **ends, initializer_range=0.15)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return write_tokenizer(folder, models.byte_level())

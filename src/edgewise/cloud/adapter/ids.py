@@ -2,26 +2,24 @@
 
 from concurrent.futures import Future
 
-from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.bridge.context_filter import Context, ContextFilter
-from edgewise.cloud.bridge.session import (
+from edgewise.cloud.adapter.session import (
     STEP,
     AdaptedCloud,
-    BridgeSession,
+    AdaptedSession,
     ReplyChunk,
     WordConsult,
 )
-from edgewise.cloud.bridge.word_boundary import WordBoundaries
-from edgewise.completion import Completion, Sent
+from edgewise.cloud.adapter.word_boundary import WordBoundaries
+from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
+from edgewise.cloud.redaction.filter import Context, Redacted
+from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, fingerprint
-from edgewise.engines.base import Abilities
 from edgewise.errors import CloudRejected, UsageError, VocabularyMismatch
 from edgewise.prompts import Prompt, prompt_ids
-from edgewise.sampling import Sampling
 
 
-class Bridge(AdaptedCloud):
+class Adapter(AdaptedCloud):
     """Implements `CloudModel` over a cloud with another vocabulary, asked at word boundaries.
 
     A request for n tokens is one for n words, so a completion may have more ids than n. `close`
@@ -34,38 +32,20 @@ class Bridge(AdaptedCloud):
         *,
         own: Tokenizer,
         edge: Tokenizer,
-        context_filter: ContextFilter | None = None,
+        context_filter: Redacted | None = None,
     ) -> None:
         """`own` is the cloud's tokenizer; without a `context_filter` the cloud sees everything."""
         super().__init__(cloud.name, edge, context_filter)
-        self.cloud, self.own = cloud, own
-        self._boundaries = WordBoundaries(edge, own)
-
-    @property
-    def own_tokenizer(self) -> Tokenizer:
-        return self.own
-
-    @property
-    def boundaries(self) -> WordBoundaries:
-        return self._boundaries
-
-    @property
-    def abilities(self) -> Abilities | None:
-        return self.cloud.abilities
+        self.cloud, self.here, self.id_engine = cloud, cloud.here, cloud.id_engine
+        self.own = self.own_tokenizer = own
+        self.boundaries = WordBoundaries(edge, own)
+        self.step = STEP if cloud.local is not None else None
 
     def identity(self) -> str:
         return f"{self.cloud.identity()} at boundaries{self.filtered}"
 
-    @property
-    def here(self) -> bool:
-        return self.cloud.here
-
-    def budget(self, words: int) -> tuple[int, int]:
-        step, most = super().budget(words)
-        return (step if self.cloud.local is None else STEP), most
-
-    def open(self, prompt: Prompt) -> "IdBridgeSession":
-        return IdBridgeSession(self, prompt)
+    def open(self, prompt: Prompt) -> "AdaptedIdSession":
+        return AdaptedIdSession(self, prompt)
 
     def check(self, tokenizer: Tokenizer) -> str:
         """Prove that the cloud's ids are those of its tokenizer; raises as `CloudModel.check`."""
@@ -85,41 +65,41 @@ class Bridge(AdaptedCloud):
         self.cloud.close()
 
 
-def bridged(
+def adapted(
     cloud: CloudModel,
     edge: Tokenizer,
     own: Tokenizer | None = None,
-    context_filter: ContextFilter | None = None,
+    context_filter: Redacted | None = None,
 ) -> CloudModel:
-    """`cloud` itself where its vocabulary is the `edge`'s or not known here, else behind a bridge.
+    """`cloud` itself if it has the `edge`'s vocabulary, or an unknown one; else an adapter.
 
     `own` is the cloud's tokenizer; that of a model in this process is in its file. With a
-    `context_filter` there is always a bridge: an unknown vocabulary is taken for the edge's, which
-    `check` verifies. Raises `UsageError` for a bridge, which has a context filter already.
+    `context_filter` there is always an adapter: an unknown vocabulary is taken for the edge's,
+    which `check` verifies. Raises `UsageError` for an adapter, which has a context filter already.
     """
     if own is None and cloud.local is not None:
         own = cloud.local.tokenizer
     if context_filter is None:
         if own is None or fingerprint(own) == fingerprint(edge):
             return cloud
-        return Bridge(cloud, own=own, edge=edge)
+        return Adapter(cloud, own=own, edge=edge)
     if cloud.boundaries is not None:
         raise UsageError(
             "This cloud model decides itself what it shows",
-            hint="leave redact out, or give its bridge a context filter",
+            hint="leave redact out, or give its adapter a context filter",
         )
-    return Bridge(cloud, own=own or edge, edge=edge, context_filter=context_filter)
+    return Adapter(cloud, own=own or edge, edge=edge, context_filter=context_filter)
 
 
 def checked(
     cloud: CloudModel,
     edge: Tokenizer,
     own: Tokenizer | None = None,
-    context_filter: ContextFilter | None = None,
+    context_filter: Redacted | None = None,
 ) -> CloudModel:
-    """As `bridged`, and `check`ed; raises as that does, and closes `cloud` then."""
+    """As `adapted`, and `check`ed; raises as that does, and closes `cloud` then."""
     try:
-        model = bridged(cloud, edge, own, context_filter)
+        model = adapted(cloud, edge, own, context_filter)
         model.check(edge)
     except BaseException:
         cloud.close()
@@ -127,12 +107,12 @@ def checked(
     return model
 
 
-class IdBridgeSession(BridgeSession):
+class AdaptedIdSession(AdaptedSession):
     """Prompt and answer go in the cloud's ids."""
 
-    def __init__(self, bridge: Bridge, prompt: Prompt) -> None:
-        super().__init__(bridge, prompt)
-        self._bridge, self.own = bridge, bridge.own
+    def __init__(self, adapter: Adapter, prompt: Prompt) -> None:
+        super().__init__(adapter, prompt)
+        self._adapter, self.own = adapter, adapter.own
         self._session: CloudSession | None = None
         self._ids: list[int] = []
         # SentencePiece reads a text as if a blank stood before it.
@@ -146,16 +126,14 @@ class IdBridgeSession(BridgeSession):
                 self._ids = prompt_ids(self.own, before.messages)
         except UsageError as error:
             raise CloudRejected(f"For the cloud model: {error}") from error
-        self._session = self._bridge.cloud.open(Prompt(tuple(self._ids), before.messages))
+        self._session = self._adapter.cloud.open(Prompt(tuple(self._ids), before.messages))
 
-    def request(
-        self, consult: WordConsult, sampling: Sampling, deadline: float, sent: Sent | None
-    ) -> Future[Completion]:
+    def request(self, consult: WordConsult, deadline: float) -> Future[Completion]:
         assert self._session is not None
         consult.ids = ids = consult.ids or [*self._ids, *self.own.encode(consult.text)]
-        if sent is not None:
-            sent.prefix = list(ids)
-        return self._session.ask(list(ids), consult.step, sampling, deadline, sent)
+        sampling, sent = consult.request.sampling, consult.request.sent
+        sent.prefix = ids
+        return self._session.ask(ConsultRequest(ids, consult.step, deadline, sampling, sent))
 
     def read(self, consult: WordConsult, reply: Completion) -> ReplyChunk:
         """Raises `CloudProtocolError` for an invalid completion."""
@@ -167,11 +145,7 @@ class IdBridgeSession(BridgeSession):
             data=bytes_of(own, ids),
             ended=reply.stopped or reply.ids[-1] in own.eos_ids,
             size=len(ids),
-            tokens=len(reply.ids),
-            cached=reply.cached,
-            computed=reply.computed,
-            prompt=reply.prompt,
-            engine_seconds=reply.engine_seconds,
+            meter=reply,
         )
 
     def close(self) -> None:

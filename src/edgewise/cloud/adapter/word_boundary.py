@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.vocabulary import bytes_of, ids_spelling
-from edgewise.errors import CloudProtocolError, NothingUsable
+from edgewise.edge.vocabulary import bytes_of
+from edgewise.errors import NothingUsable
 
 BLANKS = " \t"
 
@@ -101,17 +101,6 @@ def kept(
     if ended:
         return Kept(text, complete=True, ends=True)
     return Kept(text[: ends[-1]] if ends else "", complete=False, ends=False)
-
-
-def retokenized(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int]:
-    """Ids of `text` behind the ids `before`, as `ids_spelling`.
-
-    Raises `CloudProtocolError` for a vocabulary that has none.
-    """
-    found = ids_spelling(tokenizer, before, text)
-    if found is None:
-        raise CloudProtocolError("The cloud model's text has no ids in the edge's vocabulary.")
-    return found
 
 
 def divides(tokenizer: Tokenizer, text: str, at: int) -> bool:
@@ -246,11 +235,7 @@ class WordBoundaries:
         keeps, reasons = self._reasoning.keeps, self._reasons
         if reasons is not None and keeps(ids, start, token, inside=not reasons):
             return "reasoning"
-        return None if divided or self.admit(ids, start, token) else "mid_word"
-
-    def admit(self, ids: Sequence[int], start: int, token: int) -> bool:
-        """Whether the text may be divided behind `ids`, as `refused`."""
-        return self._judged(ids, start, token, self._cloud)
+        return None if divided or self._judged(ids, start, token, self._cloud) else "mid_word"
 
     def opens(self, ids: Sequence[int], start: int, token: int) -> bool:
         """Whether a word opens with `token` behind `ids`."""

@@ -7,17 +7,37 @@ from typing import NamedTuple
 import pytest
 
 from edgewise.errors import UsageError
-from edgewise.testing.scripted_edge import EOS, ScriptedEdge
+from edgewise.routers.untrained import Constant
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import EOS, ScriptedEdge, replying
+from edgewise_lab.evaluation.systems import paired
 from edgewise_lab.evaluation.tasks.base import Grading, Question
-from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts, SequentialRollouts, ignore
-from edgewise_lab.training.collect import Sample
-from edgewise_lab.training.labels.base import Case, Label, Writer, label_all, labels_named
+from edgewise_lab.rollouts import (
+    Continuation,
+    Done,
+    Prefix,
+    Rollouts,
+    SequentialRollouts,
+    ignore,
+)
+from edgewise_lab.training.collect import PairRollouts, Sample
+from edgewise_lab.training.labels.base import (
+    Case,
+    Label,
+    Labelling,
+    Rollout,
+    Writer,
+    kept_values,
+    label_all,
+    labels_named,
+)
 from edgewise_lab.training.labels.published import (
     R2R,
     Citer,
     CoLlm,
     Final,
     Mismatch,
+    Rescue,
     Value,
     same_end,
     sentences,
@@ -103,10 +123,10 @@ def written_along(texts: Sequence[str], ids: Sequence[int]) -> list[int]:
     return [int(script([*prompt, *ids[:at]]).argmax()) for at in range(len(ids))]
 
 
-def case(told: Told, *, ended: bool = True, cloud: Sequence[int] = ()) -> Case:
+def case(told: Told, *, ended: bool = True, cloud: Sequence[int] = (), name: str = "q") -> Case:
     ids = (*told.text.encode(), *([EOS] if ended else []))
-    sample = Sample("q", tuple(PROMPT.encode()), ids, (0.0,) * len(ids), told.right, tuple(cloud))
-    question = Question("q", "sums", PROMPT, "7", "number")
+    sample = Sample(name, tuple(PROMPT.encode()), ids, (0.0,) * len(ids), told.right, tuple(cloud))
+    question = Question(name, "sums", PROMPT, "7", "number")
     return Case(question, sample, written_along(told.edge, ids), model([]).tokenizer, 40)
 
 
@@ -120,9 +140,11 @@ class Asked(SequentialRollouts):
     def __init__(self, texts: Sequence[str], script: ScriptedEdge | None = None) -> None:
         super().__init__(script or model(texts))
         self.prefixes: list[Prefix] = []
+        self.sizes: list[int] = []
 
     def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
         self.prefixes += prefixes
+        self.sizes.append(len(prefixes))
         return super().run(prefixes, done)
 
 
@@ -251,3 +273,97 @@ def test_where_a_sentence_ends(first: str, second: str, parted: tuple[str, str, 
 def test_answers_that_conclude_alike(check: Grading, one: str, other: str, alike: bool) -> None:
     question = Question("q", "any", PROMPT, "wood", check, choices=("wood", "iron"))
     assert same_end(question, one, other) is alike
+
+
+@pytest.mark.parametrize(("right", "rescued"), [(False, ".........^."), (True, "...........")])
+def test_rescue_is_where_the_clouds_token_turns_a_wrong_answer_right(
+    right: bool, rescued: str, tmp_path: Path
+) -> None:
+    """The cloud would write "Oh it is 7." along the edge's own answer; the edge goes on."""
+    told = Told("So it is 3.", ["Oo it is 3.", "Sh it is 3.", "So it is 7.", "So it is 3."], [])
+    own = case(told._replace(right=right), cloud=(*b"Oh it is 7.", EOS))
+    found = label_all(Rescue(), [own], {"edge": Asked(told.edge)}, tmp_path)["q"]
+    assert marked(found, told.text) == rescued
+
+
+def test_rollouts_of_many_answers_go_together_and_are_kept(tmp_path: Path) -> None:
+    cases = [case(ANSWERS[0], name=f"{i}") for i in range(20)]
+    cloud = Asked(ANSWERS[0].cloud)
+    found = label_all(Value(), cases, {"cloud": cloud}, tmp_path)
+    assert cloud.sizes == [48, 12]
+    assert label_all(Value(), cases, {}, tmp_path) == found
+
+
+class Own(Label):
+    """Gives what it is told to, after rollouts by whom it is told."""
+
+    name = "own"
+    described = "as told"
+
+    def __init__(self, gives: Sequence[float] = (), asks: Writer | None = None) -> None:
+        self._gives, self._asks = list(gives), asks
+
+    def of(self, case: Case) -> Labelling:
+        if self._asks:
+            yield [Rollout(self._asks, Prefix(case.sample.prompt, 1))]
+        else:
+            yield from ()
+        return self._gives
+
+
+@pytest.mark.parametrize(
+    "gives", [[], [0.5] * 3, [0.5] * 13, [1.5] * 12, [-0.1] * 12, [float("nan")] * 12]
+)
+def test_values_that_are_none(tmp_path: Path, gives: list[float]) -> None:
+    with pytest.raises(UsageError, match=r"'own'.* 12"):
+        label_all(Own(gives), [case(ANSWERS[0])], {}, tmp_path)
+    assert kept_values(Own(), tmp_path) == {}
+
+
+def test_labels_that_take_turns_get_their_own_continuations(tmp_path: Path) -> None:
+    """Cases that ask for one, two and no rollouts side by side."""
+
+    class Turns(Label):
+        name = "turns"
+        described = "how long the first continuation of each turn is"
+
+        def of(self, case: Case) -> Labelling:
+            values = [0.0] * len(case.proposed)
+            for turn in range(int(case.question.id)):
+                written = yield [
+                    Rollout("cloud", Prefix((*case.sample.prompt, *case.sample.ids[:at]), 20))
+                    for at in range(turn + 1)
+                ]
+                assert [len(one.ids) for one in written] == [12 - at for at in range(turn + 1)]
+                values[turn] = len(written[-1].ids) / 12
+            return values
+
+    cases = [case(ANSWERS[0], name=f"{count}") for count in (2, 0, 3, 1)]
+    cloud = Asked(ANSWERS[0].cloud)
+    found = label_all(Turns(), cases, {"cloud": cloud}, tmp_path)
+    for count in range(4):
+        lengths = [(12 - at) / 12 for at in range(count)]
+        assert found[f"{count}"] == (*lengths, *[0.0] * (12 - count))
+
+
+def test_a_pair_writes_rollouts() -> None:
+    edge, cloud = (
+        ScriptedEdge(replying("So it is 3.", prompt=PROMPT)),
+        ScriptedCloud(replying("Oh it is 7.", prompt=PROMPT)),
+    )
+    prompt = tuple(PROMPT.encode())
+    told: list[tuple[int, Continuation]] = []
+    for score, text in ((0.0, "So it is 3."), (1.0, "Oh it is 7.")):
+        told.clear()
+        pair = PairRollouts(paired(edge, Constant(score), 0.5, cloud))
+        written = pair.run(
+            [Prefix(prompt, 40), Prefix((*prompt, *b"So it"), 3)],
+            lambda index, one: told.append((index, one)),
+        )
+        pair.close()
+        assert bytes(written[0].ids[:-1]).decode() == text
+        assert bytes(written[1].ids).decode() == text[5:8]
+        assert told == list(enumerate(written))
+        assert all(len(one.ids) == len(one.logprobs) for one in written)
+        # The scripted cloud tells none of its tokens.
+        assert all((one.logprobs[0] is None) == (score == 1.0) for one in written)

@@ -1,6 +1,6 @@
 """A cloud with another vocabulary: the edge's answer goes out as text, its words come in as ids.
 
-`AdaptedCloud` and `BridgeSession` are what clouds by ids (`adapter`) and by text (`text`) have in
+`AdaptedCloud` and `AdaptedSession` are what clouds by ids (`ids`) and by text (`text`) have in
 common; each says how a request is made and its reply read.
 """
 
@@ -14,28 +14,23 @@ from typing import Any
 
 import msgspec
 
-from edgewise.cloud.base import CloudModel, CloudSession, failed, with_end
-from edgewise.cloud.bridge.context_filter import (
-    Context,
-    ContextFilter,
-    FilteredAnswer,
-    FilteredContext,
-)
-from edgewise.cloud.bridge.word_boundary import (
+from edgewise.cloud.adapter.word_boundary import (
     Reasoning,
     characters,
     held_back,
     kept,
-    retokenized,
     written_text,
 )
-from edgewise.completion import Completion, Sent, metered
+from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest, failed, with_end
+from edgewise.cloud.redaction.filter import Context, FilteredAnswer, Redacted, RedactedContext
+from edgewise.completion import Completion, metered
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.vocabulary import bytes_of, fingerprint
+from edgewise.edge.vocabulary import bytes_of, fingerprint, ids_of_text
 from edgewise.engines.replies import THINK
 from edgewise.errors import (
     Blocked,
     CloudError,
+    CloudProtocolError,
     CloudRejected,
     EdgewiseError,
     NothingUsable,
@@ -43,7 +38,6 @@ from edgewise.errors import (
 )
 from edgewise.prompts import Prompt
 from edgewise.prompts.tool_formats import markers
-from edgewise.sampling import Sampling
 
 WORD = 8
 """Tokens that a cloud elsewhere is asked for at once, for a word: enough for 19 of 20."""
@@ -66,27 +60,27 @@ _log = logging.getLogger(__name__)
 class AdaptedCloud(CloudModel):
     """A cloud that sees what a context filter leaves, and answers in the edge's ids."""
 
-    def __init__(self, name: str, edge: Tokenizer, context_filter: ContextFilter | None) -> None:
-        """`edge` is the edge's tokenizer; without a `context_filter` the cloud sees everything."""
-        self.name, self.edge = name, edge
-        self.context_filter = context_filter or ContextFilter()
+    step: int | None = None
+    """Tokens of each request; None: as many as the words may take."""
 
-    @property
-    def filtered(self) -> str:
-        """The end of `identity`: what the context filter shows; empty for everything."""
-        return f", {self.context_filter.name}" if self.context_filter.name else ""
+    def __init__(self, name: str, edge: Tokenizer, context_filter: Redacted | None) -> None:
+        """`edge` is the edge's tokenizer; without a `context_filter` the cloud sees everything."""
+        self.name, self.edge, self.context_filter = name, edge, context_filter
+        # The end of `identity`.
+        self.filtered = f", {context_filter.name}" if context_filter else ""
 
     def budget(self, words: int) -> tuple[int, int]:
         """Tokens that a request for so many words asks for; after how many no more are asked."""
         further = FURTHER * (words - 1)
-        return min(WORD + further, AT_ONCE), LONGEST + further
+        return self.step or min(WORD + further, AT_ONCE), LONGEST + further
 
     def requests(self, n: int) -> tuple[int, int]:
         step, most = self.budget(n)
         return -(-most // step), step
 
     def local_only(self, prompt: Prompt) -> bool:
-        return self.context_filter.local_only(preceding(self.edge, prompt))
+        shown = self.context_filter
+        return shown is not None and shown.local_only(preceding(self.edge, prompt))
 
     def require_edge(self, tokenizer: Tokenizer) -> None:
         """Raises `VocabularyMismatch` unless this is the edge's tokenizer."""
@@ -101,22 +95,16 @@ class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
     """What one request of a consult brought: `data` behind what came before it.
 
     It may end inside of a character. `ended` where the cloud ended the answer there. `size` tokens
-    count towards the most of a consult. `tokens` it wrote in its own vocabulary; `cached` and
-    `computed` are prompt tokens by the engine's own meter, `prompt` all of them as it bills them.
-    None is what it does not report.
+    count towards the most of a consult. The `meter` has what it billed, and its prompt tokens.
     """
 
     data: bytes
     ended: bool
     size: int
-    tokens: int | None = None
-    cached: int | None = None
-    computed: int | None = None
-    prompt: int | None = None
-    engine_seconds: float | None = None
+    meter: Completion
 
 
-class BridgeSession(CloudSession, ABC):
+class AdaptedSession(CloudSession, ABC):
     """Implements `CloudSession`: the same conversation, as the cloud reads it.
 
     A subclass says, once `begin` was called, how the cloud reads an answer: as if a blank stood
@@ -130,7 +118,8 @@ class BridgeSession(CloudSession, ABC):
         self.cloud, self.edge, self.prompt = cloud, cloud.edge, prompt
         self._reasoning = Reasoning(self.edge)
         self._markers = {token: text.encode() for text, token in markers(self.edge).items()}
-        self._context: FilteredContext | None = None
+        self._open = False
+        self._context: RedactedContext | None = None
         self._blocked: Blocked | None = None
 
     @abstractmethod
@@ -138,41 +127,29 @@ class BridgeSession(CloudSession, ABC):
         """Begin a conversation with the cloud. Raises a `CloudError` where it cannot read it."""
 
     @abstractmethod
-    def request(
-        self, consult: "WordConsult", sampling: Sampling, deadline: float, sent: Sent | None
-    ) -> Future[Any]:
+    def request(self, consult: "WordConsult", deadline: float) -> Future[Any]:
         """The next request of a consult. The future fails with a `CloudError`."""
 
     @abstractmethod
     def read(self, consult: "WordConsult", reply: Any) -> ReplyChunk:
         """Check what `request` brought. Raises a `CloudError` for an invalid reply."""
 
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> Future[Completion]:
-        """Ask for `n` words behind `ids`, which must not end inside of a character.
+    def ask(self, request: ConsultRequest) -> Future[Completion]:
+        """Ask for `n` words behind the ids, which must not end inside of a character.
 
         Raises `Blocked` if nothing may be sent.
         """
-        answer = list(ids[len(self.prompt.ids) :])
-        end = time.monotonic() + deadline
+        end = time.monotonic() + request.deadline
         try:
-            context = self._opened()
-            shown = context.answer(self._shown(ids), self._begun(answer))
-            text, held = held_back(shown.text, lines=self.holds_lines)
-            if not text and self.puts_blanks:
-                held = " "
-            consult = WordConsult(self, answer, shown, text, held, n)
+            self._begin()
+            shown = FilteredAnswer(self._shown(request.ids))
+            if self._context is not None:
+                shown = self._context.answer(shown.text, self._begun(request.ids))
         except Blocked:
             raise
         except EdgewiseError as error:
             return failed(_of_cloud(error))
-        return consult.begin(sampling, end, sent)
+        return WordConsult(self, request, shown, end).begin()
 
     def _shown(self, ids: Sequence[int]) -> str:
         """The answer as the cloud reads it.
@@ -191,25 +168,29 @@ class BridgeSession(CloudSession, ABC):
             return f"{THINK}\n{text.lstrip().removeprefix(THINK).lstrip()}"
         return text.lstrip() if block == "over" else text
 
-    def _begun(self, answer: Sequence[int]) -> str:
-        """An answer with the control tokens that are signs of calls."""
+    def _begun(self, ids: Sequence[int]) -> str:
+        """The answer with the control tokens that are signs of calls."""
+        answer = ids[len(self.prompt.ids) :]
         pieces = [self._markers.get(token) or self.edge.piece(token) for token in answer]
         return b"".join(pieces).decode("utf-8", "replace")
 
-    def _opened(self) -> FilteredContext:
-        """What the cloud sees, once the conversation is begun. Raises a `CloudError`."""
+    def _begin(self) -> None:
+        """Begin the conversation, with what the context filter leaves. Raises a `CloudError`."""
         if self._blocked is not None:
             raise self._blocked
-        if self._context is None:
+        if self._open:
+            return
+        before = preceding(self.edge, self.prompt)
+        if self.cloud.context_filter is not None:
             try:
-                context = self.cloud.context_filter.of(preceding(self.edge, self.prompt))
+                self._context = self.cloud.context_filter.of(before)
             except Blocked as error:
                 _log.info("nothing is sent for this answer: %s", error)
                 self._blocked = error
                 raise
-            self.begin(context.shown)
-            self._context = context
-        return self._context
+            before = self._context.shown
+        self.begin(before)
+        self._open = True
 
 
 def preceding(edge: Tokenizer, prompt: Prompt) -> Context:
@@ -227,38 +208,33 @@ class WordConsult:
     """
 
     def __init__(
-        self,
-        session: BridgeSession,
-        answer: list[int],
-        shown: FilteredAnswer,
-        text: str,
-        held: str,
-        words: int,
+        self, session: AdaptedSession, request: ConsultRequest, shown: FilteredAnswer, end: float
     ) -> None:
-        """For `words` behind an `answer` in ids of the edge's, of which the cloud is `shown` some.
+        """For words behind an answer that the cloud is `shown`, until `end` (monotonic clock).
 
-        It is sent the `text` of that, without the blanks `held` at the end.
+        It is sent the `text` of that, without the blanks at its end.
         """
-        self.text = text
-        self.step, self.most = session.cloud.budget(words)
+        self.request = request
+        self.text, self._held = held_back(shown.text, lines=session.holds_lines)
+        if not self.text and session.puts_blanks:
+            self._held = " "
+        self.step, self.most = session.cloud.budget(request.n)
         self.data = b""
         self.ids: list[int] = []
         self._chunks: list[ReplyChunk] = []
-        self._session, self._words = session, words
-        self._answer, self._shown, self._held = answer, shown, held
+        self._session, self._shown, self._end = session, shown, end
         self._future: Future[Completion] = Future()
         self._flying: Future[Any] | None = None
 
-    def begin(self, sampling: Sampling, end: float, sent: Sent | None) -> Future[Completion]:
-        """`end` by the monotonic clock."""
-        self._sampling, self._end, self._sent = sampling, end, sent
+    def begin(self) -> Future[Completion]:
+        """Send the first request."""
         self._future.add_done_callback(self._given_up)
         self._ask_more()
         return self._future
 
     def _ask_more(self) -> None:
         left = max(0.001, self._end - time.monotonic())
-        self._flying = self._session.request(self, self._sampling, left, self._sent)
+        self._flying = self._session.request(self, left)
         self._flying.add_done_callback(self._landed)
         self._given_up(self._future)
 
@@ -286,13 +262,13 @@ class WordConsult:
 
     def _completion(self, ended: bool) -> Completion | None:
         """The completion, or None where more of it is needed; raises `CloudError`."""
-        edge, chunks, data = self._session.edge, self._chunks, self.data
+        session, chunks, data = self._session, self._chunks, self.data
         text = characters(data)
         restored = self._shown.restored(text, ended=ended)
         # A character that is cut off is no end.
         whole = ended and len(text.encode()) == len(data) and restored.left is None
         words = kept(
-            restored.text.encode(), self._held, self._words, ended=whole, whole=restored.whole
+            restored.text.encode(), self._held, self.request.n, ended=whole, whole=restored.whole
         )
         if not words.complete and restored.left == "unknown":
             raise NothingUsable("The cloud wrote a placeholder that stands for nothing here.")
@@ -300,26 +276,28 @@ class WordConsult:
         exhausted = sum(chunk.size for chunk in chunks) >= self.most
         if not words.complete and not ended and not exhausted:
             return None
-        ids = tuple(retokenized(edge, self._answer, words.text))
-        written = reduce(metered, [chunk.tokens for chunk in chunks])
+        answer = self.request.ids[len(session.prompt.ids) :]
+        ids = ids_of_text(session.edge, answer, words.text)
+        if ids is None:
+            raise CloudProtocolError("The cloud model's text has no ids in the edge's vocabulary.")
+        meters = [chunk.meter for chunk in chunks]
+        written = sum(meter.billed for meter in meters)
         if not ids and not words.ends:
-            many = "" if written is None else f" in {written} tokens"
-            raise NothingUsable(f"The cloud wrote no whole word{many}.")
-        seconds = [chunk.engine_seconds for chunk in chunks if chunk.engine_seconds is not None]
+            raise NothingUsable(f"The cloud wrote no whole word in {written} tokens.")
+        seconds = [one.engine_seconds for one in meters]
         completion = Completion(
-            ids=ids,
+            ids=tuple(ids),
             logprobs=(None,) * len(ids),
             stopped=words.ends,
             # Each request is one that an engine computes, and bills.
-            cached=reduce(metered, [chunk.cached for chunk in chunks]),
-            computed=reduce(metered, [chunk.computed for chunk in chunks]),
-            prompt=reduce(metered, [chunk.prompt for chunk in chunks]),
-            engine_seconds=sum(seconds) if len(seconds) == len(chunks) else None,
+            cached=reduce(metered, [one.cached for one in meters]),
+            computed=reduce(metered, [one.computed for one in meters]),
+            prompt=reduce(metered, [one.prompt for one in meters]),
+            engine_seconds=reduce(metered, seconds),
             written=written,
         )
-        return with_end(
-            completion, len(ids) + 1, edge.eos_ids or frozenset([0]), self._session.cloud.name
-        )
+        eos_ids = session.edge.eos_ids or frozenset([0])
+        return with_end(completion, len(ids) + 1, eos_ids, session.cloud.name)
 
 
 def _of_cloud(error: Exception) -> CloudError:

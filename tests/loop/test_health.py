@@ -1,4 +1,4 @@
-"""Latency, and the deadlines that follow it."""
+"""Latency, the deadlines that follow it, and the circuit breaker with a clock of its own."""
 
 from contextlib import closing
 
@@ -7,77 +7,69 @@ from msgspec.structs import replace
 
 from edgewise.cloud.engine import LlamaServer
 from edgewise.loop.decoder import Decoder
-from edgewise.loop.health import ENOUGH, RECENT, Latency
+from edgewise.loop.health import (
+    ENOUGH,
+    FAILURES,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    RECENT,
+    Breaker,
+    Latency,
+)
 from edgewise.loop.policy import (
     LONGEST_DEADLINE,
     LONGEST_READING,
     SHORTEST_DEADLINE,
     Policy,
 )
-from edgewise.routers.constant import Constant
+from edgewise.routers.untrained import Constant
 from edgewise.testing import ByteTokenizer, ScriptedEdge, noise
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 
 
-def told(seconds: float, times: int, *, first: bool = False) -> Latency:
+def known(seconds: float, times: int, *, first: bool = False) -> Latency:
     latency = Latency()
     for _ in range(times):
-        latency.answered(seconds, 0.25 * seconds, first=first)
+        latency.answered(seconds, first=first)
     return latency
-
-
-def test_before_there_are_consults_the_deadline_is_the_longest() -> None:
-    for times in range(ENOUGH):
-        latency = told(0.01, times)
-        assert Policy().deadline_now(latency, first=False) == LONGEST_DEADLINE
 
 
 def test_the_deadline_is_a_bounded_multiple_of_the_median() -> None:
     def deadline(seconds: float) -> float:
-        return Policy().deadline_now(told(seconds, ENOUGH), first=False)
+        return Policy().deadline_now(known(seconds, ENOUGH), first=False)
 
+    assert Policy().deadline_now(known(0.01, ENOUGH - 1), first=False) == LONGEST_DEADLINE
     assert deadline(0.01) == SHORTEST_DEADLINE
     assert deadline(0.3) == pytest.approx(4 * 0.3)
     assert deadline(3.0) == LONGEST_DEADLINE
 
 
 def test_an_answers_first_consults_are_judged_apart() -> None:
-    latency = told(0.05, RECENT)
+    latency = known(0.05, RECENT)
     assert Policy().deadline_now(latency, first=True) == LONGEST_DEADLINE
     for _ in range(ENOUGH):
-        latency.answered(1.0, None, first=True)
+        latency.answered(1.0, first=True)
     assert Policy().deadline_now(latency, first=True) == pytest.approx(4.0)
     assert Policy().deadline_now(latency, first=False) == SHORTEST_DEADLINE
 
 
 def test_the_deadline_finds_a_link_that_became_slow() -> None:
     """Consults take 1.5 s from now on: backing off, every further one is in time at last."""
-    latency, policy = told(0.02, RECENT), Policy()
+    latency, policy = known(0.02, RECENT), Policy()
     in_time = []
     for _ in range(40):
         deadline = policy.deadline_now(latency, first=False)
         in_time.append(deadline >= 1.5)
         if in_time[-1]:
-            latency.answered(1.5, None, first=False)
+            latency.answered(1.5, first=False)
         else:
             latency.timed_out(deadline, first=False)
     assert any(in_time[:4])
     assert all(in_time[-10:])
 
 
-def test_round_trip_and_engine_are_told_apart() -> None:
-    latency = told(0.2, 50)
-    assert latency.engine == pytest.approx(0.05)
-    assert latency.round_trip == pytest.approx(0.15)
-    for _ in range(100):
-        latency.answered(0.4, None, first=False)
-    assert latency.round_trip == pytest.approx(0.4, rel=0.01)
-    assert latency.engine == pytest.approx(0.05)
-    assert latency.quantile(0.95) == pytest.approx(0.4)
-
-
 def test_an_answers_first_consult_may_take_as_long_as_its_prompt_takes_to_read() -> None:
-    latency, policy = told(0.3, RECENT), Policy()
+    latency, policy = known(0.3, RECENT), Policy()
 
     def deadline(prompt: int) -> float:
         return policy.deadline_now(latency, first=True, prompt=prompt)
@@ -107,13 +99,14 @@ def test_the_first_consult_teaches_how_fast_a_prompt_is_read() -> None:
         engine.fault = lambda number: measured
         decoder = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=Policy(), cloud=cloud)
         decoder.generate(list(b"sky? " * 20), max_tokens=3)
-    assert decoder.latency.reading is not None
-    assert decoder.latency.reading >= 0.05 / 100
+    reading = decoder.tiers[0].latency.reading
+    assert reading is not None
+    assert reading >= 0.05 / 100
 
 
 def test_a_completion_that_is_about_to_come_is_waited_for() -> None:
     """A step of 40 ms, half of the completions change the token: 20 ms are worth waiting."""
-    latency = told(0.1, RECENT)
+    latency = known(0.1, RECENT)
     assert latency.patience(0.09, first=False) == 0  # the step is not known yet
     latency.stepped(0.04)
     for elapsed, wait in ((0.05, 0), (0.09, 0.03), (0.11, 0.01), (0.13, 0)):
@@ -122,3 +115,38 @@ def test_a_completion_that_is_about_to_come_is_waited_for() -> None:
         latency.judged(changed=False)
     # A draft that is always right never waits.
     assert latency.patience(0.09, first=False) == pytest.approx(0, abs=1e-3)
+
+
+def broken(now: list[float]) -> Breaker:
+    breaker = Breaker(clock=lambda: now[0])
+    for _ in range(FAILURES):
+        assert breaker.allow()
+        breaker.failed()
+    return breaker
+
+
+def test_it_opens_after_failures_in_a_row_only() -> None:
+    breaker = Breaker(clock=lambda: 0.0)
+    for _ in range(10):
+        breaker.failed()
+        breaker.succeeded()
+    assert not breaker.is_open
+    assert broken([0.0]).is_open
+
+
+def test_one_probe_goes_when_the_pause_is_over_and_pauses_double_up_to_a_bound() -> None:
+    now, pause = [0.0], FIRST_PAUSE
+    breaker = broken(now)
+    for _ in range(8):
+        now[0] += pause - 0.001
+        assert not breaker.allow()
+        now[0] += 0.001
+        assert [breaker.allow() for _ in range(3)] == [True, False, False]
+        breaker.failed()
+        pause = min(2 * pause, LONGEST_PAUSE)
+    assert pause == LONGEST_PAUSE
+    now[0] += pause
+    assert breaker.allow()
+    breaker.succeeded()
+    assert breaker.allow()
+    assert not breaker.is_open

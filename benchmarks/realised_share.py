@@ -1,0 +1,112 @@
+"""What share of the tokens a cloud writes for the one asked: `python -m benchmarks.realised_share`.
+
+Opens the pair once for each router and share, as `edgewise serve` does: one budget for all answers,
+the threshold started and moved as it is for users. Every `--router` and `--cloud-share` answers the
+first questions behind `--skip`. Prints Markdown: the realised share with its 95% interval over
+questions, right answers, dropped tokens, seconds. Interrupted, it goes on.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import msgspec
+
+from edgewise import Pair
+from edgewise_lab.evaluation.statistics import mean_interval, ratio_interval
+from edgewise_lab.evaluation.store import append, read
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.evaluation.tasks.grading import is_right
+from edgewise_lab.evaluation.tasks.named import open_task
+from edgewise_lab.tables import line
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """One answer; tokens are the edge's."""
+
+    question: str
+    right: bool
+    tokens: int
+    by_cloud: int
+    wasted: int
+    seconds: float
+
+
+def measured(task: Task, path: Path, **settings: object) -> list[Answered]:
+    """What `path` has of the task's questions, or all of them anew: a budget has a past."""
+    kept = read(path, Answered)
+    if len(kept) >= len(task.questions):
+        return kept[: len(task.questions)]
+    path.unlink(missing_ok=True)
+    with Pair(**settings) as pair:  # pyright: ignore[reportArgumentType]
+        for question in task.questions:
+            begun = time.monotonic()
+            answer = pair.ask(question.prompt, max_tokens=task.max_tokens)
+            usage = answer.usage
+            one = Answered(
+                question.id,
+                is_right(question, answer.text),
+                usage.edge_tokens + usage.cloud_tokens,
+                usage.cloud_tokens,
+                usage.wasted_tokens,
+                time.monotonic() - begun,
+            )
+            append(path, one)
+    return read(path, Answered)
+
+
+def row(router: str, share: float, found: list[Answered]) -> list[str]:
+    tokens, cloud = [one.tokens for one in found], [one.by_cloud for one in found]
+    low, high = ratio_interval(cloud, tokens)
+    right = [float(one.right) for one in found]
+    ends = mean_interval(right)
+    return line(
+        [
+            router,
+            f"{share:.0%}",
+            f"{sum(cloud) / sum(tokens):.1%} ({low:.1%} to {high:.1%})",
+            f"{sum(right) / len(right):.1%} ({ends[0]:.1%} to {ends[1]:.1%})",
+            f"{sum(tokens) / len(found):.1f}",
+            f"{sum(one.wasted for one in found) / len(found):.1f}",
+            f"{sum(one.seconds for one in found) / len(found):.2f}",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--edge", required=True)
+    parser.add_argument("--cloud", required=True)
+    parser.add_argument("--router", action="append", default=[])
+    parser.add_argument("--cloud-share", type=float, action="append", default=[])
+    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--work", type=Path, required=True)
+    chosen = parser.parse_args()
+    task = open_task(chosen.task, data=chosen.data, check=None)
+    questions = task.questions[chosen.skip : chosen.skip + chosen.questions]
+    task = msgspec.structs.replace(task, questions=questions)
+    chosen.work.mkdir(parents=True, exist_ok=True)
+    head = ["router", "asked", "realised", "right", "tokens an answer", "dropped", "seconds"]
+    print("\n".join(line(head, head=True)), flush=True)
+    for share in chosen.cloud_share or [0.05, 0.1]:
+        for router in chosen.router or ["auto"]:
+            path = chosen.work / f"{Path(router).name}-{share:g}.jsonl"
+            found = measured(
+                task,
+                path,
+                edge=chosen.edge,
+                cloud=chosen.cloud,
+                router=router,
+                cloud_share=share,
+                threads=chosen.threads,
+                temperature=0.0,
+            )
+            print("\n".join(row(router, share, found)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

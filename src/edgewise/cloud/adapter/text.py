@@ -1,0 +1,285 @@
+"""A cloud behind an API that takes and returns text: what the edge wrote goes out as it reads.
+
+A few requests find out how an API continues an answer that was begun. What is asked is fixed. That
+a model writes other words than another proves nothing; only one that begins anew does.
+"""
+
+import secrets
+from concurrent.futures import Future
+
+import msgspec
+from msgspec.structs import replace
+
+from edgewise.cloud.adapter.session import (
+    AdaptedCloud,
+    AdaptedSession,
+    ReplyChunk,
+    WordConsult,
+)
+from edgewise.cloud.adapter.word_boundary import BLANKS, WordBoundaries, added, held_back
+from edgewise.cloud.engine import IoThread
+from edgewise.cloud.redaction.filter import Context, Redacted
+from edgewise.completion import Completion
+from edgewise.edge.base import Tokenizer
+from edgewise.engines.base import Client, Described
+from edgewise.engines.replies import THINK, uncached
+from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
+from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
+from edgewise.prompts import Message, Prompt
+from edgewise.wire.protocol import request_id
+
+PROBE_SECONDS = 60.0
+"""How long it may take to see how an API continues, or what of a long prompt it computes again."""
+
+THOUGHT = "</think>"
+"""How a cloud ends a block of reasoning."""
+
+TOKENS = 6
+"""A reply's, in a probe."""
+
+_ASKED = (Message("user", "Count in words from one to ten, separated by spaces."),)
+
+
+_BEGUN = (("one two three fo", "ur"), ("one two three four five six sev", "en"))
+"""Beginnings of an answer that end inside of a word, and the rest of that word."""
+# So begins no answer of a model's own.
+_ODD = "= # one two three fo"
+_WORDS = "one two three four"
+_ANEW = ("one", "1", "sure", "i ", "i'", "here", "certainly", "of course", "okay", "ok,", "great")
+"""How answers begin."""
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """How an API continues what it is sent.
+
+    `echoes`: a reply begins with it. `trims`: the blanks that it ends with may be lost.
+    """
+
+    echoes: bool = False
+    trims: bool = False
+
+    @property
+    def in_words(self) -> str:
+        """For people."""
+        first = "exact, behind what it repeats" if self.echoes else "exact"
+        blanks = "may drop blanks behind what it is sent" if self.trims else "keeps blanks"
+        return f"{first}, {blanks}"
+
+
+class TextCloud(AdaptedCloud):
+    """Implements `CloudModel` over a `TextEngine`, with an I/O thread of its own.
+
+    It is asked where a word opens, for words. Once checked, `capabilities` say how it continues.
+    """
+
+    def __init__(
+        self,
+        engine: TextEngine,
+        *,
+        edge: Tokenizer,
+        context_filter: Redacted | None = None,
+    ) -> None:
+        """`context_filter` says what the cloud gets to see (default: everything)."""
+        super().__init__(engine.url, edge, context_filter)
+        self.engine = engine
+        self.capabilities = Capabilities()
+        self._served: Described | None = None
+        self._went = False
+        self.boundaries = WordBoundaries(edge, reasons=engine.reasons)
+        self._io = IoThread(self.name)
+        self.submit = self._io.submit
+
+    def identity(self) -> str:
+        model = self._served.model if self._served else None
+        how = self.capabilities.in_words
+        return f"{self.name} {self.engine.dialect} {model or ''} as text, {how}{self.filtered}"
+
+    def open(self, prompt: Prompt) -> "AdaptedTextSession":
+        return AdaptedTextSession(self, prompt)
+
+    def check(self, tokenizer: Tokenizer) -> str:
+        """Probe how the API continues; raises as `CloudModel.check`, `CloudRejected` if not."""
+        self.require_edge(tokenizer)
+        self.submit(self._probe(), PROBE_SECONDS).result()
+        self.vocabulary_check = (
+            f"text, as {self.engine.dialect} takes it: {self.capabilities.in_words}"
+        )
+        return self.vocabulary_check
+
+    async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
+        """One request. An API that was gone is asked first whether it serves the same."""
+        if self._went and await self.engine.describe() != self._served:
+            await self._probe()
+        self._went = False
+        try:
+            return await self.engine.complete(request, client)
+        except CloudUnavailable:
+            self._went = self._served is not None
+            raise
+
+    def close(self) -> None:
+        self._io.close(self.engine.close())
+
+    async def _probe(self) -> None:
+        served = await self.engine.describe()
+        self.capabilities = await Probe(self.engine).capabilities()
+        self._served = served
+
+
+class AdaptedTextSession(AdaptedSession):
+    """Messages go as they are; consults share connections."""
+
+    # Templates do so with earlier turns, and APIs take no signs of other families.
+    leaves_thoughts = True
+
+    def __init__(self, cloud: TextCloud, prompt: Prompt) -> None:
+        super().__init__(cloud, prompt)
+        self._engine = cloud
+        self._before = Context(())
+        self._client = Client(session=secrets.token_hex(12))
+        self._asks = 0
+
+    def begin(self, before: Context) -> None:
+        self._before = before
+        # A reply to messages begins with none that is restored.
+        self.puts_blanks = before.messages is not None
+        self.holds_lines = self._engine.capabilities.trims
+
+    def request(self, consult: WordConsult, deadline: float) -> "Future[TextContinuation]":
+        self._asks += 1
+        name = request_id(self._client.session, self._asks)
+        before = self._before
+        messages = tuple(replace(message, local=False) for message in before.messages or ())
+        sent = consult.request.sent
+        sent.request_id = name
+        client = replace(self._client, sent=sent, request_id=name)
+        answer, _ = self._sent(consult)
+        # An API that takes text alone has the prompt in it.
+        text = answer if before.messages is not None else before.text + answer
+        asked = TextRequest(messages, text, consult.step, consult.request.sampling)
+        return self._engine.submit(self._engine.complete(asked, client), deadline)
+
+    def read(self, consult: WordConsult, reply: TextContinuation) -> ReplyChunk:
+        url, text, able = self._engine.name, reply.text, self._engine.capabilities
+        behind, held = self._sent(consult)
+        text = unechoed(behind, text, url) if able.echoes else added(behind, text)
+        if not text and not reply.ended:
+            raise CloudRejected(f"{url!r} wrote no text in {consult.step} tokens.")
+        whole = text.partition("\ufffd")[0]
+        # Its end is a token of the edge's own.
+        thought = consult.text.startswith(THINK) and THOUGHT in whole
+        if thought:
+            whole = whole.partition(THOUGHT)[0]
+        ended = reply.ended and whole == text
+        if consult.data:
+            # Blanks of the first reply are matched with those of the answer (`kept`).
+            kept = whole.startswith(held)
+            whole = whole.removeprefix(held) if kept else whole.lstrip(BLANKS + held)
+        return ReplyChunk(
+            data=whole.encode(),
+            ended=ended,
+            size=consult.most if thought else consult.step,
+            meter=Completion(
+                ids=(),
+                logprobs=(),
+                # An API that does not report it has written no more than that.
+                written=consult.step if reply.written is None else reply.written,
+                cached=reply.cached,
+                computed=uncached(reply.prompt, reply.cached),
+                prompt=reply.prompt,
+            ),
+        )
+
+    def _sent(self, consult: WordConsult) -> tuple[str, str]:
+        """What the next request of a consult continues, and the blanks that are held back."""
+        return held_back(consult.text + consult.data.decode(), lines=self.holds_lines)
+
+
+class Probe:
+    """Asks an API to continue an answer, to see what it does."""
+
+    def __init__(self, engine: TextEngine) -> None:
+        self._engine = engine
+        self._echoes = False
+
+    async def capabilities(self) -> Capabilities:
+        """Raises `CloudRejected` where it does not continue."""
+        await self._continues()
+        await self._require_blanks()
+        return Capabilities(echoes=self._echoes, trims=await self._trims())
+
+    async def _continues(self) -> None:
+        """Raises `CloudRejected` for one that does not."""
+        replies: list[str] = []
+        for begun, rest in _BEGUN:
+            reply = await self._reply(begun)
+            if not self._echoes and reply.lstrip().startswith(begun):
+                reply = await self._repeated()
+            if reply.lstrip().startswith(rest):
+                return
+            # Like an answer's beginning, or the begun word once more.
+            word = begun.split()[-1] + rest
+            if not reply.lstrip().lower().startswith((word, *_ANEW)):
+                return
+            replies.append(reply)
+        raise self._restarts(replies[0])
+
+    async def _repeated(self) -> str:
+        """The reply to a beginning that none of its own would have: what it repeats is an echo."""
+        reply = (await self._asked(_ODD)).lstrip()
+        if not reply.startswith(_ODD) or reply == _ODD:
+            raise self._restarts(reply)
+        self._echoes = True
+        return reply.removeprefix(_ODD)
+
+    async def _require_blanks(self) -> None:
+        """Raises `CloudRejected` where blanks are lost before a reply: words would run together."""
+        if (await self._reply(_WORDS)).startswith("five"):
+            raise CloudRejected(
+                f"{self._engine.url!r} drops the blank before the words that it adds",
+                hint="choose another provider, or an engine by token ids",
+            )
+
+    async def _trims(self) -> bool:
+        """Whether blanks behind what is sent are lost, or not even taken."""
+        try:
+            return (await self._reply(f"{_WORDS} "))[:1].isspace()
+        except CloudRejected:
+            return True
+
+    async def _reply(self, begun: str) -> str:
+        """What it adds."""
+        reply = await self._asked(begun)
+        return unechoed(begun, reply, self._engine.url) if self._echoes else reply
+
+    async def _asked(self, begun: str) -> str:
+        try:
+            return (await self._engine.complete(TextRequest(_ASKED, begun, TOKENS))).text
+        except CloudRejected as error:
+            if error.setting is not None:
+                raise
+            raise CloudRejected(
+                f"{self._engine.url!r} does not take the beginning of an answer "
+                f"({error.message.rstrip('.')})",
+                request_id=error.request_id,
+            ) from error
+
+    def _restarts(self, reply: str) -> CloudRejected:
+        return CloudRejected(
+            f"{self._engine.url!r} begins an answer anew instead of continuing it: to "
+            f"{_BEGUN[0][0]!r} it added {reply[:40]!r}"
+        )
+
+
+def unechoed(sent: str, reply: str, url: str) -> str:
+    """What a reply adds, of an API that begins it with what it was sent.
+
+    Raises `CloudProtocolError` where it does not.
+    """
+    again = reply.lstrip()
+    if not sent.strip():
+        return reply
+    for begun in (sent.lstrip(), sent.strip()):
+        if again.startswith(begun):
+            return again[len(begun) :]
+    raise CloudProtocolError(f"{url!r} did not begin its reply with what it was sent.")
