@@ -19,7 +19,8 @@ from tests.tool_models import ToolTokenizer, saying
 
 MIB = 1 << 20
 LARGEST = 8 * MIB - 200
-FLAGS = ("--slots", "2", "--queue", "2", "--threads", "1", "--cloud", "none")
+# Places for eight: a full queue is another reply.
+FLAGS = ("--slots", "2", "--queue", "6", "--threads", "1", "--cloud", "none")
 
 
 def peak(pid: int) -> int:
