@@ -251,7 +251,7 @@ WHEEL = edgewise==$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 TRY = UV_CACHE_DIR=build/try/cache timeout 60 $(BIN)/uvx --isolated --find-links dist --from "$(WHEEL)" edgewise
 # An environment that has Edgewise takes an extra by its name alone.
 EXTRA = 'edgewise[serve]'
-SERVES = build/try/$(1)/bin/python -c 'import edgewise.server.app'
+SERVES = build/try/$(1)/bin/python -c 'import edgewise.listening.server, edgewise.server.app'
 
 .PHONY: try
 try: wheel  ## install the wheel as a stranger would, with uvx, pip and uv, and answer within a minute

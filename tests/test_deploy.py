@@ -133,6 +133,14 @@ def test_a_lock_pins_and_hashes_all_that_is_needed(lock: str) -> None:
             assert all(map(requirement.specifier.contains, versions)), requirement
 
 
+def test_the_server_is_installed_with_all_that_listens() -> None:
+    """As the gateway is, which has the same listener."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    # FastAPI brings starlette.
+    assert {*extras["gateway"]} - {"starlette>=1,<2"} <= {*extras["serve"]}
+
+
 SECRETS = """
 keys.json keys.json.partial deploy/keys/keys.json deploy/keys/usage.sqlite-wal
 deploy/kubernetes/keys.json deploy/engine.env deploy/serve.env deploy/webui.env

@@ -29,7 +29,7 @@ from edgewise.prompts import prompt_ids
 from edgewise.routers.untrained import Constant
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
 from tests.models import byte_level, write_transformer
 
 QUESTION = "Tell me about copper."
@@ -404,6 +404,14 @@ def test_a_chat_draws_as_the_models_file_says(
         sampling = pair.chat_sampling
     assert sampling is not None
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == drawn
+
+
+@pytest.mark.parametrize("own", [None, ByteTokenizer("<other>")])
+def test_a_chat_draws_beside_a_cloud_of_another_vocabulary(own: ByteTokenizer | None) -> None:
+    """Only beside one that takes text it is greedy."""
+    cloud = LocalCloud(ScriptedEdge(noise(2), tokenizer=own))
+    with Pair(ScriptedEdge(noise()), cloud=cloud, router="entropy") as pair:
+        assert pair.chat_sampling is not None
 
 
 def test_a_chat_is_greedy_where_the_user_says_so_or_the_pair_is_bundled() -> None:

@@ -167,7 +167,7 @@ class Pair:
         request for each drawn token.
         """
         own = self.settings
-        by_text = any(one.boundaries is not None and one.local is None for one in self.clouds)
+        by_text = any(one.boundaries and one.own_tokenizer is None for one in self.clouds)
         greedy = by_text or own.edge == _DEFAULTS.edge or edge_engine(own) == SERVER
         if own.temperature is not None or greedy:
             return None
@@ -176,6 +176,8 @@ class Pair:
     def forget(self) -> None:
         """Begin new budgets and a new record of what was sent, as for a new conversation."""
         self._budgets.clear()
+        for tier in self.decoder.tiers:
+            tier.shared = SharedBudget()
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:

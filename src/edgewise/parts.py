@@ -105,6 +105,11 @@ def cloud_address(settings: Settings) -> str:
     return "bundled" if settings.edge == "bundled" else "none"
 
 
+def nearest_cloud(settings: Settings) -> str:
+    """Names the nearest cloud: its address, and the model there."""
+    return f"{cloud_address(settings)} {each_cloud(settings)[0].cloud_model or ''}"
+
+
 def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[Settings]:
     """The settings of each cloud, nearest first; `clouds` are their addresses, where known.
 
@@ -154,7 +159,7 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
     tiers: list[Tier] = []
     by_words = False
     for cloud, share, threshold in zip(clouds, [None, *shares], thresholds, strict=bool(clouds)):
-        trusted = is_trusted(settings, cloud.name) or bool(further and cloud.local)
+        trusted = is_trusted(settings, cloud.name) or bool(further and cloud.here)
         if by_words and cloud.boundaries is None:
             own = edge.tokenizer
             cloud = Adapter(cloud, own=own, edge=own)
@@ -195,8 +200,8 @@ def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list
 
 
 def tier_address(clouds: Sequence[CloudModel]) -> str:
-    """Names the last of these `clouds`, behind the others."""
-    return ",".join(cloud.name for cloud in clouds)
+    """Names the last of these checked `clouds`, after the others."""
+    return ",".join(cloud.identity() for cloud in clouds)
 
 
 def open_cloud(
@@ -301,7 +306,7 @@ def starts_of(
     if not steered or cloud_address(settings) == "none":
         return {}
     identity = router_identity(replace(settings, router=chosen_router(settings, edge)))
-    starts = tuned_thresholds(edge, identity, cloud_address(settings))
+    starts = tuned_thresholds(edge, identity, nearest_cloud(settings))
     if not starts and card is not None:
         starts = card.thresholds
     floor = {} if card is None else {FLOOR: card.floor}

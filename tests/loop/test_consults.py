@@ -249,6 +249,18 @@ def test_a_probe_that_cannot_be_sent_makes_way_for_the_next(error: BaseException
     assert not breaker.is_open
 
 
+def test_nothing_is_prefetched_to_a_cloud_that_is_gone() -> None:
+    cloud = cloud_saying("blue", fault=lambda _: CloudUnavailable("gone"))
+    with asking(cloud, text="blue " * 8).stream(IDS, max_tokens=30) as events:
+        reasons, sent = [], []
+        for event in events:
+            if isinstance(event, Token):
+                reasons.append(event.reason)
+                sent.append(len(cloud.prefetches))
+    assert "circuit_open" in reasons
+    assert sent[-1] == sent[reasons.index("circuit_open")]
+
+
 def test_corrections_are_counted_against_what_would_have_been_written() -> None:
     """Two tokens are as likely; at temperature 1 the draw decides which is the edge's."""
     logits = np.full(SIZE, -1e9, np.float32)

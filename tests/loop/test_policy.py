@@ -77,6 +77,17 @@ def test_the_controller_stops_at_the_floor_and_leaves_it_at_once() -> None:
     assert policy.threshold_now(policy.written(budget, by_cloud=True)) > 0.25
 
 
+def test_answers_side_by_side_leave_the_next_one_above_the_floor() -> None:
+    policy, budgets = Policy(threshold=0.5, floor=0.3, cloud_share=0.05), SharedBudget()
+    taken = [budgets.take() for _ in range(4)]
+    for budget in taken:
+        left = budget
+        for _ in range(200):
+            left = policy.written(left, by_cloud=False)
+        budgets.settle(budget, left)
+    assert policy.threshold_now(budgets.take()) == pytest.approx(0.3)
+
+
 def test_the_cap_begins_anew_and_the_bucket_carries_over() -> None:
     policy = Policy(cloud_share=0.1, max_cloud_tokens=1)
     spent = policy.charge(Budget(), 1)

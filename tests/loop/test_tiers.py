@@ -10,6 +10,7 @@ from hypothesis import given
 
 from edgewise.cloud.adapter.ids import Adapter
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.local import LocalCloud
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -378,6 +379,46 @@ def test_the_price_is_that_of_the_last_cloud() -> None:
     assert answer.usage.cost is not None
     assert (len(near.asks), len(far.asks)) == (5, 1)
     assert answer.usage.cost.output_tokens == 1
+
+
+@pytest.mark.parametrize("limit", [None, "0.0000001"])
+def test_a_cloud_of_ones_own_costs_nothing_and_is_not_held_back(limit: str | None) -> None:
+    """Neither where the last one, which has the price, may not see the prompt."""
+    near, far = saying("blue"), saying("blue")
+    near.name = "box"
+    options: dict[str, Any] = {"price": "1,1,1", "trust": "box", "threshold": 0.0}
+    edge = ScriptedEdge(noise())
+    with Pair(edge, cloud=[near, far], router=Constant(1.0), max_cost=limit, **options) as pair:
+        answer = pair.ask(Prompt(IDS, local=True), max_tokens=4)
+    assert len(near.asks) == answer.usage.cloud_tokens == 4
+    assert answer.usage.cost is not None
+    assert answer.usage.cost.paid == 0
+
+
+@pytest.mark.parametrize("own", [None, ByteTokenizer("<other>")])
+def test_a_cloud_in_this_process_is_ones_own(own: ByteTokenizer | None) -> None:
+    """In whichever vocabulary."""
+    near, far = LocalCloud(ScriptedEdge(noise(2), tokenizer=own)), ScriptedCloud(noise(3))
+    with Pair(ScriptedEdge(noise()), cloud=[near, far], router=Constant(1.0)) as pair:
+        assert [tier.trusted for tier in pair.decoder.tiers] == [True, False]
+
+
+def test_a_new_conversation_has_new_budgets_with_every_cloud() -> None:
+    clouds = [saying("blue", unsure=range(5)) for _ in range(2)]
+    options: dict[str, Any] = {"threshold": 0.0, "tier_share": 0.01, "tier_threshold": 0.0}
+    with Pair(ScriptedEdge(noise()), cloud=clouds, router=Constant(1.0), **options) as pair:
+        for _ in range(2):
+            before = len(clouds[1].asks)
+            pair.ask(IDS, max_tokens=5)
+            assert len(clouds[1].asks) - before == INITIAL_BUCKET
+            pair.forget()
+
+
+def test_a_consult_took_as_long_as_its_own_cloud_did() -> None:
+    near, far = saying("blue", unsure=[0]), saying("blue", delay=0.3)
+    with decoder(near, far).stream(IDS, max_tokens=1) as events:
+        first, second = [one.seconds for one in events if isinstance(one, Consult)]
+    assert first < 0.3 <= second
 
 
 def test_behind_a_cloud_that_is_asked_between_words_the_next_is_too() -> None:

@@ -82,6 +82,20 @@ def test_no_share_moves_the_threshold_to_scores_that_never_paid() -> None:
     assert policy.floor == policy.threshold == 0.3
 
 
+def test_what_was_tuned_beside_a_model_is_not_for_another_at_the_same_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    large = Settings(edge=EDGE, cloud="https://api.example", cloud_model="a", router="entropy")
+    with closing(parts.open_edge(large)) as edge:
+        identity = parts.router_identity(large)
+        start.keep_tuned(edge, identity, parts.nearest_cloud(large), {"0.05": 0.123})
+        router = router_named("entropy")
+        assert parts.starts_of(large, router, None, edge) == {"0.05": 0.123}
+        small = replace(large, cloud_model="b")
+        assert parts.starts_of(small, router, None, edge).get("0.05") != 0.123
+
+
 @pytest.mark.parametrize("held", [b"{}}", b'{"0.05": 7}', b'{"x": 0.5}', b"{}"])
 def test_a_start_that_was_kept_badly_is_computed_again(
     held: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

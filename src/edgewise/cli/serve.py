@@ -55,7 +55,7 @@ def serve(
     leaves out is as the flags say.
     """
     flags.require_guarded(host, keys, api_key, ways="--api-key, or --keys FILE")
-    flags.require_extra("serve", "fastapi", "sse_starlette", "structlog", "uvicorn")
+    flags.require_extra("serve", "fastapi", "sse_starlette", "structlog", "uvicorn", "websockets")
     from edgewise.keys.keys import Keys
     from edgewise.listening.logs import log_lines
     from edgewise.listening.origins import require_origin

@@ -5,8 +5,9 @@ import time
 from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Literal, NamedTuple
+from typing import Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
@@ -36,10 +37,11 @@ _GRACE = 0.25
 """Seconds past the deadline before a backend that does not keep it is given up."""
 
 
-class Flight(NamedTuple):
+class Flight(msgspec.Struct, eq=False):
     """A consult in flight: `ask` tokens at `position`.
 
-    `deadline` in seconds from `begun`; `first` if the answer had no completion before.
+    `deadline` in seconds from `begun`; `first` if the answer had no completion before. It landed
+    at `over`.
     """
 
     position: int
@@ -49,6 +51,7 @@ class Flight(NamedTuple):
     first: bool
     sent: Sent
     future: "Future[Completion]"
+    over: float | None = None
 
 
 class Tier:
@@ -118,7 +121,8 @@ class Consults:
 
         Not where tokens have a price: what is read ahead is billed, and no meter counts it.
         """
-        if self._meter is None and self._policy.may_ask(budget):
+        wanted = self._policy.may_ask(budget) and not self._breaker.is_open
+        if self._meter is None and wanted:
             self._session.prefetch(ids, self.sent.prefetch(ids))
 
     def ask(self, n: int, score: float) -> Flight | Refusal | Literal["no"]:
@@ -214,7 +218,7 @@ class Consults:
             answered=0,
             sent_ids=sent.ids,
             sent_bytes=sent.bytes,
-            seconds=time.monotonic() - flight.begun,
+            seconds=(flight.over or time.monotonic()) - flight.begun,
             request_id=sent.request_id,
             host=self.sent.host if sent.bytes else "",
         )
@@ -321,11 +325,12 @@ class Consults:
         """Learn how long it took, in the thread that brings it."""
         if flight.future.cancelled():
             return
+        flight.over = time.monotonic()
         error = flight.future.exception()
         if isinstance(error, CloudTimeout):
             self.latency.timed_out(flight.deadline, first=flight.first)
         elif error is None:
-            seconds = time.monotonic() - flight.begun
+            seconds = flight.over - flight.begun
             completion = flight.future.result()
             self.latency.answered(seconds, first=flight.first)
             if flight.first:

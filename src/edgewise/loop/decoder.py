@@ -131,7 +131,7 @@ class Decoder:
         at_end: Callable[[Budget], None],
     ) -> Generation:
         """Open the sessions of an answer; the `Generation` closes them."""
-        ids, cloud = list(prompt.ids), tiers[-1].cloud if tiers else self.cloud
+        ids, cloud = list(prompt.ids), self.tiers[-1].cloud if self.tiers else None
         costs = self.billing and AnswerCosts(
             self.billing,
             CloudTokens(prompt.ids, rules.tokenizer, cloud),
@@ -182,7 +182,7 @@ class Decoder:
             sent = self.record.answer(prompt, cloud.name, cloud.own_tokenizer or rules.tokenizer)
             session = cloud.open(prompt)
             stack.callback(session.close)
-            meter = costs if tier is tiers[-1] else None
+            meter = costs if tier is self.tiers[-1] else None
             clouds.append(Consults(tier, session, sent, ids, rules, meter))
             stack.callback(clouds[-1].close)
         cap, several = rules.policy.max_cloud_tokens, len(self.tiers) > 1

@@ -143,7 +143,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         if self.cloud_share in (0.0, 1.0):
             # A share of one is everything, and a share of nothing asks for nothing.
             return 0.0 if self.cloud_share else 2.0
-        return 1 / (1 + math.exp(-(_log_odds(self.threshold) + budget.shift)))
+        moved = 1 / (1 + math.exp(-(_log_odds(self.threshold) + budget.shift)))
+        # Answers side by side add up their shifts.
+        return max(self.floor, moved)
 
     def deadline_now(self, latency: Latency, *, first: bool, prompt: int = 0) -> float:
         """Seconds that a consult sent now may take; `first` where an answer had none before.

@@ -95,7 +95,7 @@ def tune(
             found = _kept(keep, router, asked, edge, metered, done)
             thresholds = {**parts.starts_of(named, router, card, edge), KEEP: found.threshold}
         identity = parts.router_identity(named)
-        place = keep_tuned(edge, identity, parts.cloud_address(chosen), thresholds)
+        place = keep_tuned(edge, identity, parts.nearest_cloud(chosen), thresholds)
         clouds = [MeteredCloud(one, meter) for one in models.clouds]
         start = thresholds.get(f"{parts.DEFAULT_SHARE:g}", 1.0)
         tiers = _tiers(named, router, asked, edge, clouds, start, done)
