@@ -7,12 +7,11 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec.structs import asdict, replace
 
-from edgewise.addresses import each, from_home
+from edgewise.addresses import each, from_home, is_url, with_scheme
 from edgewise.cloud.adapter.ids import adapted
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.record import PayloadsFile, SentRecord
 from edgewise.edge.base import EdgeAbilities, EdgeModel
-from edgewise.edge.named import SERVER
 from edgewise.errors import UsageError
 from edgewise.grammar.calls import call_reader, collected
 from edgewise.grammar.compiled import Grammar
@@ -24,7 +23,6 @@ from edgewise.parts import (
     cloud_address,
     context_filter,
     each_cloud,
-    edge_engine,
     make_billing,
     make_policy,
     make_tiers,
@@ -168,7 +166,7 @@ class Pair:
         """
         own = self.settings
         by_text = any(one.boundaries and one.own_tokenizer is None for one in self.clouds)
-        greedy = by_text or own.edge == _DEFAULTS.edge or edge_engine(own) == SERVER
+        greedy = by_text or own.edge == _DEFAULTS.edge or is_url(with_scheme(own.edge))
         if own.temperature is not None or greedy:
             return None
         return drawn_as(self.edge.sampling)

@@ -25,11 +25,13 @@ from edgewise.errors import (
 from edgewise.prompts import Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.wire.protocol import (
+    MAX_DEADLINE,
     PATH,
     VERSION,
     VOCABULARY,
     Ask,
     Cancel,
+    Close,
     Failed,
     FromDevice,
     NeedFull,
@@ -41,6 +43,7 @@ from edgewise.wire.protocol import (
     from_device,
 )
 from tests.background import Served
+from tests.gateway.processes import until
 
 PROMPT = Prompt((1, 2, 3))
 PATIENCE = 60.0
@@ -260,6 +263,27 @@ def test_sessions_that_are_kept_are_few(fake: Callable[..., FakeGateway]) -> Non
             with closing(cloud.open(Prompt((number, number)))) as session:
                 session.ask(ConsultRequest([number, number], 1, PATIENCE)).result()
     assert sum(isinstance(frame, Open) for frame in made.heard) == MOST_IDLE
+
+
+def test_sessions_of_answers_at_a_time_are_given_back(fake: Callable[..., FakeGateway]) -> None:
+    made, many = fake(), 2 * MOST_IDLE
+    with closing(GatewayCloud(made.url)) as cloud:
+        sessions = [cloud.open(Prompt((number, number))) for number in range(many)]
+        for number, session in enumerate(sessions):
+            session.ask(ConsultRequest([number, number], 1, PATIENCE)).result()
+        for session in sessions:
+            session.close()
+        until(lambda: sum(isinstance(one, Close) for one in made.heard) == many - MOST_IDLE)
+
+
+def test_a_deadline_beyond_the_protocols_is_sent_as_the_longest(
+    fake: Callable[..., FakeGateway],
+) -> None:
+    made = fake()
+    with closing(GatewayCloud(made.url)) as cloud, closing(cloud.open(Prompt((1,)))) as session:
+        session.ask(ConsultRequest([1], 1, 700.0)).result()
+    (asked,) = [frame for frame in made.heard if isinstance(frame, Ask)]
+    assert asked.deadline == MAX_DEADLINE
 
 
 def test_a_ping_that_cannot_be_answered_is_a_broken_link(

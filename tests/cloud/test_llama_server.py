@@ -17,7 +17,7 @@ from edgewise.pair import Pair
 from edgewise.prompts import Prompt
 from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from tests.doubles.scripted_engine import Misdeed, ScriptedEngine, Wire, said
+from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, said
 
 KEY = "sk-secret-0123"
 CUT: list[Misdeed] = [Wire([]), "reset"]
@@ -64,6 +64,20 @@ def test_over_a_new_connection_a_request_is_sent_once(
     engine.fault = lambda number: fault
     assert type(consult(engine.url)) is CloudUnavailable
     assert engine.asked == 1
+
+
+def test_after_a_pause_that_was_asked_for_it_is_sent_once_over_a_new_connection(
+    engine: ScriptedEngine,
+) -> None:
+    later = {"Retry-After": "0", "Connection": "close"}
+    faults: list[Misdeed | None] = [None, Edited(status=503, headers=later), Wire([])]
+    engine.fault = lambda number: faults[min(number, 2)]
+    with closing(LlamaServer(engine.url)) as server:
+        session = server.open(Prompt((1,)))
+        session.ask(ConsultRequest([1], 1, 30)).result()
+        with pytest.raises(CloudUnavailable):
+            session.ask(ConsultRequest([1], 1, 30)).result()
+    assert engine.asked == 3
 
 
 def test_equal_ids_keep_their_own_logprobs(engine: ScriptedEngine) -> None:

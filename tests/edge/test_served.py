@@ -391,6 +391,12 @@ def test_what_is_not_a_llama_server_is_refused(opened: Opened, path: str, reply:
     assert served.url in caught.value.message
 
 
+def test_a_server_that_is_still_loading_is_not_taken_for_another_program() -> None:
+    with llama_edge(status=503) as served, pytest.raises(EdgeError) as caught:
+        open_server(served.url, EdgeOptions())
+    assert "503" in caught.value.message
+
+
 @pytest.mark.parametrize(
     "address",
     [

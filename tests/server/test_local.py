@@ -3,6 +3,8 @@
 import hashlib
 import json
 import random
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
@@ -366,6 +368,37 @@ def test_no_strangers_refused_requests_make_it_forget() -> None:
         known.answered([Message("user", f"later number {number}", local=True)], owner="me")
         known.marked([Message("user", f"flood {number}")], local=True, owner="me")
     assert not known.marked(plain, local=False, owner="me")[0].local
+
+
+def test_a_long_text_keeps_no_answer_waiting() -> None:
+    """It is searched for local texts beside the answers that are being written."""
+    known, searched = LocalMessages(), list[float]()
+    known.marked([Message("user", f"{SECRET} of mine")], local=True)
+    long = Message("user", "".join(random.Random(1).choices("0123456789abcdef", k=400_000)))
+
+    def search() -> None:
+        begun = time.monotonic()
+        known.marked([long], local=False)
+        searched.append(time.monotonic() - begun)
+
+    searching = threading.Thread(target=search)
+    searching.start()
+    longest = 0.0
+    while not searched:
+        begun = time.monotonic()
+        known.writing("an answer")
+        longest = max(longest, time.monotonic() - begun)
+    searching.join()
+    assert longest < searched[0] / 2
+
+
+def test_of_an_answer_its_beginning_is_remembered() -> None:
+    known, text = LocalMessages(), ""
+    while known.writing(text):
+        text += "word "
+    assert len(text) < 200
+    answer = [Message("assistant", text + "and so on")]
+    assert known.marked(answer, local=False)[0].local
 
 
 def test_what_merely_looks_alike_goes_on() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgewise.edge.base import Needs, Written
+from edgewise.edge.base import Needs
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.served.llama_server import LlamaServerEdge
 from edgewise.edge.served.session import TopStep
@@ -25,8 +25,7 @@ def test_entropy_of_the_likeliest_is_near_that_of_all(smollm2_path: Path) -> Non
             step = session.step()
             likeliest, logits = step.top(LlamaServerEdge.top)
             logprobs = np.array([step.logprob(int(token)) for token in likeliest], np.float32)
-            written = Written(ids, len(ids), model.tokenizer)
-            told = TopStep(likeliest, logprobs, written, step.size, text=False)
+            told = TopStep(likeliest, logprobs, None, step.size, position=step.position)
             off.append(abs(told.entropy - step.entropy))
             assert told.proposed == step.proposed
             assert len(logits) == LlamaServerEdge.top

@@ -12,7 +12,7 @@ from rich.table import Table
 from edgewise.addresses import from_home
 from edgewise.cli import render
 from edgewise.cli.options import ANSWERING, SentFile, System, locate, takes
-from edgewise.errors import ContextOverflow, UsageError
+from edgewise.errors import ContextOverflow, EdgewiseError, UsageError
 from edgewise.events import Candidate, Token
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import make_policy
@@ -48,7 +48,7 @@ def chat(chosen: Settings, system: System = None, sent_file: SentFile = None) ->
             try:
                 if not conversation.take(line):
                     break
-            except UsageError as error:
+            except EdgewiseError as error:
                 locate(error)
                 render.note(str(error))
 

@@ -112,9 +112,12 @@ class GatewayCloud(RemoteCloud):
         self._idle.remove(best)
         return best
 
-    def give(self, link: GatewayLink) -> None:
-        """Keep a link for the next answer. In the I/O thread."""
+    async def give(self, link: GatewayLink) -> None:
+        """Keep a link for the next answer; the one that was idle for longest may go instead."""
         self._idle.append(link)
+        if len(self._idle) > MOST_IDLE:
+            self.links.discard(oldest := self._idle.pop(0))
+            await oldest.forget()
 
     async def require_same(self, served: str) -> None:
         """Raises a `CloudError` unless it serves what it should, with the ids that were compared.
@@ -175,7 +178,7 @@ class GatewayCloud(RemoteCloud):
         self._compared = time.monotonic()
         self._serves = f"{opened.engine} {opened.model}"
         self.links.add(link)
-        self.give(link)
+        await self.give(link)
         same = f"the gateway's {opened.engine} engine has the same ids for {len(PROBES)} strings"
         self.vocabulary_check = same + compared
 
@@ -239,7 +242,7 @@ class GatewaySession:
 
     async def _leave(self) -> None:
         if self._link is not None:
-            self._gateway.give(self._link)
+            await self._gateway.give(self._link)
 
 
 async def _follow_nowhere(

@@ -30,6 +30,7 @@ from edgewise.errors import (
 )
 from edgewise.events import Candidate
 from edgewise.wire.protocol import (
+    MAX_DEADLINE,
     MAX_SPAN,
     VERSION,
     VOCABULARY,
@@ -201,7 +202,7 @@ class GatewayLink:
             position, new_ids = self._put(request.ids)
             self._count = (self._count + 1) % (1 << 32)
             ask, check, drawn = self._count, self._ledger.check, packed(request.sampling)
-            left = max(1, int(1000 * (end - time.monotonic())))
+            left = max(1, min(int(1000 * (end - time.monotonic())), MAX_DEADLINE))
             sent.request_id = request_id(self._session, ask)
             waiting = self._waiting
             reply = waiting[ask] = asyncio.Future()

@@ -121,10 +121,13 @@ class Slots:
             self.sessions -= 1
             if cache is None or self.closed:
                 return
-            if not self._keep:
-                cache.clear()
-            cache.prompt = min(cache.prompt, cache.length)
-            self._free.append(cache)
+            try:
+                if not self._keep:
+                    cache.clear()
+            finally:
+                # An engine that fails must not cost a slot.
+                cache.prompt = min(cache.prompt, cache.length)
+                self._free.append(cache)
 
     def close(self) -> bool:
         """Let nothing run any more; False where that was done before."""

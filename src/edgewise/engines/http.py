@@ -115,6 +115,7 @@ class Endpoint:
             raise request.refused or unreachable(self.url, error) from error
 
     async def _once(self, request: "_Request") -> bytes:
+        request.kept = False
         async with self._client().request(
             request.method,
             self.url + request.path,

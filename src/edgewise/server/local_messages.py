@@ -71,7 +71,8 @@ class _Texts:
             return True
         compared = 0
         for at in range(len(plain) - LONG + 1 if self._inside else 0):
-            for length, known in self._inside.get(hash(plain[at : at + LONG]), ()):
+            # A copy, which takes no other thread's turn: one may add texts.
+            for length, known in tuple(self._inside.get(hash(plain[at : at + LONG]), ())):
                 part = plain[at : at + length]
                 compared += len(part)
                 if (len(part) == length and hash(part) == known) or compared > MOST_COMPARED:
@@ -99,20 +100,23 @@ class LocalMessages:
         local: bool,
         owner: str = "",
         parts: Sequence[Sequence[str]] = (),
+        search: bool = True,
     ) -> list[Message]:
         """The same messages, marked from the first local one on; with `local` the last one is.
 
         A message is local if it says so, or if the owner's text, a part of it or a long text
-        inside it was local before. `parts` are those of each message. System messages are others'
-        as well, so they are not remembered.
+        inside it was local before, for which nobody needs to `search` what is refused anyway.
+        `parts` are those of each message. System messages are others' as well, so they are not
+        remembered.
         """
         seen: list[Message] = []
         local_only = False
         last = len(messages) - 1
         for number, message in enumerate(messages):
             marked = message.local or (local and number == last)
-            inside = [*_texts(message), *(parts[number] if parts else ())]
-            local_only = local_only or marked or self._knows(owner, message.role, inside)
+            inside = {*_texts(message), *(parts[number] if parts and search else ())}
+            known = search and not local_only and self._knows(owner, message.role, inside)
+            local_only = local_only or marked or known
             seen.append(replace(message, local=local_only))
         self._add(self._asked, owner, seen)
         return seen
@@ -121,21 +125,26 @@ class LocalMessages:
         """From now on what is local of them is remembered for good: an answer has begun."""
         self._add(self._answered, owner, messages)
 
-    def writing(self, text: str, *, owner: str = "") -> None:
-        """An answer to them, as far as it is written: a client may stop at any token."""
+    def writing(self, text: str, *, owner: str = "") -> bool:
+        """An answer to them, as far as it is written: a client may stop at any token.
+
+        Returns whether to go on with it.
+        """
         # Whatever has a longer beginning inside has this one.
         if letters := _letters(text)[:BEGUN]:
             with self._lock:
                 self._answered[owner].add("assistant" if len(letters) < BEGUN else "", letters)
+        return len(letters) < BEGUN
 
     def _knows(self, owner: str, role: str, texts: Iterable[str]) -> bool:
         with self._lock:
             stores = [store[owner] for store in (self._answered, self._asked) if owner in store]
-            return any(
-                store.holds(_writer(role), plain)
-                for plain in map(_plain, texts if stores else ())
-                for store in stores
-            )
+        # A long text takes a while, and answers that are being written take the lock.
+        return any(
+            store.holds(_writer(role), plain)
+            for plain in map(_plain, texts if stores else ())
+            for store in stores
+        )
 
     def _add(
         self, stores: defaultdict[str, _Texts], owner: str, messages: Iterable[Message]

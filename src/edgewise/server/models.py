@@ -14,6 +14,7 @@ from typing import cast
 from fastapi import Request
 from msgspec.structs import replace
 
+from edgewise.edge.vocabulary import longest_piece
 from edgewise.grammar.response_format import ResponseFormat
 from edgewise.loop.policy import Policy
 from edgewise.parts import make_policy, sampling_of
@@ -81,13 +82,16 @@ async def marked(
     said = request.headers.getlist(LOCAL_HEADER)
     if any(one.strip().lower() != "none" for one in said):
         raise ApiError(400, f"{LOCAL_HEADER} may say none, and nothing else.", param=LOCAL_HEADER)
+    answering = pair_of(request)
+    characters = sum(len(one.message.content) for one in turns)
     # In a thread: to look for local texts inside long ones takes a while.
     return await asyncio.to_thread(
-        pair_of(request).local.marked,
+        answering.local.marked,
         [one.message for one in turns],
         local=bool(said) or options.cloud == "none",
         owner=caller_of(request).name,
         parts=[one.parts for one in turns],
+        search=characters < answering.edge.context * longest_piece(answering.edge.tokenizer),
     )
 
 
@@ -134,9 +138,9 @@ def _seed(given: int | None, own: int | None) -> int:
 
 
 def _sent(answering: Answering, read: Callable[[], Prompt]) -> Prompt:
-    """The prompt. Raises `ApiError` if it is local, or the context filter keeps it here."""
+    """The prompt. Raises `ApiError` if no cloud may see it."""
     prompt = read()
-    if prompt.local_only or (answering.cloud is not None and answering.cloud.local_only(prompt)):
+    if not any(tier.may_see(prompt) for tier in answering.pair.decoder.tiers):
         message = f"This conversation is local, so {CLOUD_ALONE!r} cannot answer; ask for {PAIR}."
         raise ApiError(400, message, param="model")
     return prompt

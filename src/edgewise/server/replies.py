@@ -351,15 +351,15 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
         names = [*ignored(writer.request), *(f"tools.{shown(keyword)}" for keyword in unheld)]
         if local:
             answering.local.answered(decoding.messages, owner=caller.name)
-        text = ""
+        text, beginning = "", local
 
         def seen(event: AnswerEvent) -> AnswerEvent:
-            nonlocal text
+            nonlocal text, beginning
             request.app.state.metrics.count(event)
-            if local and isinstance(event, Token | Finished):
+            if beginning and isinstance(event, Token | Finished):
                 # Up to each token: the client may leave at any of them.
                 text += event.text
-                answering.local.writing(text, owner=caller.name)
+                beginning = answering.local.writing(text, owner=caller.name)
             return caller.seen(event)
 
         events = answering.events(decoding, prompt, grammar, ticket, seen=seen)

@@ -27,6 +27,9 @@ second's dot. The gateway answers the first alone."""
 MAX_IDS, MAX_FRAME, MAX_SPAN, MAX_TOP = 1 << 17, 1 << 20, 4096, 20
 """Most ids of a prefix, bytes of a frame (a full prefix fits), tokens and candidates."""
 
+MAX_DEADLINE = 600_000
+"""Milliseconds."""
+
 SHOWN = 8
 """Characters of a session's name that are shown: the whole name resumes it."""
 
@@ -75,7 +78,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=3):
     ids: WireIds
     check: Checksum
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_SPAN)] = 1
-    deadline: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 5000
+    deadline: Annotated[int, msgspec.Meta(ge=1, le=MAX_DEADLINE)] = 5000
     top: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP)] = 0
     sampling: tuple[float, int, float, float, Count] | None = None
 

@@ -46,8 +46,13 @@ class Server:
         self._http.close()
 
     def get(self, path: str, kind: type[_T]) -> _T | None:
-        """A reply; None where the server has no such path, or means something else by it."""
+        """`GET path`; None unless the reply has status 200 and is of this `kind`.
+
+        Raises `EdgeError` for a server that cannot answer now.
+        """
         with self._sent("GET", path, None) as response:
+            if response.status_code >= 500:
+                raise self._gone(f"HTTP {response.status_code}: it may still be loading")
             data = self._whole(response) if response.status_code == 200 else b""
         with suppress(EdgeError):
             return self.decoded(data, kind)

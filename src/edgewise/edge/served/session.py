@@ -32,11 +32,12 @@ class TopStep:
     """
 
     def __init__(
-        self, ids: Ids, logprobs: Floats, written: Written, size: int, *, text: bool
+        self, ids: Ids, logprobs: Floats, written: Written | None, size: int, *, position: int
     ) -> None:
-        self.position, self.size = len(written.ids), size
+        """`written` only for who reads it: it is as long as the answer."""
+        self.position, self.size = position, size
         self.proposed = int(ids[0])
-        self._ids, self._logprobs, self._written, self._text = ids, logprobs, written, text
+        self._ids, self._logprobs, self._written = ids, logprobs, written
         rest = max(0.0, 1.0 - float(np.exp(logprobs.astype(np.float64)).sum()))
         self._rest = max(rest, 1e-9)
         # An id outside is not likelier than the last inside.
@@ -56,7 +57,7 @@ class TopStep:
 
     @property
     def written(self) -> Written:
-        if not self._text:
+        if self._written is None:
             raise StaleStepError("This step was computed without its text.")
         return self._written
 
@@ -189,6 +190,8 @@ class ServedSession(EdgeSession):
             self._stop(at)
             return False
         self._steps[at] = self._step(token, at)
+        # Drafts go no further back.
+        self._steps.pop(at - AHEAD, None)
         self._served.append(token.token)
         return True
 
@@ -204,5 +207,7 @@ class ServedSession(EdgeSession):
         # A number that is none compares as nothing does.
         if not ids or len(set(ids)) < len(ids) or not np.all(logprobs <= _SURE):
             raise broken("candidates that are none")
-        written = Written(self._served[:at], min(self._prompt, at), self._tokenizer)
-        return TopStep(np.array(ids, np.int32), logprobs, written, size, text=self._text)
+        written = None
+        if self._text:
+            written = Written(self._served[:at], min(self._prompt, at), self._tokenizer)
+        return TopStep(np.array(ids, np.int32), logprobs, written, size, position=at)
