@@ -86,7 +86,7 @@ class Edgewise(llm.Model):
             output=usage.edge_tokens + usage.cloud_tokens,
             details={"cloud_tokens": usage.cloud_tokens},
         )
-        cost = f" · {usage.cost:.6f}" if usage.cost else ""
+        cost = f" · {usage.cost.paid:.6f} {usage.cost.currency}".rstrip() if usage.cost else ""
         print(
             f"\n{usage.edge_tokens} edge + {usage.cloud_tokens} cloud tokens{cost}",
             file=sys.stderr,

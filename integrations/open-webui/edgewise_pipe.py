@@ -84,7 +84,7 @@ async def _reason(reply: aiohttp.ClientResponse) -> str:
 async def _report(usage: dict[str, Any], emit: Emit | None) -> None:
     own = usage.get("edgewise", {})
     said = f"{own.get('edge_tokens', 0)} edge + {own.get('cloud_tokens', 0)} cloud tokens"
-    if own.get("cost"):
-        said += f", cost {own['cost']}"
+    if cost := own.get("cost"):
+        said += f", {cost['paid']:.6f} {cost['currency']}".rstrip()
     if emit is not None:
         await emit({"type": "status", "data": {"description": said, "done": True}})

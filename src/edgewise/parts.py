@@ -157,7 +157,7 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
     ]
     thresholds = [THRESHOLD, *_fractions(settings, "tier_threshold", tuned)]
     tiers: list[Tier] = []
-    by_words = False
+    by_words = edge.abilities.text
     for cloud, share, threshold in zip(clouds, [None, *shares], thresholds, strict=bool(clouds)):
         trusted = is_trusted(settings, cloud.name) or bool(further and cloud.here)
         if by_words and cloud.boundaries is None:

@@ -55,7 +55,7 @@ def test_doctor_says_what_to_do_and_connects_nowhere(edgewise: Edgewise) -> None
 
 @pytest.mark.parametrize(
     ("own", "named"),
-    [("", "edge-key"), ("edge-hosts = '192.0.2.1'\n", "edge-key"), ("trust = 'a'\n", "trust")],
+    [("", "edge-key"), ("edge-hosts = '192.0.2.1'\n", "edge-hosts"), ("trust = 'a'\n", "trust")],
 )
 def test_a_file_leads_the_edges_key_nowhere(
     edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, named: str

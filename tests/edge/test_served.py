@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,15 @@ import pytest
 from edgewise import Pair
 from edgewise.addresses import bundled
 from edgewise.cloud.hosts import hosts_of, require_near
-from edgewise.edge.base import EdgeOptions, EdgeSession, Needs
+from edgewise.edge.base import EdgeOptions, EdgeSession, Floats, Needs
 from edgewise.edge.served import llama_server, server
 from edgewise.edge.served.model import ServedEdge, open_server
+from edgewise.edge.served.session import AHEAD
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import EdgeError, EdgewiseError, ModelError, UsageError
+from edgewise.routers.untrained import Constant
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.cli.test_disk_models import pulled
 from tests.contracts import test_edge as contract
@@ -212,6 +216,7 @@ def test_a_stream_that_is_cut_is_asked_for_again(
 FALSE: dict[str, Callable[[Likeliest], Likeliest]] = {
     "a probability above 1": lambda top: [(top[0][0], 3.0), *top[1:]],
     "no number": lambda top: [(top[0][0], float("nan")), *top[1:]],
+    "a probability of nothing": lambda top: [(top[0][0], -1e39)],
     "infinite": lambda top: [(top[0][0], float("inf"))],
     "an id that is none": lambda top: [(10**6, -0.1), *top],
     "a negative id": lambda top: [(-1, -0.1), *top],
@@ -452,12 +457,22 @@ def test_settings_of_a_server_are_refused_for_a_file(setting: str) -> None:
     assert caught.value.setting == setting
 
 
-@pytest.mark.parametrize("filler", [b"\n", b": keep-alive\n\n", b"x"])
+@pytest.mark.parametrize(
+    ("program", "filler"),
+    [
+        *(("llama-server", one) for one in (b"\n", b": keep-alive\n\n", b"x", b"event: ping\n\n")),
+        ("Ollama", b'{"response": ""}\n'),
+        ("vLLM", b'data: {"choices": []}\n\n'),
+    ],
+)
 def test_a_stream_of_nothing_ends(
-    served: LlamaEdge, monkeypatch: pytest.MonkeyPatch, filler: bytes
+    monkeypatch: pytest.MonkeyPatch, program: str, filler: bytes
 ) -> None:
     """Bytes that are no token do not hold an answer up."""
-    with Pair(served.url, cloud="none") as pair:
+    with (
+        llama_edge(program=program) as served,
+        Pair(served.url, cloud="none", edge_tokenizer=tokenizer_of(program)) as pair,
+    ):
         monkeypatch.setattr(server, "PATIENCE", 0.2)
         served.filler = filler
         events = pair.stream("Hello", max_tokens=20)
@@ -465,6 +480,82 @@ def test_a_stream_of_nothing_ends(
         with pytest.raises(EdgeError) as caught:
             list(events)
     assert served.url in caught.value.message
+
+
+def tokenizer_of(program: str) -> str | None:
+    return None if program == "llama-server" else "bundled"
+
+
+def test_a_server_that_is_replaced_is_noticed_before_the_next_answer(anyone: LlamaEdge) -> None:
+    with Pair(anyone.url, cloud="none", edge_tokenizer=tokenizer_of(anyone.program)) as pair:
+        assert pair.ask("Hello", max_tokens=2).tokens
+        anyone.path, anyone.models = Path("/other.gguf"), ("other",)
+        with pytest.raises(EdgeError) as caught:
+            pair.ask("Hello", max_tokens=2)
+    assert caught.value.setting == "edge"
+
+
+def test_only_what_the_server_names_is_drawn(opened: Opened, anyone: LlamaEdge) -> None:
+    session = opened(anyone).session(Needs.LOGITS)
+    session.open(PROMPT)
+    step = session.step()
+    drawn = {Sampling(temperature=2.0, seed=seed).choose(step) for seed in range(50)}
+    assert drawn <= {token for token, _ in anyone.likeliest(PROMPT)}
+    assert len(drawn) > 1
+
+
+@pytest.mark.parametrize("router", ["margin", "max-prob", "entropy"])
+def test_a_router_scores_whatever_a_server_is_sure_of(anyone: LlamaEdge, router: str) -> None:
+    """The end of an answer has one candidate; by rounding a logprob may be above 0."""
+    anyone.ends = 3
+    anyone.lie = lambda top: [(top[0][0], 9e-4)]
+    settings: Any = {"edge_tokenizer": tokenizer_of(anyone.program), "router": router}
+    with Pair(anyone.url, cloud="bundled", threshold=0.9, **settings) as pair:
+        assert pair.ask(PROMPT, max_tokens=6).tokens
+
+
+def test_kept_tokens_cost_no_request_but_the_next_stream(opened: Opened, served: LlamaEdge) -> None:
+    served.context = 1000
+    session = opened(served).session()
+    session.open(PROMPT)
+    assert written(session, 2 * AHEAD) == greedy(served, PROMPT, 2 * AHEAD)
+    assert len(served.requests) == 2
+
+
+@pytest.mark.parametrize("program", ["vLLM", "LM Studio"])
+def test_text_without_its_tokens_is_an_error(opened: Opened, program: str) -> None:
+    with llama_edge(program=program) as served:
+        session = opened(served).session()
+
+        def bare(event: Event, number: int) -> Event:
+            if number == 2:
+                event["choices"][0]["logprobs"]["tokens"] = []
+            return event
+
+        served.spoil = bare
+        session.open(PROMPT)
+        with pytest.raises(EdgeError):
+            written(session, 4)
+
+
+@pytest.mark.parametrize("program", ["Ollama", "LM Studio", "mlx_lm.server"])
+def test_a_cloud_of_the_same_vocabulary_ends_no_answer_inside_a_character(program: str) -> None:
+    """Where the server takes text, the cloud writes whole words."""
+    with llama_edge(program=program) as served:
+        tokenizer: Any = served.tokenizer
+        words = tokenizer.encode(" naïve 🌍 日本 then")
+
+        def script(ids: Sequence[int]) -> Floats:
+            logits = np.zeros(tokenizer.size, np.float32)
+            logits[words[(len(ids) - len(PROMPT)) % len(words)]] = 20.0
+            return logits
+
+        cloud = ScriptedCloud(script, tokenizer=tokenizer)
+        settings: Any = {"edge_tokenizer": "bundled", "router": Constant(1.0), "threshold": 0.0}
+        with Pair(served.url, cloud=cloud, **settings) as pair:
+            answer = pair.ask(PROMPT, max_tokens=30)
+    assert len(answer.tokens) == 30
+    assert "🌍" in answer.text
 
 
 @pytest.mark.parametrize(

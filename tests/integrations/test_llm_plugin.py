@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -17,15 +18,17 @@ pytestmark = [
 ]
 
 
-def asked(folder: Path, *words: str, code: int = 0) -> Done:
+def asked(folder: Path, *words: str, code: int = 0, **environment: str) -> Done:
     """llm, in a folder of its own."""
-    return run(str(LLM), *words, code=code, folder=folder, LLM_USER_PATH=str(folder))
+    environment["LLM_USER_PATH"] = str(folder)
+    return run(str(LLM), *words, code=code, folder=folder, **environment)
 
 
 def test_the_answer_shows_whose_words_they_are(tmp_path: Path) -> None:
-    done = asked(tmp_path, "-m", "edgewise", QUESTION, "-o", "mark", "bold")
+    words = "-m", "edgewise", QUESTION, "-o", "mark", "bold"
+    done = asked(tmp_path, *words, EDGEWISE_PRICE="1,0.1,2")
     assert "** pasta**" in done.stdout
-    assert "cloud tokens" in done.stderr
+    assert re.search(r"cloud tokens · 0\.\d+", done.stderr)
     (logged,) = json.loads(asked(tmp_path, "logs", "--json").stdout)
     assert logged["output_tokens"] > json.loads(logged["token_details"])["cloud_tokens"] > 0
 

@@ -149,7 +149,10 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}
-    barred = {"trust": "says who sees what is local"}
+    barred = {
+        "trust": "says who sees what is local",
+        "edge_hosts": "says which hosts prompts may go to",
+    }
     if "router" in of_file and chosen.router:
         from edgewise.routers.named import runs_code
 
@@ -157,8 +160,8 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
             barred["router"] = "runs code"
     for name in barred.keys() & of_file.keys():
         raise UsageError(
-            f"{name} in {of_file[name]} {barred[name]}, which a file may not",
-            hint=f"name it with --{name} or {settings.variable(name)}",
+            f"{settings.spelled(name)} in {of_file[name]} {barred[name]}, which a file may not",
+            hint=f"name it with --{settings.spelled(name)} or {settings.variable(name)}",
         )
     clouds = [("cloud", address) for address in each(chosen.cloud or "")]
     for role, address in (*clouds, ("edge", chosen.edge)):

@@ -224,13 +224,14 @@ class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
 
     `hidden`: it returns hidden states. `rewinds`: a rollback keeps all ids before its position
     ("anywhere"), those before the last checkpoint ("checkpoints"), or none ("no"); the rest is
-    computed again. `batch_logits`: one pass yields the logits of every id in it. `slots`: how many
-    sessions may be open at once.
+    computed again. `batch_logits`: one pass yields the logits of every id in it. `text`: it goes on
+    from whole characters only. `slots`: how many sessions may be open at once.
     """
 
     hidden: bool = True
     rewinds: Rewinds = "anywhere"
     batch_logits: bool = True
+    text: bool = False
     slots: int = 1
 
 

@@ -22,7 +22,8 @@ class Margin:
     needs, top = Needs.ENTROPY | Needs.TOP, 2
 
     def score(self, step: Step) -> float:
-        first, second = (math.exp(c.logprob) for c in step.candidates(2))
+        # A server that is sure names one.
+        first, second, *_ = [*(math.exp(c.logprob) for c in step.candidates(2)), 0.0]
         return 1.0 - (first - second)
 
 

@@ -1,7 +1,7 @@
 """Servers with OpenAI's `POST /v1/completions`."""
 
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, ClassVar
 
@@ -113,18 +113,19 @@ class LmStudioEdge(TextDialect):
         with self.server.lines("/v1/completions", body) as lines:
             for choice in self._choices(lines):
                 rows = choice.logprobs
-                if rows is None and choice.text:
+                if choice.text and (rows is None or not rows.tokens):
                     raise self.server.broken(f"{self.program} reports no logprobs of this text")
                 for row in rows.by_token() if rows else ():
                     token = self._token(*row)
                     if token is None:
                         return
                     yield token
+                    lines.token()
                     last = token.token
                 if choice.finish_reason == "stop" and last not in self.tokenizer.eos_ids:
                     yield self.end
 
-    def _choices(self, lines: Iterator[bytes]) -> Iterator[_Choice]:
+    def _choices(self, lines: Iterable[bytes]) -> Iterator[_Choice]:
         for line in lines:
             if not line.startswith(b"data:"):
                 continue
@@ -146,7 +147,7 @@ class VllmEdge(LmStudioEdge):
     """By ids, which it writes as `token_id:123`."""
 
     program, top, most = "vLLM", 20, 20
-    owner, place = "vllm", ""
+    owner, place, takes_text = "vllm", "", False
 
     def reads_alike(self, text: str) -> bool:
         body = {"model": self.described.name, "prompt": text, "add_special_tokens": False}

@@ -55,6 +55,9 @@ class Dialect(ABC):
     most: ClassVar[int]
     """The most that it tells."""
 
+    takes_text: ClassVar[bool] = False
+    """Whether it continues a text instead of ids."""
+
     tokenizer: Tokenizer
 
     def __init__(self, server: Server, described: ServedModel) -> None:
@@ -112,6 +115,8 @@ class TextDialect(Dialect):
     They are given ids by the model's tokenizer; that it is theirs is proven by how many tokens they
     count.
     """
+
+    takes_text = True
 
     @abstractmethod
     def count(self, text: str) -> int:

@@ -121,6 +121,7 @@ class LlamaServerEdge(Dialect):
                 if event.tokens_predicted != written or not known:
                     return
                 yield NextToken(rows[0].id, candidates(rows[0].top_logprobs))
+                lines.token()
 
     def overrun(self, seed: int) -> int | None:
         """Waits until the closed stream has left its slot, which has the session's prefix.

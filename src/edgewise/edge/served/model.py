@@ -14,7 +14,7 @@ from edgewise.edge.base import PROBES, EdgeAbilities, EdgeModel, EdgeOptions, Ne
 from edgewise.edge.llamacpp.model import fingerprint_of
 from edgewise.edge.named import open_tokenizer
 from edgewise.edge.served.completions import LmStudioEdge, MlxEdge, VllmEdge
-from edgewise.edge.served.dialect import LONGEST_NAME, Dialect
+from edgewise.edge.served.dialect import LONGEST_NAME, Dialect, TextDialect
 from edgewise.edge.served.llama_server import LlamaServerEdge
 from edgewise.edge.served.ollama import OllamaEdge
 from edgewise.edge.served.server import Server
@@ -73,12 +73,14 @@ class ServedEdge(EdgeModel):
                 hint="start it with more",
                 setting="edge",
             )
-        self._dialect = dialect
+        self._dialect, self._asked = dialect, (options.model, options.context)
         self.name, self.build = described.name, dialect.program
         self.parameters, self.hidden_size = described.parameters, described.hidden_size
         self.context = described.context
         self._free = BoundedSemaphore(options.slots)
-        self.abilities = EdgeAbilities(hidden=False, batch_logits=False, slots=options.slots)
+        self.abilities = EdgeAbilities(
+            hidden=False, batch_logits=False, text=dialect.takes_text, slots=options.slots
+        )
         here = _on_this_disk(described.address)
         self.path = here if here is not None and here.is_file() else None
         self.tokenizer = dialect.tokenizer = _tokenizer(dialect, options.tokenizer, here)
@@ -91,7 +93,9 @@ class ServedEdge(EdgeModel):
             )
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> ServedSession:
-        session = ServedSession(self, self._dialect, needs, top, self._free.release)
+        session = ServedSession(
+            self, self._dialect, needs, top, release=self._free.release, check=self._require_same
+        )
         if not self._free.acquire(blocking=False):
             raise UsageError(
                 f"All {self.abilities.slots} slots of {self.name!r} are taken",
@@ -99,6 +103,24 @@ class ServedEdge(EdgeModel):
                 setting="slots",
             )
         return session
+
+    def _require_same(self) -> None:
+        """Raise `EdgeError` if another program or model answers at the address by now."""
+        dialect, (model, context) = self._dialect, self._asked
+        if isinstance(dialect, TextDialect):
+            # Which of its models; llama-server's is named by its file.
+            model = dialect.described.name
+        try:
+            found = dialect.find(dialect.server, model, context)
+        except UsageError as error:
+            raise EdgeError(str(error), setting="edge") from error
+        if found is None or found.described != dialect.described:
+            raise EdgeError(
+                f"The edge model's server at {dialect.server.url} has changed: it serves another "
+                "model, or is another program",
+                hint="start Edgewise again",
+                setting="edge",
+            )
 
     def change(self) -> tuple[int, int, int | None] | None:
         """What a server does where the cloud changes a token, by its own meter.

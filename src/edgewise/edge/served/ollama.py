@@ -81,6 +81,7 @@ class OllamaEdge(TextDialect):
                 for token in self._tokens_of(event, written):
                     written.append(token.token)
                     yield token
+                    lines.token()
                 if event.done:
                     if event.done_reason == "stop":
                         yield self.end

@@ -2,7 +2,7 @@
 
 import ssl
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -39,7 +39,10 @@ class Server:
             trust_env=False,
             follow_redirects=False,
             verify=ssl.create_default_context(),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={
+                "Accept-Encoding": "identity",
+                **({"Authorization": f"Bearer {key}"} if key else {}),
+            },
         )
 
     def close(self) -> None:
@@ -51,8 +54,8 @@ class Server:
         Raises `EdgeError` for a server that cannot answer now.
         """
         with self._sent("GET", path, None) as response:
-            if response.status_code >= 500:
-                raise self._gone(f"HTTP {response.status_code}: it may still be loading")
+            if response.status_code == 503:
+                raise self._gone("HTTP 503: it may still be loading")
             data = self._whole(response) if response.status_code == 200 else b""
         with suppress(EdgeError):
             return self.decoded(data, kind)
@@ -64,38 +67,23 @@ class Server:
             return self.decoded(self._whole(response), kind)
 
     @contextmanager
-    def lines(self, path: str, body: Body) -> Generator[Iterator[bytes]]:
-        """The lines of the reply to a JSON body, as they come; raises `EdgeError`.
-
-        Lines without content, and comments, are left out: they hold no answer up for ever.
-        """
+    def lines(self, path: str, body: Body) -> Generator["Lines"]:
+        """The lines of the reply to a JSON body, as they come; raises `EdgeError`."""
         with self._opened(path, body) as response:
-            yield self._lines(response)
-
-    def _lines(self, response: httpx2.Response) -> Generator[bytes]:
-        held, since = b"", time.monotonic()
-        with self._named():
-            for part in response.iter_bytes():
-                *lines, held = (held + part).split(b"\n")
-                if len(held) > _MAX_LINE:
-                    raise self.broken("a line without an end")
-                for line in filter(None, map(bytes.strip, lines)):
-                    if not line.startswith(b":"):
-                        yield line
-                        since = time.monotonic()
-                self._require_soon(since)
+            yield Lines(self, response)
 
     def _whole(self, response: httpx2.Response) -> bytes:
         data, since = b"", time.monotonic()
-        with self._named():
-            for part in response.iter_bytes():
+        with self.named():
+            for part in response.iter_raw():
                 data += part
                 if len(data) > _MAX_REPLY:
                     raise self.broken(f"a reply of more than {_MAX_REPLY} bytes")
-                self._require_soon(since)
+                self.require_soon(since)
         return data
 
-    def _require_soon(self, since: float) -> None:
+    def require_soon(self, since: float) -> None:
+        """Raise `EdgeError` where too long has passed without a token."""
         if time.monotonic() - since > PATIENCE:
             raise self._gone(f"no token for {PATIENCE:g} s")
 
@@ -114,7 +102,7 @@ class Server:
         if content is not None and self._record is not None:
             self._record(urlsplit(self.url).netloc, content)
         headers = {"Content-Type": "application/json"}
-        with self._named():
+        with self.named():
             request = self._http.build_request(method, path, content=content, headers=headers)
             response = self._http.send(request, stream=True)
         try:
@@ -140,7 +128,7 @@ class Server:
             )
 
     @contextmanager
-    def _named(self) -> Generator[None]:
+    def named(self) -> Generator[None]:
         """What breaks a connection is an `EdgeError` that names the server."""
         try:
             yield
@@ -171,3 +159,32 @@ class Server:
             hint=hint,
             setting="edge",
         )
+
+
+class Lines:
+    """The lines of a response with content, without comments; whoever reads them notes tokens.
+
+    A line that has none, however many come, holds no answer up for ever.
+    """
+
+    def __init__(self, server: Server, response: httpx2.Response) -> None:
+        self._server, self._response = server, response
+        self._since = time.monotonic()
+
+    def token(self) -> None:
+        """A token was read and taken."""
+        self._since = time.monotonic()
+
+    def __iter__(self) -> Generator[bytes]:
+        held = b""
+        with self._server.named():
+            # As it is sent: no encoding was asked for.
+            for part in self._response.iter_raw():
+                *lines, held = (held + part).split(b"\n")
+                if len(held) > _MAX_LINE:
+                    raise self._server.broken("a line without an end")
+                for line in filter(None, map(bytes.strip, lines)):
+                    if not line.startswith(b":"):
+                        yield line
+                    self._server.require_soon(self._since)
+                self._server.require_soon(self._since)

@@ -21,6 +21,12 @@ from edgewise.events import Candidate
 AHEAD = 256
 """Most tokens that one stream writes."""
 
+_UNLIKELY = -1e4
+"""A logprob of no weight beside any other, at any temperature."""
+
+_LEAST = -1e30
+"""Below it is no logprob; float32 holds it."""
+
 _SURE = 1e-3
 """How far above 0 rounding may put the logprob of a sure token."""
 
@@ -46,8 +52,8 @@ class TopStep:
 
     @property
     def logits(self) -> Floats:
-        """Logprobs; those outside the k likeliest are alike."""
-        logits = np.full(self.size, self._other, np.float32)
+        """Logprobs. Outside the k likeliest an id is only drawn where none of these may be."""
+        logits = np.full(self.size, _UNLIKELY, np.float32)
         logits[self._ids] = self._logprobs
         return logits
 
@@ -103,9 +109,12 @@ class ServedSession(EdgeSession):
         dialect: Dialect,
         needs: Needs,
         top: int,
+        *,
         release: Callable[[], None],
+        check: Callable[[], None],
     ) -> None:
-        """`release` gives the session's place in `model` back.
+        """`release` gives the session's place in `model` back. `check` raises `EdgeError` where the
+        server is not what it was; it is called before the first request.
 
         Raises `UsageError` for more candidates than the server tells.
         """
@@ -118,6 +127,7 @@ class ServedSession(EdgeSession):
                 setting="router",
             )
         self._dialect, self._tokenizer, self._release = dialect, dialect.tokenizer, release
+        self._check_server = check
         self._text, self._top = Needs.TEXT in needs, max(dialect.top, top)
         self._prompt = 0
         self._served: list[int] = []
@@ -125,6 +135,8 @@ class ServedSession(EdgeSession):
         self._steps: dict[int, TopStep] = {}
         """By position; each is of the ids that `_served` has before it."""
         self._stream: Generator[NextToken] | None = None
+        self._until = 0
+        """Where the stream ends, if it tells of every token."""
         self._seed = secrets.randbits(31)
 
     def open(self, ids: Sequence[int]) -> int:
@@ -140,7 +152,7 @@ class ServedSession(EdgeSession):
         while (step := self._known(end)) is None:
             if self._stream is None or len(self._served) > end:
                 self._start(end)
-            if not self._read() and end not in self._steps:
+            if not self._read() and end not in self._steps and end < self._until:
                 # The server says nothing of some tokens; one request for this position does.
                 self._served = self._ids[:end]
                 token = self._dialect.single(self._served, self._top, self._seed)
@@ -176,9 +188,12 @@ class ServedSession(EdgeSession):
         self._steps = {at: step for at, step in self._steps.items() if at <= position}
 
     def _start(self, end: int) -> None:
+        if not self._served:
+            self._check_server()
         self._stop(end)
         self._served = self._ids[:end]
         tokens = min(AHEAD, self._context + 1 - end)
+        self._until = end + tokens
         self._stream = self._dialect.stream(self._ids[:end], tokens, self._top, self._seed)
 
     def _read(self) -> bool:
@@ -203,11 +218,12 @@ class ServedSession(EdgeSession):
         ids = [one for one, _ in known]
         if unknown := [one for one in (token.token, *ids) if not 0 <= one < size]:
             raise broken(f"the id {unknown[0]}")
-        logprobs = np.array([logprob for _, logprob in known], np.float32)
-        # A number that is none compares as nothing does.
-        if not ids or len(set(ids)) < len(ids) or not np.all(logprobs <= _SURE):
-            raise broken("candidates that are none")
+        logprobs = np.array([logprob for _, logprob in known])
+        in_bounds = np.all((_LEAST < logprobs) & (logprobs <= _SURE))
+        if not ids or len(set(ids)) < len(ids) or not in_bounds:
+            raise broken("invalid candidates")
         written = None
         if self._text:
             written = Written(self._served[:at], min(self._prompt, at), self._tokenizer)
+        logprobs = np.minimum(logprobs, 0).astype(np.float32)
         return TopStep(np.array(ids, np.int32), logprobs, written, size, position=at)
