@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,11 @@ from edgewise.errors import (
 )
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
+from edgewise.pair import Pair
 from edgewise.prompts import Message, Prompt
-from edgewise.routers.untrained import Random
+from edgewise.routers.untrained import Constant, Random
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.doubles.completing import completing
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.scripted_text import (
@@ -34,6 +37,7 @@ from tests.doubles.scripted_text import (
 )
 from tests.llama_server_process import llama_server
 from tests.pocket_models import OTHER
+from tests.server.serving import serving
 
 EDGE = ByteTokenizer()
 ASKED = "Count. "
@@ -77,6 +81,21 @@ def test_an_edgewise_server_is_called_what_it_is() -> None:
     with closing(ScriptedText("edgewise")) as server, closing(connect(server.url, EDGE)) as cloud:
         assert isinstance(cloud, TextCloud)
         assert cloud.engine.dialect == "Edgewise"
+
+
+@pytest.mark.deep
+def test_an_edgewise_server_goes_on_with_an_answer() -> None:
+    """A real one, of the large bundled model."""
+    question = pocketqa().questions[1].prompt
+    flags = ("--edge", str(bundled("cloud")), "--cloud", "none", "--threads", "1")
+    options: dict[str, Any] = {"router": Constant(1.0), "threshold": 0.0, "deadline": 30.0}
+    options["cloud_model"] = "edgewise:edge"
+    with serving(*flags) as url, Pair("bundled", cloud=url, **options) as pair:
+        right = Pair(str(bundled("cloud")), cloud="none", threads=1).ask(question)
+        answer = pair.ask(question)
+    assert answer.usage.failed_calls == 0
+    assert answer.usage.cloud_tokens > 5
+    assert answer.text.split() == right.text.split()
 
 
 @pytest.mark.parametrize("habit", ["exact", "echo"])

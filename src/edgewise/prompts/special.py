@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.vocabulary import once
+from edgewise.edge.vocabulary import ids_of_text, once
 from edgewise.errors import UsageError
 from edgewise.prompts.messages import Message, Tool, texts_of
 from edgewise.prompts.rendering import render
@@ -117,8 +117,14 @@ def conversation_ids(
     """Ids of a conversation with the tokenizer's template. Raises as `render`.
 
     As ever where nothing that was said could make a control token. llama.cpp's user-defined tokens,
-    such as `<think>`, are text to it: in a content they are read as they are in an answer.
+    such as `<think>`, are text to it: in a content they are read as they are in an answer. A last
+    message of the assistant is the beginning of the answer.
     """
+    *before, last = messages
+    if before and last.role == "assistant" and not last.tool_calls:
+        ids = conversation_ids(tokenizer, before, tools)
+        begun = ids_of_text(tokenizer, ids, last.content)
+        return ids + (tokenizer.encode(last.content) if begun is None else begun)
     control = _control_tokens(tokenizer)
     texts = texts_of(messages, tools)
     if not any(map(control.could_come_of, texts)):
