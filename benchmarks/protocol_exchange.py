@@ -165,7 +165,7 @@ def exchange(url: str, engine: ScriptedEngine) -> list[Message]:
     device.cancel(10, "the completion is not wanted any more; it is not answered")
     until(lambda: engine.running == 0)
     engine.fault = lambda number: None
-    device.ask(11, 6, [], "the same ids once more, at a temperature that is none", sampling=HOT)
+    device.ask(11, 6, [], "the same ids once more, with an invalid temperature", sampling=HOT)
     device.told("why not; the session goes on")
     device.leave()
     resumed = again(device, opened.session)
