@@ -165,12 +165,12 @@ def exchange(url: str, engine: ScriptedEngine) -> list[Message]:
     device.cancel(10, "the completion is not wanted any more; it is not answered")
     until(lambda: engine.running == 0)
     engine.fault = lambda number: None
-    device.ask(11, 6, [], "the same ids once more, at a temperature that is none", sampling=HOT)
-    device.told("why not; the session goes on")
+    device.ask(11, 6, [], "the same ids once more, with an invalid temperature", sampling=HOT)
+    device.told("the reason; the session goes on")
     device.leave()
     resumed = again(device, opened.session)
     assert resumed.session == opened.session
-    device.ask(12, 6, [], "what it holds need not be sent")
+    device.ask(12, 6, [], "the held ids are not sent again")
     device.told("the id of d")
     device.close("the session is forgotten; the gateway hangs up")
     device.open("a vocabulary that is not the engine's", tokenizer="0" * 16)

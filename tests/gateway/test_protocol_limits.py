@@ -24,7 +24,7 @@ from tests.gateway.running import Running, gateway
 
 ENDINGS, REFUSALS = (
     PAGE.read_text(encoding="utf-8")
-    .split("## What each limit gives")[1]
+    .split("## What each limit returns")[1]
     .split("Consults: *failed*")
 )
 
@@ -33,7 +33,7 @@ def rows(table: str) -> dict[str, list[str]]:
     """Of a table of the page, by the first column."""
     lines = re.findall(r"^\| (.*) \|$", table.split("\n\nA device")[0], re.MULTILINE)
     cells = [re.split(r" ?\| ", line) for line in lines]
-    return {first: rest for first, *rest in cells if first not in ("what", "---|---")}
+    return {first: rest for first, *rest in cells if first not in ("event", "---|---")}
 
 
 LIMITS = ("asks_per_second", "ids_per_second", "tokens_per_day", "sessions")
@@ -82,14 +82,14 @@ ENDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "another version": ({}, [[1, 2, "0" * 16]]),
     "another vocabulary": ({}, [[1, 1, "0" * 16]]),
     "the key has all its sessions open": ({"sessions": 1, "before": 1}, [OPEN]),
-    "the gateway holds no more sessions": ({"most": 1, "before": 1}, [OPEN]),
+    "the gateway has no room for more sessions": ({"most": 1, "before": 1}, [OPEN]),
     "a text message, or a malformed frame": ({}, [OPEN, "hello"]),
     "a prefix of more than 131,072 ids": (
         {},
         [OPEN, [2, 0, [1] * 131_072, check([1] * 131_072)], [2, 131_072, [1], 0]],
     ),
     "an ask's number that is in flight": ({"hang": True}, [OPEN, ASK, ASK]),
-    "more than 2,000 frames a second since the connection was made, and 2,000 more": (
+    "more than 2,000 frames a second (one second's worth may be saved up)": (
         {},
         [OPEN, [4, 1], [4, 1], [4, 1]],
     ),
@@ -151,17 +151,17 @@ def failing(problem: Exception) -> dict[str, Any]:
 
 ASKS: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
     "more than 8 consults of the session wait": ({"waiting": 9}, [[9, 0, [72]]]),
-    "the key asks more often than it may (two seconds' asks may be saved up)": (
+    "the key exceeds its consults a second (two seconds' worth may be saved up)": (
         {"asks_per_second": 0.5},
         [[0, 0, [72]], [1, 0, [72]]],
     ),
-    "more ids came from the key, or were computed for it, than it may have a second "
-    "(ten seconds' may be saved up)": (
+    "the key exceeds its ids a second, sent or computed for it "
+    "(ten seconds' worth may be saved up)": (
         {"ids_per_second": 1},
         [[0, 0, [72] * 100], [1, 0, [72]]],
     ),
     "n is above the key's daily tokens": ({"tokens_per_day": 10}, [[1, 0, [72], 11]]),
-    "n is above what is left of the key's daily tokens": (
+    "n is above the rest of the key's daily tokens": (
         {"tokens_per_day": 10},
         [[0, 0, [72]], [1, 0, [72], 10]],
     ),

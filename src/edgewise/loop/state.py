@@ -1,4 +1,4 @@
-"""Where an answer stands, in one immutable value.
+"""The state of an answer, in one immutable value.
 
 The same pure functions decide for the answer and for draft tokens beyond it, so a draft that is
 accepted was decided on as the answer would have.
