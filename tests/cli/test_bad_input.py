@@ -121,7 +121,7 @@ keys add x --keys keys.json --expires 2020-01-01 | expired
 keys add x --keys keys.json --expires 0d | expired
 keys add x --keys keys.json --expires 9999-12-31 | --expires
 keys add x --keys keys.json --ids-per-second -1 | limits
-keys add x --keys keys.json --asks-per-second nan | limits
+keys add x --keys keys.json --consults-per-second nan | limits
 keys add a\x1b[2J --keys keys.json | printable
 keys add {"a" * 65} --keys keys.json | 64
 keys add laptop --keys keys.json | already

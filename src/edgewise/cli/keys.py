@@ -34,7 +34,7 @@ _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 def add(
     name: Annotated[str, typer.Argument(help="Whose key it is; shown in metrics and logs.")],
     file: File,
-    asks_per_second: Annotated[
+    consults_per_second: Annotated[
         float, typer.Option(help="Consults, of a server requests, a second; 0: no limit.")
     ] = 50.0,
     ids_per_second: Annotated[
@@ -53,7 +53,7 @@ def add(
     secret = add_key(
         file,
         name,
-        asks_per_second=asks_per_second,
+        consults_per_second=consults_per_second,
         ids_per_second=ids_per_second,
         tokens_per_day=tokens_per_day,
         sessions=sessions,
@@ -69,11 +69,11 @@ def add(
 @keys.command("list")
 def list_keys(file: File) -> None:
     """Names, limits and dates; never the keys."""
-    columns = ("name", "created", "expires", "asks/s", "ids/s", "tokens/day", "sessions")
+    columns = ("name", "created", "expires", "consults/s", "ids/s", "tokens/day", "sessions")
     table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     now = datetime.now(UTC)
     for key in read_keys(file):
-        limits = (key.asks_per_second, key.ids_per_second, key.tokens_per_day, key.sessions)
+        limits = (key.consults_per_second, key.ids_per_second, key.tokens_per_day, key.sessions)
         shown = (f"{limit:,.10g}" if limit else "no limit" for limit in limits)
         table.add_row(render.printable(key.name), key.created, _expiry(key, now), *shown)
     render.show(table)

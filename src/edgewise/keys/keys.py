@@ -37,7 +37,7 @@ _Limit = msgspec.Meta(ge=0, le=MOST)
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A key and its limits (0: no limit).
 
-    `asks_per_second` consults, `ids_per_second` token ids received or computed for it, and
+    `consults_per_second` consults, `ids_per_second` token ids received or computed for it, and
     `sessions` open at once, at each gateway; `tokens_per_day` cloud tokens written, days of UTC.
     At a server consults are requests, and sessions are answers that wait or are being written.
     """
@@ -45,7 +45,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     name: str
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     created: str
-    asks_per_second: Annotated[float, _Limit] = 50.0
+    consults_per_second: Annotated[float, _Limit] = 50.0
     ids_per_second: Annotated[float, _Limit] = 20_000.0
     tokens_per_day: Annotated[int, _Limit] = 0
     sessions: Annotated[int, _Limit] = 16
@@ -78,7 +78,7 @@ ANYBODY = Key(
     name="anybody",
     sha256="",
     created="",
-    asks_per_second=0.0,
+    consults_per_second=0.0,
     ids_per_second=0.0,
     sessions=0,
 )
