@@ -279,7 +279,7 @@ class MlxModel(EngineModel):
         """A model is on one device as a whole: MLX's own choice, or with 0 GPU layers the CPU."""
         if options.threads is not None:
             raise UsageError(
-                "The edge engine mlx has no number of threads to set",
+                "threads do not apply to the edge engine mlx",
                 hint="leave the threads out",
                 setting="threads",
             )

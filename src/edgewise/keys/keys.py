@@ -71,7 +71,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if len({key.name for key in self.keys}) < len(self.keys):
-            raise ValueError("two keys have one name")
+            raise ValueError("two keys have the same name")
 
 
 ANYBODY = Key(
@@ -171,14 +171,14 @@ def add_key(path: Path, name: str, *, expires: datetime | None = None, **limits:
     Raises `UsageError`.
     """
     if expires is not None and expires <= datetime.now(UTC):
-        raise UsageError(f"The key would have expired already, at {expires:%Y-%m-%d %H:%M} UTC.")
+        raise UsageError(f"The key would already have expired at {expires:%Y-%m-%d %H:%M} UTC.")
     secret = PREFIX + secrets.token_urlsafe(32)
     created = time.strftime("%Y-%m-%d", time.gmtime())
     fields = {"name": name, "sha256": _hash(secret), "created": created, "expires": expires}
     try:
         key = msgspec.convert({**fields, **limits}, Key)
     except msgspec.ValidationError as error:
-        raise UsageError(f"The key {name!r} or its limits cannot be so: {error}.") from error
+        raise UsageError(f"Invalid key name or limits for {name!r}: {error}.") from error
 
     def added(keys: tuple[Key, ...]) -> tuple[Key, ...]:
         if any(known.name == name for known in keys):
@@ -204,14 +204,14 @@ def _hash(secret: str) -> str:
 
 def _content(path: Path) -> bytes:
     """Raises `UsageError`."""
-    return file_bytes(path, f"The file of keys {str(path)!r}", most=MAX_FILE)
+    return file_bytes(path, f"The key file {str(path)!r}", most=MAX_FILE)
 
 
 def _decoded(path: Path, content: bytes) -> tuple[Key, ...]:
     try:
         return msgspec.json.decode(content, type=_File).keys
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{str(path)!r} is not a file of keys: {error}.") from error
+        raise UsageError(f"{str(path)!r} is not a key file: {error}.") from error
 
 
 def _change(path: Path, change: Callable[[tuple[Key, ...]], tuple[Key, ...]]) -> None:

@@ -68,7 +68,7 @@ def sent(request: Request) -> dict[str, Any]:
     `at` is when an answer began to send, in seconds since 1970.
     """
     if caller_of(request).key is not ANYBODY:
-        raise ApiError(403, "This tells of all keys' answers; /metrics has the sums.")
+        raise ApiError(403, "This lists the answers of all keys; use /metrics instead.")
     answers = sorted(pair_of(request).pair.record.answers(), key=attrgetter("at"), reverse=True)
     data = [
         {"at": one.at, "conversation": one.conversation, "answer": one.answer, **asdict(one.sums)}
@@ -103,7 +103,7 @@ async def health(request: Request) -> dict[str, Any]:
 async def unknown(request: Request) -> None:
     """Comes after all endpoints, and before the page's files."""
     asked = f"{request.method} {request.url.path[:80]!r}"
-    raise ApiError(404, f"{asked} is not answered; GET /openapi.json lists what is.")
+    raise ApiError(404, f"{asked} is not an endpoint; GET /openapi.json lists them.")
 
 
 @keyed.get("/metrics", response_class=Response)

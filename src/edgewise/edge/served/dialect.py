@@ -136,8 +136,8 @@ class TextDialect(Dialect):
             text = data.decode()
         except UnicodeDecodeError as error:
             raise EdgeError(
-                f"The edge model's server at {self.server.url} takes text, and the answer stands "
-                "inside a character",
+                f"The edge model's server at {self.server.url} takes text, and the answer ends "
+                "inside a UTF-8 character",
                 hint="name the model's file as the edge model",
                 setting="edge",
             ) from error

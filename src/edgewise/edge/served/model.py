@@ -38,8 +38,8 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
     """
     if options.threads is not None or options.gpu_layers != "auto":
         raise UsageError(
-            "Threads and GPU layers are the server's own where the edge model is at a URL",
-            hint="start the server with them",
+            "threads and gpu-layers do not apply to an edge model at a URL",
+            hint="set them on the server",
             setting="threads" if options.threads is not None else "gpu_layers",
         )
     url = with_scheme(address).rstrip("/").removesuffix("/v1")
@@ -49,7 +49,7 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
             if (dialect := kind.find(server, options.model, options.context)) is not None:
                 return ServedEdge(dialect, options)
         raise EdgeError(
-            f"What runs at {url} is none of {', '.join(kind.program for kind in _DIALECTS)}",
+            f"The server at {url} is none of {', '.join(kind.program for kind in _DIALECTS)}",
             hint="give the address of one of them, or name a model's file",
             setting="edge",
         )

@@ -128,9 +128,9 @@ class Server:
             )
         if response.is_redirect:
             raise EdgeError(
-                f"The edge model's server at {self.url} redirects elsewhere, and no redirect is "
-                "followed",
-                hint="give the address that it leads to",
+                f"The edge model's server at {self.url} redirects elsewhere, and redirects are "
+                "not followed",
+                hint="give the address it redirects to",
                 setting="edge",
             )
 
@@ -162,7 +162,7 @@ class Server:
         if program := _PROGRAMS.get(urlsplit(self.url).port or 0):
             hint = f"name the model's file by {program}:NAME"
         return EdgeError(
-            f"The edge model's server at {self.url} sent what no answer can be made of ({why})",
+            f"The edge model's server at {self.url} sent an invalid reply ({why})",
             hint=hint,
             setting="edge",
         )
