@@ -111,9 +111,7 @@ def link(
         typer.Option(help="Slow the edge to the speed of a 0.5b, or of a GGUF; or none."),
     ] = None,
     questions: Annotated[int, typer.Option(min=2, help="Questions per line.")] = 12,
-    calibration: Annotated[
-        int, typer.Option(help="Extra questions, if calibration is needed.")
-    ] = 60,
+    calibration: Annotated[int, typer.Option(help="Extra questions for missing thresholds.")] = 60,
     json: options.Json = False,
 ) -> None:
     """Time per token over an emulated link: edge alone, waiting for consults, speculating.

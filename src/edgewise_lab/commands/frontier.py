@@ -80,9 +80,7 @@ def frontier(
         typer.Option(help="Slow the edge to the speed of a 0.5b, or of a GGUF; or none."),
     ] = None,
     questions: Annotated[int, typer.Option(min=2, help="Questions to answer.")] = 12,
-    calibration: Annotated[
-        int, typer.Option(help="Extra questions, if calibration is needed.")
-    ] = 60,
+    calibration: Annotated[int, typer.Option(help="Extra questions for missing thresholds.")] = 60,
     out: Annotated[
         Path | None, typer.Option(help="Folder of answers; an interrupted run continues.")
     ] = None,
