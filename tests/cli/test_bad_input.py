@@ -335,7 +335,7 @@ def test_a_folders_file_that_names_code_is_told_how_to_name_it(
     refused = edgewise("run", "Hello")
     assert_one_sentence(refused, "edgewise.toml", "--router")
     monkeypatch.setenv("EDGEWISE_ROUTER", "./own.py:Own")
-    assert "runs code" not in edgewise("run", "Hello").err
+    assert "code" not in edgewise("run", "Hello").err
     assert mark.exists()
 
 

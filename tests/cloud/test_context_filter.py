@@ -273,7 +273,7 @@ def test_settings_reach_the_adapter() -> None:
         assert isinstance(pair.cloud, Adapter)
         assert "redacted: email" in pair.cloud.identity()
         own = pair.cloud
-        with pytest.raises(UsageError, match="decides itself what it shows"):
+        with pytest.raises(UsageError, match="already adapted"):
             Pair(ScriptedEdge(replying("so", prompt="")), cloud=own, redact="ip")
     with Pair(ScriptedEdge(replying("so", prompt="")), cloud="none", redact="email") as pair:
         assert pair.cloud is None

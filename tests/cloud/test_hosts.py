@@ -69,7 +69,7 @@ def test_a_list_that_is_none_is_refused(listed: str) -> None:
 def test_a_pair_connects_to_no_other_host() -> None:
     with visited() as (url, came):
         for engine in ("auto", "llama-server", "vllm", "sglang", "gateway"):
-            with pytest.raises(UsageError, match="none of the hosts that are allowed"):
+            with pytest.raises(UsageError, match=r"a\.example"):
                 Pair(ScriptedEdge(noise()), cloud=url, cloud_engine=engine, cloud_hosts="a.example")
     assert came == []
 

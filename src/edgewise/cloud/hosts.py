@@ -78,14 +78,13 @@ def require_near(url: str, hosts: Sequence[Host] | None) -> None:
     parts = urlsplit(url) if host is not None else None
     if parts is None or host is None or "@" in parts.netloc or parts.query or parts.fragment:
         raise AddressError(
-            "The address of the edge model's server is not a plain http:// or https:// URL",
+            "The address of the edge server is not a plain http:// or https:// URL",
             hint="give http://127.0.0.1:PORT, and a key as EDGEWISE_EDGE_KEY",
             setting="edge",
         )
     if not is_at(url, hosts or ()) and not _is_near(host.name):
         raise AddressError(
-            f"The edge model's server {url!r} is not on a private network, so prompts would "
-            "leave yours",
+            f"The edge server {url!r} is not on a private network, so prompts would leave yours",
             hint=f"allow its host ({host.name})",
             setting="edge_hosts",
         )

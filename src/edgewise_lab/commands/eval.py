@@ -61,7 +61,7 @@ def evaluate(
     max_tokens: shared.MaxTokens = None,
     calibration: Annotated[
         int | None,
-        typer.Option(help="Questions kept to calibrate; default: 100, or a fifth."),
+        typer.Option(help="Calibration questions; default: 100, or a fifth of TASK."),
     ] = None,
     calibration_data: Annotated[
         Path | None, typer.Option(help="File of these questions, in the form of --data or TASK.")

@@ -61,7 +61,7 @@ def train(
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option(help="Label of each token: value (default), final (no answers), ..."),
+        typer.Option(help="Token labels; default: value, or final if TASK has no answers."),
     ] = None,
     kind: Annotated[
         str, typer.Option(help="Router to train: mlp, a registered kind, or ./file.py:Class.")
@@ -74,7 +74,7 @@ def train(
     max_tokens: shared.MaxTokens = None,
     calibration: Annotated[
         int | None,
-        typer.Option(help="Questions kept to calibrate; default: 300, or a fifth."),
+        typer.Option(help="Calibration questions; default: 300, or a fifth of TASK."),
     ] = None,
     chosen: Settings,
     inputs: Annotated[

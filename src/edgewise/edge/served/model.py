@@ -68,8 +68,7 @@ class ServedEdge(EdgeModel):
         described = dialect.described
         if described.slots is not None and options.slots > described.slots:
             raise UsageError(
-                f"The edge model's server has {described.slots} slots, and {options.slots} are "
-                "needed",
+                f"The edge server has {described.slots} slots, and {options.slots} are needed",
                 hint="start it with more",
                 setting="edge",
             )
@@ -84,7 +83,7 @@ class ServedEdge(EdgeModel):
         self.tokenizer = dialect.tokenizer = _tokenizer(dialect, options.tokenizer, here)
         if not dialect.prove():
             raise ModelError(
-                f"The edge model's server at {dialect.server.url} has another vocabulary than the "
+                f"The edge server at {dialect.server.url} has another vocabulary than the "
                 f"tokenizer that was found for {self.name[:LONGEST_NAME]!r}",
                 hint="name its own, or start the server again if the model's file has changed",
                 setting="edge_tokenizer",
@@ -131,7 +130,7 @@ def _tokenizer(dialect: Dialect, named: str | None, here: Path | None) -> Tokeni
     place = named or (here and str(here))
     if place is None:
         raise ModelError(
-            f"The edge model's server at {dialect.server.url} serves "
+            f"The edge server at {dialect.server.url} serves "
             f"{dialect.described.address[:200]!r}, which is not on this disk, and its tokenizer is "
             "needed here",
             hint="name a GGUF of the model, its folder or its repository",
