@@ -171,7 +171,7 @@ eval pocketqa --cloud-share 0 | between 0 and 1
 eval pocketqa --cloud none | name one (--cloud)
 eval pocketqa --router nope | There is no router 'nope'
 eval pocketqa --router ./entropy --router entropy | no router './entropy'
-eval mine.jsonl --calibration 5 | leave none beside
+eval mine.jsonl --calibration 5 | calibration
 eval mine.jsonl --calibration 1 --csv no/x.csv | cannot be written
 train pocketqa --out r --inputs logits | --inputs can be hidden
 train pocketqa --out r --hidden -1 | --hidden 0 or more
@@ -341,7 +341,7 @@ def test_a_folders_file_that_names_code_is_told_how_to_name_it(
 
 def test_a_folders_file_says_where_text_goes(edgewise: Edgewise, tmp_path: Path) -> None:
     (tmp_path / "edgewise.toml").write_text("cloud = 'http://127.0.0.1:9'\n")
-    told = "edgewise.toml names the cloud: http://127.0.0.1:9\n"
+    told = "edgewise.toml sets the cloud: http://127.0.0.1:9\n"
     assert told in edgewise("run", "Hello").err
     assert told not in edgewise("run", "Hello", "--cloud", "none").err
 

@@ -40,7 +40,7 @@ def test_no_command_connects_to_another_host(
         done = edgewise(*command, *flags)
     assert came == []
     assert done.code == 2
-    assert "none of the hosts that are allowed (good.example)" in done.err
+    assert "(good.example)" in done.err
     assert "--cloud-hosts" in done.err
 
 

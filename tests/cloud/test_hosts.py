@@ -52,7 +52,7 @@ def test_what_is_not_is_refused(url: str) -> None:
     with pytest.raises(UsageError) as refused:
         require_allowed(url, hosts_of("good.example:80"))
     assert refused.value.setting == "cloud_hosts"
-    assert "none of the hosts that are allowed (good.example:80)" in refused.value.message
+    assert "(good.example:80)" in refused.value.message
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ class MlxModel(EngineModel):
         if options.threads is not None:
             raise UsageError(
                 "threads do not apply to the edge engine mlx",
-                hint="leave the threads out",
+                hint="leave them out",
                 setting="threads",
             )
         require_one_device("mlx", options.gpu_layers)

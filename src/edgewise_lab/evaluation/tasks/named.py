@@ -172,7 +172,7 @@ def _split(task: Task, calibration: int) -> tuple[Task, Task]:
     rest = tuple(question for question in before if question.text not in apart)
     if not rest:
         raise UsageError(
-            f"{len(task.questions)} questions leave none besides {calibration} to calibrate on",
+            f"{len(task.questions)} questions are too few to keep {calibration} for calibration",
             hint="calibrate on fewer",
             setting="calibration",
         )
