@@ -20,7 +20,7 @@ from edgewise.cloud.record import SentRecord
 from edgewise.cloud.redaction.normal import Normal
 from edgewise.completion import Completion
 from edgewise.engines.registry import BY_TEXT
-from edgewise.errors import CloudRejected, NothingUsable, UsageError
+from edgewise.errors import NothingUsable, UsageError
 from edgewise.events import Consult, Event, Token
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
