@@ -225,14 +225,14 @@ BAD_KEYS: dict[str, Any] = {
 @pytest.mark.parametrize("name", BAD_KEYS)
 def test_bad_keys_are_a_sentence(path: Path, name: str) -> None:
     path.write_bytes(msgspec.json.encode({"format": 1, "keys": BAD_KEYS[name]}))
-    with pytest.raises(UsageError, match="keys.json"):
+    with pytest.raises(UsageError, match=r"keys\.json"):
         Keys(path)
 
 
 @pytest.mark.parametrize("make", [lambda path: None, os.mkfifo, os.mkdir])
 def test_what_is_no_file_is_not_read(path: Path, make: Callable[[Path], None]) -> None:
     make(path)
-    with pytest.raises(UsageError, match="keys.json"):
+    with pytest.raises(UsageError, match=r"keys\.json"):
         Keys(path)
 
 

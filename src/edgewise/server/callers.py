@@ -73,7 +73,7 @@ class Caller:
         """A place among the key's answers. Raises `ApiError` 429 for a key at its limits."""
         most, answers = self.key.sessions, self._callers.answers
         if most and answers[self.name] >= most:
-            raise come_back(f"This key is at its limit of concurrent answers: {most}.", PLACE_SECONDS)
+            raise come_back(f"At most {most} concurrent answers for this key.", PLACE_SECONDS)
         answers[self.name] += 1
         try:
             async with self._callers.limits.spending(self.key, 0) as self._spent:
