@@ -181,7 +181,7 @@ def through_gateway(url: str, tokenizer: Tokenizer) -> Generator[tuple[Ask, Ask]
     with TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.json"
         secrets = [
-            add_key(keys, name, asks_per_second=0, tokens_per_day=0, sessions=0)
+            add_key(keys, name, consults_per_second=0, tokens_per_day=0, sessions=0)
             for name in ("victim", "attacker")
         ]
         with gateway([url], keys=keys) as running:

@@ -187,7 +187,7 @@ KEYS: Any = {
             "name": "laptop",
             "sha256": "0" * 64,
             "created": "2026-01-01",
-            "asks_per_second": 50.0,
+            "consults_per_second": 50.0,
             "tokens_per_day": 0,
             "sessions": 16,
         }

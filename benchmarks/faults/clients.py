@@ -195,7 +195,7 @@ def _pushed_on(
 
 
 def _key(file: Path, name: str) -> str:
-    return keys.add_key(file, name, asks_per_second=0, tokens_per_day=0, sessions=0)
+    return keys.add_key(file, name, consults_per_second=0, tokens_per_day=0, sessions=0)
 
 
 def _take_files() -> None:

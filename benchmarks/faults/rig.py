@@ -44,7 +44,7 @@ class Rig:
         stack.callback(self.other.close)
         self.keys = folder / "keys.json"
         self.secret = keys.add_key(
-            self.keys, "device", asks_per_second=0, tokens_per_day=0, sessions=0
+            self.keys, "device", consults_per_second=0, tokens_per_day=0, sessions=0
         )
         self._gateways = ExitStack()
         stack.callback(self._gateways.close)
@@ -165,7 +165,7 @@ def _restored(rig: Rig) -> None:
     rig.link.restore()
     if not rig.secret:
         rig.secret = keys.add_key(
-            rig.keys, "device", asks_per_second=0, tokens_per_day=0, sessions=0
+            rig.keys, "device", consults_per_second=0, tokens_per_day=0, sessions=0
         )
         time.sleep(keys.CHECK_SECONDS * 1.2)
     while not rig.running.gateway.fleet.up:
@@ -249,7 +249,7 @@ class _Traces(NamedTuple):
 def _traces(rig: Rig) -> _Traces:
     made = rig.running.gateway
     asks = made.metrics.registry.get_sample_value(
-        "edgewise_gateway_asks_total", {"outcome": "need_full"}
+        "edgewise_gateway_consults_total", {"outcome": "need_full"}
     )
     return _Traces(rig.engine.faults, made, asks or 0.0, rig.link.connections)
 

@@ -223,7 +223,7 @@ class Pair:
         """
         for name in options:
             if name not in AnswerOptions.__annotations__:
-                raise UsageError(f"One answer cannot have another {spelled(name)} than its pair.")
+                raise UsageError(f"{spelled(name)} is fixed when the Pair is created.")
         format, stop = _response_format(options), options.get("stop", ())
         # Of the sampling's options some are not settings: they have one sensible value.
         drawn = {n: value for n, value in options.items() if n in Sampling.__struct_fields__}
@@ -305,9 +305,9 @@ def _chosen(
         fixed += _OF_EDGE
         if cloud_open or cloud_address(chosen) == "none":
             fixed += names_in("machine")
-    require_default(chosen, fixed, "is for models that the pair opens itself")
+    require_default(chosen, fixed, "applies only to models that Pair opens")
     if "threads" in fixed and slots != 1:
-        raise UsageError("slots are for models that the pair opens itself", hint="leave them out")
+        raise UsageError("slots apply only to models that Pair opens", hint="leave them out")
     return chosen
 
 

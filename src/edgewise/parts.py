@@ -76,7 +76,7 @@ def open_edge(
             sent=sent,
         )
     else:
-        why = f"is for an edge model at a URL, not {engine}"
+        why = f"applies only to an edge model at a URL, not to {engine}"
         require_default(settings, ("edge_model", "edge_tokenizer"), why)
     with _named_by("edge"):
         return EDGES.load(engine)(settings.edge, options)
@@ -123,7 +123,7 @@ def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[
             one[name] = value or getattr(_DEFAULTS, name)
     made = [replace(settings, **one) for one in own]
     if len(clouds) > 1 and "none" in clouds:
-        raise UsageError("none is not one of several clouds", hint="leave it out", setting="cloud")
+        raise UsageError("none excludes all other clouds", hint="leave it out", setting="cloud")
     return [
         replace(one, redact=None) if is_trusted(one, at) else one
         for one, at in zip(made, clouds, strict=True)
@@ -133,7 +133,7 @@ def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[
 def require_one_cloud(settings: Settings) -> None:
     """Raises `UsageError` for several."""
     if settings.cloud is not None and len(each(settings.cloud)) > 1:
-        raise UsageError("This takes one cloud", hint="name the nearest alone", setting="cloud")
+        raise UsageError("This command takes one cloud", hint="give the nearest", setting="cloud")
 
 
 def is_trusted(settings: Settings, name: str | None = None) -> bool:
@@ -167,8 +167,8 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
         tiers.append(Tier(cloud, threshold=threshold, share=share, trusted=trusted))
     if settings.price is not None and not all(tier.trusted for tier in tiers[:-1]):
         raise UsageError(
-            "A price is that of the last cloud, and one before it is not known to be yours",
-            hint="name its host",
+            "The price applies to the last cloud only, so every cloud before it must be trusted",
+            hint="add its host",
             setting="trust",
         )
     return tiers
@@ -180,8 +180,8 @@ def _for_each(settings: Settings, name: str, count: int) -> list[str]:
     values = [""] * count if given in (None, "auto") else str(given).split(",")
     if len(values) != count:
         raise UsageError(
-            f"{spelled(name)} has not a value for each of the {count} clouds that it is about",
-            hint="give them by commas, nearest first, and nothing where there is none",
+            f"{spelled(name)} needs one value per cloud it applies to: {count}, not {len(values)}",
+            hint="separate them by commas, nearest cloud first, empty for the default",
             setting=name,
         )
     return [one.strip() for one in values]
@@ -237,7 +237,7 @@ def open_cloud(
             own=open_tokenizer(tokenizer) if tokenizer else None,
             context_filter=shown,
         )
-    why = f"is for a cloud at a URL, not for the cloud {address!r}"
+    why = f"applies only to a cloud at a URL, not to {address!r}"
     require_default(settings, ("cloud_engine", "cloud_tokenizer", "cloud_model"), why)
     if address == "none":
         return None
@@ -335,8 +335,8 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
     own = settings.router == "bundled" or local_folder(str(settings.router)) is not None
     if is_code(card.kind) and not own:
         raise UsageError(
-            f"The router {settings.router!r} is of the kind {card.kind!r}: a download may not say "
-            "what code to run",
+            f"The router {settings.router!r} is of the kind {card.kind!r}: a download must not "
+            "choose the code to run",
             hint="install a package that registers its kind, or name a folder of your own",
             setting="router",
         )
@@ -372,15 +372,15 @@ def make_billing(settings: Settings) -> Billing | None:
         for name in ("max_cost", "max_cost_day"):
             if getattr(settings, name) is not None:
                 raise UsageError(
-                    f"{spelled(name)} needs to know what the cloud's tokens cost",
-                    hint="give their price",
+                    f"{spelled(name)} needs a price",
+                    hint="set one",
                     setting="price",
                 )
         return None
     day, place = settings.max_cost_day, user_path("state", "spent.db")
     if day is not None and place is None:
         raise UsageError(
-            "There is no home folder to keep the day's costs in",
+            "There is no home folder to store the daily costs in",
             hint="set HOME or XDG_STATE_HOME",
             setting="max_cost_day",
         )

@@ -49,31 +49,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, _about("models", "A GGUF, owner/repo, smollm2, ollama:NAME or a URL.", "MODEL")
     ] = "bundled"
     cloud: Annotated[
-        str | None, _about("models", "An engine's URL, a model, or none; again: farther.", "MODEL")
+        str | None, _about("models", "URL, model or none; repeat it, nearest first.", "MODEL")
     ] = None
     edge_engine: Annotated[
-        str, _about("models", "The library that runs the edge model, or auto.", "NAME", rare=True)
+        str, _about("models", "Library that runs the edge model; default: auto.", "NAME", rare=True)
     ] = "auto"
     edge_model: Annotated[
-        str | None, _about("models", "Model of the edge's server; default: the first.", "NAME")
+        str | None, _about("models", "Model on the edge server; default: the first.", "NAME")
     ] = None
     edge_tokenizer: Annotated[
         str | None,
-        _about("models", "Its tokenizer: GGUF, folder or repository.", "MODEL", rare=True),
+        _about("models", "Edge server tokenizer: GGUF, folder or repository.", "MODEL", rare=True),
     ] = None
     edge_hosts: Annotated[
         str | None,
-        _about("models", "Hosts beyond private networks it may be at.", "HOSTS", rare=True),
+        _about("models", "Allowed edge server hosts, besides private IPs.", "HOSTS", rare=True),
     ] = None
     edge_key: Annotated[
-        str | None, _about("key", "Key for the edge's server, sent as a bearer token.", "KEY")
+        str | None, _about("key", "Key for the edge server, sent as a bearer token.", "KEY")
     ] = None
     cloud_engine: Annotated[
-        str, _about("connection", "What answers at the cloud's URL, or auto.", "NAME", rare=True)
+        str, _about("connection", "API at the cloud's URL; default: auto.", "NAME", rare=True)
     ] = "auto"
     cloud_hosts: Annotated[
         str | None,
-        _about("connection", "The only hosts a cloud may be at, by commas.", "HOSTS", rare=True),
+        _about("connection", "Allow clouds at these hosts only (a,b).", "HOSTS", rare=True),
     ] = None
     cloud_model: Annotated[
         str | None, _about("connection", "Model at the cloud's URL; default: the first.", "NAME")
@@ -83,42 +83,42 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     tier_share: Annotated[
         str | float | None,
-        _about("tiers", "Most tokens by a farther cloud; default: 1%.", "SHARE", rare=True),
+        _about("tiers", "Token share of each further cloud; default: 1%.", "SHARE", rare=True),
     ] = None
     tier_threshold: Annotated[
         str | float | None,
-        _about("tiers", "Ask it where the one before is so unsure: 0.5.", "SCORE", rare=True),
+        _about("tiers", "Uncertainty that asks the next cloud; default: 0.5.", "SCORE", rare=True),
     ] = None
     trust: Annotated[
         str | None,
-        _about("tiers", "Hosts of yours, by commas: they see what is local.", "HOSTS", rare=True),
+        _about("tiers", "Trusted hosts (a,b): local text may go there.", "HOSTS", rare=True),
     ] = None
     cloud_tokenizer: Annotated[
         str | None,
-        _about("tokenizer", "A cloud's tokenizer: GGUF, folder or repository.", "MODEL", rare=True),
+        _about("tokenizer", "Cloud tokenizer: GGUF, folder or repository.", "MODEL", rare=True),
     ] = None
     redact: Annotated[
-        str | None, _about("privacy", "Send placeholders for private words: on, or which.", "KINDS")
+        str | None, _about("privacy", "Replace private words: on, or classes (email,ip).", "KINDS")
     ] = None
     router: Annotated[
         str | None,
         _about("routing", "auto, bundled, entropy, max-prob, margin or a folder.", "ROUTER"),
     ] = None
     cloud_share: Annotated[
-        float | None, _about("policy", "Part of the tokens from the cloud; default: 5%.", "SHARE")
+        float | None, _about("policy", "Share of tokens from the cloud; default: 5%.", "SHARE")
     ] = None
     threshold: Annotated[
-        float | None, _about("policy", "Ask from this score on, instead of a share.", "SCORE")
+        float | None, _about("policy", "Ask the cloud at this score; replaces the share.", "SCORE")
     ] = None
     max_cloud_tokens: Annotated[
-        int | None, _about("policy", "Most cloud tokens in an answer.", "N", rare=True)
+        int | None, _about("policy", "Max cloud tokens in one answer.", "N", rare=True)
     ] = None
     span: Annotated[
-        int, _about("policy", "Tokens per consult; words by a text API.", "N", rare=True)
+        int, _about("policy", "Tokens per consult; words with a text API.", "N", rare=True)
     ] = 1
     speculate: Annotated[
         int,
-        _about("policy", "Most draft tokens during a consult; 0 waits.", "N", rare=True),
+        _about("policy", "Max draft tokens during a consult; 0: wait.", "N", rare=True),
         Meta(le=256),
     ] = 16
     deadline: Annotated[
@@ -127,30 +127,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     on_cloud_error: Annotated[
         Literal["edge", "raise"],
-        _about("routing", "When a consult fails.", "edge|raise", rare=True),
+        _about("routing", "Failed consult: use the edge token, or raise.", "edge|raise", rare=True),
     ] = "edge"
     on_edge_error: Annotated[
         Literal["stop", "cloud"],
-        _about("routing", "When the edge's server is gone.", "stop|cloud", rare=True),
+        _about("routing", "Edge server lost: stop, or continue on cloud.", "stop|cloud", rare=True),
     ] = "stop"
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 31)] | None,
-        _about("sampling", "Longest answer; default: the context's end.", "N"),
+        _about("sampling", "Max answer tokens; default: fill the context.", "N"),
     ] = None
     temperature: Annotated[
         float | None, _about("sampling", "0 is greedy; default: 0, in chat 0.7.", "T")
     ] = None
     top_p: Annotated[
-        float, _about("draws", "Keep the likeliest up to this mass; 1 is off.", "P", rare=True)
+        float, _about("draws", "Sample from this probability mass; 1: off.", "P", rare=True)
     ] = 1.0
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None,
-        _about("draws", "Of the draws; default: 0, in serve a new one.", "N", rare=True),
+        _about("draws", "Sampling seed; default: 0, random in serve.", "N", rare=True),
     ] = None
     # Upper bounds keep numbers that its C structs would cut short away from llama.cpp.
     ctx: Annotated[
         Annotated[int, Meta(ge=8, le=1 << 24)] | None,
-        _about("machine", "Context in tokens; default: the model's, to 4096.", "N"),
+        _about("machine", "Context tokens; default: the model's, at most 4096.", "N"),
     ] = None
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=512)] | None,
@@ -165,11 +165,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     max_cost: Annotated[
         Annotated[float, _MONEY] | None,
-        _about("costs", "Most that an answer's consults may cost.", "MONEY"),
+        _about("costs", "Cost limit of one answer.", "MONEY"),
     ] = None
     max_cost_day: Annotated[
         Annotated[float, _MONEY] | None,
-        _about("costs", "Most for a day (UTC), of every process.", "MONEY", rare=True),
+        _about("costs", "Cost limit of one UTC day, all processes.", "MONEY", rare=True),
     ] = None
 
 
@@ -256,7 +256,7 @@ def require_honoured(
     if unread:
         which = " and ".join(", ".join(unread).rsplit(", ", 1))
         them = "it" if len(unread) == 1 else "them"
-        raise UsageError(f"{reader} cannot honour {which}", hint=f"take {them} out there")
+        raise UsageError(f"{reader} does not support {which}", hint=f"remove {them} there")
 
 
 def file_bytes(path: Path, called: str, *, own: bool = False, most: int = MAX_FILE) -> bytes:

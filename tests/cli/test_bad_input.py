@@ -60,7 +60,7 @@ RUN = f"""
 --deadline=nan | deadline
 --temperature=-1 | temperature must be
 --stop= | stop string is empty
---system=Brief. --no-template | drop one of them
+--system=Brief. --no-template | --system
 --system=\udcff | valid UTF-8
 --on-cloud-error=panic | on-cloud-error
 --threads=0 | threads
@@ -109,7 +109,7 @@ models pull {NOBODY} | {NOBODY}
 models pull bundled | 'bundled'
 models pull {NOWHERE} | '{NOWHERE}'
 models pull small.gguf | 'small.gguf'
-run Hello --max-cost=1 | max-cost needs to know what the cloud's tokens cost
+run Hello --max-cost=1 | --price
 run Hello --price=2,0.5,8 --max-cost=nan | max-cost in the flags
 run Hello --price=prices.toml | neither three numbers nor a file
 keys list --keys none.json | none.json
@@ -121,7 +121,7 @@ keys add x --keys keys.json --expires 2020-01-01 | expired
 keys add x --keys keys.json --expires 0d | expired
 keys add x --keys keys.json --expires 9999-12-31 | --expires
 keys add x --keys keys.json --ids-per-second -1 | limits
-keys add x --keys keys.json --asks-per-second nan | limits
+keys add x --keys keys.json --consults-per-second nan | limits
 keys add a\x1b[2J --keys keys.json | printable
 keys add {"a" * 65} --keys keys.json | 64
 keys add laptop --keys keys.json | already
@@ -144,8 +144,8 @@ serve --certificate c.pem --private-key k.pem | c.pem
 serve --connections 100000000 | --connections
 serve --connections 0 | --connections
 serve --api-key k --host {"x" * 300} | xxx
-serve --keys none.json | make one with edgewise keys add
-serve --keys none.json --api-key k | --api-key or --keys
+serve --keys none.json | none.json
+serve --keys none.json --api-key k | --api-key
 serve --host 0.0.0.0 | --api-key
 serve --host :: | --api-key
 serve --host 0.0.0.0 --certificate c.pem --private-key k.pem | give --api-key, or --keys FILE
@@ -159,7 +159,7 @@ gateway --engine {NOWHERE} --engine-kind vllm | No engine is ready
 gateway --engine {NOWHERE} --engine-kind vlm | 'vlm'; did you mean 'vllm'?
 gateway --engine bundled --limits memory | --keys
 gateway --engine bundled --keys keys.json --limits http://:s3cret@host | http://
-gateway --engine bundled --keys keys.json --limits redis://:s3cret@host:port | Redis
+gateway --engine bundled --keys keys.json --limits redis://:s3cret@host:port | redis://
 gateway --engine bundled --keys keys.json --limits none/limits | none/limits
 gateway --engine bundled --keys keys.json --limits keys.json | keys.json
 """
@@ -171,7 +171,7 @@ eval pocketqa --cloud-share 0 | between 0 and 1
 eval pocketqa --cloud none | name one (--cloud)
 eval pocketqa --router nope | There is no router 'nope'
 eval pocketqa --router ./entropy --router entropy | no router './entropy'
-eval mine.jsonl --calibration 5 | leave none beside
+eval mine.jsonl --calibration 5 | calibration
 eval mine.jsonl --calibration 1 --csv no/x.csv | cannot be written
 train pocketqa --out r --inputs logits | --inputs can be hidden
 train pocketqa --out r --hidden -1 | --hidden 0 or more
@@ -181,7 +181,7 @@ train pocketqa --out r --label mismatch --rounds 2 | label 'mismatch' takes no r
 train pocketqa --out r --rounds 1 | label 'value' takes no rounds
 train pocketqa --out r --judge cloud | label 'value' takes no judge
 train pocketqa --out r --label r2r --judge coin | no judge 'coin'; it is cloud or outcome
-train pocketqa --out r --label r2r --limit 3 | is not a judge
+train pocketqa --out r --label r2r --limit 3 | judge
 train pocketqa --out r --label magic | no label 'magic'
 train pocketqa --out r --kind magic | no router 'magic'
 train pocketqa --out r --kind entropy | cannot be trained
@@ -202,7 +202,7 @@ bench link --round-trip -1 | --round-trip
 bench link --cloud-share 2 | cloud-share
 bench link --pace missing.gguf | missing.gguf
 bench link --loss 0.9 | --loss
-bench frontier --cloud {bundled("cloud")} --round-trip 5 | No link leads to
+bench frontier --cloud {bundled("cloud")} --round-trip 5 | round trip
 bench frontier --larger-edge missing.gguf | missing.gguf
 bench frontier --cloud {OTHER} | one vocabulary
 bench frontier nothing | no task
@@ -335,13 +335,13 @@ def test_a_folders_file_that_names_code_is_told_how_to_name_it(
     refused = edgewise("run", "Hello")
     assert_one_sentence(refused, "edgewise.toml", "--router")
     monkeypatch.setenv("EDGEWISE_ROUTER", "./own.py:Own")
-    assert "runs code" not in edgewise("run", "Hello").err
+    assert "code" not in edgewise("run", "Hello").err
     assert mark.exists()
 
 
 def test_a_folders_file_says_where_text_goes(edgewise: Edgewise, tmp_path: Path) -> None:
     (tmp_path / "edgewise.toml").write_text("cloud = 'http://127.0.0.1:9'\n")
-    told = "edgewise.toml names the cloud: http://127.0.0.1:9\n"
+    told = "edgewise.toml sets the cloud: http://127.0.0.1:9\n"
     assert told in edgewise("run", "Hello").err
     assert told not in edgewise("run", "Hello", "--cloud", "none").err
 

@@ -172,9 +172,9 @@ def test_local_keeps_everything_from_there_on_here(edgewise: Edgewise, tmp_path:
         flags = ("--cloud", engine, "--cloud-share", "0.5", "--sent-file", "out.jsonl")
         result = edgewise("chat", *flags, stdin=lines.encode())
     assert result.code == 0, result.err
-    assert "/local takes nothing" in result.err
-    assert "nothing from here on leaves this device" in result.err
-    assert "this conversation is local" in result.err
+    assert "/local takes no text" in result.err
+    assert "nothing leaves this device" in result.err
+    assert "/mode cloud is not possible" in result.err
     saved = json.loads((tmp_path / "talk.json").read_text())
     marks = [message.get("local", False) for message in saved["messages"]]
     assert marks == [False, False, True, True, True, True]

@@ -40,7 +40,7 @@ def test_no_command_connects_to_another_host(
         done = edgewise(*command, *flags)
     assert came == []
     assert done.code == 2
-    assert "none of the hosts that are allowed (good.example)" in done.err
+    assert "(good.example)" in done.err
     assert "--cloud-hosts" in done.err
 
 
@@ -49,7 +49,7 @@ def test_doctor_says_what_to_do_and_connects_nowhere(edgewise: Edgewise) -> None
         done = edgewise("doctor", "--cloud", url, "--cloud-hosts", "good.example")
     assert came == []
     assert done.code != 0
-    assert "none of the hosts" in done.out
+    assert "good.example" in done.out
     assert "add its host (--cloud-hosts)" in done.out
 
 

@@ -72,7 +72,7 @@ def test_a_broken_file_ends_it_at_once(edgewise: Edgewise, state: Path) -> None:
     state.write_bytes(b"no database at all" * 50)
     done = edgewise("run", QUESTION, *PRICE, "--max-cost-day", "1")
     assert (done.code, done.out) == (2, "")
-    assert "spent today cannot be kept" in done.err
+    assert "budget file" in done.err
     assert "(--max-cost-day)" in done.err
     # Without a limit for the day it is said, and the answer stands.
     assert edgewise("run", QUESTION, *PRICE, "--max-tokens", "4").code == 0

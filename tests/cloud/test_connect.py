@@ -120,14 +120,14 @@ def test_an_unknown_api_is_asked_by_text_as_it_likes(
 @pytest.mark.parametrize(
     ("habit", "why"),
     [
-        ("restart", "begins an answer anew"),
-        ("refuse", "does not take the beginning"),
-        ("strip", "drops the blank"),
+        ("restart", "restarts"),
+        ("refuse", "does not accept"),
+        ("strip", "leading space"),
     ],
 )
 def test_one_that_goes_on_in_no_dialect_is_one_sentence(habit: Habit, why: str) -> None:
     with closing(ScriptedText(habit=habit)) as server:
-        with pytest.raises(CloudRejected, match="in no dialect") as refused:
+        with pytest.raises(CloudRejected, match="dialect") as refused:
             connect(server.url, EDGE)
         assert why in refused.value.message
         assert "chat" in refused.value.message
@@ -163,7 +163,7 @@ def test_a_tokenizer_is_used_or_refused() -> None:
             connect(server.url, EDGE, engine="chat", own=own)
         assert refused.value.setting == "cloud_tokenizer"
         assert server.requests == []
-        with pytest.raises(CloudRejected, match=r"in no dialect .*\(completions: "):
+        with pytest.raises(CloudRejected, match=r"\(completions: "):
             connect(server.url, EDGE, own=own)
 
 

@@ -52,7 +52,7 @@ def test_what_is_not_is_refused(url: str) -> None:
     with pytest.raises(UsageError) as refused:
         require_allowed(url, hosts_of("good.example:80"))
     assert refused.value.setting == "cloud_hosts"
-    assert "none of the hosts that are allowed (good.example:80)" in refused.value.message
+    assert "(good.example:80)" in refused.value.message
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_list_that_is_none_is_refused(listed: str) -> None:
 def test_a_pair_connects_to_no_other_host() -> None:
     with visited() as (url, came):
         for engine in ("auto", "llama-server", "vllm", "sglang", "gateway"):
-            with pytest.raises(UsageError, match="none of the hosts that are allowed"):
+            with pytest.raises(UsageError, match=r"a\.example"):
                 Pair(ScriptedEdge(noise()), cloud=url, cloud_engine=engine, cloud_hosts="a.example")
     assert came == []
 

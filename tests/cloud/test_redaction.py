@@ -222,7 +222,7 @@ def test_a_private_word_is_one_word() -> None:
     ],
 )
 def test_half_a_private_word_is_not_sent(end: str) -> None:
-    with pytest.raises(Blocked, match="half a private word") as held:
+    with pytest.raises(Blocked) as held:
         context(ASKED).answer(end)
     assert held.value.open
 

@@ -126,7 +126,7 @@ def test_one_that_does_not_echo_any_more_is_refused() -> None:
         assert cloud.capabilities.echoes
         assert wording(ask(cloud, "one")) == " two"
         engine.echoes = False
-        with pytest.raises(CloudProtocolError, match="did not begin its reply"):
+        with pytest.raises(CloudProtocolError):
             ask(cloud, "one two")
 
 
@@ -164,7 +164,7 @@ def test_one_that_was_gone_may_come_back_as_another() -> None:
             ask(cloud, "one")
         engine.described, engine.restarts = Described("a third"), True
         for _ in range(2):
-            with pytest.raises(CloudRejected, match="begins an answer anew"):
+            with pytest.raises(CloudRejected, match="restarts"):
                 ask(cloud, "one")
 
 
@@ -317,7 +317,7 @@ def found(engine: TextDouble) -> Capabilities:
 @pytest.mark.parametrize("echoes", [False, True])
 def test_what_becomes_of_blanks(echoes: bool, trims: bool) -> None:
     assert found(TextDouble(echoes=echoes, trims=trims)) == Capabilities(echoes=echoes, trims=trims)
-    with pytest.raises(CloudRejected, match="drops the blank"):
+    with pytest.raises(CloudRejected, match="leading space"):
         found(TextDouble(echoes=echoes, trims=trims, strips=True))
 
 
@@ -342,7 +342,7 @@ def test_blanks_behind_that_are_not_taken_are_never_sent() -> None:
 )
 def test_one_that_begins_anew_is_refused(text: str, strips: bool) -> None:
     engine = TextDouble(writing(text), restarts=True, strips=strips)
-    with pytest.raises(CloudRejected, match=r"begins an answer anew .* it added"):
+    with pytest.raises(CloudRejected, match=r"restarts .* it added"):
         found(engine)
     assert len(engine.asked) <= 3
 
@@ -352,7 +352,7 @@ def test_one_that_takes_the_beginning_for_a_turn_of_its_own_is_refused() -> None
         begun = answer.split()
         return {"fo": "four five six", "sev": "seven eight nine ten"}.get(begun[-1], "ten")
 
-    with pytest.raises(CloudRejected, match="begins an answer anew"):
+    with pytest.raises(CloudRejected, match="restarts"):
         found(TextDouble(speaks))
 
 
@@ -373,7 +373,7 @@ def test_a_model_that_cannot_count_may_go_on_all_the_same(speaks: Speaks) -> Non
 
 def test_an_api_that_does_not_take_the_beginning_is_refused() -> None:
     engine = TextDouble(fault=lambda number: CloudRejected("declined (HTTP 400: 'last role')."))
-    with pytest.raises(CloudRejected, match=r"does not take the beginning .*last role"):
+    with pytest.raises(CloudRejected, match="last role"):
         found(engine)
     wrong = CloudRejected("no such model.", setting="cloud_model")
     with pytest.raises(CloudRejected, match=r"^no such model") as refused:
@@ -384,7 +384,7 @@ def test_an_api_that_does_not_take_the_beginning_is_refused() -> None:
 
 
 def test_an_echo_that_leaves_no_room_is_refused() -> None:
-    with pytest.raises(CloudRejected, match="begins an answer anew"):
+    with pytest.raises(CloudRejected, match="restarts"):
         found(TextDouble(always(""), echoes=True))
 
 

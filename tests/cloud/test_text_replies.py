@@ -280,7 +280,7 @@ def test_where_paths_begin_is_found(
         (Edited(lambda data: data.replace(b" four", b"\\ud800")), CloudProtocolError, "reply is"),
         (Edited(lambda data: data.replace(b" four", b"\xff")), CloudProtocolError, "reply is not"),
         (Edited(lambda data: data.replace(b" four", b"x" * 9000)), CloudProtocolError, "bytes for"),
-        (Edited(lambda data: data.replace(b" four", b"<think>")), CloudRejected, "thinks"),
+        (Edited(lambda data: data.replace(b" four", b"<think>")), CloudRejected, "reason"),
         (Edited(lambda data: b" " * (5 << 20)), CloudProtocolError, "more than"),
         (Wire([b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n{"]), CloudUnavailable, "reached"),
         ("reset", CloudUnavailable, "cannot be reached"),

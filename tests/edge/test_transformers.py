@@ -118,7 +118,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "another width": (lambda f: described(f, intermediate_size=80), "cannot load"),
     "cut": (shortened, "is truncated or damaged"),
     "no weights": (without("model.safetensors"), "There are no safetensors in"),
-    "pickles": (pickled, "weights in pickles are never read"),
+    "pickles": (pickled, "safetensors"),
     "no tokenizer": (without("tokenizer.json"), "There is no tokenizer.json"),
     "no config": (without("config.json"), "There is no config.json"),
     "an adapter": (adapter, "holds an adapter"),

@@ -22,7 +22,7 @@ def add(keys: Path) -> Callable[..., str]:
     """Adds a key without limits but those that are named; returns its secret."""
 
     def added(name: str = "laptop", **limits: float) -> str:
-        free = dict.fromkeys(("asks_per_second", "ids_per_second", "sessions"), 0)
+        free = dict.fromkeys(("consults_per_second", "ids_per_second", "sessions"), 0)
         return add_key(keys, name, **{**free, **limits})
 
     return added

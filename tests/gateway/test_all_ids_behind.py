@@ -106,7 +106,7 @@ def test_engines_that_differ_prove_nothing() -> None:
     with gateway([Late("one"), Late("two", "<other>")]) as running:
         how = told(running)
         assert "plain engine" in how
-        assert "differently" in how
+        assert "different vocabularies" in how
 
 
 class Tidy(Late):

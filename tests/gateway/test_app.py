@@ -142,7 +142,7 @@ def test_nobody_gets_in_without_a_key(
     assert "missing key" in told.out
     assert "wrong key" in told.out
     for counted in (
-        'asks_total{outcome="answered"} 1.0',
+        'consults_total{outcome="answered"} 1.0',
         'cloud_tokens_total{key="device"} 1.0',
         'opens_total{outcome="new"} 1.0',
     ):

@@ -39,7 +39,7 @@ def test_a_bug_is_logged_whole_and_answered_at_once(bug: BaseException, told: To
         engine.act = letters
         assert client.ask(2, 0, [1], 2)[2] == [97, 97]
         counted = running.metrics()
-    assert 'asks_total{outcome="unavailable"} 1.0' in counted
+    assert 'consults_total{outcome="unavailable"} 1.0' in counted
     assert "device left" not in counted
     (line,) = [line for line in told if line["log_level"] == "error"]
     assert type(bug).__name__ in line["exception"]
@@ -67,7 +67,7 @@ def test_a_device_that_left_is_no_failure_of_the_engine(engine: ScriptedEngine, 
             until(lambda: engine.running)
         until(lambda: not running.gateway.connections)
         counted = running.metrics()
-    assert 'asks_total{outcome="cancelled"} 1.0' in counted
+    assert 'consults_total{outcome="cancelled"} 1.0' in counted
     assert not [line for line in told if line["log_level"] in ("error", "warning")]
 
 
@@ -94,7 +94,7 @@ def test_a_device_hears_the_kind_of_an_engines_failure_and_nothing_it_says(
     assert "secret" not in str(raised.value)
     assert raised.value.request_id == "req-7"
     assert "(request req-7)" in str(raised.value)
-    assert f'asks_total{{outcome="{reason}"}} 1.0' in counted
+    assert f'consults_total{{outcome="{reason}"}} 1.0' in counted
     (line,) = [line for line in told if line["event"] == "consult failed"]
     assert (line["reason"], line["engine_request_id"]) == (reason, "req-7")
     assert "secret" not in json.dumps(line)

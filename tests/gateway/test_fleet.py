@@ -69,7 +69,7 @@ class Silent(PlainEngine):
 
 @pytest.mark.parametrize(
     ("second", "problem"),
-    [("another", "another vocabulary"), ("silent", "nothing proves"), ("gone", "gone")],
+    [("another", "another vocabulary"), ("silent", "tokenizer"), ("gone", "gone")],
 )
 async def test_what_is_no_fleet(second: str, problem: str) -> None:
     """Two vocabularies, none that is told, no engine that is up."""

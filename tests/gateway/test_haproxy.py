@@ -73,7 +73,7 @@ def address(engine: str, folder: Path) -> Iterator[Address]:
     pem = folder / "edgewise.pem"
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(pem))
     keys = folder / "keys.json"
-    secret = add_key(keys, "devices", asks_per_second=0, tokens_per_day=0, sessions=0)
+    secret = add_key(keys, "devices", consults_per_second=0, tokens_per_day=0, sessions=0)
     port, numbers = lasting_port(), lasting_port()
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         trusted = folder / "authority.pem"

@@ -18,7 +18,7 @@ from tests.gateway.conftest import Told
 
 
 def add(path: Path, name: str = "laptop", **limits: Any) -> str:
-    asked = {"asks_per_second": 50.0, "tokens_per_day": 0, "sessions": 16, **limits}
+    asked = {"consults_per_second": 50.0, "tokens_per_day": 0, "sessions": 16, **limits}
     return add_key(path, name, **asked)
 
 
@@ -72,10 +72,10 @@ def test_new_limits_hold_for_who_is_here_already(path: Path) -> None:
     held = Keys(path)
     key = held.find(secret)
     assert key is not None
-    edit(path, asks_per_second=3)
+    edit(path, consults_per_second=3)
     now = held.current(key)
     assert now is not None
-    assert now.asks_per_second == 3
+    assert now.consults_per_second == 3
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff", b'{"format": 1, "keys": [{}]}', None])
@@ -174,7 +174,7 @@ from edgewise.keys.keys import add_key
 for number in range(8):
     add_key(
         Path(sys.argv[1]), f"{sys.argv[2]} {number}",
-        asks_per_second=1, tokens_per_day=1, sessions=1,
+        consults_per_second=1, tokens_per_day=1, sessions=1,
     )
 """
 
@@ -213,7 +213,7 @@ GOOD = {"name": "a", "sha256": HASH, "created": "2026-01-01"}
 BAD_KEYS: dict[str, Any] = {
     "two of a name": [GOOD, GOOD],
     "a limit that is no limit": [{**GOOD, "tokens_per_days": 5}],
-    "an endless limit": [{**GOOD, "asks_per_second": 1e300}],
+    "an endless limit": [{**GOOD, "consults_per_second": 1e300}],
     "a hash of other letters": [{**GOOD, "sha256": "\u00e9" * 64}],
     "no hash": [{**GOOD, "sha256": ""}],
     "a name that moves the cursor": [{**GOOD, "name": "a\x1b[2J"}],
@@ -225,14 +225,14 @@ BAD_KEYS: dict[str, Any] = {
 @pytest.mark.parametrize("name", BAD_KEYS)
 def test_bad_keys_are_a_sentence(path: Path, name: str) -> None:
     path.write_bytes(msgspec.json.encode({"format": 1, "keys": BAD_KEYS[name]}))
-    with pytest.raises(UsageError, match="file of keys"):
+    with pytest.raises(UsageError, match=r"keys\.json"):
         Keys(path)
 
 
 @pytest.mark.parametrize("make", [lambda path: None, os.mkfifo, os.mkdir])
 def test_what_is_no_file_is_not_read(path: Path, make: Callable[[Path], None]) -> None:
     make(path)
-    with pytest.raises(UsageError, match="file of keys"):
+    with pytest.raises(UsageError, match=r"keys\.json"):
         Keys(path)
 
 

@@ -43,7 +43,7 @@ NOON = 20_000.5 * DAY_SECONDS
 
 
 def key(name: str = "k", **limits: float) -> Key:
-    without: dict[str, Any] = {"asks_per_second": 0.0, "ids_per_second": 0.0}
+    without: dict[str, Any] = {"consults_per_second": 0.0, "ids_per_second": 0.0}
     return Key(name=name, sha256="", created="", **{**without, **limits})
 
 
@@ -139,7 +139,7 @@ async def waits(limits: KeyLimits, limited: Key, n: int = 0) -> float:
 
 
 async def test_a_rate_is_held(clock: Clock) -> None:
-    limited = key(asks_per_second=5.0)
+    limited = key(consults_per_second=5.0)
     async with limits_in(SqliteLimits(None), clock) as limits:
         at_once = [await waits(limits, limited) for _ in range(15)]
         assert at_once == [0.0] * 10 + [pytest.approx(0.2, abs=0.001)] * 5

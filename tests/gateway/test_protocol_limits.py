@@ -36,7 +36,7 @@ def rows(table: str) -> dict[str, list[str]]:
     return {first: rest for first, *rest in cells if first not in ("event", "---|---")}
 
 
-LIMITS = ("asks_per_second", "ids_per_second", "tokens_per_day", "sessions")
+LIMITS = ("consults_per_second", "ids_per_second", "tokens_per_day", "sessions")
 
 
 class Site:
@@ -152,7 +152,7 @@ def failing(problem: Exception) -> dict[str, Any]:
 ASKS: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
     "more than 8 consults of the session wait": ({"waiting": 9}, [[9, 0, [72]]]),
     "the key exceeds its consults a second (two seconds' worth may be saved up)": (
-        {"asks_per_second": 0.5},
+        {"consults_per_second": 0.5},
         [[0, 0, [72]], [1, 0, [72]]],
     ),
     "the key exceeds its ids a second, sent or computed for it "

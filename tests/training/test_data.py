@@ -42,7 +42,7 @@ def test_rows_hold_the_inputs_asked_for() -> None:
 
 def test_labels_of_other_texts() -> None:
     marked = {str(i): [0.0, 1.0] for i in range(4)}
-    with pytest.raises(UsageError, match="other texts"):
+    with pytest.raises(UsageError, match="labels"):
         data_of(columns(), marked, answered(), inputs=INPUTS, top_k=3, embeddings=None)
 
 

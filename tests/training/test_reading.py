@@ -50,7 +50,7 @@ def test_what_was_read_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_tells_no_candidates(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="how likely") as caught:
+    with pytest.raises(UsageError, match="log-probs") as caught:
         reading(TEXTS, ScriptedCloud(noise()), tmp_path)
     assert caught.value.setting == "label"
 

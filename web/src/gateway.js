@@ -83,7 +83,7 @@ export class Gateway {
    * @param {number[]} ids @param {{n?: number, deadline: number, signal?: AbortSignal}} options seconds
    */
   async ask(ids, { n = 1, deadline, signal }) {
-    if (!ids.length) throw new CloudError("rejected", "A consult needs at least one id before it.");
+    if (!ids.length) throw new CloudError("rejected", "A consult needs at least one token id.");
     this.#prefetched = [...ids];
     const end = this.#now() + deadline;
     const given = { up: false, ask: null, waiting: null };
@@ -161,7 +161,7 @@ export class Gateway {
         pause = Math.min(2 * pause, LONGEST_PAUSE);
       }
     }
-    throw protocolError("The gateway does not keep what it is sent.");
+    throw protocolError("The gateway keeps losing the session's prefix.");
   }
 
   async #reply(ids, n, end, given) {

@@ -136,7 +136,7 @@ class Conversation:
         else:
             render.out.print()
             why = "ended, since the answer repeats itself" if repeats else "interrupted"
-            render.note(f"{why}; what was said is kept{self._cost()}")
+            render.note(f"{why}; the text so far is kept{self._cost()}")
 
     def _sampling(self) -> Sampling | None:
         """How to draw; None for the settings' own way."""
@@ -203,13 +203,13 @@ class Conversation:
         if self._pair.cloud is None:
             raise UsageError(f"{command} needs a cloud model; start with --cloud.")
         if self._local:
-            raise UsageError(f"{command} cannot be: this conversation is local; /new ends it.")
+            raise UsageError(f"{command} is not possible: the conversation is local; /new ends it.")
 
     def _stay(self, text: str) -> None:
         if text:
-            raise UsageError("/local takes nothing; /new begins a conversation that may be sent.")
+            raise UsageError("/local takes no text; /new starts a conversation that may be sent.")
         self._local = True
-        render.note("nothing from here on leaves this device; /new ends that")
+        render.note("from now on nothing leaves this device; /new ends that")
 
     def _why(self, _: str) -> None:
         if not self.turns:

@@ -31,15 +31,15 @@ Engines = Annotated[
         metavar="URL", help="An engine's URL, or bundled; repeat it for replicas of one model."
     ),
 ]
-EngineKind = Annotated[str, typer.Option(help="The engines' kind, such as vllm; auto finds out.")]
-SessionIds = Annotated[int, typer.Option(min=1, help="Token ids held by all sessions, at most.")]
-Idle = Annotated[float, typer.Option(min=0, help="Seconds that a session waits for its device.")]
+EngineKind = Annotated[str, typer.Option(help="Engine type, such as vllm; auto: detect it.")]
+SessionIds = Annotated[int, typer.Option(min=1, help="Maximum token ids of all sessions.")]
+Idle = Annotated[float, typer.Option(min=0, help="Seconds a session is kept after a disconnect.")]
 Queue = Annotated[
     int, typer.Option(min=0, help="Consults that may wait for an engine; more are refused.")
 ]
 Origin = Annotated[
     list[str] | None,
-    typer.Option(metavar="ORIGIN", help="Let pages of this origin in, too; repeatable."),
+    typer.Option(metavar="ORIGIN", help="Allowed origin of web pages; repeatable."),
 ]
 PageFlag = Annotated[
     bool, typer.Option("--page", help="Serve a page that decodes in the browser, at /page/.")
@@ -48,7 +48,7 @@ PageModelAddress = Annotated[
     str | None,
     typer.Option(help="The page's edge model: bundled (default), smollm2, a GGUF file, ..."),
 ]
-LogLevel = Annotated[Level, typer.Option(help="What is logged: debug, info, warning or error.")]
+LogLevel = Annotated[Level, typer.Option(help="Log level.")]
 
 
 # It has no settings of a device: clients are named by keys, engines by addresses.
@@ -57,7 +57,7 @@ def gateway(
     chosen: Settings,
     engine: Engines = None,
     engine_kind: EngineKind = "auto",
-    keys: Annotated[Path | None, typer.Option(help="File of keys; see keys add.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="Key file; see keys add.")] = None,
     limits: Limits = None,
     host: flags.Host = "127.0.0.1",
     port: flags.Port = 8400,
@@ -68,10 +68,10 @@ def gateway(
     page_model: PageModelAddress = None,
     connections: flags.Connections = None,
     log_level: LogLevel = "info",
-    sessions: Annotated[int, typer.Option(min=1, help="Sessions held at most.")] = 20_000,
+    sessions: Annotated[int, typer.Option(min=1, help="Maximum sessions.")] = 20_000,
     session_ids: SessionIds = 20_000_000,
     idle: Idle = 300.0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Consults at one engine at a time.")] = 64,
+    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent consults per engine.")] = 64,
     queue: Queue = 256,
 ) -> None:
     """Serve many devices in front of your engines: gateway --engine URL --keys FILE."""
@@ -156,7 +156,7 @@ def _named_origin(origin: str) -> str:
 
     if origin == ANY:
         raise UsageError(
-            "Pages of every origin would be let in", hint="name each origin", setting="origin"
+            "* would allow pages of every origin", hint="name each origin", setting="origin"
         )
     return require_origin(origin, setting="origin")
 
@@ -164,7 +164,7 @@ def _named_origin(origin: str) -> str:
 def model_of_page(address: str | None, *, page: bool) -> "PageModel | None":
     """The model at `address`, loaded once to read its vocabulary. Raises `UsageError`."""
     if address is not None and not page:
-        raise UsageError("--page-model is for a gateway that serves a page; give --page.")
+        raise UsageError("--page-model needs --page; give both.")
     if not page:
         return None
     from edgewise.addresses import resolve

@@ -18,12 +18,12 @@ keys = typer.Typer(
     help="Add, list and revoke keys. To replace one, add a second and revoke the first.",
 )
 
-File = Annotated[Path, typer.Option("--keys", help="File of keys.")]
-Name = Annotated[str, typer.Argument(help="Whose key.")]
+File = Annotated[Path, typer.Option("--keys", help="Key file.")]
+Name = Annotated[str, typer.Argument(help="Name of the key.")]
 Limits = Annotated[
     str | None,
     typer.Option(
-        help="What keys use is kept in this file, redis://... or memory; default: beside the keys."
+        help="Where key usage is stored: file, redis://... or memory; default: beside --keys."
     ),
 ]
 
@@ -32,28 +32,30 @@ _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
 @keys.command("add")
 def add(
-    name: Annotated[str, typer.Argument(help="Whose key it is; shown in metrics and logs.")],
+    name: Annotated[str, typer.Argument(help="Name of the key, shown in metrics and logs.")],
     file: File,
-    asks_per_second: Annotated[
-        float, typer.Option(help="Consults, of a server requests, a second; 0: no limit.")
+    consults_per_second: Annotated[
+        float, typer.Option(help="Consults (gateway) or requests (serve) per second; 0: no limit.")
     ] = 50.0,
     ids_per_second: Annotated[
-        float, typer.Option(help="Token ids a second, sent or computed; 0: no limit.")
+        float, typer.Option(help="Token ids per second, sent or computed; 0: no limit.")
     ] = 20_000.0,
-    tokens_per_day: Annotated[int, typer.Option(help="Cloud tokens a day (UTC); 0: no limit.")] = 0,
+    tokens_per_day: Annotated[int, typer.Option(help="Cloud tokens per UTC day; 0: no limit.")] = 0,
     sessions: Annotated[
         int,
-        typer.Option(help="Devices at a time, of a server answers, at each of them; 0: no limit."),
+        typer.Option(
+            help="Sessions (gateway) or answers (serve) at once, per process; 0: no limit."
+        ),
     ] = 16,
     expires: Annotated[
-        str | None, typer.Option(help="Its last day (2027-01-31, UTC), or for how long (90d, 12h).")
+        str | None, typer.Option(help="Last valid day (2027-01-31, UTC), or a duration (90d, 12h).")
     ] = None,
 ) -> None:
     """Make a key, print it once, keep its hash."""
     secret = add_key(
         file,
         name,
-        asks_per_second=asks_per_second,
+        consults_per_second=consults_per_second,
         ids_per_second=ids_per_second,
         tokens_per_day=tokens_per_day,
         sessions=sessions,
@@ -61,19 +63,19 @@ def add(
     )
     print(secret)
     render.note(
-        "A device needs it as EDGEWISE_CLOUD_KEY, a server's client as its API key; it cannot be "
+        "A device sets it as EDGEWISE_CLOUD_KEY, a client of serve as its API key; it cannot be "
         "shown again."
     )
 
 
 @keys.command("list")
 def list_keys(file: File) -> None:
-    """Names, limits and dates; never the keys."""
-    columns = ("name", "created", "expires", "asks/s", "ids/s", "tokens/day", "sessions")
+    """Show names, limits and dates, never the keys."""
+    columns = ("name", "created", "expires", "consults/s", "ids/s", "tokens/day", "sessions")
     table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     now = datetime.now(UTC)
     for key in read_keys(file):
-        limits = (key.asks_per_second, key.ids_per_second, key.tokens_per_day, key.sessions)
+        limits = (key.consults_per_second, key.ids_per_second, key.tokens_per_day, key.sessions)
         shown = (f"{limit:,.10g}" if limit else "no limit" for limit in limits)
         table.add_row(render.printable(key.name), key.created, _expiry(key, now), *shown)
     render.show(table)
@@ -101,7 +103,7 @@ def _end(given: str) -> datetime:
     parts = re.fullmatch(r"([0-9]{1,6})([dhm])", given)
     if parts is None:
         raise UsageError(
-            f"--expires {given!r} is not understood; give a day such as 2027-01-31, or a time such "
+            f"--expires {given!r} is not valid; give a day such as 2027-01-31, or a duration such "
             "as 90d or 12h."
         )
     return datetime.now(UTC) + timedelta(**{_UNITS[parts[2]]: int(parts[1])})

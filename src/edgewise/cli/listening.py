@@ -28,7 +28,7 @@ Connections = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Connections at most; default 10000, or as many as the limit on open files allows.",
+        help="Maximum connections; default: 10000, or what the open-file limit allows.",
     ),
 ]
 
@@ -67,13 +67,13 @@ def listening_at(
 def require_guarded(host: str, keys: Path | None, key: str | None = None, *, ways: str) -> None:
     """Raise `UsageError` where anybody could come, or the file of keys is not there."""
     if keys is not None and key is not None:
-        raise UsageError("Clients show the one key or one of a file's; give --api-key or --keys.")
+        raise UsageError("--api-key and --keys exclude each other; give one.")
     if keys is None and not key and not is_loopback(host):
         raise UsageError(
-            f"Without a key anybody who reaches {host} could use the models; give {ways}."
+            f"Without a key anyone who can reach {host} could use the models; give {ways}."
         )
     if keys is not None and not keys.exists():
-        raise UsageError(f"There is no file {str(keys)!r}; make one with edgewise keys add.")
+        raise UsageError(f"There is no key file {str(keys)!r}; create it with edgewise keys add.")
 
 
 def require_extra(extra: str, *modules: str) -> None:

@@ -49,7 +49,7 @@ def list_models(json: options.Json = False) -> None:
         address, place = render.printable(one.address), render.printable(str(one.path))
         table.add_row(address, decimal(one.size), numbers.get(of or "", ""), place)
     render.show(table)
-    render.note("two models with one vocabulary number share token ids; hf cache rm removes one")
+    render.note("models with the same vocabulary number share token ids; hf cache rm removes one")
 
 
 @models.command()

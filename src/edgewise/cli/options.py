@@ -26,14 +26,14 @@ System = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.", rich_help_panel=OUTPUT)]
 
 Stats = Annotated[
-    bool, typer.Option("--stats", help="Say all that was counted.", rich_help_panel=OUTPUT)
+    bool, typer.Option("--stats", help="Print consults, tokens and speed.", rich_help_panel=OUTPUT)
 ]
 
 SentFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Write each message to the cloud there first.",
+        help="Log each message here before it is sent.",
         rich_help_panel="Privacy",
     ),
 ]
@@ -150,18 +150,18 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}
     barred = {
-        "trust": "says who sees what is local",
-        "edge_hosts": "says which hosts prompts may go to",
+        "trust": "it controls where local text may go",
+        "edge_hosts": "it allows hosts for prompts",
     }
     if "router" in of_file and chosen.router:
         from edgewise.routers.named import runs_code
 
         if runs_code(chosen.router):
-            barred["router"] = "runs code"
+            barred["router"] = f"{chosen.router!r} would run code"
     for name in barred.keys() & of_file.keys():
         raise UsageError(
-            f"{settings.spelled(name)} in {of_file[name]} {barred[name]}, which a file may not",
-            hint=f"name it with --{settings.spelled(name)} or {settings.variable(name)}",
+            f"{settings.spelled(name)} cannot be set in {of_file[name]} ({barred[name]})",
+            hint=f"set it with --{settings.spelled(name)} or {settings.variable(name)}",
         )
     clouds = [("cloud", address) for address in each(chosen.cloud or "")]
     for role, address in (*clouds, ("edge", chosen.edge)):
@@ -175,13 +175,13 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
         file, key, flag = of_file[role], settings.spelled(f"{role}_key"), f"--{role}"
         if (whose := places.get(f"{role}_key", file)) != file:
             raise UsageError(
-                f"{file} names the {role} {address!r}, and a file may not say where the {key} of "
-                f"{whose} goes",
-                hint=f"name the {role} with {flag} or {settings.variable(role)}, or put its own "
+                f"{file} sets the {role} {address!r}, but the {key} comes from {whose}; a file "
+                "must not redirect another source's key",
+                hint=f"set the {role} with {flag} or {settings.variable(role)}, or put its own "
                 f"{key} into that file",
             )
-        called = "cloud" if role == "cloud" else "edge model's server"
-        render.note(f"{file} names the {called}: {address}")
+        called = "cloud" if role == "cloud" else "edge server"
+        render.note(f"{file} sets the {called}: {address}")
 
 
 def _first(given: object) -> object:

@@ -111,9 +111,9 @@ def painted(events: Iterable[Event]) -> Iterator[Event]:
         elif isinstance(event, Finished):
             _write(event.text + "\n", Style())
             if problem and event.usage.alone:
-                warn(f"the cloud helped nowhere, the edge model wrote all of it: {problem}")
+                warn(f"every consult failed, so the edge model wrote the whole answer: {problem}")
             elif problem:
-                note(f"the edge model stood in: {problem}")
+                note(f"a consult failed, so the edge model continued: {problem}")
         elif isinstance(event, Consult):
             problem = problem or event.message
         yield event

@@ -72,7 +72,7 @@ def run(
     edgewise run "..." --edge small.gguf --cloud http://localhost:8080
     """
     if no_template and system:
-        raise UsageError("--no-template leaves no place for --system; drop one of them.")
+        raise UsageError("--no-template and --system exclude each other; give one.")
     require_text("The system message", system or "")
     schema = _schema(json_schema) if json_schema else None
     text = _read(prompt)

@@ -19,7 +19,7 @@ ApiKey = Annotated[
     typer.Option(
         envvar="EDGEWISE_API_KEY",
         show_envvar=False,
-        help="Key that clients need; better in EDGEWISE_API_KEY.",
+        help="API key of clients; better set as EDGEWISE_API_KEY.",
     ),
 ]
 
@@ -30,18 +30,16 @@ OPEN_FILES = 64
 @takes(*ANSWERING, reads=["cloud_key", "edge_key"])
 def serve(
     chosen: Settings,
-    slots: Annotated[
-        int, typer.Option(min=1, max=256, help="Answers that are written at a time.")
-    ] = 4,
-    queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more get a 429.")] = 32,
+    slots: Annotated[int, typer.Option(min=1, max=256, help="Answers decoded concurrently.")] = 4,
+    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get a 429.")] = 32,
     host: flags.Host = LOOPBACK[0],
     port: flags.Port = 8300,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="ORIGIN", help="Origin of another page that may ask; repeatable."),
+        typer.Option(metavar="ORIGIN", help="Allowed CORS origin; repeatable."),
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(help="File of clients' keys, instead of one; see keys add.")
+        Path | None, typer.Option(help="Key file, one key per client; excludes --api-key.")
     ] = None,
     api_key: ApiKey = None,
     certificate: flags.Certificate = None,
@@ -51,8 +49,8 @@ def serve(
 ) -> None:
     """Serve OpenAI's API and a chat page: model ids edgewise, edgewise@0.05, edgewise:edge|cloud.
 
-    edgewise:t0.3 asks by a fixed threshold, so that answers are reproducible. What a request
-    leaves out is as the flags say.
+    edgewise:t0.3 sets a fixed threshold (reproducible answers). The flags are the defaults of a
+    request.
     """
     flags.require_guarded(host, keys, api_key, ways="--api-key, or --keys FILE")
     flags.require_extra("serve", "fastapi", "sse_starlette", "structlog", "uvicorn", "websockets")

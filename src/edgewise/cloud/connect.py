@@ -132,8 +132,8 @@ def _by_any_text(
             return cloud
     listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in faults.items())
     raise CloudRejected(
-        f"{url!r} continues a started answer in no dialect that Edgewise knows ({listed})",
-        hint="choose another model or provider, or name the cloud's tokenizer: it is asked by "
-        f"completions then, and {', '.join(BY_IDS)} by ids",
+        f"{url!r} continues a started answer in no known dialect ({listed})",
+        hint="choose another model or provider, or name the cloud's tokenizer, for completions by "
+        f"text ({', '.join(BY_IDS)}: by ids)",
         setting="cloud_tokenizer",
     ) from unknown

@@ -86,7 +86,7 @@ class IoThread:
             if task.cancelling():
                 raise
             # Its owner did not give it up: something on the way did.
-            raise CloudUnavailable(f"The call to {self._name!r} was broken off.") from error
+            raise CloudUnavailable(f"The call to {self._name!r} was interrupted.") from error
 
     async def _end(self, last: Coroutine[Any, Any, None]) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -129,8 +129,8 @@ class RemoteCloud(CloudModel):
         if empty := self._nothing.intersection(completion.ids):
             # To the engine it does stand for something: where ids were not all compared.
             raise CloudProtocolError(
-                f"{self.name!r} wrote the id {min(empty)}, which stands for nothing to the edge "
-                "model",
+                f"{self.name!r} returned id {min(empty)}, which the edge vocabulary does not "
+                "define",
                 hint="choose two models of one family, or name its own tokenizer",
                 setting="cloud_tokenizer",
             )
@@ -171,7 +171,7 @@ class EngineCloud(RemoteCloud):
         """One consult: the whole prefix goes, the engine's prefix cache does the reuse."""
         ids, n = request.ids, request.n
         if not ids:
-            raise CloudRejected("A consult needs at least one id before it.")
+            raise CloudRejected("A consult needs at least one token id.")
         complete = self.engine.complete if self._check is None else self._check.complete
         return self.checked(await complete(ids, n, request.sampling, client), n, len(ids))
 

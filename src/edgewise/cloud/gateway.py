@@ -135,8 +135,8 @@ class GatewayCloud(RemoteCloud):
             return
         if await self._text.detokenize(watched.ids) != watched.text:
             raise OtherVocabulary(
-                f"The gateway at {self.name!r} writes other text for the same ids than before",
-                hint="start again",
+                f"The gateway at {self.name!r} now decodes the same ids to another text",
+                hint="restart",
             )
         self._compared = time.monotonic()
 

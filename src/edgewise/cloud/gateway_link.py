@@ -141,7 +141,7 @@ class GatewayLink:
                 )
             self._ledger.put(0, [])
             forgotten += 1
-        raise CloudProtocolError(f"{self._name!r} does not keep what it is sent.")
+        raise CloudProtocolError(f"The gateway {self._name!r} keeps losing the session's prefix.")
 
     async def prefetch(self, ids: list[int], sent: Sent) -> None:
         """Send what the gateway does not hold; raises a `CloudError`."""
@@ -183,10 +183,10 @@ class GatewayLink:
             message = await socket.receive(OPEN_SECONDS)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise CloudUnavailable(
-                f"{self._name!r} broke off while the session was opened", hint="try again"
+                f"{self._name!r} disconnected while the session was opened", hint="try again"
             ) from error
         if message.type is not aiohttp.WSMsgType.BINARY:
-            raise CloudUnavailable(f"{self._name!r} hung up on a new session", hint="try again")
+            raise CloudUnavailable(f"{self._name!r} closed a new session", hint="try again")
         frame = from_gateway(message.data)
         if isinstance(frame, Failed):
             raise self._refusal(frame)

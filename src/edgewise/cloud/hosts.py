@@ -55,8 +55,8 @@ def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
     """Raises `UsageError` for a cloud elsewhere; nothing is connected to."""
     if hosts is not None and not is_at(url, hosts):
         raise UsageError(
-            f"The cloud {url!r} is at none of the hosts that are allowed "
-            f"({', '.join(map(str, hosts))}), so nothing is sent there",
+            f"The cloud {url!r} is not at an allowed host ({', '.join(map(str, hosts))}), so "
+            "nothing is sent there",
             hint="name another cloud, or add its host",
             setting="cloud_hosts",
         )
@@ -78,14 +78,13 @@ def require_near(url: str, hosts: Sequence[Host] | None) -> None:
     parts = urlsplit(url) if host is not None else None
     if parts is None or host is None or "@" in parts.netloc or parts.query or parts.fragment:
         raise AddressError(
-            "The address of the edge model's server is not a plain http:// or https:// URL",
+            "The address of the edge server is not a plain http:// or https:// URL",
             hint="give http://127.0.0.1:PORT, and a key as EDGEWISE_EDGE_KEY",
             setting="edge",
         )
     if not is_at(url, hosts or ()) and not _is_near(host.name):
         raise AddressError(
-            f"The edge model's server {url!r} is on no private network, and prompts would leave "
-            "yours",
+            f"The edge server {url!r} is not on a private network, so prompts would leave yours",
             hint=f"allow its host ({host.name})",
             setting="edge_hosts",
         )
@@ -133,7 +132,7 @@ def bearer(settings: Settings, setting: Literal["cloud_key", "edge_key"]) -> str
     key = settings.cloud_key if setting == "cloud_key" else settings.edge_key
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UsageError(
-            f"{spelled(setting)} has blanks, line breaks or characters that no key has",
+            f"{spelled(setting)} has spaces, line breaks or characters that no key has",
             hint="copy it again",
             setting=setting,
         )

@@ -158,6 +158,6 @@ class LocalSession(CloudSession):
     def _require_time(self, end: float) -> None:
         if self._closing.is_set() or self._cloud.closed:
             # Not a timeout: that would lengthen the deadlines of every other answer.
-            raise CloudUnavailable("It was closed before the cloud model had replied.")
+            raise CloudUnavailable("The cloud model was closed before it replied.")
         if time.monotonic() > end:
             raise CloudTimeout("The cloud model did not answer before the deadline.")

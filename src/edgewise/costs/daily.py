@@ -39,9 +39,9 @@ class DailyTotal:
             self._add(today(), "", Decimal(0), None)
         except (sqlite3.Error, OSError, InvalidOperation) as error:
             raise UsageError(
-                f"What was spent today cannot be kept in {str(self.path)!r} ({error}), so nothing "
-                "holds a limit for the day",
-                hint="mend or delete that file, or leave the limit out",
+                f"The daily budget file {str(self.path)!r} cannot be used ({error}), so "
+                "max-cost-day cannot be enforced",
+                hint="repair or delete it, or remove the limit",
                 setting="max_cost_day",
             ) from error
 
@@ -54,7 +54,7 @@ class DailyTotal:
             return self._add(day, currency, cost, most)
         except (sqlite3.Error, OSError, InvalidOperation) as error:
             if not self._warned:
-                _log.warning("what is spent is not kept in %r: %s", str(self.path), error)
+                _log.warning("costs cannot be stored in %r: %s", str(self.path), error)
             self._warned = True
             return False
 

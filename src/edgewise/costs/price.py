@@ -65,7 +65,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if price != round(price, _PLACES):
                 raise _wrong(f"The price of {name} tokens has more than six decimals")
         if self.cached > self.input:
-            raise _wrong("The price of cached input tokens is above that of the others")
+            raise _wrong("Cached input tokens cost more than uncached ones")
         if not self.currency.isprintable():
             raise _wrong("The currency has characters that cannot be shown")
 

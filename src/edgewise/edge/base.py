@@ -142,7 +142,7 @@ class EdgeSession(ABC):
         """Raises `UsageError` for hidden states that the model's engine lacks."""
         if Needs.HIDDEN in needs and not model.abilities.hidden:
             raise UsageError(
-                f"The engine of {model.name!r} hands out no hidden states",
+                f"The engine of {model.name!r} gives no hidden states",
                 hint="choose a router that reads none, such as entropy",
                 setting="router",
             )

@@ -154,9 +154,9 @@ class EngineModel(EdgeModel):
             raise self._refused(reason_of(error)) from error
         logits, hidden = rows[-1].logits, rows[-1].hidden
         if len(logits) != size or not alike(logits, last.logits):
-            raise self._refused("what it keeps of a text is not what it goes on with")
+            raise self._refused("its cache does not give the same logits")
         if not alike(logits, again.logits) and not may_stay:
-            raise self._refused("it does not go back to where it was")
+            raise self._refused("it does not rewind to the same logits")
         self.hidden_size = 0 if hidden is None else len(hidden)
         self.abilities = EdgeAbilities(
             hidden=hidden is not None,

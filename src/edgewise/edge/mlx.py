@@ -279,8 +279,8 @@ class MlxModel(EngineModel):
         """A model is on one device as a whole: MLX's own choice, or with 0 GPU layers the CPU."""
         if options.threads is not None:
             raise UsageError(
-                "The edge engine mlx has no number of threads to set",
-                hint="leave the threads out",
+                "threads do not apply to the edge engine mlx",
+                hint="leave them out",
                 setting="threads",
             )
         require_one_device("mlx", options.gpu_layers)

@@ -177,7 +177,7 @@ class Engine(ABC):
         """
         if self.vocabulary is None:
             raise VocabularyMismatch(
-                f"The engine at {self.url!r} does not say how it tokenises, so its vocabulary "
+                f"The engine at {self.url!r} does not report its tokenizer, so its vocabulary "
                 "cannot be compared with the edge model's",
                 hint="serve its tokenizer too",
             )

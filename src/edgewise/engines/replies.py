@@ -84,7 +84,7 @@ def has_ended(reason: str | None, url: str) -> bool:
     if reason in _TOOLS:
         raise CloudRejected(f"The model at {url!r} answered with a tool call.")
     if reason in _BROKEN:
-        raise CloudUnavailable(f"{url!r} broke the reply off", hint="try again shortly")
+        raise CloudUnavailable(f"{url!r} cut its reply short", hint="try again shortly")
     return reason in _ENDED
 
 

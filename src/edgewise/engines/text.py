@@ -189,7 +189,7 @@ class TextEngine(Endpoint, ABC):
 
     def streamed(self) -> CloudProtocolError:
         """The error for a reply that comes in pieces."""
-        return CloudProtocolError(f"{self.url!r} answered with a stream where none was asked.")
+        return CloudProtocolError(f"{self.url!r} sent a stream that was not requested.")
 
     def completion(self, body: bytes, request: TextRequest) -> TextContinuation:
         """A reply in OpenAI's form, to a chat or to a prompt; raises a `CloudError`."""
@@ -217,7 +217,7 @@ class TextEngine(Endpoint, ABC):
         url = self.url
         ended = has_ended(reason, url)
         if not ended and reason not in _CUT:
-            raise CloudProtocolError(f"{url!r} ended its reply for the reason {reason!r:.50}.")
+            raise CloudProtocolError(f"{url!r} sent the unknown finish_reason {reason!r:.50}.")
         text = written if isinstance(written, str) else _text_of(written, url)
         size = len(text.encode())
         if size > LONGEST_TOKEN * request.n + 2 * len(request.answer.encode()) + _SLACK:
@@ -318,7 +318,7 @@ def _text_of(message: ReplyMessage, url: str) -> str:
 
 def _thinks(url: str) -> CloudRejected:
     return CloudRejected(
-        f"The model at {url!r} thinks before it answers, and thoughts are no part of an answer",
-        hint="choose a model without thinking, or one whose thinking can be switched off",
+        f"The model at {url!r} reasons before it answers, and reasoning is not part of an answer",
+        hint="choose a model without reasoning, or one where it can be disabled",
         setting="cloud_model",
     )

@@ -289,7 +289,7 @@ class CompletionsText(PromptText):
         try:
             text = await asyncio.to_thread(render, tokenizer, messages)
         except UsageError as error:
-            raise CloudRejected(f"For the cloud model: {error}") from error
+            raise CloudRejected(f"The cloud model cannot read the prompt: {error}") from error
         # It is put there once more where the server reads the text.
         adds = tokenizer.encode_prompt("", special=False)
         return text.removeprefix(tokenizer.special_text("bos")) if adds else text

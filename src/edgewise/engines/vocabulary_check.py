@@ -111,7 +111,7 @@ class VocabularyCheck:
             async with asyncio.timeout(PROBE_SECONDS):
                 await self._engine.probe()
         except TimeoutError as error:
-            raise CloudTimeout(f"{self._engine.url!r} does not say what it is.") from error
+            raise CloudTimeout(f"{self._engine.url!r} did not answer a check in time.") from error
         await self._accept()
         self.passed = True
 
@@ -124,4 +124,4 @@ async def _finished(check: asyncio.Task[None]) -> None:
         waiting = asyncio.current_task()
         if waiting is not None and waiting.cancelling():
             raise
-        raise CloudUnavailable("A check of the engine was broken off", hint="try again") from None
+        raise CloudUnavailable("A check of the engine was interrupted", hint="try again") from None

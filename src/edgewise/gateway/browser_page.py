@@ -94,7 +94,7 @@ class Page:
         """`keys` says whether a page needs one. Raises `UsageError` without an engine."""
         if not (folder / ENGINE).is_file():
             raise UsageError(
-                "The page's engine is not here", hint="build it with make web (needs npm)"
+                "The page's engine is not built", hint="build it with make web (needs npm)"
             )
         for ending, kind in _TYPES.items():
             mimetypes.add_type(kind, ending)

@@ -252,7 +252,7 @@ class Connection:
         except WebSocketDisconnect:
             outcome = "device left"
         finally:
-            self._consults.metrics.asks.labels(outcome).inc()
+            self._consults.metrics.consults.labels(outcome).inc()
             self._consults.metrics.seconds.observe(time.monotonic() - begun)
 
     async def _send(self, frame: FromGateway) -> None:

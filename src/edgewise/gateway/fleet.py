@@ -65,8 +65,8 @@ async def engines_at(
     if BUNDLED in addresses:
         if len(addresses) > 1 or kind != AUTO or model is not None:
             raise UsageError(
-                "The bundled engine is the only one, of one kind, and serves one model",
-                hint="name nothing beside it",
+                "bundled cannot be combined with other engines, an engine kind or a model name",
+                hint="give it alone",
                 setting="engine",
             )
         from edgewise.gateway.bundled import BundledEngine
@@ -215,7 +215,7 @@ class Fleet:
         Raises a `CloudError`, also for a completion that is none, or `OverLimit`.
         """
         if not ids:
-            raise CloudRejected("A consult needs at least one id before it.")
+            raise CloudRejected("A consult needs at least one token id.")
         problem: CloudError | None = None
         for replica in self._ranked(client.session)[:2]:
             try:
@@ -249,7 +249,7 @@ class Fleet:
             return None
         for engine, own in zip(engines, replies, strict=True):
             if not _same(engine, ids, own, text):
-                raise OtherVocabulary("The gateway's engines write the same ids differently.")
+                raise OtherVocabulary("The gateway's engines have different vocabularies.")
         self._texts[tuple(ids)] = text
         if len(self._texts) > KEPT_TEXTS:
             del self._texts[next(iter(self._texts))]
@@ -281,8 +281,8 @@ class Fleet:
         """Raises `UsageError` for an engine of another vocabulary, or of none that is known."""
         if engine.vocabulary is None:
             raise UsageError(
-                f"The engine at {engine.url!r} does not say how it tokenises, so nothing proves "
-                "its vocabulary",
+                f"The engine at {engine.url!r} does not report its tokenizer, so its vocabulary "
+                "cannot be checked",
                 hint="serve its tokenizer too",
             )
         known, size = fingerprint(engine.vocabulary), engine.described.size

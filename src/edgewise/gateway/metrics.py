@@ -13,15 +13,15 @@ class GatewayMetrics:
         self.sessions = self._gauge("sessions", "Sessions held.")
         self.connections = self._gauge("connections", "Devices connected.")
         self.ids = self._gauge("ids", "Token ids held by all sessions.")
-        self.engines = self._gauge("engines_up", "Engines that are well.")
+        self.engines = self._gauge("engines_up", "Healthy engines.")
         self.opens = self._counter("opens", "Sessions opened.", "outcome")
-        self.asks = self._counter("asks", "Consults, by how they ended.", "outcome")
-        self.prefetches = self._counter("prefetches", "Prefetches, by how they ended.", "outcome")
+        self.consults = self._counter("consults", "Consults by outcome.", "outcome")
+        self.prefetches = self._counter("prefetches", "Prefetches by outcome.", "outcome")
         self.tokens = self._counter("cloud_tokens", "Tokens written.", "key")
         self.prompt = self._counter("prompt_tokens", "Prompt tokens of consults.", "cache")
         self.seconds = Histogram(
-            "edgewise_gateway_ask_seconds",
-            "From a consult to its completion.",
+            "edgewise_gateway_consult_seconds",
+            "Seconds of a consult.",
             buckets=_SECONDS,
             registry=self.registry,
         )

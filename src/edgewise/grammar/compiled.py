@@ -104,8 +104,8 @@ class Constraint:
     def _require_sound(self) -> None:
         if self._matcher.is_error():
             raise UsageError(
-                f"The response format is too much work here ({_reason(self._matcher.get_error())})",
-                hint="ask for a simpler one",
+                f"The response format exceeds the limits ({_reason(self._matcher.get_error())})",
+                hint="simplify it",
             )
 
 
@@ -153,8 +153,8 @@ def compiled(
         matcher = library.LLMatcher(vocabulary, lark, log_level=0, limits=limits)
         if matcher.is_error():
             raise UsageError(
-                f"No answer can be held to this response format ({_reason(matcher.get_error())})",
-                hint="leave out what is not supported",
+                f"Unsupported response format ({_reason(matcher.get_error())})",
+                hint="remove the unsupported part",
             )
         # Keywords that the library says it does not know, or knows in part.
         warned = "\n".join(matcher.get_grammar_warnings())
@@ -197,9 +197,7 @@ class _Vocabulary:
 def _vocabulary(tokenizer: Tokenizer) -> Any:
     """As the library has it; made once, which takes a second or so. Raises `UsageError`."""
     if not tokenizer.eos_ids:
-        raise UsageError(
-            "The edge model has no token that ends an answer, so no answer can be held to a format"
-        )
+        raise UsageError("The edge model has no end token, so it supports no response format")
     library, vocabulary = _library(), _Vocabulary(tokenizer)
     found = library.LLTokenizer(vocabulary, eos_token=sorted(tokenizer.eos_ids))
     vocabulary.tokens.clear()  # it has them now

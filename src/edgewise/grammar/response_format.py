@@ -99,7 +99,7 @@ def _require_valid(format: ResponseFormat) -> None:
     if format.only is not None and format.only not in names:
         raise UsageError(
             f"There is no tool {format.only[:80]!r}",
-            hint="choose one of those that are given",
+            hint="choose one of the given tools",
             setting="tool_choice",
         )
     for tool in format.tools:
@@ -125,8 +125,8 @@ def _calling(
     """
     if format.schema is not None and not style.opening:
         raise UsageError(
-            "This model's calls are JSON as well, so an answer cannot be either",
-            hint="ask for tools or for JSON, not for both",
+            "This model writes tool calls as JSON, so tools and a JSON format cannot be combined",
+            hint="ask for one of them",
             setting="json_schema",
         )
     called = [tool for tool in format.tools if format.only in (None, tool.name)]

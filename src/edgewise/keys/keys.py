@@ -37,7 +37,7 @@ _Limit = msgspec.Meta(ge=0, le=MOST)
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A key and its limits (0: no limit).
 
-    `asks_per_second` consults, `ids_per_second` token ids received or computed for it, and
+    `consults_per_second` consults, `ids_per_second` token ids received or computed for it, and
     `sessions` open at once, at each gateway; `tokens_per_day` cloud tokens written, days of UTC.
     At a server consults are requests, and sessions are answers that wait or are being written.
     """
@@ -45,7 +45,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     name: str
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     created: str
-    asks_per_second: Annotated[float, _Limit] = 50.0
+    consults_per_second: Annotated[float, _Limit] = 50.0
     ids_per_second: Annotated[float, _Limit] = 20_000.0
     tokens_per_day: Annotated[int, _Limit] = 0
     sessions: Annotated[int, _Limit] = 16
@@ -71,14 +71,14 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if len({key.name for key in self.keys}) < len(self.keys):
-            raise ValueError("two keys have one name")
+            raise ValueError("two keys have the same name")
 
 
 ANYBODY = Key(
     name="anybody",
     sha256="",
     created="",
-    asks_per_second=0.0,
+    consults_per_second=0.0,
     ids_per_second=0.0,
     sessions=0,
 )
@@ -171,14 +171,14 @@ def add_key(path: Path, name: str, *, expires: datetime | None = None, **limits:
     Raises `UsageError`.
     """
     if expires is not None and expires <= datetime.now(UTC):
-        raise UsageError(f"The key would have expired already, at {expires:%Y-%m-%d %H:%M} UTC.")
+        raise UsageError(f"The key would already have expired at {expires:%Y-%m-%d %H:%M} UTC.")
     secret = PREFIX + secrets.token_urlsafe(32)
     created = time.strftime("%Y-%m-%d", time.gmtime())
     fields = {"name": name, "sha256": _hash(secret), "created": created, "expires": expires}
     try:
         key = msgspec.convert({**fields, **limits}, Key)
     except msgspec.ValidationError as error:
-        raise UsageError(f"The key {name!r} or its limits cannot be so: {error}.") from error
+        raise UsageError(f"Invalid key name or limits for {name!r}: {error}.") from error
 
     def added(keys: tuple[Key, ...]) -> tuple[Key, ...]:
         if any(known.name == name for known in keys):
@@ -204,14 +204,14 @@ def _hash(secret: str) -> str:
 
 def _content(path: Path) -> bytes:
     """Raises `UsageError`."""
-    return file_bytes(path, f"The file of keys {str(path)!r}", most=MAX_FILE)
+    return file_bytes(path, f"The key file {str(path)!r}", most=MAX_FILE)
 
 
 def _decoded(path: Path, content: bytes) -> tuple[Key, ...]:
     try:
         return msgspec.json.decode(content, type=_File).keys
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{str(path)!r} is not a file of keys: {error}.") from error
+        raise UsageError(f"{str(path)!r} is not a key file: {error}.") from error
 
 
 def _change(path: Path, change: Callable[[tuple[Key, ...]], tuple[Key, ...]]) -> None:

@@ -37,7 +37,7 @@ def limits_at(where: str | None, keys: Path | None) -> KeyLimits:
     None is a file beside `keys`. Without keys nothing is limited. Raises `UsageError`.
     """
     if keys is None and where is not None:
-        raise UsageError("Limits belong to keys", hint="name a file of keys", setting="keys")
+        raise UsageError("Limits need keys", hint="give a key file", setting="keys")
     if keys is None or where == MEMORY:
         return KeyLimits(SqliteLimits(None))
     if where is None:
@@ -79,8 +79,8 @@ class SqliteLimits(LimitStore):
             await self._call(lambda: self._connected(OPENING_SECONDS))
         except (OSError, sqlite3.Error) as error:
             raise UsageError(
-                f"Limits cannot be kept in {str(self._path)!r}: {error}",
-                hint="name a file in a folder that may be written, or a Redis",
+                f"Key usage cannot be stored in {str(self._path)!r}: {error}",
+                hint="name a file in a writable folder, or a Redis",
             ) from error
 
     async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
@@ -173,7 +173,7 @@ class RedisLimits(LimitStore):
         except (ValueError, TypeError) as error:
             # What it says may hold the password.
             raise UsageError(
-                f"Limits cannot be kept at {url.partition('://')[0]}://, or not in that Redis",
+                f"Key usage cannot be stored at this {url.partition('://')[0]}:// address",
                 hint="name a file, redis://[:PASSWORD@]HOST[:PORT][/NUMBER], or memory",
             ) from error
         self._add = self._redis.register_script(_ADD_IN_REDIS)

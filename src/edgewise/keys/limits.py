@@ -153,7 +153,7 @@ class KeyLimits:
         The day's tokens are reserved before; those that were not written are given back.
         """
         self.admit(key, ids)
-        self._buckets[key.name][0].take(1, key.asks_per_second, self._clock())
+        self._buckets[key.name][0].take(1, key.consults_per_second, self._clock())
         day = await self._reserve(key, tokens)
         spent = Spent()
         try:
@@ -176,7 +176,7 @@ class KeyLimits:
         (asks, bucket), now = self._buckets[key.name], self._clock()
         waits = {
             "token ids": bucket.wait(key.ids_per_second, now),
-            "requests": asks.wait(key.asks_per_second, now),
+            "requests": asks.wait(key.consults_per_second, now),
         }
         bucket.take(ids, key.ids_per_second, now)
         for what, wait in waits.items():

@@ -38,8 +38,8 @@ def listen(host: str, port: int) -> socket.socket:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while ")[0]
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         raise UsageError(
-            f"{_at(host, port)} cannot be listened on: {reason}",
-            hint="free it, or take another port" if taken else "take another address or port",
+            f"Cannot listen on {_at(host, port)}: {reason}",
+            hint="free it, or use another port" if taken else "use another address or port",
         ) from error
 
 

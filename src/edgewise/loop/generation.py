@@ -142,7 +142,7 @@ class Generation(Iterator[Event]):
         rules, consults = self._rules, self._consults
         if self._lost is not None or consults is None or rules.policy.on_edge_error != "cloud":
             raise error
-        _log.warning("the cloud goes on alone: %s", error)
+        _log.warning("the edge server is lost, so the cloud continues alone: %s", error)
         self._lost = error
         # Where a word begins only the edge's next token would tell.
         self._rules = rules._replace(policy=rules.policy.without_edge(), boundaries=None)

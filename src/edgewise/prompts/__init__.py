@@ -74,7 +74,7 @@ def prompt_from(
         return prompt_of(tokenizer, messages, tools)
     if tools:
         raise UsageError(
-            "Token ids say nothing of tools", hint="give text or messages", setting="tools"
+            "Token ids cannot have tools", hint="give text or messages", setting="tools"
         )
     ids = _ids(given, tokenizer.size)
     return replace(prompt, ids=ids) if isinstance(prompt, Prompt) else Prompt(ids)

@@ -68,8 +68,8 @@ def tool_format(tokenizer: Tokenizer) -> ToolFormat:
     template = tokenizer.chat_template or ""
     if "tools" not in template:
         raise UsageError(
-            "The edge model's chat template has no tools",
-            hint="leave them out, or take a model that was trained to call some",
+            "The edge model's chat template does not support tools",
+            hint="leave them out, or use a model that was trained to call tools",
             setting="tools",
         )
     for one in FORMATS:
@@ -77,8 +77,8 @@ def tool_format(tokenizer: Tokenizer) -> ToolFormat:
         if found and not any(sign in template for sign in one.others):
             return one
     raise UsageError(
-        "The edge model's chat template writes calls of tools in an unknown format",
-        hint="take a model that writes them as Hermes, Qwen3, Llama 3 or Mistral do",
+        "The edge model's chat template writes tool calls in an unknown format",
+        hint="use a model that writes them as Hermes, Qwen3, Llama 3 or Mistral do",
         setting="tools",
     )
 

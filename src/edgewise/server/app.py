@@ -68,7 +68,7 @@ def sent(request: Request) -> dict[str, Any]:
     `at` is when an answer began to send, in seconds since 1970.
     """
     if caller_of(request).key is not ANYBODY:
-        raise ApiError(403, "This tells of all keys' answers; /metrics has the sums.")
+        raise ApiError(403, "This lists the answers of all keys; use /metrics instead.")
     answers = sorted(pair_of(request).pair.record.answers(), key=attrgetter("at"), reverse=True)
     data = [
         {"at": one.at, "conversation": one.conversation, "answer": one.answer, **asdict(one.sums)}
@@ -103,7 +103,7 @@ async def health(request: Request) -> dict[str, Any]:
 async def unknown(request: Request) -> None:
     """Comes after all endpoints, and before the page's files."""
     asked = f"{request.method} {request.url.path[:80]!r}"
-    raise ApiError(404, f"{asked} is not answered; GET /openapi.json lists what is.")
+    raise ApiError(404, f"{asked} is not an endpoint; GET /openapi.json lists them.")
 
 
 @keyed.get("/metrics", response_class=Response)
@@ -208,18 +208,18 @@ class Metrics(Collector):
         self._admission, self._billing = answering.admission, answering.pair.billing
         self.registry.register(self)
         self.requests = self._counter("requests", "Requests.", "path", "status")
-        self._tokens = self._counter("tokens", "Tokens.", "source")
-        self._consults = self._counter("consults", "Consults.", "outcome")
-        self._wasted = self._counter("wasted_tokens", "Cloud tokens dropped.")
-        self._tiers = self._counter("tier", "Of several clouds.", "cloud", "count")
-        self._first = self._histogram("ttft_seconds", "Time to first token.")
-        self._gap = self._histogram("inter_token_seconds", "Between two tokens.")
-        self._consult = self._histogram("consult_seconds", "Consults.")
+        self._tokens = self._counter("generation_tokens", "Output tokens.", "source")
+        self._consults = self._counter("consults", "Consults by outcome.", "outcome")
+        self._wasted = self._counter("wasted_tokens", "Cloud tokens not used.")
+        self._tiers = self._counter("tier", "Counts per cloud tier.", "cloud", "count")
+        self._first = self._histogram("time_to_first_token_seconds", "Time to first token.")
+        self._gap = self._histogram("inter_token_latency_seconds", "Seconds between tokens.")
+        self._consult = self._histogram("consult_seconds", "Seconds of a consult.")
 
     def collect(self) -> Iterator[Metric]:
         """What is read on demand, so that cut answers count too."""
         admission = self._admission
-        yield GaugeMetricFamily("edgewise_running", "Answers being written.", admission.running)
+        yield GaugeMetricFamily("edgewise_running", "Answers being decoded.", admission.running)
         yield GaugeMetricFamily("edgewise_waiting", "Answers in the queue.", admission.waiting)
         if self._billing is not None:
             costs = self._billing.savings()

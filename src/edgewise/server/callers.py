@@ -44,12 +44,12 @@ class Callers:
         if key is None:
             raise ApiError(
                 401,
-                "The API key is wrong or missing; send it as a bearer token or as x-api-key.",
+                "The API key is wrong or missing; send it as a bearer token or in x-api-key.",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         if key.tokens_per_day:
-            message = "The key has cloud tokens for a day, which a gateway counts; take another."
+            message = "This key has a daily limit, which only a gateway enforces; use one without."
             raise ApiError(403, message, code="invalid_api_key")
         request.state.caller = Caller(self, key)
 
@@ -73,7 +73,7 @@ class Caller:
         """A place among the key's answers. Raises `ApiError` 429 for a key at its limits."""
         most, answers = self.key.sessions, self._callers.answers
         if most and answers[self.name] >= most:
-            raise come_back(f"The key may have {most} answers at a time.", PLACE_SECONDS)
+            raise come_back(f"At most {most} concurrent answers for this key.", PLACE_SECONDS)
         answers[self.name] += 1
         try:
             async with self._callers.limits.spending(self.key, 0) as self._spent:

@@ -79,7 +79,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     decoding = decode_request(answering, body, read, messages=marks)
     if body.echo and body.logprobs is not None:
         if body.model != EDGE_ALONE:
-            message = f"Ask {EDGE_ALONE} for a prompt's logprobs, or leave logprobs out."
+            message = f"Only {EDGE_ALONE} gives a prompt's logprobs; ask it, or leave logprobs out."
             raise ApiError(400, message, param="model")
         decoding = replace(decoding, scored=body.logprobs)
     return await reply_with(TextReply(body, tokenizer), decoding, request)

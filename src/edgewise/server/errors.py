@@ -143,7 +143,7 @@ def _invalid(problems: Sequence[Any]) -> ApiError:
     elif kind == "union_tag_invalid":
         tag, known = (problem["ctx"][name] for name in ("tag", "expected_tags"))
         known = known.translate(_UNQUOTED)
-        message = f"{param} has the type {shown(tag.strip('()'))!r}; what can be read is {known}."
+        message = f"{param} has the type {shown(tag.strip('()'))!r}; supported are {known}."
     else:
         message = f"{param or 'The body'} is not valid: {problem['msg'].lower()}."
     return ApiError(400, message, param=param)

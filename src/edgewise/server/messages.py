@@ -166,7 +166,7 @@ class CountRequest(ConversationRequest):
 
     def answer_format(self) -> ResponseFormat | None:
         if self.messages[-1].role == "assistant":
-            message = "An answer cannot be begun for the model; let the last message be the user's."
+            message = "Prefill is not supported; the last message must be the user's."
             raise ApiError(400, message, param="messages")
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
         if choice.type == "tool" and choice.name is None:

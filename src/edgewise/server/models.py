@@ -81,9 +81,9 @@ async def marked(
     """The conversation, with every local message marked. Raises `ApiError`."""
     said = request.headers.getlist(LOCAL_HEADER)
     if any(one.strip().lower() != "none" for one in said):
-        raise ApiError(400, f"{LOCAL_HEADER} may say none, and nothing else.", param=LOCAL_HEADER)
     answering = pair_of(request)
     characters = sum(len(one.message.content) for one in turns)
+        raise ApiError(400, f"{LOCAL_HEADER} has one valid value: none.", param=LOCAL_HEADER)
     # In a thread: to look for local texts inside long ones takes a while.
     return await asyncio.to_thread(
         answering.local.marked,

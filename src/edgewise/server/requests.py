@@ -306,7 +306,7 @@ class EdgewiseOptions(Strict):
 def _without_tokens(options: EdgewiseOptions) -> EdgewiseOptions:
     if options.provenance or options.pending:
         raise PydanticCustomError(
-            "refused", "only cloud is honoured here; /v1/chat/completions takes the others"
+            "refused", "only cloud is supported here; use /v1/chat/completions for the others"
         )
     return options
 

@@ -43,7 +43,7 @@ app = typer.Typer(help="Measure speeds on this machine, and compare systems.", n
 app.command()(frontier)
 
 EngineTime = Annotated[
-    float, typer.Option(min=0, help="Milliseconds added to a consult, as a large model takes.")
+    float, typer.Option(min=0, help="Emulated time of a large model, ms per consult.")
 ]
 
 
@@ -60,9 +60,9 @@ EngineTime = Annotated[
 )
 def edge(
     chosen: Settings,
-    context: Annotated[int, typer.Option(help="Tokens before the first measured one.")] = 128,
+    context: Annotated[int, typer.Option(help="Tokens in the context before measuring.")] = 128,
     tokens: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
-    blocks: Annotated[int, typer.Option(help="Interleaved blocks; at least 5.")] = 15,
+    blocks: Annotated[int, typer.Option(help="Number of interleaved blocks; at least 5.")] = 15,
     json: options.Json = False,
 ) -> None:
     """Decoding speed with the router, against the bare engine in the same process."""
@@ -98,20 +98,20 @@ def link(
     chosen: Settings,
     cloud_share: Annotated[
         list[float] | None,
-        options.share_option("Cloud share; may be repeated. Default 0.05."),
+        options.share_option("Cloud share; repeatable; default: 0.05."),
     ] = None,
     round_trip: Annotated[
         list[float] | None,
-        typer.Option(min=0, max=10_000, metavar="MS", help="Repeatable. Default 0, 50, 100, 200."),
+        typer.Option(min=0, max=10_000, metavar="MS", help="Repeatable; default: 0, 50, 100, 200."),
     ] = None,
-    loss: Annotated[float, typer.Option(min=0, max=0.5, help="Part of packets that is lost.")] = 0,
+    loss: Annotated[float, typer.Option(min=0, max=0.5, help="Share of packets lost.")] = 0,
     engine_time: EngineTime = 25.0,
     pace: Annotated[
         str | None,
-        typer.Option(help="Slow the edge down: 0.5b, a GGUF to be as slow as, or none."),
+        typer.Option(help="Slow the edge to the speed of a 0.5b, or of a GGUF; or none."),
     ] = None,
     questions: Annotated[int, typer.Option(min=2, help="Questions per line.")] = 12,
-    calibration: Annotated[int, typer.Option(help="Others, where a threshold is missing.")] = 60,
+    calibration: Annotated[int, typer.Option(help="Extra questions for missing thresholds.")] = 60,
     json: options.Json = False,
 ) -> None:
     """Time per token over an emulated link: edge alone, waiting for consults, speculating.

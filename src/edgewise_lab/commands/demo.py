@@ -37,10 +37,10 @@ SHOWN = ("facts-1309", "each-1366", "steps-1272")
 )
 def demo(
     chosen: Settings,
-    questions: Annotated[int, typer.Option(help="How many held-out questions.")] = 100,
+    questions: Annotated[int, typer.Option(help="Number of held-out questions.")] = 100,
     cloud_share: Annotated[
         float | None,
-        options.share_option("Cloud share whose calibrated threshold is used; default 0.05."),
+        options.share_option("Use the calibrated threshold of this cloud share; default: 0.05."),
     ] = None,
     details: Annotated[
         bool, typer.Option("--details", help="Show the tables, with intervals.")

@@ -38,7 +38,7 @@ WorkerCount = Annotated[
     typer.Option(
         min=1,
         max=MOST,
-        help="Processes that answer side by side, each with the models in memory.",
+        help="Parallel processes, each with the models in memory.",
     ),
 ]
 
@@ -61,23 +61,23 @@ def evaluate(
     max_tokens: shared.MaxTokens = None,
     calibration: Annotated[
         int | None,
-        typer.Option(help="Other questions that set thresholds; default 100, or a fifth."),
+        typer.Option(help="Calibration questions; default: 100, or a fifth of TASK."),
     ] = None,
     calibration_data: Annotated[
-        Path | None, typer.Option(help="File that these come from, like --data or TASK.")
+        Path | None, typer.Option(help="File of these questions, in the form of --data or TASK.")
     ] = None,
     chosen: Settings,
     router: Annotated[
-        list[str] | None, typer.Option(metavar="ROUTER", help="As for run; may be repeated.")
+        list[str] | None, typer.Option(metavar="ROUTER", help="As for run; repeatable.")
     ] = None,
     cloud_share: Annotated[
-        list[float] | None, options.share_option("Cloud share asked for; may be repeated.")
+        list[float] | None, options.share_option("Target cloud share; repeatable.")
     ] = None,
     baselines: Annotated[
         bool, typer.Option(help="Random, untrained routers, commit point, query level, oracle.")
     ] = True,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of outcomes; a run that was interrupted goes on.")
+        Path | None, typer.Option(help="Folder of outcomes; an interrupted run continues.")
     ] = None,
     workers: WorkerCount = 1,
     json: options.Json = False,

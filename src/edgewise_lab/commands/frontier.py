@@ -62,27 +62,27 @@ def frontier(
     max_tokens: shared.MaxTokens = None,
     chosen: Settings,
     router: Annotated[
-        list[str] | None, typer.Option(metavar="ROUTER", help="As for run; may be repeated.")
+        list[str] | None, typer.Option(metavar="ROUTER", help="As for run; repeatable.")
     ] = None,
     cloud_share: Annotated[
         list[float] | None,
-        options.share_option("Cloud share; may be repeated. Default 0.05."),
+        options.share_option("Cloud share; repeatable; default: 0.05."),
     ] = None,
     larger_edge: Annotated[
-        str | None, typer.Option(help="Another edge model, which answers alone: its address.")
+        str | None, typer.Option(help="Address of a larger edge model, which answers alone.")
     ] = None,
     round_trip: Annotated[
         float | None,
-        typer.Option(min=0, max=10_000, help="Emulate a link, ms; default: the real one."),
+        typer.Option(min=0, max=10_000, help="Emulated round trip, ms; default: the real link."),
     ] = None,
     pace: Annotated[
         str | None,
-        typer.Option(help="Slow the edge down: 0.5b, a GGUF to be as slow as, or none."),
+        typer.Option(help="Slow the edge to the speed of a 0.5b, or of a GGUF; or none."),
     ] = None,
     questions: Annotated[int, typer.Option(min=2, help="Questions to answer.")] = 12,
-    calibration: Annotated[int, typer.Option(help="Others, where a threshold is missing.")] = 60,
+    calibration: Annotated[int, typer.Option(help="Extra questions for missing thresholds.")] = 60,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of answers; a run that was interrupted goes on.")
+        Path | None, typer.Option(help="Folder of answers; an interrupted run continues.")
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -212,8 +212,8 @@ def _reached(wish: _Wish, trip: float | None) -> Generator[str]:
     if address != "bundled" and not address.startswith("http"):
         if trip is not None:
             raise UsageError(
-                f"No link leads to {address!r}, which is loaded here",
-                hint="leave the round trip out, or name an engine's URL",
+                f"A round trip applies only to a cloud at a URL, and {address!r} is loaded here",
+                hint="leave it out, or name an engine's URL",
             )
         yield address
         return

@@ -81,7 +81,7 @@ def check(router: Folder, chosen: Settings) -> None:
 def push(
     router: Folder,
     repository: Annotated[str, typer.Argument(help="owner/name on the hub.")],
-    private: Annotated[bool, typer.Option("--private", help="Only for those you name.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="As a private repository.")] = False,
 ) -> None:
     """Publish a checkpoint as a hub repository; HF_TOKEN or `hf auth login` says who you are."""
     folder = _folder(router)

@@ -30,15 +30,15 @@ from edgewise_lab.tables import FigureTable
 TaskName = Annotated[
     str,
     typer.Argument(
-        help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file, also of prompts alone or chats."
+        help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file (prompts or chats, too)."
     ),
 ]
 Data = Annotated[Path | None, typer.Option(help="Local copy of the task's published file.")]
 Check = Annotated[
-    Grading | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
+    Grading | None, typer.Option(help="Grading of a JSON Lines file; default: exact.")
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(help="Longest answer, tokens; default: the task's own, 256 a file's.")
+    int | None, typer.Option(help="Max answer tokens; default: the task's own, or 256 for a file.")
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N questions.")]
 
@@ -84,7 +84,7 @@ def served(chosen: Settings) -> Generator[str]:
         yield address
     else:
         raise UsageError(
-            f"A link needs a cloud at its other end, and {address!r} is none; give --cloud "
+            f"A link needs a cloud at a URL, and {address!r} is none; give --cloud "
             "http://host:port, or bundled."
         )
 

@@ -32,14 +32,14 @@ DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.defaul
 
 
 # What one input or one label alone takes.
-TopK = Annotated[int | None, typer.Option(help="How many log-probs top_logprobs are; default 10.")]
+TopK = Annotated[int | None, typer.Option(help="Log-probs in the input top_logprobs; default: 10.")]
 Rounds = Annotated[
     int | None,
     typer.Option(help="citer: rounds of training, default 2; with --stage, which round."),
 ]
 JudgedBy = Annotated[
     str | None,
-    typer.Option(help="r2r: who tells neutral from divergent, cloud (default) or outcome."),
+    typer.Option(help="r2r: what tells neutral from divergent: cloud (default) or outcome."),
 ]
 
 
@@ -55,18 +55,16 @@ JudgedBy = Annotated[
 def train(
     task: shared.TaskName,
     *,
-    out: Annotated[
-        Path, typer.Option(help="Folder of the checkpoint and of what it is made from.")
-    ],
+    out: Annotated[Path, typer.Option(help="Folder of the checkpoint and its training data.")],
     stage: Annotated[
-        Stage | None, typer.Option(help="Only this stage; default all, in this order.")
+        Stage | None, typer.Option(help="Run this stage only; default: all, in this order.")
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option(help="What a consult is worth: value (default), without answers final, ..."),
+        typer.Option(help="Token labels; default: value, or final if TASK has no answers."),
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="What to train: mlp, a registered kind, or ./file.py:Class.")
+        str, typer.Option(help="Router to train: mlp, a registered kind, or ./file.py:Class.")
     ] = "mlp",
     rounds: Rounds = None,
     judge: JudgedBy = None,
@@ -76,23 +74,23 @@ def train(
     max_tokens: shared.MaxTokens = None,
     calibration: Annotated[
         int | None,
-        typer.Option(help="Other questions that set thresholds; default 300, or a fifth."),
+        typer.Option(help="Calibration questions; default: 300, or a fifth of TASK."),
     ] = None,
     chosen: Settings,
     inputs: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="INPUT", help=f"{', '.join(INPUTS)}; may be repeated; default the first three."
+            metavar="INPUT", help=f"{', '.join(INPUTS)}; repeatable; default: the first three."
         ),
     ] = None,
     top_k: TopK = None,
     hidden: Annotated[
         int | None,
-        typer.Option(help="Width of the router's hidden layer; 0 is none. Default 64, co-llm 0."),
+        typer.Option(help="Width of the hidden layer, 0: none; default: 64, co-llm 0."),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Epochs of the fit.")] = 40,
+    epochs: Annotated[int, typer.Option(help="Training epochs.")] = 40,
 ) -> None:
-    """Train a router for a pair: collect, label, fit, calibrate. Interrupted, it goes on."""
+    """Train a router for a pair: collect, label, fit, calibrate. An interrupted run continues."""
     wanted = _inputs(inputs)
     if stage in (None, "fit"):
         fit_of(kind)

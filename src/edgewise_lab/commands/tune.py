@@ -59,21 +59,21 @@ def tune(
     *,
     data: shared.Data = None,
     check: shared.Check = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="The first N prompts.")] = 100,
+    limit: Annotated[int, typer.Option(metavar="N", help="Use the first N prompts.")] = 100,
     max_tokens: shared.MaxTokens = None,
     keep: Annotated[
         float | None,
         options.share_option(
-            "Instead of shares: the part of the answers, such as 95%, that must agree with the "
-            "cloud's own, or be right where that is known."
+            "Target quality instead of a share: the fraction of answers, such as 95%, that agree "
+            "with the cloud (or are right, if the file has answers)."
         ),
     ] = None,
     chosen: Settings,
     json: options.Json = False,
 ) -> None:
-    """Set a router's thresholds for this pair by some prompts; run and serve begin from them.
+    """Set a router's thresholds for this pair by some prompts; run and serve start from them.
 
-    With several clouds each further one has thresholds, too, by its share of the tokens.
+    With several clouds, each further cloud gets thresholds too, by its share of the tokens.
     """
     asked = _prompts(open_task(task, data=data, check=check).first(limit), max_tokens)
     if keep is not None:
@@ -100,7 +100,7 @@ def tune(
         start = thresholds.get(f"{parts.DEFAULT_SHARE:g}", 1.0)
         tiers = _tiers(named, router, asked, edge, clouds, start, done)
     if place is None:
-        raise UsageError("There is no folder to keep thresholds in", hint="set HOME")
+        raise UsageError("There is no folder to store thresholds in", hint="set HOME")
     if json:
         report = {"router": named.router, "thresholds": thresholds, **_realised(found)}
         print(msgspec.json.encode({**report, **({"tiers": tiers} if tiers else {})}).decode())

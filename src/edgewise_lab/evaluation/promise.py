@@ -68,8 +68,8 @@ def require_prompts(keep: float, prompts: int) -> None:
         raise UsageError(f"keep must lie between 0 and 1, not {keep:g}.", setting="keep")
     if prompts < fewest(keep):
         raise UsageError(
-            f"{prompts} prompts cannot show that {100 * keep:g}% of the answers are kept, not even "
-            f"if all are; it takes {fewest(keep)}",
+            f"{prompts} prompts are too few to show that {100 * keep:g}% of the answers are kept; "
+            f"it takes {fewest(keep)}",
             hint="give more, or keep less",
             setting="keep",
         )
@@ -118,8 +118,8 @@ def _refused(keep: float, first: Promise) -> UsageError:
     enough = next((n for n in sizes if least(math.floor(rate * n), n) >= keep), None)
     hint = "keep less" if enough is None else f"give about {enough} prompts, or keep less"
     return UsageError(
-        f"{first.right} of {first.prompts} answers with a cloud share of {first.share:.0%} are "
-        f"kept, which does not show that {100 * keep:g}% are",
+        f"Only {first.right} of {first.prompts} answers agree with the cloud (or are right), which "
+        f"does not show {100 * keep:g}% at {CONFIDENCE:.0%} confidence",
         hint=hint,
         setting="keep",
     )

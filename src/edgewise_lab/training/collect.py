@@ -124,8 +124,7 @@ def references(task: Task, tokenizer: Tokenizer, *, contexts: Sequence[int] = ()
     found = [_reference(q, task, tokenizer, contexts) for q in task.questions if q.reference]
     if not found:
         raise UsageError(
-            f"This label reads right answers that come with the questions, and {task.name} has "
-            "none",
+            f"This label needs questions with right answers, and those of {task.name} have none",
             hint="choose a label that reads the cloud's answers",
             setting="label",
         )
@@ -350,8 +349,8 @@ def _logprob(one: Continuation, token: int) -> float:
     candidates = {candidate.id: candidate.logprob for candidate in (one.top or ((),))[0]}
     if not candidates:
         raise UsageError(
-            "The cloud's engine does not tell how likely other tokens than its own are, which "
-            "this label reads",
+            "This label needs the log-probs of other tokens, which the cloud's engine does not "
+            "return",
             hint="choose another label",
             setting="label",
         )

@@ -57,11 +57,11 @@ def data_of(
     """
     labels = np.concatenate([values[name] for name in columns.questions]).astype(np.float32)
     if len(labels) != len(columns.written):
-        raise UsageError("The labels belong to other texts", hint="remove the folder's data")
+        raise UsageError("The labels do not match the texts", hint="remove the folder's data")
     if not 0 < float(labels.mean()) < 1:
         which = "no" if labels.mean() == 0 else "every"
         raise UsageError(
-            f"There is nothing to learn: a consult is worth it at {which} token of the "
+            f"There is nothing to learn: a consult is useful at {which} token of the "
             f"{len(columns.questions)} texts",
             hint="give more questions, or another pair or label",
         )
@@ -315,7 +315,7 @@ def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], A
     if data.edge_logprob is None or data.cloud_logprob is None:
         raise UsageError(
             "The marginal likelihood needs logprobs of the cloud's answers",
-            hint="choose another label, or a cloud that tells them",
+            hint="choose another label, or a cloud that returns them",
             setting="label",
         )
     edge = torch.from_numpy(data.edge_logprob)

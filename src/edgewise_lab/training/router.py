@@ -111,8 +111,8 @@ class Training:
         """
         if cloud.boundaries is not None:
             raise VocabularyMismatch(
-                "A router is trained on what both models make of one token, and the vocabulary of "
-                f"{cloud.name!r} is another than the edge's",
+                "Training compares both models token by token, and the vocabulary of "
+                f"{cloud.name!r} differs from the edge's",
                 hint="train it on a pair of one vocabulary, or choose entropy",
                 setting="cloud",
             )

@@ -85,7 +85,7 @@ def adapted(
         return Adapter(cloud, own=own, edge=edge)
     if cloud.boundaries is not None:
         raise UsageError(
-            "This cloud model decides itself what it shows",
+            "redact cannot be applied to a cloud model that is already adapted",
             hint="leave redact out, or give its adapter a context filter",
         )
     return Adapter(cloud, own=own or edge, edge=edge, context_filter=context_filter)
@@ -125,7 +125,7 @@ class AdaptedIdSession(AdaptedSession):
             else:
                 self._ids = prompt_ids(self.own, before.messages)
         except UsageError as error:
-            raise CloudRejected(f"For the cloud model: {error}") from error
+            raise CloudRejected(f"The cloud model cannot read the prompt: {error}") from error
         self._session = self._adapter.cloud.open(Prompt(tuple(self._ids), before.messages))
 
     def request(self, consult: WordConsult, deadline: float) -> Future[Completion]:

@@ -162,7 +162,7 @@ class AdaptedSession(CloudSession, ABC):
             block, left = self._reasoning.parted(ids, start)
         text = written_text(bytes_of(self.edge, left))
         if text is None:
-            raise CloudRejected("A consult may not stand inside of a character.")
+            raise CloudRejected("A consult cannot start inside a UTF-8 character.")
         if block == "open":
             # The sign that clouds know, whatever the edge's own is.
             return f"{THINK}\n{text.lstrip().removeprefix(THINK).lstrip()}"
@@ -271,7 +271,7 @@ class WordConsult:
             restored.text.encode(), self._held, self.request.n, ended=whole, whole=restored.whole
         )
         if not words.complete and restored.left == "unknown":
-            raise NothingUsable("The cloud wrote a placeholder that stands for nothing here.")
+            raise NothingUsable("The cloud wrote an unknown placeholder.")
         # If nothing of so much is whole, nothing will be.
         exhausted = sum(chunk.size for chunk in chunks) >= self.most
         if not words.complete and not ended and not exhausted:
@@ -279,7 +279,7 @@ class WordConsult:
         answer = self.request.ids[len(session.prompt.ids) :]
         ids = ids_of_text(session.edge, answer, words.text)
         if ids is None:
-            raise CloudProtocolError("The cloud model's text has no ids in the edge's vocabulary.")
+            raise CloudProtocolError("The cloud's text cannot be encoded in the edge's vocabulary.")
         meters = [chunk.meter for chunk in chunks]
         written = sum(meter.billed for meter in meters)
         if not ids and not words.ends:

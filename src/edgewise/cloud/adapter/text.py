@@ -236,7 +236,7 @@ class Probe:
         """Raises `CloudRejected` where blanks are lost before a reply: words would run together."""
         if (await self._reply(_WORDS)).startswith("five"):
             raise CloudRejected(
-                f"{self._engine.url!r} drops the blank before the words that it adds",
+                f"{self._engine.url!r} drops the leading space of its continuation",
                 hint="choose another provider, or an engine by token ids",
             )
 
@@ -259,14 +259,14 @@ class Probe:
             if error.setting is not None:
                 raise
             raise CloudRejected(
-                f"{self._engine.url!r} does not take the beginning of an answer "
+                f"{self._engine.url!r} does not accept a started answer "
                 f"({error.message.rstrip('.')})",
                 request_id=error.request_id,
             ) from error
 
     def _restarts(self, reply: str) -> CloudRejected:
         return CloudRejected(
-            f"{self._engine.url!r} begins an answer anew instead of continuing it: to "
+            f"{self._engine.url!r} restarts an answer instead of continuing it: to "
             f"{_BEGUN[0][0]!r} it added {reply[:40]!r}"
         )
 
@@ -282,4 +282,4 @@ def unechoed(sent: str, reply: str, url: str) -> str:
     for begun in (sent.lstrip(), sent.strip()):
         if again.startswith(begun):
             return again[len(begun) :]
-    raise CloudProtocolError(f"{url!r} did not begin its reply with what it was sent.")
+    raise CloudProtocolError(f"{url!r} did not repeat the started answer, as it did before.")

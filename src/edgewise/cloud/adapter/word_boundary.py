@@ -78,7 +78,7 @@ def added(sent: str, reply: str) -> str:
         return reply
     if len(again) >= len(begun):
         return reply.lstrip()[len(begun) :]
-    raise NothingUsable("The cloud model began the answer anew instead of continuing it.")
+    raise NothingUsable("The cloud model restarted the answer instead of continuing it.")
 
 
 def kept(

@@ -82,8 +82,8 @@ def redaction_of(redact: str | None) -> Redaction:
     treatments = {name: how for name, how in sorted(treatments.items()) if how != "allow"}
     if bool(own) != (WORDS in treatments):
         raise UsageError(
-            f"redact names the class {WORDS} without a file of words, or lets these leave",
-            hint="give @FILE, one a line",
+            f"redact: the class {WORDS} and @FILE require each other",
+            hint=f"give both, and not {WORDS}=allow",
         )
     return Redaction(treatments, own)
 
@@ -93,7 +93,7 @@ def _item(one: str) -> dict[str, Treatment]:
     name, given, how = one.partition("=")
     if given and how not in get_args(Treatment):
         raise UsageError(
-            f"redact treats {name!r} as {how!r}", hint="give mask, local or allow, as in email=mask"
+            f"redact: {name} cannot be {how!r}", hint="give mask, local or allow, as in email=mask"
         )
     treatment = cast(Treatment, how) if given else "mask"
     if name == "on":
@@ -101,7 +101,7 @@ def _item(one: str) -> dict[str, Treatment]:
     known = [*DETECTORS.names(), WORDS]
     if name not in known:
         raise UsageError(
-            f"redact names no class {name!r}",
+            f"redact: there is no class {name!r}",
             hint=f"give on, off, or some of {', '.join(known)}, separated by commas",
         )
     return {name: treatment}
@@ -115,13 +115,13 @@ def words_of(files: Sequence[str]) -> tuple[str, ...]:
             lines += from_home(name).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(
-                f"The words in {name!r} cannot be read ({error})", hint="give a file in UTF-8"
+                f"The word list {name!r} cannot be read ({error})", hint="give a file in UTF-8"
             ) from error
     words = tuple(dict.fromkeys(" ".join(one.split()) for one in lines if one.strip()))
     fit = all(2 <= len(word) <= LONGEST for word in words)
     if files and not (fit and 1 <= len(words) <= MOST):
         raise UsageError(
-            f"The words in {files[0]!r} are none, too many, too short or too long",
-            hint=f"give 1 to {MOST} words of 2 to {LONGEST} characters, one a line",
+            f"{files[0]!r} is not a valid word list",
+            hint=f"give 1 to {MOST} words of 2 to {LONGEST} characters, one per line",
         )
     return words

@@ -162,8 +162,8 @@ class Phone:
             self._phones: Any = import_module("phonenumbers")
         except ImportError as error:
             raise UsageError(
-                "To redact phone numbers takes phonenumbers: pip install 'edgewise[redact]'",
-                hint="or name the other classes alone: email,iban,card,ip,secret",
+                "Redacting phone numbers needs phonenumbers: pip install 'edgewise[redact]'",
+                hint="or name only the other classes: email,iban,card,ip,secret",
                 setting="redact",
             ) from error
 

@@ -171,7 +171,7 @@ class RedactedContext:
         known = self._known.copy()
         places = known.places(written, self._filter.find(written))
         if _is_open(written, places, known):
-            raise Blocked("The answer's end may be half a private word.", open=True)
+            raise Blocked("The answer may end inside a private word.", open=True)
         text = known.replaced(written, places)
         return FilteredAnswer(text, partial(known.restored, begun or written))
 

@@ -111,7 +111,7 @@ class Placeholders:
         spans, read = list(found), Normal(text)
         labels = {text[one.start : one.end]: one.label for one in spans}
         if len(self.names) + len(labels) > MOST_FOUND:
-            raise Blocked(f"It holds more than {MOST_FOUND} private words, so nothing is sent.")
+            raise Blocked(f"The text has more than {MOST_FOUND} private words, so nothing is sent.")
         for word in dict.fromkeys([*self.names, *labels]):
             plain = Normal(word).text
             label = labels.get(word) or self.names[word][1:].rpartition("_")[0]

@@ -89,9 +89,9 @@ def require_one_device(engine: str, gpu_layers: int | Literal["auto"]) -> None:
     """Raise `UsageError` where some layers of a model are to go elsewhere than the others."""
     if gpu_layers != "auto" and gpu_layers > 0:
         raise UsageError(
-            f"The edge engine {engine} puts a whole model on one device, not {gpu_layers} layers "
-            "of it",
-            hint="leave the layers out for a GPU where there is one, or offload 0 for the CPU",
+            f"The edge engine {engine} loads a whole model on one device, so gpu-layers cannot be "
+            f"{gpu_layers}",
+            hint="leave it out (a GPU, if there is one), or give 0 (the CPU)",
             setting="gpu_layers",
         )
 
@@ -159,7 +159,7 @@ def weight_files(folder: Path) -> list[Path]:
     if not found:
         raise ModelError(
             f"There are no safetensors in {str(folder)!r}",
-            hint="name a folder that holds some: weights in pickles are never read",
+            hint="name a folder that has some: pickled weights are never loaded",
         )
     return found
 

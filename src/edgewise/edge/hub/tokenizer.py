@@ -120,12 +120,12 @@ def _checked(path: Path) -> tuple[_File, _Model]:
         raise damaged(path, f"is not a tokenizer ({error})") from error
     if not _is_byte_level(file) and not model.byte_fallback:
         raise ModelError(
-            f"{str(path)!r} ({model.type or 'of no type'}) does not spell every text in bytes",
+            f"{str(path)!r} ({model.type or 'of no type'}) cannot encode every text",
             hint="choose a model with a byte-level or byte-fallback vocabulary",
         )
     if grows > GROWTH:
         raise ModelError(
-            f"{str(path)!r} makes texts more than {GROWTH} times longer before it reads them",
+            f"{str(path)!r} can make a text more than {GROWTH} times longer before encoding it",
             hint="choose another model",
         )
     # A text is encoded as it is, whatever length the file was saved for.

@@ -272,13 +272,13 @@ def _loads_in_child(path: Path) -> bool:
         )
     except OSError as error:
         # Where no process can be started the file is as safe as it was before.
-        _log.warning("%r is loaded untried: no process can be started (%s)", str(path), error)
+        _log.warning("%r is loaded unchecked: no process can be started (%s)", str(path), error)
         return False
     try:
         return bool(child.ask(os.fsencode(path)))
     except ChildEnded as error:
         raise ModelError(
-            f"{str(path)!r} is damaged, or no model that llama.cpp can run ({_end(error)})",
+            f"{str(path)!r} is damaged, or llama.cpp cannot run it ({_end(error)})",
             hint="download it again",
         ) from error
     finally:

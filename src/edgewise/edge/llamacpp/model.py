@@ -74,7 +74,7 @@ class LlamaModel(EngineModel):
     def _prepare(self, options: EdgeOptions) -> None:
         trained = llama_cpp.llama_model_n_ctx_train(self._model)
         if trained < 1:
-            raise ModelError(f"{str(self.path)!r} says of itself that it holds {trained} tokens.")
+            raise ModelError(f"{str(self.path)!r} declares a context of {trained} tokens.")
         self.context = self._context_for(trained)
         self.hidden_size = int(llama_cpp.llama_model_n_embd(self._model))
         self.parameters = int(llama_cpp.llama_model_n_params(self._model))

@@ -141,8 +141,8 @@ class TextDialect(Dialect):
             text = data.decode()
         except UnicodeDecodeError as error:
             raise EdgeError(
-                f"The edge model's server at {self.server.url} takes text, and the answer stands "
-                "inside a character",
+                f"The edge server at {self.server.url} takes text, and the answer ends "
+                "inside a UTF-8 character",
                 hint="name the model's file as the edge model",
                 setting="edge",
             ) from error
@@ -218,7 +218,7 @@ def chosen(server: Server, model: str | None, names: Sequence[str]) -> str:
     some = ", ".join(repr(name[:LONGEST_NAME]) for name in names[:_MOST_SHOWN])
     lacks = "serves several models" if model is None else f"serves no model {model!r}"
     raise UsageError(
-        f"The edge model's server at {server.url} {lacks if names else 'serves no model'}",
+        f"The edge server at {server.url} {lacks if names else 'serves no model'}",
         hint=f"name one: {some}" if names else "load one there",
         setting="edge_model" if names else "edge",
     )
@@ -227,7 +227,7 @@ def chosen(server: Server, model: str | None, names: Sequence[str]) -> str:
 def fitting(wanted: int | None, held: int | None) -> int:
     if wanted is not None and held is not None and wanted > held:
         raise UsageError(
-            f"The edge model's server holds {held} tokens a slot, not {wanted}",
+            f"The edge server holds {held} tokens a slot, not {wanted}",
             hint="start it with a larger context, or lower yours",
             setting="ctx",
         )

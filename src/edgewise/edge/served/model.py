@@ -38,8 +38,8 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
     """
     if options.threads is not None or options.gpu_layers != "auto":
         raise UsageError(
-            "Threads and GPU layers are the server's own where the edge model is at a URL",
-            hint="start the server with them",
+            "threads and gpu-layers do not apply to an edge model at a URL",
+            hint="set them on the server",
             setting="threads" if options.threads is not None else "gpu_layers",
         )
     url = with_scheme(address).rstrip("/").removesuffix("/v1")
@@ -49,7 +49,7 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
             if (dialect := kind.find(server, options.model, options.context)) is not None:
                 return ServedEdge(dialect, options)
         raise EdgeError(
-            f"What runs at {url} is none of {', '.join(kind.program for kind in _DIALECTS)}",
+            f"The server at {url} is none of {', '.join(kind.program for kind in _DIALECTS)}",
             hint="give the address of one of them, or name a model's file",
             setting="edge",
         )
@@ -68,8 +68,7 @@ class ServedEdge(EdgeModel):
         described = dialect.described
         if described.slots is not None and options.slots > described.slots:
             raise UsageError(
-                f"The edge model's server has {described.slots} slots, and {options.slots} are "
-                "needed",
+                f"The edge server has {described.slots} slots, and {options.slots} are needed",
                 hint="start it with more",
                 setting="edge",
             )
@@ -86,7 +85,7 @@ class ServedEdge(EdgeModel):
         self.tokenizer = dialect.tokenizer = _tokenizer(dialect, options.tokenizer, here)
         if not dialect.prove():
             raise ModelError(
-                f"The edge model's server at {dialect.server.url} has another vocabulary than the "
+                f"The edge server at {dialect.server.url} has another vocabulary than the "
                 f"tokenizer that was found for {self.name[:LONGEST_NAME]!r}",
                 hint="name its own, or start the server again if the model's file has changed",
                 setting="edge_tokenizer",
@@ -153,7 +152,7 @@ def _tokenizer(dialect: Dialect, named: str | None, here: Path | None) -> Tokeni
     place = named or (here and str(here))
     if place is None:
         raise ModelError(
-            f"The edge model's server at {dialect.server.url} serves "
+            f"The edge server at {dialect.server.url} serves "
             f"{dialect.described.address[:200]!r}, which is not on this disk, and its tokenizer is "
             "needed here",
             hint="name a GGUF of the model, its folder or its repository",

@@ -115,15 +115,15 @@ class Server:
         """Neither a key that is missing nor a redirect is a server of another kind."""
         if response.status_code in (401, 403):
             raise EdgeError(
-                f"The edge model's server at {self.url} refused the key",
+                f"The edge server at {self.url} refused the key",
                 hint="set one that it accepts",
                 setting="edge_key",
             )
         if response.is_redirect:
             raise EdgeError(
-                f"The edge model's server at {self.url} redirects elsewhere, and no redirect is "
-                "followed",
-                hint="give the address that it leads to",
+                f"The edge server at {self.url} redirects elsewhere, and redirects are "
+                "not followed",
+                hint="give the address it redirects to",
                 setting="edge",
             )
 
@@ -137,7 +137,7 @@ class Server:
 
     def _gone(self, why: str) -> EdgeError:
         return EdgeError(
-            f"The edge model's server at {self.url} does not answer ({why})",
+            f"The edge server at {self.url} does not answer ({why})",
             hint="start it again, or name a model's file",
             setting="edge",
         )
@@ -155,7 +155,7 @@ class Server:
         if program := _PROGRAMS.get(urlsplit(self.url).port or 0):
             hint = f"name the model's file by {program}:NAME"
         return EdgeError(
-            f"The edge model's server at {self.url} sent what no answer can be made of ({why})",
+            f"The edge server at {self.url} sent an invalid reply ({why})",
             hint=hint,
             setting="edge",
         )

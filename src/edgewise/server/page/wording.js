@@ -11,7 +11,7 @@ export const bare = (prompt) => AROUND.exec(prompt)?.[1] ?? prompt;
 
 const KINDS = {
   edge: "written by the edge",
-  fallback: "written by the edge, where the cloud was asked in vain",
+  fallback: "written by the edge; the consult failed",
   confirmed: "written by the cloud, as the edge would have",
   changed: "written by the cloud, other than the edge would have",
   alone: "written by the cloud",

@@ -157,8 +157,8 @@ def _apart(other: Task, used: Task, calibration: int) -> Task:
     rest = tuple(question for question in other.questions if question.text not in texts)
     if not rest:
         raise UsageError(
-            "The questions to calibrate on are those that are used",
-            hint="name a file of others",
+            "All calibration questions are also evaluated",
+            hint="name a file with others",
             setting="calibration_data",
         )
     return replace(other, questions=rest[-calibration:])
@@ -172,7 +172,7 @@ def _split(task: Task, calibration: int) -> tuple[Task, Task]:
     rest = tuple(question for question in before if question.text not in apart)
     if not rest:
         raise UsageError(
-            f"{len(task.questions)} questions leave none beside {calibration} to calibrate on",
+            f"{len(task.questions)} questions are too few to keep {calibration} for calibration",
             hint="calibrate on fewer",
             setting="calibration",
         )

@@ -104,7 +104,7 @@ def judge_trial(tokenizer: Tokenizer) -> Generator[list[Rollout], list[Continuat
     if right < PASSED:
         unclear = judged.count(None)
         raise UsageError(
-            f"The cloud model is not a judge: it decides {right} of {len(TRIAL)} plain pairs of "
+            f"The cloud model cannot judge: it decides {right} of {len(TRIAL)} plain pairs of "
             f"sentences correctly, and answers {unclear} with neither yes nor no (it begins "
             f"{text_of(tokenizer, replies[0].ids).strip()!r})",
             hint="let the outcome judge, or choose another label",
