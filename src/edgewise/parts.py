@@ -99,7 +99,7 @@ def edge_engine(settings: Settings) -> str:
 
 
 def cloud_address(settings: Settings) -> str:
-    """Where the nearest cloud is: as set, else the bundled one beside a bundled edge model."""
+    """Address of the nearest cloud: as set, else the bundled one beside a bundled edge model."""
     if settings.cloud is not None:
         return each(settings.cloud)[0]
     return "bundled" if settings.edge == "bundled" else "none"
@@ -183,7 +183,7 @@ def _for_each(settings: Settings, name: str, count: int) -> list[str]:
 
 
 def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list[float]:
-    """A share or a threshold for each cloud behind the nearest; one that is alone is for all."""
+    """A share or a threshold for each cloud after the nearest; a single value is for all."""
     given = getattr(settings, name)
     if defaults and given is not None and "," not in str(given):
         settings = replace(settings, **{name: ",".join([str(given)] * len(defaults))})
@@ -195,7 +195,7 @@ def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list
 
 
 def tier_address(clouds: Sequence[CloudModel]) -> str:
-    """Names the last of these `clouds`, behind the others."""
+    """Names the last of these `clouds`, after the others."""
     return ",".join(cloud.name for cloud in clouds)
 
 
@@ -204,9 +204,9 @@ def open_cloud(
 ) -> CloudModel | None:
     """Open the cloud model and check its vocabulary; with "none" nothing is opened at all.
 
-    One of another vocabulary is behind an adapter. `slots` and `keep_prefixes` are for a model in
-    this process. Raises `UsageError` for an unknown engine, for an engine without a URL, and for a
-    URL at a host that is not allowed.
+    A cloud with another vocabulary is wrapped in an adapter. `slots` and `keep_prefixes` are for a
+    model in this process. Raises `UsageError` for an unknown engine, for an engine without a URL,
+    and for a URL at a host that is not allowed.
     """
     require_one_cloud(settings)
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
@@ -245,7 +245,7 @@ def open_cloud(
 
 
 def context_filter(settings: Settings) -> Redacted | None:
-    """What the cloud gets to see; None for everything. Raises `UsageError`."""
+    """The filter of what the cloud sees; None without redaction. Raises `UsageError`."""
     rules = redaction_of(settings.redact)
     return Redacted(rules) if rules.treatments else None
 

@@ -27,7 +27,7 @@ _OF_SERVE = "api_key"
 """Not a setting: an option of `serve`, which may stand in the environment too."""
 
 _TYPO = 0.8
-"""How like a setting's name an unknown variable's must be to be taken for it, misspelt."""
+"""Least similarity of an unknown variable to a setting's name to count as a misspelling."""
 
 _MONEY = Meta(ge=0, le=1e12)
 

@@ -76,7 +76,7 @@ class SequentialRollouts:
         ids: list[int] = []
         logprobs: list[float] = []
         self._session.open(prefix.ids)
-        # Nothing is computed after the last id, which may stand behind the context.
+        # Nothing is computed after the last id, which may lie beyond the context.
         room = min(prefix.n, self._context - len(prefix.ids) + 1)
         while len(ids) < room and not (ids and ids[-1] in self._eos_ids):
             self._session.extend(ids[-1:])
@@ -218,7 +218,7 @@ class BatchedRollouts:
         token = step.proposed
         rollout.ids.append(token)
         rollout.logprobs.append(step.logprob(token))
-        # Nothing is computed after the last id, which may stand behind the context.
+        # Nothing is computed after the last id, which may lie beyond the context.
         full = len(rollout.logprobs) == rollout.prefix.n or len(rollout.ids) > self._context
         return full or token in self._eos_ids
 

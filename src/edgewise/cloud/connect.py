@@ -69,9 +69,9 @@ def connect(
 ) -> CloudModel:
     """The cloud model at `url`, checked for an `edge`; `vocabulary_check` says how.
 
-    `own` is the cloud's tokenizer; `engine` is a name of `ENGINES`. With "auto" the server says
-    what it is; where its vocabulary is another and `own` is None, it is asked by text. What else is
-    there is asked by text, in each dialect until one continues an answer. Raises a `CloudError`,
+    `own` is the cloud's tokenizer; `engine` is a name of `ENGINES`. With "auto", detect the engine.
+    Use ids if the vocabularies match or `own` is given, otherwise that engine's text dialect. For
+    an unknown server, try the text dialects until one continues an answer. Raises a `CloudError`,
     `VocabularyMismatch` or another `UsageError`.
     """
 

@@ -98,7 +98,7 @@ class IoThread:
 
 
 class RemoteCloud(CloudModel):
-    """What is common to an engine and a gateway at an address: an I/O thread, the checks."""
+    """Base class of clouds at an address (engine or gateway): an I/O thread, the checks."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -168,7 +168,7 @@ class EngineCloud(RemoteCloud):
         return self.vocabulary_check
 
     async def complete(self, request: ConsultRequest, client: Client) -> Completion:
-        """One consult: the whole prefix goes, the engine's prefix cache does the reuse."""
+        """Sends one consult with the whole prefix; the engine's prefix cache does the reuse."""
         ids, n = request.ids, request.n
         if not ids:
             raise CloudRejected("A consult needs at least one id before it.")

@@ -100,7 +100,7 @@ def _is_near(name: str) -> bool:
 
 
 def _host_in(url: str) -> Host | None:
-    """As it is read here, and as what connects reads it: they must agree; None for no URL."""
+    """The URL's host; None for an invalid URL, or one that the HTTP client parses differently."""
     try:
         parts, connected = urlsplit(url), yarl.URL(url)
         host = Host(_plain(parts.hostname), parts.port or _PORTS.get(parts.scheme))
@@ -124,7 +124,7 @@ def _host(given: str, setting: str) -> Host:
 
 
 def _plain(name: str | None) -> str:
-    """As hosts are compared."""
+    """Normalizes a host name for comparison."""
     return (name or "").lower().rstrip(".")
 
 

@@ -116,7 +116,7 @@ _State = list[dict[str, Any]]
 
 
 class TorchCache(SequenceCache):
-    """What one sequence holds.
+    """The cache of one sequence.
 
     Attention's keys and values are kept whole, in sliding windows too (their masks hide what lies
     outside), and cut anywhere. Recurrent layers hold one state, which is copied.
@@ -228,7 +228,7 @@ class TransformersModel(EngineModel):
         return cache
 
     def run(self, ids: Sequence[int], cache: Any, *, every: bool) -> tuple[Any, Any | None]:
-        """Compute `ids` behind what the cache holds, with rows for all of them, or for the last.
+        """Compute `ids` after those in the cache, with rows for all of them, or for the last.
 
         Tensors: logits [n, vocabulary]; hidden [n, d], None where the model shows none.
         """

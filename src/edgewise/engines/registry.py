@@ -59,7 +59,7 @@ _LONGEST = 100
 
 
 class UnknownEngine(CloudRejected):
-    """What answers at an address is not an engine that takes ids, as far as it says."""
+    """The server at this URL is not a known engine with token-id input."""
 
 
 def check_name(engine: str) -> None:

@@ -1,4 +1,4 @@
-"""What a gateway counts, for Prometheus."""
+"""Prometheus metrics of a gateway."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 

@@ -113,7 +113,7 @@ class Sessions:
         return oldest is not None
 
     def _empty(self, session: Session) -> None:
-        """It stays, without its ids."""
+        """Drops a session's ids, but keeps the session."""
         self.ids -= len(session.ledger)
         session.ledger = Ledger()
         self._holding.pop(session.name, None)

@@ -13,8 +13,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 WAIT_SECONDS = 30.0
-"""How long a peer may take to send a whole request, or a WebSocket's first message; and how long
-it may leave unread what it was sent."""
+"""Timeout for a peer to send a whole request or a WebSocket's first message, and to read what it
+was sent."""
 
 MAX_HEADER = 16 << 10
 """A request's first line and headers, bytes."""
@@ -63,7 +63,7 @@ class Connections:
             timer.cancel()
 
     def remove(self, transport: asyncio.Transport) -> None:
-        """It is closed."""
+        """Forget a connection that has closed."""
         self._open.discard(transport)
         self.done(transport, "no whole request came")
         self.done(transport, "it does not read")
@@ -76,7 +76,7 @@ class Connections:
 
 
 class _Counted(asyncio.Protocol):
-    """What a protocol of uvicorn inherits to be among `connections`."""
+    """Mix-in of uvicorn protocols: counts the connection in `connections`."""
 
     transport: asyncio.Transport
 

@@ -43,7 +43,7 @@ class FloodFilter(logging.Filter):
 
 
 def _kind(record: logging.LogRecord) -> str | None:
-    """What lines about the same thing have in common; None for one that no stranger can cause."""
+    """Key that groups similar lines; None for a line that no client can cause."""
     message: object = record.msg
     if isinstance(message, dict):
         event = str(message.get("event"))

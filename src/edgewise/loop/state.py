@@ -1,4 +1,4 @@
-"""Where an answer stands, in one immutable value.
+"""The state of an answer, in one immutable value.
 
 The same pure functions decide for the answer and for draft tokens beyond it, so a draft that is
 accepted was decided on as the answer would have.
@@ -29,7 +29,7 @@ _REFUSED = ("cost", "blocked")
 
 
 class Read(NamedTuple):
-    """What the loop needs of a step, copied before the engine's next decode.
+    """The values of a step that the loop needs, copied before the engine's next decode.
 
     `token` is what the edge would write. Score, logprob and candidates are the model's own: a
     grammar does not change them. `forced`: the grammar allows this token only.
@@ -50,7 +50,7 @@ class Read(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What holds for a whole answer: `prompt` and `context` in ids, `max_tokens` in tokens.
+    """Constants of an answer: `prompt` and `context` in ids, `max_tokens` in tokens.
 
     With `boundaries` the cloud has another vocabulary: it is asked there alone, for words.
     Control tokens in `shown` are text in this answer, which keeps to `constraint`. `pending`
@@ -85,7 +85,7 @@ class Queued(msgspec.Struct, frozen=True):
 
 
 class Held(NamedTuple):
-    """What cannot be shown yet.
+    """Output that cannot be shown yet.
 
     `pending` are bytes of an incomplete character (at most three), `text` may begin a stop string.
     """
@@ -98,7 +98,7 @@ class Held(NamedTuple):
 
         Invalid bytes become U+FFFD: over any split of a byte string the texts join to
         `data.decode("utf-8", "replace")`. What can be shown never holds any part of a stop string;
-        behind a match nothing is shown.
+        after a match nothing is shown.
         """
         if not self.pending and piece.isascii():
             text, pending = piece.decode("ascii"), b""
@@ -164,7 +164,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     stopped: str | None = None
 
     def decide(self, read: Read, ids: Sequence[int], rules: Rules) -> Decision:
-        """Whether to consult behind `ids`, and for how many tokens.
+        """Whether to consult after `ids`, and for how many tokens.
 
         If the cloud cannot be asked here (inside a word), ask at the next word boundary. Never ask
         where the grammar allows one token only.

@@ -24,11 +24,11 @@ _MARKS = (
 """Unicode's noncharacters: nobody may send them to somebody else."""
 
 _BLANKS = " \t\n\v\f\r"
-"""What llama.cpp drops beside a token that takes the blanks around it."""
+"""Blanks that llama.cpp drops beside a token that strips them."""
 
 
 class ControlTokens:
-    """How a vocabulary's control tokens are written, and where they stand in texts.
+    """Texts of a vocabulary's control tokens, and where they occur in other texts.
 
     A text of one character has no inside to be marked: it is a control token wherever it stands.
     """
@@ -75,7 +75,7 @@ class ControlTokens:
         return [*pieces, text[done:]]
 
     def encode(self, tokenizer: Tokenizer, pieces: Sequence[str]) -> list[int]:
-        """Ids of what `split` made, behind one BOS, as `encode_prompt` makes them of a text."""
+        """Ids of what `split` made, with a leading BOS, as `encode_prompt` makes them of a text."""
 
         @cache
         def strips(control: str) -> tuple[bool, bool]:

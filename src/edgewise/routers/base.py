@@ -24,12 +24,12 @@ class Router(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """What a step must keep for `score`."""
+        """Parts of a step that `score` reads."""
         ...
 
     @property
     def top(self) -> int:
-        """How many of the likeliest ids a step must keep."""
+        """Number of likeliest ids that `score` reads of a step."""
         ...
 
     def score(self, step: Step) -> float:

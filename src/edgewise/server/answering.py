@@ -88,7 +88,7 @@ AnswerEvent = Event | PromptScores
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of the pair.
+    """A request to the pair.
 
     `read` makes the prompt, in any thread, and raises an `EdgewiseError`. `messages` are the
     conversation's, with their marks; `options` are those of `Pair.stream`. With `pending` draft

@@ -65,7 +65,7 @@ class Caller:
     def __init__(self, callers: Callers, key: Key) -> None:
         self._callers, self.key = callers, key
         self.name = "" if key is ANYBODY else key.name
-        """Of its key; empty where all are one."""
+        """Name of its key; empty without keys."""
         self._spent = Spent()
 
     @asynccontextmanager

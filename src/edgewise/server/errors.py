@@ -156,7 +156,7 @@ _KINDS = frozenset({"str", "int", "float", "bool", "list"})
 
 
 def _path(loc: Sequence[str | int]) -> str | None:
-    """Where a problem is: fields and indices, without the types that were tried there."""
+    """Path of an invalid value: fields and indices, without the types that were tried there."""
     names = [
         str(part)
         for at, part in enumerate(loc)

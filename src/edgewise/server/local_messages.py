@@ -34,7 +34,7 @@ def _letters(text: str) -> bytes:
 
 
 def _plain(text: str) -> bytes:
-    """What is compared of a text: its letters, or all of it where it has none."""
+    """The part of a text that is compared: its letters, or all of it without letters."""
     return _letters(text) or text.encode("utf-8", "surrogatepass")
 
 
@@ -149,7 +149,7 @@ class LocalMessages:
 
 
 def _texts(message: Message) -> list[str]:
-    """What a message says, and what its calls do."""
+    """Texts of a message and of its calls' arguments."""
     texts = [message.content, *(call.arguments for call in message.tool_calls)]
     return [text for text in texts if text]
 

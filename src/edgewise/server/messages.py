@@ -83,7 +83,7 @@ class AnthropicTurn(Strict):
     content: BoundedText | Annotated[list[Block], Field(max_length=MAX_MESSAGES)]
 
     def turns(self) -> Iterator[ChatTurn]:
-        """Results of calls, then the text with the calls."""
+        """Yields tool results first, then the text with its tool calls."""
         blocks = [] if isinstance(self.content, str) else self.content
         for block in blocks:
             if isinstance(block, ToolResult):

@@ -1,4 +1,4 @@
-"""What a model id means, and what a request asks of the pair.
+"""Model ids, and a request's options for the pair.
 
 `edgewise` is as the server was started, `edgewise@0.05` another cloud share, `edgewise:t0.3` a
 fixed threshold, `edgewise:edge` and `edgewise:cloud` one of the models.

@@ -108,7 +108,7 @@ class ScriptedEdge(EdgeModel):
 
     @property
     def sessions(self) -> int:
-        """How many sessions are open."""
+        """Number of open sessions."""
         return self._slots.sessions
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:

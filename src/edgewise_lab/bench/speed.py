@@ -1,6 +1,6 @@
 """Edge decoding speed: the whole loop against the engine driven bare.
 
-Both decode the same few tokens behind the same prompt, in short blocks that take turns: what else
+Both decode the same few tokens after the same prompt, in short blocks that take turns: what else
 the machine does, and how fast it is, changes within seconds. The bare engine takes part twice: how
 far it seems to be from itself is the smallest loss that can be distinguished from none.
 """

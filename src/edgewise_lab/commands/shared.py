@@ -84,13 +84,13 @@ def served(chosen: Settings) -> Generator[str]:
         yield address
     else:
         raise UsageError(
-            f"A link needs a cloud at its other end, and {address!r} is none; give --cloud "
+            f"A link needs a cloud at its other end, and {address!r} is not a URL; give --cloud "
             "http://host:port, or bundled."
         )
 
 
 def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
-    """The cloud model that the settings name, its vocabulary proven."""
+    """The cloud model that the settings name, its vocabulary checked."""
     cloud = open_cloud(settings, edge)
     assert cloud is not None
     return cloud

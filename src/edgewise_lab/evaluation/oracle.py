@@ -93,7 +93,7 @@ class Oracle:
 
         The cloud, going on from any earlier one, ends right: so it does after its own token.
         None where a near tie of logits came out otherwise than before, in another batch, or
-        where that is behind the cloud's context.
+        where that is beyond the cloud's context.
         """
         for at in range(start, min(len(ids), self._room(self._cloud, prompt))):
             written = self._next(self._cloud, prompt, ids[:at])

@@ -21,7 +21,7 @@ from edgewise_lab.evaluation.tasks.grading import first_mention, is_right, is_st
 def room(prompt: int, max_tokens: int, *contexts: int) -> int:
     """The longest answer after `prompt` ids, tokens: as the decoder's, it ends at a context's end.
 
-    Its last token may stand behind the context, since nothing is computed after it.
+    Its last token may lie beyond the context, since nothing is computed after it.
     """
     return min([max_tokens, *(context - prompt + 1 for context in contexts)])
 
@@ -184,7 +184,7 @@ class CloudAlone:
 
 
 def question_prompt(tokenizer: Tokenizer, question: Question) -> Prompt:
-    """The question, behind the conversation before it."""
+    """Prompt ids of the question, after the conversation before it."""
     return prompt_of(tokenizer, question.messages)
 
 

@@ -58,7 +58,7 @@ class SpendingMeter:
         return Spending(self.tokens, time.monotonic() - self._begun)
 
     def completed(self, prompt: int, reply: Completion) -> None:
-        """Count a consult behind `prompt` ids, once it is answered."""
+        """Count a consult after `prompt` ids, once it is answered."""
         read = prompt if reply.prompt is None else reply.prompt
         cached = min(reply.cached or 0, read)
         self.count(BilledTokens(input=read - cached, cached=cached, output=reply.billed))

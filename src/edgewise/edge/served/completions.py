@@ -65,14 +65,14 @@ class _Reply(msgspec.Struct):
 
 
 class LmStudioEdge(TextDialect):
-    """By text; the GGUF lies on this disk. Servers that differ in a few things are subclasses."""
+    """Uses text prompts; the GGUF is on this disk. Similar servers are subclasses."""
 
     program, top, most = "LM Studio", 10, 10
     owner: ClassVar[str] = "organization_owner"
-    """Of the models that it lists."""
+    """Its models' `owned_by`."""
 
     place: ClassVar[str] = "lmstudio:"
-    """What makes a model's name an address on this disk."""
+    """Prefix that makes a model's name an address on this disk."""
 
     @classmethod
     def find(cls, server: Server, model: str | None, context: int | None) -> "Dialect | None":
@@ -170,7 +170,7 @@ class VllmEdge(LmStudioEdge):
 
 
 class MlxEdge(LmStudioEdge):
-    """It tells ids, and candidates in whole replies alone: so it is asked for a few at a time."""
+    """Reports ids, but candidates only in whole replies: asks for a few tokens at a time."""
 
     program = "mlx_lm.server"
     owner, place = "", ""

@@ -46,7 +46,7 @@ class Server:
         self._http.close()
 
     def get(self, path: str, kind: type[_T]) -> _T | None:
-        """A reply; None where the server has no such path, or means something else by it."""
+        """GET `path`; None unless the status is 200 and the body decodes as `kind`."""
         with self._sent("GET", path, None) as response:
             data = self._whole(response) if response.status_code == 200 else b""
         with suppress(EdgeError):
@@ -136,7 +136,7 @@ class Server:
 
     @contextmanager
     def _named(self) -> Generator[None]:
-        """What breaks a connection is an `EdgeError` that names the server."""
+        """Turns connection errors into an `EdgeError` that names the server."""
         try:
             yield
         except (httpx2.HTTPError, OSError) as error:

@@ -1,4 +1,4 @@
-"""One answer's stream from a server: the server runs ahead, its prefix cache is the rollback.
+"""An answer's stream from a server: the server runs ahead, its prefix cache is the rollback.
 
 The server is asked to go on from all ids, and streams its own greedy tokens with the candidates of
 each. As long as the answer takes these tokens, a step is the next line of the stream. When it takes
@@ -22,7 +22,7 @@ AHEAD = 256
 """Most tokens that one stream writes."""
 
 _SURE = 1e-3
-"""How far above 0 rounding may put the logprob of a sure token."""
+"""Largest logprob accepted: rounding may put that of a sure token above 0."""
 
 
 class TopStep:
@@ -73,7 +73,7 @@ class TopStep:
         return known - self._rest * (self._other + float(logprobs[-1])) / 2
 
     def top(self, k: int) -> tuple[Ids, Floats]:
-        """Where the server told fewer than `k`, others, which are alike, stand behind them."""
+        """If the server returned fewer than `k`, equally likely other ids fill the rest."""
         missing = min(k, self.size) - len(self._ids)
         if missing <= 0:
             return self._ids[:k], self._logprobs[:k]
@@ -160,7 +160,7 @@ class ServedSession(EdgeSession):
             self._release()
 
     def _known(self, end: int) -> TopStep | None:
-        """The step behind the ids, if the server has written it; a stream that left them ends."""
+        """The step after the ids, if the server has written it. Ends a stream that diverged."""
         shared = min(len(self._served), end)
         if self._served[:shared] != self._ids[:shared]:
             self._stop(common_prefix(self._served, self._ids))
@@ -193,7 +193,7 @@ class ServedSession(EdgeSession):
         return True
 
     def _step(self, token: NextToken, at: int) -> TopStep:
-        """Raises `EdgeError` for candidates that are none."""
+        """Raises `EdgeError` for invalid candidates."""
         size, broken = self._tokenizer.size, self._dialect.server.broken
         known = [(one, logprob) for one, logprob in token.top if logprob is not None]
         known.sort(key=lambda one: -one[1])
@@ -201,8 +201,8 @@ class ServedSession(EdgeSession):
         if unknown := [one for one in (token.token, *ids) if not 0 <= one < size]:
             raise broken(f"the id {unknown[0]}")
         logprobs = np.array([logprob for _, logprob in known], np.float32)
-        # A number that is none compares as nothing does.
+        # NaN fails every comparison.
         if not ids or len(set(ids)) < len(ids) or not np.all(logprobs <= _SURE):
-            raise broken("candidates that are none")
+            raise broken("invalid candidates")
         written = Written(self._served[:at], min(self._prompt, at), self._tokenizer)
         return TopStep(np.array(ids, np.int32), logprobs, written, size, text=self._text)

@@ -116,7 +116,7 @@ class PairSystems:
         seconds: EngineTime | None = None,
         slowed: bool = False,
     ) -> None:
-        """`cloud` is behind `link`, where there is one; `key` is what it is asked with.
+        """`cloud` is reached over `link`, if there is one; `key` is what it is asked with.
 
         `seconds` tells an engine's time instead of its meter; with `slowed` the cloud is not there
         already at that pace, and is slowed down to it. Raises `UsageError` for a cloud of another

@@ -19,7 +19,7 @@ Grading = Literal["choice", "number", "exact", "regex", "words"]
 
 
 class Question(msgspec.Struct, frozen=True):
-    """`prompt` is the user's last message, behind those of `before`.
+    """`prompt` is the user's last message, after those of `before`.
 
     `answer` is a choice's text, a number, the whole text, a regular expression or a text with the
     same content words, as `check` says; not `known`, the cloud's own answer will take its place

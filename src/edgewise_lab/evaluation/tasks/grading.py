@@ -46,7 +46,7 @@ def is_right(question: Question, text: str) -> bool:
 def is_strictly_right(question: Question, text: str) -> bool:
     """Graded as asked for: one conclusion, in the format that the prompt wants, and right.
 
-    The question's `reference` is, letter for letter. Where the prompt lists choices behind letters,
+    The question's `reference` is, letter for letter. Where the prompt lists choices after letters,
     text and letter of a choice must both be named, else the text alone; of `words` all must be the
     same; exact and regex have no other reading.
     """
@@ -188,7 +188,7 @@ def _is_name(letter: str, rest: str, choice: str) -> bool:
 
 
 def _without_lists(text: str, choices: tuple[str, ...]) -> str:
-    """With spaces in the place of every list of two or more choices, each behind its letter."""
+    """With spaces in the place of every list of two or more choices, each after its letter."""
     if len(_LABEL.findall(text)) < 2:  # nearly always: no pattern of the choices is made for it
         return text
     one = "|".join(_item(letter, c) for letter, c in zip(LETTERS, choices, strict=False))
@@ -198,7 +198,7 @@ def _without_lists(text: str, choices: tuple[str, ...]) -> str:
 
 
 def _item(letter: str, choice: str) -> str:
-    """The pattern of a choice behind its letter, as a list tells it."""
+    """The pattern of a choice after its letter in a list."""
     return rf"\b{letter}[.):]\s*{_own(choice)}"
 
 

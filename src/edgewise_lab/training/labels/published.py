@@ -176,7 +176,7 @@ class Final(Label):
     """
 
     name = "final"
-    described = "how far the cloud's own answer changes behind the edge's token"
+    described = "how far the cloud's own answer changes after the edge's token"
     writers: frozenset[Writer] = frozenset({"cloud"})
 
     def of(self, case: Case) -> Labelling:
@@ -198,7 +198,7 @@ class Final(Label):
 class Rescue(Label):
     """1 where the edge's own answer ends wrong, and right once the cloud has written this token.
 
-    The edge goes on behind the cloud's token, as it does in use, from texts that it writes in use.
+    The edge goes on after the cloud's token, as it does in use, from texts that it writes in use.
     The cloud writes no answers: it reads each of the edge's once, and the edge is rolled out where
     the cloud would have written another token, of wrong answers alone.
     """
