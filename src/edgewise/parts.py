@@ -32,7 +32,7 @@ from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES, SERVER
 from edgewise.errors import EdgeError, ModelError, RouterMismatch, UsageError
-from edgewise.loop.consults import SHARE, THRESHOLD, Tier
+from edgewise.loop.consults import TIER_SHARE, TIER_THRESHOLD, Tier
 from edgewise.loop.policy import Policy
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
@@ -141,16 +141,16 @@ def is_trusted(settings: Settings, name: str | None = None) -> bool:
 def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel) -> list[Tier]:
     """The open `clouds`, nearest first, with what the settings say of each. Raises `UsageError`.
 
-    Behind one that is asked between words the others are, too. Models in this process are trusted
-    where there are several.
+    After a cloud that is asked between words the others are, too. Models in this process are
+    trusted where there are several.
     """
     further = max(0, len(clouds) - 1)
-    shares = _fractions(settings, "tier_share", [SHARE] * further)
+    shares = _fractions(settings, "tier_share", [TIER_SHARE] * further)
     tuned = [
-        tuned_thresholds(edge, TIERS, tier_address(clouds[:count])).get(f"{share:g}", THRESHOLD)
-        for count, share in enumerate(shares, 2)
+        tuned_thresholds(edge, TIERS, tier_address(clouds[:n])).get(f"{share:g}", TIER_THRESHOLD)
+        for n, share in enumerate(shares, 2)
     ]
-    thresholds = [THRESHOLD, *_fractions(settings, "tier_threshold", tuned)]
+    thresholds = [TIER_THRESHOLD, *_fractions(settings, "tier_threshold", tuned)]
     tiers: list[Tier] = []
     by_words = False
     for cloud, share, threshold in zip(clouds, [None, *shares], thresholds, strict=bool(clouds)):

@@ -49,7 +49,7 @@ def scored(
                 Scored(token, step.logprob(token), step.candidates(top))
                 for step, token in zip(steps, following, strict=True)
             ]
-            # Behind the last id nothing stands.
+            # Nothing follows the last id.
             batch = ids[done : min(done + most, len(ids) - 1)]
             steps = session.steps(batch)
             done += len(batch)

@@ -291,7 +291,7 @@ class PromptText(TextEngine):
 def turns(url: str, messages: Sequence[Message]) -> list[dict[str, object]]:
     """Messages as chat APIs take them; raises `CloudRejected` for those that nobody answers.
 
-    Behind an assistant's message an answer that was begun could be another, or its rest.
+    After an assistant's message a started answer could be a new one, or its rest.
     """
     if not messages:
         raise CloudRejected(f"There is no message to send to {url!r}.")

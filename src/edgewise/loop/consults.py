@@ -20,7 +20,7 @@ from edgewise.loop.policy import Budget, SharedBudget
 from edgewise.loop.state import Rules
 from edgewise.prompts import Prompt
 
-THRESHOLD, SHARE = 0.5, 0.01
+TIER_THRESHOLD, TIER_SHARE = 0.5, 0.01
 """Defaults of a further cloud."""
 
 UNKNOWN = 0.5
@@ -58,8 +58,8 @@ class Tier:
         self,
         cloud: CloudModel,
         *,
-        threshold: float = THRESHOLD,
-        share: float | None = SHARE,
+        threshold: float = TIER_THRESHOLD,
+        share: float | None = TIER_SHARE,
         trusted: bool = False,
         breaker: Breaker | None = None,
     ) -> None:

@@ -59,7 +59,7 @@ class Speculation:
         read = self._reads[len(ids)] = self._read(self.drafts).detailed()
         if self._consults is not None:
             self._consults.latency.stepped(time.monotonic() - begun)
-        tip, reason = tip.reaching(read.token, ids, self._rules), None
+        tip, reason = tip.after_draft(read.token, ids, self._rules), None
         if not tip.owed:
             tip, reason = self._decided(tip, read, ids)
         self._draft(tip, read, reason)

@@ -188,8 +188,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         charged = ask if rules.boundaries is None else 0
         return replace(self, owed=ask, budget=rules.policy.charge(self.budget, charged))
 
-    def reaching(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
-        """Behind `ids`: one word less is owed if the draft `token` begins another."""
+    def after_draft(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
+        """The state after the draft `token`: owes one word less if `token` begins another."""
         opens = rules.boundaries is not None and rules.boundaries.opens(ids, rules.prompt, token)
         return replace(self, owed=self.owed - 1) if self.owed and opens else self
 

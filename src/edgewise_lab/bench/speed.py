@@ -132,7 +132,7 @@ def _round(
 
 
 def _block(ids: Generator[int], tokens: int) -> Block:
-    """Of the `tokens` after the first, which pays for the prompt."""
+    """Times the `tokens` after the first, which pays for the prompt."""
     with closing(ids):
         first = next(ids)
         seconds, processor = time.perf_counter(), time.process_time()
@@ -159,7 +159,7 @@ def bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]
 
 
 def _cached(slots: Slots, prompt: Sequence[int], tokens: int) -> Generator[int]:
-    """As a session reads a prompt: all but its last id without outputs."""
+    """Reads a prompt like a session: all but its last id without outputs."""
     last = len(prompt) - 1
     slots.reserve()
     cache = slots.take(prompt)
@@ -182,7 +182,7 @@ def _cached(slots: Slots, prompt: Sequence[int], tokens: int) -> Generator[int]:
 
 
 def through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
-    """As `bare`, by the whole loop; no end token ends it."""
+    """The same tokens as `bare`, by the whole loop; no end token ends it."""
     edge: Any = _Endless(decoder.edge)
     endless = Decoder(edge, router=decoder.router, policy=decoder.policy, cloud=decoder.cloud)
     with endless.stream(prompt, max_tokens=tokens + 1) as events:

@@ -107,7 +107,7 @@ def frontier(
 
 
 class _Wish(NamedTuple):
-    """What was asked for; the first router at the first share is what all else stands beside."""
+    """The command's options; rows are compared with the first router at the first share."""
 
     chosen: Settings
     tasks: tuple[Task, Task]
@@ -205,7 +205,7 @@ def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
 
 @contextmanager
 def _reached(wish: _Wish, trip: float | None) -> Generator[str]:
-    """Where the cloud is: as for a link, or a file where there is none."""
+    """Address of the cloud: served as for a link, or a file loaded here."""
     address = wish.address
     if address == "none":
         raise UsageError("A frontier needs a cloud", hint="name one", setting="cloud")
@@ -222,7 +222,7 @@ def _reached(wish: _Wish, trip: float | None) -> Generator[str]:
 
 
 def _larger_pace(pace: Pace, edge: EdgeModel, larger: EdgeModel) -> Pace:
-    """As many times as slow as it is here."""
+    """Scales the pace by the measured ratio of the two models' speeds."""
     if pace == UNPACED:
         return UNPACED
     return pace.times(measured_pace(larger).of(1) / measured_pace(edge).of(1))
@@ -266,7 +266,7 @@ def _thresholds(
 
 
 def _conditions(wish: _Wish, trip: float | None) -> dict[str, object]:
-    """How it was measured, for whoever reads the figures."""
+    """Conditions of the measurement, for readers of the figures."""
     return {
         "task": wish.tasks[0].name,
         "edge": wish.chosen.edge,

@@ -1,4 +1,4 @@
-"""What several commands share: options of tasks, the two ends of a benchmark, tables of figures."""
+"""Code shared by commands: task options, the two ends of a benchmark, tables of figures."""
 
 import math
 from collections.abc import Generator, Sequence
@@ -44,7 +44,7 @@ Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N q
 
 
 @contextmanager
-def going_on(how: str) -> Generator[None]:
+def resume_hint(how: str) -> Generator[None]:
     """On Ctrl-C say how to go on."""
     try:
         yield
@@ -59,7 +59,7 @@ def without_cloud(chosen: Settings) -> Settings:
 
 
 def pace_named(name: str | None, chosen: Settings) -> Pace:
-    """As asked; the bundled edge model is slowed down to a 0.5B where nothing was."""
+    """The named pace; by default the bundled edge model is slowed down to a 0.5B."""
     name = name or ("0.5b" if chosen.edge == "bundled" else "none")
     if name == "0.5b":
         return HALF_BILLION
@@ -106,7 +106,7 @@ def figures_tables(title: str, table: Sequence[Row]) -> None:
 
 
 def drawn(table: FigureTable, caption: str | None = None) -> Table:
-    """For a terminal."""
+    """Renders the table with rich."""
     padding = (0, 0, 0, 1)
     title = printable(table.title) or None
     found = Table(title=title, box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
@@ -187,7 +187,7 @@ def _without_gap(figures: Figures) -> str | None:
 
 
 def _named(figures: Figures) -> str:
-    asked = "" if figures.share_asked is None else f" at {figures.share_asked:.0%}"
+    asked = "" if figures.cloud_share_asked is None else f" at {figures.cloud_share_asked:.0%}"
     return printable(figures.system) + asked
 
 

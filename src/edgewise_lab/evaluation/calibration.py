@@ -114,7 +114,7 @@ def thresholds_for(
     rounds: int = ROUNDS,
     done: Callable[[], None] = lambda: None,
 ) -> dict[float, Calibrated]:
-    """For each share a threshold, by the pair's own answers to `task`.
+    """Finds a threshold for each share from the pair's own answers to `task`.
 
     Scores drift once the cloud has written into the prefix, so what a threshold realises is known
     only from answers made with it. Two thresholds with the share between them are brought

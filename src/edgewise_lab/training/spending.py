@@ -1,4 +1,4 @@
-"""What a training asks of the cloud: counted as it is spent, estimated before."""
+"""Cloud cost of a training: counted as it is spent, estimated before."""
 
 import threading
 import time

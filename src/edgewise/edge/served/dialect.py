@@ -69,7 +69,7 @@ class Dialect(ABC):
     def reads_alike(self, text: str) -> bool:
         """Whether `text` is the same tokens, or as many, to the server and to `tokenizer`."""
 
-    def prove(self) -> bool:
+    def vocabulary_matches(self) -> bool:
         """Whether the server's vocabulary is that of `tokenizer`."""
         return all(map(self.reads_alike, PROBES))
 

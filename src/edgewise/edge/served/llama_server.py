@@ -99,8 +99,8 @@ class LlamaServerEdge(Dialect):
         )
         return cls(server, described)
 
-    def prove(self) -> bool:
-        return self.described.size in (None, self.tokenizer.size) and super().prove()
+    def vocabulary_matches(self) -> bool:
+        return self.described.size in (None, self.tokenizer.size) and super().vocabulary_matches()
 
     def reads_alike(self, text: str) -> bool:
         body = {"content": text, "add_special": False, "parse_special": False}

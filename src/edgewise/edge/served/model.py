@@ -82,7 +82,7 @@ class ServedEdge(EdgeModel):
         here = _on_this_disk(described.address)
         self.path = here if here is not None and here.is_file() else None
         self.tokenizer = dialect.tokenizer = _tokenizer(dialect, options.tokenizer, here)
-        if not dialect.prove():
+        if not dialect.vocabulary_matches():
             raise ModelError(
                 f"The edge model's server at {dialect.server.url} has another vocabulary than the "
                 f"tokenizer that was found for {self.name[:LONGEST_NAME]!r}",

@@ -34,7 +34,7 @@ from edgewise_lab.evaluation.tasks.base import Question
 class CloudInSpans:
     """Implements `MeasuredSystem`: the cloud writes `CLOUD_SPAN` tokens a request.
 
-    What it asks for is told as the one request that the cloud alone would be: nobody would pay for
+    Its requests are reported as the one request that the cloud alone would be: nobody would pay for
     the prompt again. Times are those of the spans.
     """
 
@@ -183,7 +183,7 @@ class PairSystems:
         )
 
     def commit_point(self, speculate: int) -> MeasuredSystem:
-        """One consult where a choice is first named."""
+        """A system with one consult, where a choice is first named."""
         return TimedCommitPoint(
             self._model,
             self._paced(),

@@ -15,7 +15,7 @@ from edgewise.sandbox import Child, ChildEnded
 from edgewise_lab.evaluation.tasks.base import LETTERS, Question, Task
 
 _SECONDS, _MEMORY = 5.0, 1 << 30
-"""How long a search for a regular expression may take, and the bytes that it may need."""
+"""Timeout of a search for a regular expression, and its memory in bytes."""
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
@@ -121,7 +121,7 @@ def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
 
 
 def first_mention(text: str, choices: tuple[str, ...]) -> int | None:
-    """Where an answer first names a choice: its text anywhere, or a letter that counts."""
+    """Position of a choice's first mention: its text anywhere, or a letter that counts."""
     if not choices:
         return None
     left = _without_lists(text, choices)
@@ -143,7 +143,7 @@ _Place = tuple[int, str]
 
 
 def _places(text: str, choices: tuple[str, ...]) -> Iterator[_Place]:
-    """Those that the paper reads, in its order."""
+    """Places where the paper's grading looks for a choice, in its order."""
     after = text.find("Therefore")
     start = after + len("Therefore") if after >= 0 else len(text)
     yield from _first_named(text, start, start + 50, choices)
