@@ -27,7 +27,7 @@ Reason = Literal[
     "circuit_open",  # above the threshold, but consults are paused after failures
     "cost",  # above the threshold, but it would cost more than the cloud alone, or than a limit
 ]
-"""Why this model wrote the token, if no consult failed."""
+"""Reasons why this model wrote the token, if no consult failed."""
 
 FinishReason = Literal["stop", "length"]
 """`stop`: an end-of-sequence token or a stop string; `length`: max tokens or a full context."""

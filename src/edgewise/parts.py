@@ -1,4 +1,4 @@
-"""From settings to the parts of a pair."""
+"""Opens the parts of a pair from settings."""
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence

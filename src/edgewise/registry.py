@@ -45,7 +45,7 @@ class Registry(Generic[_T]):
         self._built_in, self._wanted, self._code = built_in, wanted, code
 
     def names(self) -> list[str]:
-        """Every name, sorted. Raises `UsageError` if two things have one name."""
+        """Returns all names, sorted. Raises `UsageError` if two things have one name."""
         return sorted({*self._built_in, *self._added()})
 
     def __contains__(self, name: object) -> bool:

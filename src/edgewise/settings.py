@@ -24,7 +24,7 @@ _AS_UNSET = {"temperature": 0.0}
 """Values that mean, to commands that do not draw, what no value means."""
 
 _OF_SERVE = "api_key"
-"""Not a setting: an option of `serve`, which may stand in the environment too."""
+"""An option of `serve`, not a setting; it may be in the environment too."""
 
 _TYPO = 0.8
 """Least similarity of an unknown variable to a setting's name to count as a misspelling."""

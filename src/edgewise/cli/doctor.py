@@ -37,7 +37,7 @@ from edgewise.settings import Settings
 _SECONDS = 60.0
 """Timeout of a request with a long prompt, whose first one is read whole."""
 _LINES = (70, 12)
-"""More of a prompt: about 1,400 or 300 tokens, as caches have blocks of up to 1,024."""
+"""Lines that lengthen a prompt, by about 1,400 or 300 tokens: caches have blocks of up to 1,024."""
 _TRAIN = "edgewise train PROMPTS.jsonl, for this pair and your own prompts, makes a better one"
 _MEASURED = {
     "entropy": "at 5% it recovered none of the gap between two real models",
@@ -232,7 +232,7 @@ def _change(edge: EdgeModel) -> Check:
 
 
 def _router(chosen: Settings, model: EdgeModel) -> Check:
-    """Which router is used and why, what it bought elsewhere, and what would do better."""
+    """Reports the router, why it was chosen, what it bought elsewhere, and a better one."""
     name = parts.chosen_router(chosen, model)
     auto = chosen.router in (None, parts.AUTO)
     _, card = parts.open_router(chosen, model)

@@ -38,7 +38,7 @@ _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def printable(text: str) -> str:
-    """Without control characters: a model's output must not drive the terminal."""
+    """Removes control characters: a model's output must not drive the terminal."""
     return "".join(
         c
         for c in text
@@ -194,7 +194,7 @@ def costed(cost: AnswerCost) -> str:
 
 
 def _money(amount: float) -> str:
-    """To the sixth decimal where it is small, as prices of tokens are."""
+    """Formats an amount; small ones with six decimals, as prices of tokens are."""
     return f"{amount:.2f}" if amount >= 100 else f"{amount:.6f}".rstrip("0").rstrip(".")
 
 

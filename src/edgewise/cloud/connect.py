@@ -76,7 +76,7 @@ def connect(
     """
 
     def by_text(name: str) -> CloudModel:
-        """In the dialect of that name."""
+        """Connects in the dialect of that name."""
         options: dict[str, Any] = {} if own is None else {"tokenizer": own}
         made = ENGINES.load(name)(url, key=key, model=model, **options)
         return checked(TextCloud(made, edge=edge, context_filter=context_filter), edge)
@@ -116,7 +116,7 @@ def _name_at(url: str, key: str | None, engine: str, model: str | None) -> str:
 def _by_any_text(
     by_text: Callable[[str], CloudModel], url: str, own: Tokenizer | None, unknown: EdgewiseError
 ) -> CloudModel:
-    """In the first dialect that continues an answer; else raises `CloudRejected`."""
+    """Connects in the first dialect that continues an answer; else raises `CloudRejected`."""
     faults: dict[str, list[str]] = {}
     # With a tokenizer that is named, the dialect that needs it.
     dialects = [name for name in BY_TEXT if ENGINES.load(name).renders == (own is not None)]

@@ -120,7 +120,7 @@ class RemoteCloud(CloudModel):
         self._size, self._nothing = tokenizer.size, nothing
 
     def checked(self, completion: Completion, n: int, prompt: int) -> Completion:
-        """With the edge's end token where the engine kept its own.
+        """Checks a completion; adds the edge's end token if the engine kept its own.
 
         Raises `CloudProtocolError` unless it answers a consult for `n` tokens after `prompt` ids.
         """

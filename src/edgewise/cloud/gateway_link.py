@@ -113,7 +113,7 @@ class GatewayLink:
         return shared(self._ledger.ids, ids)
 
     async def ask(self, request: ConsultRequest) -> Completion:
-        """Tried again over a new connection until the deadline; raises a `CloudError`."""
+        """Asks, again over new connections until the deadline; raises a `CloudError`."""
         if request.n > MAX_SPAN:
             raise CloudRejected(
                 f"A gateway writes at most {MAX_SPAN} tokens at a time, not {request.n}",
@@ -230,7 +230,7 @@ class GatewayLink:
             await self.connect(sent)
 
     def _put(self, ids: Sequence[int]) -> tuple[int, list[int]]:
-        """From where on `ids` are new to the gateway, and those; the ledger has them from now."""
+        """Position and ids of `ids` that are new to the gateway; adds them to the ledger."""
         position = self.shared(ids)
         fresh = list(ids[position:])
         self._ledger.put(position, fresh)

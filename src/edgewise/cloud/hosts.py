@@ -1,4 +1,4 @@
-"""Which hosts a cloud and an edge model's server may be at, and the keys that they are sent."""
+"""Allowed hosts of clouds and of edge models' servers, and the keys sent to them."""
 
 from collections.abc import Sequence
 from ipaddress import ip_address, ip_network

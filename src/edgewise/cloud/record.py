@@ -179,7 +179,7 @@ class SentAnswer:
 
 
 class PayloadsFile:
-    """Every message exactly as it leaves, written before it does; one that cannot be, does not.
+    """Writes every message exactly as it is sent, before it is sent; else it is not sent.
 
     A line of JSON each: `body` where the message is JSON, else its bytes in `base64`; `text` is
     what the ids in it stand for.
@@ -207,7 +207,7 @@ class PayloadsFile:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """To the end of a file that only its owner may read from then on; raises `OSError`."""
+    """Appends to a file that only its owner may read from then on; raises `OSError`."""
     descriptor = private_file(path, os.O_RDWR | os.O_APPEND)
     try:
         # In one piece, so that lines of several processes stay whole.

@@ -288,7 +288,7 @@ class AnswerCosts:
                 self._first = None
 
     def _metered(self, completion: Completion, call: _Call) -> BilledTokens:
-        """By the provider's meter; where it says nothing, as counted here and not cached."""
+        """Tokens billed, by the provider's meter; without one, as counted here and not cached."""
         prompt, cached = completion.prompt, completion.cached
         if prompt is None and cached is not None and completion.computed is not None:
             prompt = cached + completion.computed

@@ -91,7 +91,7 @@ def _check_shape(torch: Any, transformers: Any, config: Any, folder: Path, held:
 
 @contextmanager
 def quiet(transformers: Any) -> Generator[None]:
-    """Without transformers' progress bars and reports, which the caller's sentences replace."""
+    """Silences transformers' progress bars and reports, which the caller's sentences replace."""
     log = transformers.utils.logging
     before, shown = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(log.CRITICAL)

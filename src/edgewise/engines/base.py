@@ -64,7 +64,7 @@ class Client(msgspec.Struct, frozen=True):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Request id and session id, under the names that fleet routers read."""
+        """Request and session id, as fleet routers (Ray Serve, vLLM, llm-d, SGLang) read them."""
         named = {REQUEST_ID: self.request_id} if self.request_id else {}
         if not self.session:
             return named

@@ -292,7 +292,7 @@ class _Request:
 
 
 def checked_address(url: str) -> str:
-    """Without a trailing slash, and without the `/v1` of an API; raises `UsageError`."""
+    """Strips a trailing slash and an API's `/v1`; raises `UsageError`."""
     require_keyless(url)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -460,7 +460,7 @@ def words_of(said: object) -> str:
 
 
 def unreachable(url: str, error: Exception) -> CloudUnavailable:
-    """Why no connection could be made or kept."""
+    """The error for a connection that could not be made or kept."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return CloudUnavailable(
             f"The certificate of {url!r} is not trusted",
@@ -473,7 +473,7 @@ def unreachable(url: str, error: Exception) -> CloudUnavailable:
 
 
 def _why(error: Exception) -> str:
-    """In words that are no library's, as far as there are some."""
+    """Describes an error in plain words; else by the system's message, or by its class."""
     for kind, said in _SAID.items():
         if isinstance(error, kind):
             return said

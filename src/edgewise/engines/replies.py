@@ -129,7 +129,7 @@ def _candidates(top: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...
 
 
 def sampling_fields(sampling: Sampling, position: int) -> dict[str, Any]:
-    """Under the names that llama-server and vLLM share; greedy where nothing is drawn."""
+    """Sampling fields, with the names that llama-server and vLLM share; greedy without a draw."""
     if sampling.greedy:
         return {"temperature": 0}
     return {

@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class TextRequest(NamedTuple):
-    """At most `n` tokens after `answer`, the beginning of a reply to `messages`; may be empty."""
+    """A request for at most `n` tokens after `answer`, the beginning of a reply; may be empty."""
 
     messages: Sequence[Message]
     answer: str

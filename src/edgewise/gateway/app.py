@@ -30,7 +30,7 @@ from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.wire.protocol import KEY_SUBPROTOCOL, PATH, VERSION, Count
 
 SWEEP_SECONDS = 0.25
-"""Between two sweeps for expired sessions and revoked keys."""
+"""Seconds between two sweeps for expired sessions and revoked keys."""
 
 DRAIN_SECONDS = 20
 """Seconds that consults in flight have to end after SIGTERM."""

@@ -80,7 +80,7 @@ class Connection:
         self._in_force: asyncio.Timeout | None = None
 
     async def serve(self) -> None:
-        """Until the device leaves, or breaks the protocol."""
+        """Serves until the device leaves, or breaks the protocol."""
         offered = SUBPROTOCOL in self._socket.scope.get("subprotocols", ())
         await self._socket.accept(SUBPROTOCOL if offered else None)
         try:
@@ -112,7 +112,7 @@ class Connection:
             await self._socket.close(GOING_AWAY)
 
     async def _talk(self) -> None:
-        """Until the device closes its session; raises `TimeoutError` once the key is revoked."""
+        """Answers frames until the session closes; raises `TimeoutError` for a revoked key."""
         async with asyncio.timeout(None) as self._in_force:
             try:
                 await self._open()

@@ -27,7 +27,7 @@ from edgewise.sampling import Sampling
 from edgewise.wire.protocol import fingerprint
 
 HEALTH_SECONDS = 2.0
-"""Between two health checks of an engine."""
+"""Seconds between two health checks of an engine."""
 
 PREFILL_SECONDS = 60.0
 """Timeout of a prefetch: an engine that lost it would keep a consult's place for ever."""
@@ -39,7 +39,7 @@ MOST_WATCHED = 4096
 """Ids of a text that is compared again at each vocabulary check."""
 
 BUSY_SECONDS = 0.2
-"""When a consult that found no place may come back."""
+"""Retry delay of a consult that found no place."""
 
 CHECK_SECONDS = 10.0
 """Timeout of a health check."""

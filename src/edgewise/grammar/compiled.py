@@ -39,7 +39,7 @@ _SPECIAL = b"\xff"
 
 
 class Allowed(NamedTuple):
-    """Which ids may come next: bool[vocabulary], and whether it is one alone.
+    """Ids that may come next, bool[vocabulary], and whether only one may.
 
     Where an answer can only end, one of the ids that end it will do.
     """

@@ -28,7 +28,7 @@ from edgewise.hub import HubAddress, is_plain, short
 from edgewise.hub.disk import DiskModel
 
 _LISTING_SECONDS = 10.0
-"""Until the hub begins to answer which files a repository has."""
+"""Timeout of the hub's list of a repository's files."""
 
 _LARGEST_LISTING, _LARGEST_FILE = 16 << 20, 1 << 40
 _MOST_FILES = 1000

@@ -67,7 +67,7 @@ class SqliteLimits(LimitStore):
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Without a path, in this process's memory."""
+        """Without a path, the store is in memory."""
         self.where = str(path) if path else "memory of this process alone"
         self._path = path
         self._db: sqlite3.Connection | None = None

@@ -22,7 +22,7 @@ MAX_HEADER = 16 << 10
 log = logging.getLogger("edgewise.listening")
 
 Awaited = Literal["no whole request came", "it does not read"]
-"""Why a connection is closed if the peer does nothing."""
+"""Reasons to close a connection if the peer does nothing."""
 
 
 class Connections:
@@ -117,7 +117,7 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
             self._connections.done(self.transport, "no whole request came")
 
     def send_400_response(self, msg: str) -> None:
-        """If an answer is under way there is no room for another one: hang up."""
+        """If an answer is under way, no other one can be sent: hang up."""
         busy = self.cycle and not self.cycle.response_complete
         if busy or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()

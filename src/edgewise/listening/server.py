@@ -37,7 +37,7 @@ class Listener(uvicorn.Server):
         grace: int = 5,
         drain: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """At most `connections`. WebSockets need `max_message`, bytes.
+        """Accepts at most `connections`. WebSockets need `max_message`, bytes.
 
         `drain` runs after the signal, while connections are still accepted; answers under way then
         have `grace` seconds.

@@ -30,7 +30,7 @@ FLIGHTS = 4
 """Consults in flight at once."""
 
 Refusal = Literal["mid_word", "blocked", "circuit_open", "cost", "budget", "cap"]
-"""Why nothing was sent; `mid_word` for now only."""
+"""Reasons to send nothing; `mid_word` for now only."""
 
 _GRACE = 0.25
 """Seconds past the deadline before a backend that does not keep it is given up."""

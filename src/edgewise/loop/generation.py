@@ -158,7 +158,7 @@ class Generation(Iterator[Event]):
         self._awaited = requested, None
 
     def _draft_or_take(self, requested: int, read: Read | None) -> None:
-        """While the consult is in flight, one draft token more; then its outcome.
+        """While the consult is in flight, drafts one more token; then takes its outcome.
 
         `read` is the edge's step, None without an edge.
         """

@@ -47,7 +47,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     charged: int = 0
 
     def plus(self, tokens: float, shift: float, lowest: float = -MAX_LOG_ODDS) -> "Budget":
-        """With so much more of both, within bounds; `lowest` is the shift's."""
+        """Adds to bucket and shift, within bounds; `lowest` is the shift's."""
         shift = max(lowest, min(self.shift + shift, MAX_LOG_ODDS))
         return replace(self, bucket=min(self.bucket + tokens, MAX_BUCKET), shift=shift)
 
@@ -219,6 +219,6 @@ class SharedBudget:
         return taken
 
     def settle(self, taken: Budget, left: Budget) -> None:
-        """After an answer that started with `taken` and left `left` (`Generation.budget`)."""
+        """Returns the budget of an answer that started with `taken` and left `left`."""
         with self._lock:
             self._free = self._free.plus(left.bucket, left.shift - taken.shift)

@@ -43,7 +43,7 @@ class Read(NamedTuple):
     forced: bool = False
 
     def detailed(self) -> "Read":
-        """With the edge's candidates; only valid before the engine's next decode."""
+        """A copy with the edge's candidates; only valid before the engine's next decode."""
         if self.candidates:
             return self
         return self._replace(candidates=self.step.candidates(CANDIDATES))
@@ -183,7 +183,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return Decision(min(decision.ask, rules.max_tokens - self.index), decision.reason)
 
     def expecting(self, ask: int, rules: Rules) -> "State":
-        """While speculating: after a consult assumed to bring all `ask` tokens, or words."""
+        """Speculating: the state after a consult assumed to bring all `ask` tokens, or words."""
         # The cost of a word is known once it is drafted.
         charged = ask if rules.boundaries is None else 0
         return replace(self, owed=ask, budget=rules.policy.charge(self.budget, charged))
@@ -194,7 +194,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, owed=self.owed - 1) if self.owed and opens else self
 
     def answered(self, completion: Completion, token: int, fit: int, rules: Rules) -> "State":
-        """After a consult, where the edge would have written `token`.
+        """The state after a consult, if the edge would have written `token`.
 
         The grammar allows the first `fit` ids of the completion; the others are wasted.
         """
@@ -227,7 +227,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def failed(self, error: CloudError, ask: int, rules: Rules) -> "State":
-        """After a consult that brought nothing.
+        """The state after a consult that brought nothing.
 
         After a timeout the cloud may still write what it was asked for, so that is charged and
         counts as wasted.

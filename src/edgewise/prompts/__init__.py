@@ -1,4 +1,4 @@
-"""From messages to the ids that the edge model is given, by the chat template in its file."""
+"""Turns messages into the edge model's prompt ids, by the chat template in its file."""
 
 from collections.abc import Mapping, Sequence
 from operator import index

@@ -50,7 +50,7 @@ class ControlTokens:
         return bool(self._first.search(text) or self._last.search(text))
 
     def marked(self, text: str, mark: str) -> str:
-        """With a mark inside every control token's text, overlapping ones too."""
+        """Puts a mark inside every control token's text, overlapping ones too."""
         parts: list[str] = []
         done = 0
         for start, end in self._found(text):
@@ -60,12 +60,12 @@ class ControlTokens:
         return mark.join([*parts, text[done:]])
 
     def guarded(self, text: str, mark: str) -> str:
-        """With a mark wherever a control token's text could begin or end."""
+        """Puts a mark wherever a control token's text could begin or end."""
         text = self._last.sub(lambda found: mark + found[0], text)
         return self._first.sub(lambda found: found[0] + mark, text)
 
     def split(self, text: str) -> list[str]:
-        """In pieces: every second one is the text of a control token, and no other holds one."""
+        """Splits a text: every second piece is a control token's text, and no other holds one."""
         pieces: list[str] = []
         done = 0
         for start, end in self._found(text):

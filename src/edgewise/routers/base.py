@@ -33,7 +33,7 @@ class Router(Protocol):
         ...
 
     def score(self, step: Step) -> float:
-        """From 0 (keep the edge's token) to 1 (ask the cloud)."""
+        """Returns a score from 0 (keep the edge's token) to 1 (ask the cloud)."""
         ...
 
 

@@ -36,7 +36,7 @@ Of an edge model 64 wide f16 lay 0.07 off q8_0, q5_0 0.55, the larger model besi
 
 _Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Thresholds = dict[Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|[\d.]+e-\d+)$")], _Part]
-"""By cloud share, as text."""
+"""Thresholds by cloud share, as text."""
 
 
 class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

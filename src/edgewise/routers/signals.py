@@ -84,7 +84,7 @@ SIGNALS = {
         Signal("token_embedding", None, 0, default=False),
     )
 }
-"""By name, in the order of a router's inputs."""
+"""Signals by name, in the order of a router's inputs."""
 
 READ = tuple(name for name, signal in SIGNALS.items() if signal.read is not None)
 """Signals read of a step, and collected for training."""

@@ -47,13 +47,13 @@ _Thresholds = dict[
     Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|keep|floor)$")],
     Annotated[float, msgspec.Meta(ge=0, le=1)],
 ]
-"""By cloud share. A file that somebody changed is measured anew."""
+"""Thresholds by cloud share. A file that somebody changed is measured anew."""
 
 _log = logging.getLogger(__name__)
 
 
 def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[str, float]:
-    """By cloud share, as a card has them; nothing for a router that reads nothing of the edge.
+    """Thresholds by cloud share, like a card's; empty for a router that does not read the edge.
 
     They are kept for the next start, under the model's fingerprint and the router's `identity`.
     """

@@ -101,7 +101,7 @@ class Child:
             return self._receive()
 
     def kill(self) -> None:
-        """At once. A thread that asks it gets `ChildEnded`, and ends it."""
+        """Kills it at once. A thread that asks it gets `ChildEnded`, and ends it."""
         self._process.kill()
 
     def end(self) -> None:

@@ -29,7 +29,7 @@ READERS = 2
 """Prompts that are rendered and tokenised at a time; a long one takes memory."""
 
 QUEUE_SECONDS = 5
-"""When to come back if the queue is full."""
+"""Seconds until a retry if the queue is full."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -221,5 +221,5 @@ class Answering:
 
 
 async def _in_thread(pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
-    """If this is cancelled before its turn, nothing is done."""
+    """Runs `work` in a thread. If this is cancelled before its turn, nothing is done."""
     return await asyncio.get_running_loop().run_in_executor(pool, work)

@@ -18,7 +18,7 @@ from edgewise.server.answering import AnswerEvent
 from edgewise.server.errors import ApiError, come_back
 
 PLACE_SECONDS = 1
-"""When to retry if other answers of the same key have all its places."""
+"""Seconds until a retry if other answers of the same key have all its places."""
 
 
 class Callers:

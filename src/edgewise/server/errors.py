@@ -97,7 +97,7 @@ _PROMPTS = {"/v1/chat/completions": "messages", "/v1/responses": "input", _MESSA
 
 
 def install(app: FastAPI) -> None:
-    """Every error of `app` is sent in the form of the API that was asked."""
+    """Sends every error of `app` in the form of the API that was asked."""
 
     async def reply(request: Request, error: Exception) -> JSONResponse:
         path = request.url.path

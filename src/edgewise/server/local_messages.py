@@ -19,7 +19,7 @@ LONG = 16
 """Letters and digits from which on a text is also found inside another one."""
 
 BEGUN = 64
-"""And the beginning of an answer: shorter ones begin many answers."""
+"""Least length of an answer's beginning that is recognised: shorter ones begin many answers."""
 
 MOST_COMPARED = 1 << 28
 """Bytes that are compared to know whether a text is local; one that needs more is."""
@@ -118,7 +118,7 @@ class LocalMessages:
         return seen
 
     def answered(self, messages: Iterable[Message], *, owner: str = "") -> None:
-        """From now on what is local of them is remembered for good: an answer has begun."""
+        """Remembers the local messages for good: an answer has begun."""
         self._add(self._answered, owner, messages)
 
     def writing(self, text: str, *, owner: str = "") -> None:
@@ -155,5 +155,5 @@ def _texts(message: Message) -> list[str]:
 
 
 def _writer(role: str) -> str:
-    """Whoever else is not the assistant may say what the user said."""
+    """The writer of a role: all but the assistant count as the user."""
     return "assistant" if role == "assistant" else "user"

@@ -256,7 +256,7 @@ class MessagesWriter(EventWriter):
         yield {"type": "message_stop"}
 
     def _stopped(self, end: Finished) -> dict[str, Any]:
-        """Why it ended."""
+        """The fields of the reply that say why it ended."""
         kind, written = self.finish_reason(end), end.usage.edge_tokens + end.usage.cloud_tokens
         if kind == "length":
             full = written < self.request.max_tokens

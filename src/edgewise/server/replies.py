@@ -1,4 +1,4 @@
-"""From events to replies: whole or as server-sent events; work ends when the client leaves."""
+"""Turns events into replies: whole or server-sent events; work ends when the client leaves."""
 
 import asyncio
 import logging

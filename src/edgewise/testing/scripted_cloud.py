@@ -20,7 +20,7 @@ ID_BYTES = 4
 """Bytes that an id counts for in `Sent`: as few as a session that sends only new ones needs."""
 
 Failing = Callable[[int], CloudError | None]
-"""From the number of the ask (0, 1, ...) to the error it ends with, or None."""
+"""Maps the number of the ask (0, 1, ...) to the error it ends with, or None."""
 
 
 class ScriptedCloud(CloudModel):

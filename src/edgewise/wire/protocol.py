@@ -31,7 +31,7 @@ SHOWN = 8
 """Characters of a session's name that are shown: the whole name resumes it."""
 
 VOCABULARY = "vocabulary"
-"""Why a session is not opened: the device's ids do not mean what the engine's do."""
+"""Reason of a refused session: the device's ids do not mean what the engine's do."""
 
 _PRIME = (1 << 61) - 1
 _BASE = 1_000_003
@@ -251,7 +251,7 @@ def packed(sampling: Sampling) -> tuple[float, int, float, float, int] | None:
 
 
 def unpacked(sampling: tuple[float, int, float, float, int] | None) -> Sampling:
-    """From an `Ask`; raises `UsageError` for values out of bounds."""
+    """Decodes the sampling of an `Ask`; raises `UsageError` for values out of bounds."""
     if sampling is None:
         return Sampling()
     temperature, top_k, top_p, min_p, seed = sampling

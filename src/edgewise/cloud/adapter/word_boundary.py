@@ -30,7 +30,7 @@ _UNSPACED = (
 """Scripts without spaces, where a word is a character: CJK, kana, Thai, Lao, Burmese, Khmer."""
 
 _JOINERS = "\u200c\u200d" + "".join(map(chr, range(0x1F3FB, 0x1F400)))
-"""They belong to the character before, as accents do: joiners, and colours of skin."""
+"""Characters that belong to the one before, as accents do: joiners, and skin tones."""
 
 _LETTERS_OF_FLAGS = range(0x1F1E6, 0x1F200)
 """Pictures one by one, but two of them make one."""

@@ -32,7 +32,7 @@ class Detector(Protocol):
         ...
 
     def find(self, text: str) -> Iterable[Span]:
-        """In any order; they may overlap. What it raises, or is late with, stops the consult."""
+        """Returns spans in any order; they may overlap. An error or a timeout stops the consult."""
         ...
 
 

@@ -41,7 +41,7 @@ VERSIONS = {NATIVE: "0.3.36", FITTING: "2026.10.11549", PREBUILT: "2026.10.11549
 """Versions that the ctypes structs match."""
 
 _MODULES = {NATIVE: "llama_cpp", FITTING: "edgewise_llama", PREBUILT: "xllamacpp"}
-"""First come, first used."""
+"""Modules of the packages, in order of preference."""
 
 _COMPILE = "pip install 'edgewise[native]'"
 # GCC before 13 miscompiles llama.cpp's AMX kernels, and that ends the process.
@@ -78,7 +78,7 @@ def package() -> str:
 
 
 def build() -> str:
-    """Which package brings llama.cpp, and in which version. Raises `UsageError`."""
+    """Name and version of the package that brings llama.cpp. Raises `UsageError`."""
     name = package()
     return f"{name} {_version(name)}"
 

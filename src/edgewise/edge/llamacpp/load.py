@@ -1,4 +1,4 @@
-"""From a GGUF file to llama.cpp's model, or to a sentence that says why not.
+"""Loads a GGUF file with llama.cpp, or says in a sentence why not.
 
 A model file's first load happens in a process of its own. llama.cpp ends the process for some files
 that are damaged or made to harm: nothing in the process can catch that. So a file that was not

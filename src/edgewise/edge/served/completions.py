@@ -58,7 +58,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """Or an event of a stream."""
+    """A whole reply, or an event of a stream."""
 
     choices: list[_Choice]
     usage: _Usage | None = None
@@ -143,7 +143,7 @@ class LmStudioEdge(TextDialect):
 
 
 class VllmEdge(LmStudioEdge):
-    """By ids, which it writes as `token_id:123`."""
+    """Uses ids, which vLLM writes as `token_id:123`."""
 
     program, top, most = "vLLM", 20, 20
     owner, place = "vllm", ""

@@ -141,7 +141,7 @@ class LlamaServerEdge(Dialect):
         return written
 
     def single(self, ids: Sequence[int], top: int, seed: int) -> NextToken:
-        """By a request of its own.
+        """Asks with a request of its own.
 
         Inside a character the server keeps its candidates back until the character is whole. An
         end token is a whole text, so the server is made to write one; the candidates come

@@ -62,7 +62,7 @@ class TopStep:
 
     @property
     def entropy(self) -> float:
-        """Between the bounds that the k likeliest set.
+        """Estimate: the mean of the two bounds that the k likeliest set.
 
         It is least where as few of the others as can be share the rest of the probability, and
         greatest where all do. The mean of both is off by less than 0.1 nats in the mean and 0.5 at
@@ -122,7 +122,7 @@ class ServedSession(EdgeSession):
         self._served: list[int] = []
         """The ids that the server has and those that it went on with."""
         self._steps: dict[int, TopStep] = {}
-        """By position; each is of the ids that `_served` has before it."""
+        """Steps by position; each follows the ids that `_served` has before it."""
         self._stream: Generator[NextToken] | None = None
         self._seed = secrets.randbits(31)
 
