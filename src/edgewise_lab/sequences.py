@@ -48,7 +48,7 @@ class Sequences(Protocol):
 
 
 def sequences_of(model: EdgeModel, width: int) -> Sequences | None:
-    """At most `width` of them, which the caller closes; None for other engines."""
+    """Opens at most `width` sequences, which the caller closes; None for other engines."""
     return LlamaSequences(model, width) if isinstance(model, LlamaModel) else None
 
 
@@ -60,7 +60,7 @@ def width_for(wanted: int, context: int, state: int) -> int:
 
 
 class LlamaSequences:
-    """At most `width` sequences of a GGUF model, in a context of their own, beside its sessions.
+    """Implements `Sequences` for a GGUF model, in a context of their own, beside its sessions.
 
     Logits of a row depend a little on what else is in its batch, so a near tie may come out
     otherwise than in a session.

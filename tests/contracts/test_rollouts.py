@@ -209,7 +209,7 @@ class TestTogether:
     @given(
         asked=some_prefixes,
         width=st.integers(1, 5),
-        max_batch_ids=st.integers(1, 9),
+        room=st.integers(1, 9),
         rewinds=st.booleans(),
     )
     def test_any_prefixes_in_any_width_are_continued_as_one_by_one(

@@ -39,7 +39,7 @@ from edgewise_lab.evaluation.tasks.grading import is_right
 SYSTEMS = ("edge", "waiting", "speculating")
 
 Connect = Callable[[str], CloudModel]
-"""From a URL to the cloud model behind it, checked."""
+"""Opens the cloud model at a URL, and checks it."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ class Way:
 
     @property
     def gaps(self) -> Gaps:
-        """Between a token and the next, over all answers."""
+        """Times between a token and the next, over all answers."""
         seconds = [token.seconds for answer in self.answers for token in answer.tokens[1:]]
         return Gaps(*(float(q) for q in np.quantile(seconds, (0.5, 0.95, 0.99))))
 

@@ -115,7 +115,7 @@ class _PacedSession:
 
 
 EngineTime = Callable[[int, int], float]
-"""From tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
+"""Maps tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
 
 
 class EnginePace(NamedTuple):

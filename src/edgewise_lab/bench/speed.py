@@ -200,7 +200,7 @@ def _processor(
 
 
 def _ratio(engine: Sequence[float], loop: Sequence[float], again: Sequence[float]) -> Ratio:
-    """From seconds a token, a round each."""
+    """Ratio of the engine's seconds a token to the loop's, a round each."""
     ratios = [one / other for one, other in zip(engine, loop, strict=True)]
     null = median_interval([one / other for one, other in zip(engine, again, strict=True)])
     return Ratio(median(ratios), *median_interval(ratios), max(abs(end - 1) for end in null))

@@ -138,7 +138,7 @@ class _Opened(NamedTuple):
 
 
 def _compared(wish: _Wish, round_trip: float | None, out: Path | None, *, hidden: bool) -> Frontier:
-    """Every system's answers, and what they come to."""
+    """Answers all questions with every system, and makes the report."""
     asked, held_out = wish.tasks
     trip = EMULATED_TRIP if round_trip is None and wish.address == "bundled" else round_trip
     with ExitStack() as stack, render.progress(hidden=hidden) as progress:
@@ -235,7 +235,7 @@ def _plan(
     thresholds: Mapping[tuple[str, float], float],
     larger: tuple[EdgeModel, Pace] | None,
 ) -> dict[str, Callable[[], MeasuredSystem]]:
-    """Every system by the name of its row."""
+    """Systems by the names of their rows."""
     ahead = wish.chosen.speculate
     plan: dict[str, Callable[[], MeasuredSystem]] = {EDGE: systems.edge}
     if larger is not None:

@@ -45,7 +45,7 @@ Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N q
 
 @contextmanager
 def resume_hint(how: str) -> Generator[None]:
-    """On Ctrl-C say how to go on."""
+    """On Ctrl-C, prints how to resume."""
     try:
         yield
     except KeyboardInterrupt:
@@ -172,7 +172,7 @@ def _costs(table: Sequence[Figures]) -> FigureTable:
 
 
 def _without_gap(figures: Figures) -> str | None:
-    """Which families the gap recovered leaves out, if it is that of others."""
+    """Names the families that the gap recovered leaves out; None if there are none."""
     parts = [
         f"{', '.join(families)} by the {reading} reading"
         for reading, families, recovered in (

@@ -120,7 +120,7 @@ def _trained(
     labels: list[Label],
     stage: Stage | None,
 ) -> object:
-    """Every round, or one stage of the last; what came of the last."""
+    """Runs every round, or one stage of the last; returns the last one's result."""
     fitted: object = None
     price = price_of(chosen.price) if chosen.price else None
     with open_models(chosen) as models, render.progress() as progress:

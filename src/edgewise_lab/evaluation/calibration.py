@@ -80,7 +80,7 @@ class Answers:
         self._made: list[list[Standing]] = [[] for _ in task.questions]
 
     def at(self, threshold: float) -> Realised:
-        """Every question's answer at this threshold."""
+        """The pair's answers to all questions at this threshold."""
         decoder = paired(self._edge, self._router, threshold, self._cloud, deadline=self._deadline)
         system = Decoded(decoder, self._task.max_tokens)
         found: list[Standing] = []
@@ -185,7 +185,7 @@ def _between(low: Realised | None, high: Realised, share: float, *, halve: bool)
 
 
 def _calibrated(point: Realised) -> Calibrated:
-    """In the middle of the thresholds at which all these answers stand: far from every score."""
+    """Picks a threshold between scores, where all these answers stay the same."""
     low = max(0.0, *(one.low for one in point.answers))
     high = min(1.0, *(one.high for one in point.answers))
     outcomes = [one.outcome for one in point.answers]

@@ -103,7 +103,7 @@ class Workers:
         self._pool.shutdown()
 
     def answers(self, job: Job, questions: Sequence[Question]) -> Iterator[Outcome]:
-        """In the order of `questions`; raises what a worker did, or that one ended."""
+        """Answers in the order of `questions`; raises what a worker did, or that one ended."""
         left = iter(questions)
         begun: deque[Future[Outcome]] = deque()
         try:
@@ -212,7 +212,7 @@ class Contender(msgspec.Struct, frozen=True):
         find: Callable[[Sequence[float]], Mapping[float, Calibrated]],
         store: Store[Any] | None = None,
     ) -> dict[float, float]:
-        """By share: the card's, one of an earlier run, or what `find` gives, which is kept."""
+        """Thresholds by share: the card's, an earlier run's, or those of `find`, which it keeps."""
         store, identity = store or Store(None, {}, Outcome), self.identity or ""
         cells = {share: Cell(self.name, share) for share in shares}
         known = {share: self.card.threshold(share) if self.card else None for share in shares}
@@ -262,7 +262,7 @@ class Evaluation:
     def run(
         self, contenders: Sequence[Contender], shares: Sequence[float], *, baselines: bool
     ) -> dict[Cell, list[Outcome]]:
-        """Every system's outcomes, in the order of the report."""
+        """Outcomes of every system, in the order of the report."""
         found = self.alone()
         for contender in contenders:
             found |= self.pairs(contender, shares)

@@ -1,4 +1,4 @@
-"""From outcomes to figures, each with its interval: accuracy, cloud share, gap recovered."""
+"""Figures of outcomes, each with its interval: accuracy, cloud share, gap recovered."""
 
 import csv
 import io

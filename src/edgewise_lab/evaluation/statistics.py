@@ -63,7 +63,7 @@ def gap_recovered(
 
 
 def _recovered(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From means of edge, pair and cloud [..., 3]; NaN without a gap."""
+    """Gap recovered, from means of edge, pair and cloud [..., 3]; NaN without a gap."""
     edge, pair, cloud = np.moveaxis(means, -1, 0)
     gap = np.where(cloud > edge, cloud - edge, np.nan)
     return (pair - edge) / gap

@@ -160,7 +160,7 @@ def run(
     *,
     router: str = "",
 ) -> list[Kept]:
-    """Every question's outcome; `done` is called for each, those of an earlier run included.
+    """Returns every question's outcome; `done` is called for each, stored ones included.
 
     `answers` is called once, with the questions that no earlier run has answered.
     """

@@ -194,7 +194,7 @@ def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
 
 
 def cloud_identity(cloud: CloudModel) -> str:
-    """Which model it is, by content where it is in this process."""
+    """Identity of the model, by content if it is in this process."""
     return cloud.identity() if cloud.local is None else cloud.local.fingerprint()
 
 
@@ -243,7 +243,7 @@ class CommitPoint:
         self._edge, self._cloud, self._max_tokens = edge, cloud, max_tokens
 
     def answer(self, question: Question) -> Outcome:
-        """At most one consult."""
+        """Answers with at most one consult."""
         place = AtPosition(commit_position(self._edge, question, self._max_tokens))
         policy = Policy(threshold=1.0, max_cloud_tokens=1, on_cloud_error="raise")
         decoder = Decoder(self._edge, router=place, policy=policy, cloud=self._cloud)

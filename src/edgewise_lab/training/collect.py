@@ -210,7 +210,7 @@ def steps_along(session: EdgeSession, sample: Sample) -> Iterator[Step]:
 
 
 def _write(path: Path, shard: Columns) -> None:
-    """Under another name first, so that a file that is there is whole."""
+    """Writes under another name first, so that an existing file is complete."""
     tensors: dict[str, NDArray[np.generic]] = {
         **{name: getattr(shard, name) for name in _ALWAYS},
         **{f"input.{name}": values for name, values in shard.inputs.items()},

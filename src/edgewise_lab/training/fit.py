@@ -305,7 +305,7 @@ class _Network:
 
 
 def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], Any]:
-    """From logits and rows to the loss."""
+    """Returns the loss as a function of logits and rows."""
     if recipe.objective != "marginal-likelihood":
         labels = torch.from_numpy(data.labels)
         balanced = recipe.objective == "balanced-cross-entropy"

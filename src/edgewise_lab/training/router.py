@@ -1,4 +1,4 @@
-"""From a pair of models and questions to a calibrated checkpoint, in four stages."""
+"""Trains a router for a pair of models from questions, in four stages."""
 
 import os
 from collections.abc import Sequence

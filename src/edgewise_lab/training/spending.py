@@ -20,7 +20,7 @@ class Spending(NamedTuple):
     seconds: float
 
     def times(self, factor: float) -> "Spending":
-        """So many times as much."""
+        """Multiplies all amounts."""
         one = self.tokens
         tokens = BilledTokens(
             input=round(one.input * factor),
@@ -30,7 +30,7 @@ class Spending(NamedTuple):
         return Spending(tokens, self.seconds * factor)
 
     def described(self, price: Price | None) -> str:
-        """In words, with money where a price is known."""
+        """Describes it in words, with money if a price is known."""
         read = self.tokens.input + self.tokens.cached
         taken = timedelta(seconds=round(self.seconds))
         told = f"{taken}, {self.tokens.output:,} tokens written by the cloud and {read:,} read"
@@ -54,7 +54,7 @@ class SpendingMeter:
 
     @property
     def spent(self) -> Spending:
-        """So far."""
+        """Spending so far."""
         return Spending(self.tokens, time.monotonic() - self._begun)
 
     def completed(self, prompt: int, reply: Completion) -> None:

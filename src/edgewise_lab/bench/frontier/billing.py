@@ -97,7 +97,7 @@ def _of_tokens(name: str, cached: str, cached_from: int | None) -> PriceList:
 
 
 NO_DISCOUNT = _of_tokens("no cache discount", "1", None)
-"""Every prompt is read anew, or billed as if it were."""
+"""A price without a discount for cached prompts."""
 
 TENTH_OF_LONG = _of_tokens("cached at 10% from 1,024 tokens", "0.1", 1024)
 """Billing of several large providers, which do not cache short prompts."""

@@ -1,4 +1,4 @@
-"""Every system over one pair, ready to answer; a cloud that does not stream answers in spans."""
+"""Builds every system over one pair; a cloud that does not stream answers in spans."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -212,7 +212,7 @@ def measure(
     store: Store[MeasuredAnswer],
     done: Callable[[], None] = lambda: None,
 ) -> list[MeasuredAnswer]:
-    """Every question's answer, in their order; `system` is made where one is missing.
+    """Returns every question's answer, in order; creates `system` if one is missing.
 
     `done` is called for each, those of an earlier run included.
     """

@@ -1,4 +1,4 @@
-"""From measured answers to the frontier: what each system gets right, how fast, at what cost."""
+"""Turns measured answers into the frontier: accuracy, speed and cost of each system."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -354,7 +354,7 @@ def _relative(cost: Cost, timed: Sequence[MeasuredAnswer], cloud: MeasuredAnswer
 
 
 def _graded(answers: Sequence[MeasuredAnswer]) -> tuple[list[float], list[float]]:
-    """Which are right by the lenient reading, and by the strict one."""
+    """Grades answers by the lenient reading, and by the strict one."""
     outcomes = [answer.outcome for answer in answers]
     return [float(o.right) for o in outcomes], [float(o.strict) for o in outcomes]
 

@@ -352,7 +352,7 @@ class Streamed:
         found.timings = chunk.timings or found.timings
 
     def _request(self, stream: _Stream, prompt: int) -> CloudRequest:
-        """By the engine's own meter; raises `CloudProtocolError` for counts that cannot be."""
+        """The request by the engine's own meter; raises `CloudProtocolError` for invalid counts."""
         usage, timings = stream.usage or Meter(), stream.timings or _Timings()
         written = usage.completion_tokens
         if written is None or not 0 < written <= self._max_tokens:

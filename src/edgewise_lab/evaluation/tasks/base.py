@@ -81,7 +81,7 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """In the order of their first questions."""
+        """Families in the order of their first questions."""
         return tuple(dict.fromkeys(question.family for question in self.questions))
 
     def first(self, limit: int | None) -> "Task":

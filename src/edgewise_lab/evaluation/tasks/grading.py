@@ -188,7 +188,7 @@ def _is_name(letter: str, rest: str, choice: str) -> bool:
 
 
 def _without_lists(text: str, choices: tuple[str, ...]) -> str:
-    """With spaces in the place of every list of two or more choices, each after its letter."""
+    """Replaces every list of two or more choices, each after its letter, by spaces."""
     if len(_LABEL.findall(text)) < 2:  # nearly always: no pattern of the choices is made for it
         return text
     one = "|".join(_item(letter, c) for letter, c in zip(LETTERS, choices, strict=False))
@@ -212,7 +212,7 @@ def _letters(choices: tuple[str, ...]) -> str:
 
 
 def _plain(number: str | None) -> str | None:
-    """Without thousands separators and a zero fraction."""
+    """Strips thousands separators and a zero fraction."""
     return None if number is None else re.sub(r"\.0+$", "", number.replace(",", ""))
 
 

@@ -1,4 +1,4 @@
-"""From what a user writes to a task."""
+"""Opens the tasks that a user names."""
 
 from pathlib import Path
 from typing import Literal

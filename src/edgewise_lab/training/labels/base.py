@@ -90,10 +90,10 @@ class Label(Protocol):
     """Names the file of its values."""
 
     described: str
-    """In a few words, for the model card."""
+    """A few words for the model card."""
 
     text: Text = "answer"
-    """Which text it reads."""
+    """The text that it reads."""
 
     writers: frozenset[Writer] = frozenset()
     """Writers of its rollouts; the pair is that under the router of the round before."""
@@ -121,7 +121,7 @@ TOGETHER = 16
 """Texts whose rollouts are collected into one call, and then kept."""
 
 Values = dict[str, tuple[float, ...]]
-"""By question, a value for every token."""
+"""Values for every token, by question."""
 
 
 class Labelled(msgspec.Struct, frozen=True):

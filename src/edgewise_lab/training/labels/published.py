@@ -113,7 +113,7 @@ def check_judge(tokenizer: Tokenizer) -> Generator[list[Rollout], list[Continuat
 
 
 def sentences(begun: str, first: str, second: str) -> tuple[str, str, str]:
-    """From two texts that begin with `begun`: what is before the sentence they part in, and both.
+    """Splits two texts that begin with `begun`: what precedes the differing sentence, and both.
 
     A sentence ends with `.`, `!` or `?` before white space, with a line's end or with the text. So
     that does not depend on the vocabulary, and "3.5" is one number.
@@ -189,7 +189,7 @@ class Final(Label):
         return values
 
     def difference(self, question: Question, one: str, other: str) -> float:
-        """From 0, the same conclusion, to 1."""
+        """Returns 0 for the same conclusion, up to 1."""
         if question.check in ("choice", "number"):
             return float(not same_end(question, one, other))
         return 1.0 - overlap(question, one, other)
