@@ -47,10 +47,10 @@ from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from edgewise_lab.tables import line
 from tests.llama_server_process import llama_server
 
-HEAD = ["RTT, ms", "loss", "asked", "p", "d", "waiting / edge", "ahead / edge", "bound"]
-HEAD += ["ahead / bound", "ahead / waiting", "TTFT / edge", "gaps of the edge, ms"]
-HEAD += ["gaps waiting", "gaps ahead", "decodes a token", "cloud tokens wasted", "late"]
-HEAD += ["identical", "right: edge / waiting / ahead"]
+HEAD = ["RTT, ms", "loss", "asked", "p", "d", "waiting / edge", "speculating / edge", "bound"]
+HEAD += ["speculating / bound", "speculating / waiting", "TTFT / edge", "gaps of the edge, ms"]
+HEAD += ["gaps waiting", "gaps speculating", "decodes a token", "cloud tokens wasted"]
+HEAD += ["failed calls", "identical", "right: edge / waiting / speculating"]
 
 
 def figure(found: Figure) -> str:
@@ -67,21 +67,21 @@ def drawn(row: LinkRow) -> list[str]:
         [
             f"{1000 * row.round_trip:.0f}",
             f"{row.loss:.0%}",
-            f"{row.share:.0%}",
+            f"{row.cloud_share:.0%}",
             f"{row.consults:.1%}",
             f"{row.changed:.0%}",
             figure(row.waiting),
-            figure(row.ahead),
+            figure(row.speculating),
             f"{row.bound:.2f}",
-            f"{row.ahead.value / row.bound:.2f}",
-            figure(row.ahead_over_waiting),
+            f"{row.speculating.value / row.bound:.2f}",
+            figure(row.speculating_over_waiting),
             f"{row.ttft:.2f}",
             gaps(row.edge_gaps),
             gaps(row.waiting_gaps),
-            gaps(row.ahead_gaps),
+            gaps(row.speculating_gaps),
             f"{row.decodes_per_token:.2f}",
             f"{row.wasted:.1%}",
-            f"{row.late}",
+            f"{row.failed_calls}",
             f"{row.identical} of {row.questions}" + (f" ({margins})" if margins else ""),
             " / ".join(f"{right:.0%}" for right in row.right),
         ]
@@ -174,7 +174,7 @@ def main() -> None:
         dead = silences(
             PacedEdge(model, pace),
             router,
-            *(url, connect, last.ahead, task.first(options.dead), last.round_trip),
+            *(url, connect, last.speculating, task.first(options.dead), last.round_trip),
         )
     if options.json:
         options.json.write_bytes(msgspec.json.encode(rows))

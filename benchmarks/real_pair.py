@@ -409,12 +409,12 @@ def table(found: Mapping[Cell, Sequence[Outcome]]) -> list[str]:
     lines = line([*head, "tokens an answer"], head=True)
     for row in rows(found):
         own = row.overall
-        cell = Cell(own.system, own.share_asked)
-        rival = found.get(Cell("entropy", own.share_asked))
+        cell = Cell(own.system, own.cloud_share_asked)
+        rival = found.get(Cell("entropy", own.cloud_share_asked))
         above = ""
         if rival and own.system != "entropy":
             above = _points([o.right for o in found[cell]], [o.right for o in rival])
-        asked = "" if own.share_asked is None else f" at {own.share_asked:.0%}"
+        asked = "" if own.cloud_share_asked is None else f" at {own.cloud_share_asked:.0%}"
         gap = "" if own.gap_recovered is None else _ends(own.gap_recovered, own.gap_interval, 0)
         lines += line(
             [
@@ -422,7 +422,7 @@ def table(found: Mapping[Cell, Sequence[Outcome]]) -> list[str]:
                 _ends(own.accuracy, own.interval, 1),
                 gap if cell not in (EDGE, CLOUD) else "",
                 above,
-                _ends(own.cloud_share, own.share_interval, 1) if own.cloud_calls else "",
+                _ends(own.cloud_share, own.cloud_share_interval, 1) if own.cloud_calls else "",
                 f"{sum(o.output_tokens + o.discarded for o in found[cell]) / own.questions:.1f}",
             ]
         )

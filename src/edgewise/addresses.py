@@ -78,7 +78,7 @@ _USER_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "state": ("XDG_STATE_HOM
 
 
 def bundled(part: Part) -> Path:
-    """Where a part of the bundled pair lies."""
+    """Path of a file or folder of the bundled pair."""
     name = part if part.startswith("router") else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
@@ -94,7 +94,7 @@ def with_scheme(address: str) -> str:
 
 
 def each(addresses: str) -> list[str]:
-    """Those that stand between commas, unless a file is called so: clouds, nearest first."""
+    """Splits addresses at commas (clouds, nearest first), unless a file has the whole name."""
     if os.path.exists(from_home(addresses)):
         return [addresses]
     return [with_scheme(one.strip()) for one in addresses.split(",")]
@@ -106,7 +106,7 @@ def from_home(name: str | Path) -> Path:
 
 
 def user_path(kind: Literal["cache", "state"], name: str) -> Path | None:
-    """Where Edgewise keeps a user's file or folder; None for a user without a home.
+    """Path of a user's file or folder; None for a user without a home.
 
     By the XDG specification on every system, as the hub's client does.
     """
@@ -124,7 +124,7 @@ def local_folder(name: str) -> Path | None:
 
 
 def hub_address(address: str) -> HubAddress | None:
-    """What of the hub an address names; None if it has no such form."""
+    """Parses an address on the hub; None if it has no such form."""
     address = _pasted(address) or address
     if match := _FILE.fullmatch(address):
         return HubAddress(match["repo"], match["revision"], None, match["file"])

@@ -1,7 +1,7 @@
 """Advice on a user's own pair: what is fastest and cheapest, and what routing buys here.
 
 Speeds are measured by a few steps and requests (`edge_step`, `cloud_pace`). Times and costs follow
-by formula, over an answer of `ANSWER` tokens behind a prompt of `PROMPT` that both models have
+by formula, over an answer of `ANSWER` tokens after a prompt of `PROMPT` that both models have
 read. How right the answers are no formula knows.
 """
 
@@ -39,7 +39,7 @@ _ENOUGH = 4
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is advised, and what it follows from; seconds a token.
+    """The advice and the figures behind it; seconds a token.
 
     `streaming` is None where it could not be measured, `cost_ratio` (routing over streaming)
     without a price. `sentences` are about speed, cost and what to do.
@@ -54,7 +54,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the formulas read, in seconds.
+    """Inputs of the formulas, in seconds.
 
     The edge takes `step` a token, the cloud `cloud_token` a token that it streams (None if that
     could not be measured). `consult` is the engine's time of one consult, `asked` the part of the
@@ -105,7 +105,7 @@ def advise(
     routing: float | None = None,
     place: str = f"over an answer of {ANSWER} tokens, once the prompt is read",
 ) -> Advice:
-    """What follows from the conditions; `routing` in seconds a token if it was measured.
+    """Derives advice from the conditions; `routing` is the measured seconds a token, if known.
 
     `local`: the cloud model runs on this device. `place` says of what the speeds are.
     """
@@ -167,7 +167,7 @@ def _ms(seconds: float) -> str:
 
 
 def edge_step(model: EdgeModel) -> float:
-    """Seconds a token of the edge, median, behind a short prompt."""
+    """Seconds a token of the edge, median, after a short prompt."""
     taken: list[float] = []
     with closing(model.session()) as session:
         session.open(prompt_of(model.tokenizer, [Message("user", _COUNT)]).ids)
@@ -245,7 +245,7 @@ def excess(at: MeasuredConditions) -> float:
 
 
 def cost_over_streaming(at: MeasuredConditions, price: Price) -> float | None:
-    """What the consults bill over what streaming does; None if that bills nothing.
+    """Ratio of what the consults bill to what streaming bills; None if streaming bills nothing.
 
     Streaming is one request: P i + T o. Of N = p T consults of a token each bills its prompt, and
     half an answer on the average; the first one's prompt is new, of each later one a part `cached`

@@ -1,4 +1,4 @@
-"""What a cloud model answers to a consult."""
+"""The cloud model's answer to a consult."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _Body = bytes
 
 
 class Sent:
-    """What has travelled for a consult or a prefetch: token ids, and bytes of the messages' bodies.
+    """Counts what was sent for a consult or a prefetch: token ids, and bytes of the message bodies.
 
     A session adds to it in whichever thread sends; nothing travels to a model in this process.
     `requests` of its messages were about tokens; `repeats` of them had been sent before. Of no more
@@ -69,7 +69,7 @@ def metered(so_far: _Number | None, more: _Number | None) -> _Number | None:
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cloud wrote. Ends early, with `stopped`, where the cloud ended the answer.
+    """Tokens that the cloud wrote. Fewer than asked, with `stopped`, if the cloud ended the answer.
 
     `logprobs` (nats) go with `ids`; `top` holds the candidates for each. `cached` and `computed`
     are prompt tokens by the engine's own meter, None where it has none; `prompt` are all that it

@@ -53,7 +53,7 @@ class EdgewiseError(Exception):
         self.hint, self.setting, self.request_id = hint, setting, request_id
 
     def __str__(self) -> str:
-        """One sentence."""
+        """The message with its hint and its request, as one sentence."""
         parts = [self.message, *([self.hint] if self.hint else [])]
         said = "; ".join(part.rstrip(".") for part in parts)
         request = self.request_id and f"request {self.request_id}"

@@ -27,14 +27,14 @@ Reason = Literal[
     "circuit_open",  # above the threshold, but consults are paused after failures
     "cost",  # above the threshold, but it would cost more than the cloud alone, or than a limit
 ]
-"""Why this model wrote the token, if no consult failed."""
+"""Reasons why this model wrote the token, if no consult failed."""
 
 FinishReason = Literal["stop", "length"]
 """`stop`: an end-of-sequence token or a stop string; `length`: max tokens or a full context."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One of a model's likeliest tokens at a position; `logprob` in nats."""
+    """A model's candidate token at a position; `logprob` in nats."""
 
     id: int
     logprob: float
@@ -126,7 +126,7 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several clouds in an answer; `cloud` is its host, or its name.
+    """Counts of one of several clouds in an answer; `cloud` is its host, or its name.
 
     It was `wanted` for so many critical tokens, there were `calls` where its budget and its link
     allowed them, some of which `failed`; it `wrote` so many tokens of the answer.
@@ -141,7 +141,7 @@ class TierUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What consults cost by a price list, and what the cloud alone would have cost.
+    """Cost of consults by a price list, and cost of the cloud alone.
 
     `paid` is for `input_tokens` and `cached_tokens` of prompts and `output_tokens`, by the
     provider's meter, failed consults included. `saved` is `alone` less `paid` and may be negative.

@@ -158,7 +158,7 @@ class Pair:
 
     @property
     def chat_sampling(self) -> Sampling | None:
-        """How a chat draws if nobody set a temperature: as the model's file says, else `CHAT`.
+        """Sampling of a chat without a set temperature: the model file's settings, else `CHAT`.
 
         None where it is greedy: the bundled pair knows one wording of each answer, an API that
         takes text may know neither min-p nor temperatures, and a server as the edge would need a
@@ -334,7 +334,7 @@ def _open_already(edge: EdgeModel) -> EdgeModel:
 
 
 def _address(part: object) -> str:
-    """As settings name a part; a part that is already open has a name, no address."""
+    """Formats a part like a setting; a part that is already open has a name, no address."""
     if isinstance(part, str):
         return part
     if isinstance(part, Path):

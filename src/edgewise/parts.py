@@ -1,4 +1,4 @@
-"""From settings to the parts of a pair."""
+"""Opens the parts of a pair from settings."""
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -32,7 +32,7 @@ from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES, SERVER
 from edgewise.errors import EdgeError, ModelError, RouterMismatch, UsageError
-from edgewise.loop.consults import SHARE, THRESHOLD, Tier
+from edgewise.loop.consults import TIER_SHARE, TIER_THRESHOLD, Tier
 from edgewise.loop.policy import Policy
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
@@ -99,7 +99,7 @@ def edge_engine(settings: Settings) -> str:
 
 
 def cloud_address(settings: Settings) -> str:
-    """Where the nearest cloud is: as set, else the bundled one beside a bundled edge model."""
+    """Address of the nearest cloud: as set, else the bundled one beside a bundled edge model."""
     if settings.cloud is not None:
         return each(settings.cloud)[0]
     return "bundled" if settings.edge == "bundled" else "none"
@@ -146,16 +146,16 @@ def is_trusted(settings: Settings, name: str | None = None) -> bool:
 def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel) -> list[Tier]:
     """The open `clouds`, nearest first, with what the settings say of each. Raises `UsageError`.
 
-    Behind one that is asked between words the others are, too. Models in this process are trusted
-    where there are several.
+    After a cloud that is asked between words the others are, too. Models in this process are
+    trusted where there are several.
     """
     further = max(0, len(clouds) - 1)
-    shares = _fractions(settings, "tier_share", [SHARE] * further)
+    shares = _fractions(settings, "tier_share", [TIER_SHARE] * further)
     tuned = [
-        tuned_thresholds(edge, TIERS, tier_address(clouds[:count])).get(f"{share:g}", THRESHOLD)
-        for count, share in enumerate(shares, 2)
+        tuned_thresholds(edge, TIERS, tier_address(clouds[:n])).get(f"{share:g}", TIER_THRESHOLD)
+        for n, share in enumerate(shares, 2)
     ]
-    thresholds = [THRESHOLD, *_fractions(settings, "tier_threshold", tuned)]
+    thresholds = [TIER_THRESHOLD, *_fractions(settings, "tier_threshold", tuned)]
     tiers: list[Tier] = []
     by_words = edge.abilities.text
     for cloud, share, threshold in zip(clouds, [None, *shares], thresholds, strict=bool(clouds)):
@@ -188,7 +188,7 @@ def _for_each(settings: Settings, name: str, count: int) -> list[str]:
 
 
 def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list[float]:
-    """A share or a threshold for each cloud behind the nearest; one that is alone is for all."""
+    """A share or a threshold for each cloud after the nearest; a single value is for all."""
     given = getattr(settings, name)
     if defaults and given is not None and "," not in str(given):
         settings = replace(settings, **{name: ",".join([str(given)] * len(defaults))})
@@ -209,9 +209,9 @@ def open_cloud(
 ) -> CloudModel | None:
     """Open the cloud model and check its vocabulary; with "none" nothing is opened at all.
 
-    One of another vocabulary is behind an adapter. `slots` and `keep_prefixes` are for a model in
-    this process. Raises `UsageError` for an unknown engine, for an engine without a URL, and for a
-    URL at a host that is not allowed.
+    A cloud with another vocabulary is wrapped in an adapter. `slots` and `keep_prefixes` are for a
+    model in this process. Raises `UsageError` for an unknown engine, for an engine without a URL,
+    and for a URL at a host that is not allowed.
     """
     require_one_cloud(settings)
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
@@ -250,7 +250,7 @@ def open_cloud(
 
 
 def context_filter(settings: Settings) -> Redacted | None:
-    """What the cloud gets to see; None for everything. Raises `UsageError`."""
+    """The filter of what the cloud sees; None without redaction. Raises `UsageError`."""
     rules = redaction_of(settings.redact)
     return Redacted(rules) if rules.treatments else None
 

@@ -26,7 +26,7 @@ _FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)", re.DOTALL)
 
 
 class Registry(Generic[_T]):
-    """What the names of one concept stand for."""
+    """Names of one concept and the objects they refer to."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Registry(Generic[_T]):
         self._built_in, self._wanted, self._code = built_in, wanted, code
 
     def names(self) -> list[str]:
-        """Every name, sorted. Raises `UsageError` if two things have one name."""
+        """Returns all names, sorted. Raises `UsageError` if two things have one name."""
         return sorted({*self._built_in, *self._added()})
 
     def __contains__(self, name: object) -> bool:
@@ -54,7 +54,7 @@ class Registry(Generic[_T]):
         return self._code and isinstance(name, str) and is_code(name)
 
     def load(self, name: str) -> _T:
-        """What `name` stands for. Raises `UsageError` if that is nothing or cannot be loaded."""
+        """Loads the object of that name. Raises `UsageError` for an unknown or broken one."""
         if name in self._built_in:  # without a look at all packages, which takes a while
             return cast(_T, attribute(self._built_in[name]))
         point, where, how = self._added().get(name), "", "repair the code, or install its package"
@@ -114,7 +114,7 @@ def did_you_mean(name: str, known: Sequence[str], hint: str) -> str:
 
 
 def attribute(target: str) -> Any:
-    """What `module:name` names. Raises what importing it raises."""
+    """Imports the object that `module:name` refers to. Raises what importing it raises."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 

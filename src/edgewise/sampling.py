@@ -19,7 +19,7 @@ _LIKELY = 64
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How both models draw ids.
+    """Sampling parameters of both models.
 
     `temperature` 0 is greedy, and so is any below 1e-5: in float32 it would divide by nothing.
     `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off.
@@ -76,9 +76,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return int(ids[min(place, len(ids) - 1)])
 
     def _place(self, weights: Floats, total: float, draw: float) -> int:
-        """Where a draw from 0 to 1 falls among unnormalised probabilities, best first.
+        """Index drawn, by `draw` from 0 to 1, among unnormalised probabilities in descending order.
 
-        They are the first ones of so much in `total`; their number, where it falls behind them.
+        All weights sum to `total`; returns the number of `weights` if the draw falls beyond them.
         """
         sums = np.cumsum(weights, dtype=np.float64)
         most = len(weights)
@@ -94,11 +94,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHAT = Sampling(temperature=0.7, min_p=0.05)
-"""How a chat draws if nobody says; see `Pair.chat_sampling`."""
+"""Default sampling of a chat; see `Pair.chat_sampling`."""
 
 
 def drawn_as(said: Mapping[str, float]) -> Sampling:
-    """As a model's file says; `CHAT` where it names no temperature, or what cannot be."""
+    """Sampling from a model file's settings; `CHAT` if they lack a temperature or are invalid."""
     if "temperature" not in said:
         return CHAT
     try:

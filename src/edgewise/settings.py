@@ -24,10 +24,10 @@ _AS_UNSET = {"temperature": 0.0}
 """Values that mean, to commands that do not draw, what no value means."""
 
 _OF_SERVE = "api_key"
-"""Not a setting: an option of `serve`, which may stand in the environment too."""
+"""An option of `serve`, not a setting; it may be in the environment too."""
 
 _TYPO = 0.8
-"""How like a setting's name an unknown variable's must be to be taken for it, misspelt."""
+"""Least similarity of an unknown variable to a setting's name to count as a misspelling."""
 
 _MONEY = Meta(ge=0, le=1e12)
 

@@ -12,7 +12,7 @@ from edgewise.prompts import Prompt
 Flying = Future[Completion]
 
 How = Callable[[Sequence[int], int, Callable[[], Flying]], Flying]
-"""From a consult's ids and number of tokens, and what sends it, to the future that is returned."""
+"""Wraps a consult: from its ids, its number of tokens and its `send` to a future."""
 
 
 class Around(CloudModel if TYPE_CHECKING else object):

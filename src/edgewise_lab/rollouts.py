@@ -25,7 +25,7 @@ class Prefix(msgspec.Struct, frozen=True):
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """What a model wrote, its end token included, each id with its logprob (nats).
+    """Tokens that a model wrote, its end token included, each with its logprob (nats).
 
     None, and no `top`, the likeliest ids for each, where an engine did not tell them.
     """
@@ -36,7 +36,7 @@ class Continuation(msgspec.Struct, frozen=True):
 
 
 Done = Callable[[int, Continuation], None]
-"""Told a prefix's index and continuation as soon as that ends."""
+"""Called with a prefix's index and continuation as soon as that ends."""
 
 
 def ignore(index: int, continuation: Continuation) -> None:
@@ -47,7 +47,7 @@ class Rollouts(Protocol):
     """A model that continues prefixes, as many at a time as suits it."""
 
     def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
-        """One continuation a prefix, in their order."""
+        """Returns one continuation for each prefix, in their order."""
         ...
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class SequentialRollouts:
         ids: list[int] = []
         logprobs: list[float] = []
         self._session.open(prefix.ids)
-        # Nothing is computed after the last id, which may stand behind the context.
+        # Nothing is computed after the last id, which may lie beyond the context.
         room = min(prefix.n, self._context - len(prefix.ids) + 1)
         while len(ids) < room and not (ids and ids[-1] in self._eos_ids):
             self._session.extend(ids[-1:])
@@ -195,8 +195,8 @@ class BatchedRollouts:
         return _Rollout(index, prefix, shared)
 
     def _decode(self, running: "dict[int, _Rollout]") -> list[int]:
-        """One pass over what is due; returns the sequences that have ended."""
-        room = self._sequences.room
+        """Runs one pass over what is due; returns the sequences that have ended."""
+        room = self._sequences.max_batch_ids
         chunks: list[Chunk] = []
         for at, rollout in running.items():
             due = rollout.ids[rollout.computed :][:room]
@@ -218,7 +218,7 @@ class BatchedRollouts:
         token = step.proposed
         rollout.ids.append(token)
         rollout.logprobs.append(step.logprob(token))
-        # Nothing is computed after the last id, which may stand behind the context.
+        # Nothing is computed after the last id, which may lie beyond the context.
         full = len(rollout.logprobs) == rollout.prefix.n or len(rollout.ids) > self._context
         return full or token in self._eos_ids
 

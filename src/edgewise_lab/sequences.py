@@ -29,13 +29,13 @@ class Chunk(NamedTuple):
 
 
 class Sequences(Protocol):
-    """`width` sequences of one model, numbered from 0, in batches of at most `room` ids."""
+    """`width` sequences of one model, numbered from 0; a batch has at most `max_batch_ids`."""
 
     width: int
-    room: int
+    max_batch_ids: int
 
     def run(self, chunks: Sequence[Chunk]) -> Sequence[Step]:
-        """One forward pass; a `Step` for each chunk with `output`, valid until the next pass."""
+        """Runs a forward pass; returns a `Step`, valid until the next, per `output` chunk."""
         ...
 
     def forget(self, sequence: int, position: int) -> int:
@@ -48,19 +48,19 @@ class Sequences(Protocol):
 
 
 def sequences_of(model: EdgeModel, width: int) -> Sequences | None:
-    """At most `width` of them, which the caller closes; None for other engines."""
+    """Opens at most `width` sequences, which the caller closes; None for other engines."""
     return LlamaSequences(model, width) if isinstance(model, LlamaModel) else None
 
 
 def width_for(wanted: int, context: int, state: int) -> int:
-    """How many sequences of `context` ids and `state` bytes of recurrent state run together."""
+    """Number of sequences of `context` ids and `state` bytes of state that run together."""
     # llama.cpp wants room for an id of each sequence in one decode.
     width = min(wanted, _CELLS // context, context)
     return max(1, min(width, MEMORY // ((1 + _FEW) * state)) if state else width)
 
 
 class LlamaSequences:
-    """At most `width` sequences of a GGUF model, in a context of their own, beside its sessions.
+    """Implements `Sequences` for a GGUF model, in a context of their own, beside its sessions.
 
     Logits of a row depend a little on what else is in its batch, so a near tie may come out
     otherwise than in a session.
@@ -68,7 +68,7 @@ class LlamaSequences:
 
     def __init__(self, model: LlamaModel, width: int) -> None:
         width = width_for(width, model.context, model.state_size)
-        self.width, self.room = width, min(BATCH, model.context)
+        self.width, self.max_batch_ids = width, min(BATCH, model.context)
         self._context = context = model.new_context(width)
         self._buffer = np.empty(model.tokenizer.size, np.float32)
         self._sequences = [LlamaSequence(context, number) for number in range(width)]

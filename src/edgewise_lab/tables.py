@@ -18,7 +18,7 @@ class FigureTable(NamedTuple):
 
 
 def line(cells: Sequence[str], *, head: bool = False) -> list[str]:
-    """One line of a table, with the rule under it where it is the head."""
+    """A line of a table, with the rule under it if it is the head."""
     drawn = "| " + " | ".join(cells) + " |"
     return [drawn, "|---" * len(cells) + "|"] if head else [drawn]
 

@@ -11,8 +11,8 @@ from edgewise_lab.bench.frontier.billing import (
     LISTS,
     CloudRequest,
     MeasuredAnswer,
+    mean_prompt_tokens_computed,
     metered_seconds,
-    positions_computed,
     priced,
 )
 from edgewise_lab.bench.frontier.pair_systems import measure
@@ -118,11 +118,11 @@ def test_what_is_sent_stays_within_its_cost_and_no_more_would(
 def test_a_request_given_up_counts_as_the_others() -> None:
     (found,) = metered_seconds([pair(0)])
     assert [one.engine_seconds for one in found.requests] == [0.1, 0.1]
-    assert positions_computed([pair(0)]) == 22 + 3
-    assert positions_computed([cloud(0)]) == 20
+    assert mean_prompt_tokens_computed([pair(0)]) == 22 + 3
+    assert mean_prompt_tokens_computed([cloud(0)]) == 20
     unmetered = CloudRequest(prompt=5, seen=0, written=1)
     blind = MeasuredAnswer(outcome=pair(0).outcome, ttft=0.0, gap=0.0, requests=(unmetered,))
-    assert positions_computed([blind]) is None
+    assert mean_prompt_tokens_computed([blind]) is None
     assert metered_seconds([blind]) == [blind]
     own = LISTS["own GPU, by its seconds"]
     assert cost_of(priced(own), [blind]) != cost_of(priced(own), [blind])
@@ -162,8 +162,8 @@ def test_whole_questions_stand_beside_it_at_every_equal_cost() -> None:
     axes = {one.axis for one in told.whole}
     assert axes == {"cloud share", "time", *(f"bill, {name}" for name in LISTS)}
     at = {(one.axis, one.system): one for one in told.whole}
-    low, high = at["cloud share", "cascade"].ahead_interval
-    assert low <= at["cloud share", "cascade"].ahead <= high
+    low, high = at["cloud share", "cascade"].accuracy_gain_interval
+    assert low <= at["cloud share", "cascade"].accuracy_gain <= high
 
 
 def test_what_no_engine_meters_is_left_open() -> None:

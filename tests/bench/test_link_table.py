@@ -10,7 +10,7 @@ from edgewise.cloud.engine import LlamaServer
 from edgewise.errors import CloudError, CloudUnavailable, UsageError
 from edgewise.routers.untrained import MaxProb
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, replying
-from edgewise_lab.bench.link import WAYS, Conditions, LinkBench, LinkRow, http_target
+from edgewise_lab.bench.link import SYSTEMS, Conditions, LinkBench, LinkRow, http_target
 from edgewise_lab.bench.pace import Pace, PacedEdge
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -76,21 +76,22 @@ def test_consults_and_changes_are_those_of_the_script(row: LinkRow) -> None:
     assert row.questions == 3
     assert row.consults == pytest.approx(2 / TOKENS)
     assert row.changed == pytest.approx(1 / 2)
-    assert (row.round_trip, row.share, row.loss) == (TRIP, 0.1, 0.0)
+    assert (row.round_trip, row.cloud_share, row.loss) == (TRIP, 0.1, 0.0)
 
 
-def test_waiting_costs_its_round_trips_and_running_ahead_less(row: LinkRow) -> None:
+def test_waiting_costs_its_round_trips_and_speculating_less(row: LinkRow) -> None:
     least = 1 + row.consults * TRIP / row.step
     assert row.waiting.value > 0.9 * least
-    assert 1 < row.ahead.value < row.waiting.value
-    assert row.ahead_over_waiting.value < 1
-    for figure in (row.waiting, row.ahead, row.ahead_over_waiting):
+    assert 1 < row.speculating.value < row.waiting.value
+    assert row.speculating_over_waiting.value < 1
+    for figure in (row.waiting, row.speculating, row.speculating_over_waiting):
         assert figure.low <= figure.value <= figure.high
 
 
 def test_the_answers_are_the_same_and_graded(row: LinkRow) -> None:
-    assert (row.identical, row.margins, row.late) == (3, (), 0)
-    assert dict(zip(WAYS, row.right, strict=True)) == {"edge": 0.0, "waiting": 1.0, "ahead": 1.0}
+    assert (row.identical, row.margins, row.failed_calls) == (3, (), 0)
+    right = {"edge": 0.0, "waiting": 1.0, "speculating": 1.0}
+    assert dict(zip(SYSTEMS, row.right, strict=True)) == right
 
 
 def test_every_answer_is_told_and_the_order_turns(engine: ScriptedEngine) -> None:
@@ -98,7 +99,7 @@ def test_every_answer_is_told_and_the_order_turns(engine: ScriptedEngine) -> Non
     asked = engine.asked
     quick = HALFWAY._replace(round_trip=0.0)
     bench(engine.url, questions=2).row(quick, lambda: told.append(engine.asked - asked))
-    assert len(told) == 2 * len(WAYS)
+    assert len(told) == 2 * len(SYSTEMS)
     # The first answer is the edge's alone, after the probe; the two others ask twice each.
     assert told[0] == 1
     assert told[-1] >= 9
@@ -118,7 +119,7 @@ def test_an_engines_time_delays_as_the_link_does(engine: ScriptedEngine) -> None
 def test_a_link_that_goes_dead_is_silent_for_a_deadline(engine: ScriptedEngine) -> None:
     edge = ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE))
     paced = PacedEdge(edge, Pace((1, 8), (STEP, 1.2 * STEP)))
-    longest = silences(paced, MaxProb(), engine.url, connect, HALFWAY.ahead, task(1), 0.01)
+    longest = silences(paced, MaxProb(), engine.url, connect, HALFWAY.speculating, task(1), 0.01)
     assert len(longest) == 1
     assert STEP <= longest[0] < 2.5
 

@@ -134,7 +134,7 @@ def test_the_proof_says_how_it_goes_on() -> None:
     engine = TextDouble(trims=True)
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
         assert cloud.check(EDGE) == (
-            "text, as double takes it: exact, may drop blanks behind what it is sent"
+            "text, as double takes it: exact, may drop blanks at the end of what is sent"
         )
         assert cloud.identity().startswith("http://double.example double double as text, exact")
         with pytest.raises(VocabularyMismatch):

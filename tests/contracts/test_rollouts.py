@@ -34,13 +34,13 @@ class ScriptedSequences(Sequences):
     """Sequences of a scripted edge; counts the ids run and checks that there are no holes."""
 
     def __init__(self, edge: "Side", width: int) -> None:
-        self.width, self.room = width, edge.room
+        self.width, self.max_batch_ids = width, edge.max_batch_ids
         self.computed, self.passes, self.closed = 0, 0, False
         self._edge = edge
         self._held: list[list[int]] = [[] for _ in range(width)]
 
     def run(self, chunks: Sequence[Chunk]) -> Sequence[Step]:
-        assert 0 < sum(len(chunk.ids) for chunk in chunks) <= self.room
+        assert 0 < sum(len(chunk.ids) for chunk in chunks) <= self.max_batch_ids
         assert len({chunk.sequence for chunk in chunks}) == len(chunks)
         self.passes += 1
         steps: list[Step] = []
@@ -67,10 +67,10 @@ class ScriptedSequences(Sequences):
 class Side(ScriptedEdge):
     """A scripted edge model that runs sequences side by side."""
 
-    def __init__(self, script: Script, *, room: int = 512, rewinds: bool = True) -> None:
+    def __init__(self, script: Script, *, max_batch_ids: int = 512, rewinds: bool = True) -> None:
         abilities = EdgeAbilities(slots=64, rewinds="anywhere" if rewinds else "no")
         super().__init__(script, abilities=abilities)
-        self.room = room
+        self.max_batch_ids = max_batch_ids
         self.made: list[ScriptedSequences] = []
 
     def sequences(self, width: int) -> ScriptedSequences:
@@ -215,7 +215,7 @@ class TestTogether:
     def test_any_prefixes_in_any_width_are_continued_as_one_by_one(
         self, asked: list[Prefix], width: int, room: int, rewinds: bool
     ) -> None:
-        edge = Side(noise(), room=room, rewinds=rewinds)
+        edge = Side(noise(), max_batch_ids=room, rewinds=rewinds)
         rollouts = edge_rollouts(edge, width)
         told: dict[int, Continuation] = {}
         for _ in range(2):

@@ -7,7 +7,7 @@ import numpy as np
 
 from edgewise.edge.base import Floats
 from edgewise.testing.scripted_edge import EOS, SIZE, Script
-from edgewise_lab.training.labels.published import TRIAL
+from edgewise_lab.training.labels.published import JUDGE_PAIRS
 
 _DRAFTS = re.compile(r"The first goes on:\n(.*)\n\nThe second goes on:\n(.*)\n\nDo both", re.DOTALL)
 _END = "one word, yes or no."
@@ -38,7 +38,7 @@ def drafts(ids: Sequence[int]) -> tuple[str, str] | None:
 def _same(question: str) -> bool:
     found = _DRAFTS.search(question)
     assert found is not None
-    for pair, known in TRIAL:
+    for pair, known in JUDGE_PAIRS:
         if (pair.first, pair.second) == (found[1], found[2]):
             return known
     return re.findall(r"\d+", found[1]) == re.findall(r"\d+", found[2])

@@ -87,7 +87,7 @@ def test_how_many_fit(tmp_path: Path, context: int, wanted: int, width: int) -> 
         closing(LlamaSequences(model, wanted)) as sequences,
     ):
         assert sequences.width == width
-        assert sequences.room == min(512, context)
+        assert sequences.max_batch_ids == min(512, context)
 
 
 def test_a_decode_that_fails_is_one_sentence(

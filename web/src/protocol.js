@@ -75,7 +75,7 @@ export function fromGateway(data) {
   const parts = decode(data);
   const [kind, ...rest] = Array.isArray(parts) ? parts : [];
   const read = READERS[kind];
-  if (!read) throw protocolError("A frame is none that a gateway sends.");
+  if (!read) throw protocolError("Unknown gateway frame.");
   return read(rest);
 }
 

@@ -111,7 +111,7 @@ _HEADINGS = ["Arguments", "Options", "Models", "Routing", "Writing", "Privacy", 
 
 
 def _command(name: str, target: Any) -> Any:
-    """What Typer makes of a function, or of a `typer.Typer`."""
+    """The Click command of a function or of a `typer.Typer`."""
     holder = typer.Typer(rich_markup_mode=None)
     holder.callback()(lambda: None)
     if isinstance(target, typer.Typer):
@@ -178,7 +178,7 @@ def run() -> int:
 
 
 def _open_streams() -> None:
-    """Where the parent closed a standard stream, nothing else may be opened in its place."""
+    """Opens the standard streams that the parent closed, so no other file takes their numbers."""
     while (last := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(last)
@@ -198,7 +198,7 @@ def _complain(message: str) -> None:
 
 
 def _with_quotes(message: str) -> str:
-    """What is missing where a shell made several words of a prompt."""
+    """Adds a hint if the shell split an unquoted prompt into several arguments."""
     unquoted = sys.argv[1:2] == ["run"] and message.startswith("Got unexpected extra argument")
     return message.rstrip(".") + "; put the prompt in quotes" if unquoted else message
 

@@ -139,7 +139,7 @@ class Conversation:
             render.note(f"{why}; the text so far is kept{self._cost()}")
 
     def _sampling(self) -> Sampling | None:
-        """How to draw; None for the settings' own way."""
+        """Sampling settings of this chat; None for those of the settings."""
         chosen, drawn = self._pair.settings, self._pair.chat_sampling
         if drawn is None:
             return None
@@ -171,7 +171,7 @@ class Conversation:
             return sys.maxsize // 2
 
     def _cost(self) -> str:
-        """What the conversation cost so far, where that is more than its one answer."""
+        """Cost of the conversation so far; empty for fewer than two answers."""
         billing = self._pair.billing
         if billing is None or billing.sums.answers < 2:
             return ""
@@ -267,7 +267,7 @@ class Conversation:
 
 
 def _lines() -> Iterator[str]:
-    """What is typed, with editing and history; or the lines of stdin where that is no terminal."""
+    """Lines typed, with editing and history; the lines of stdin if it is no terminal."""
     if not sys.stdin.isatty():
         data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
         yield from data.decode("utf-8", "surrogateescape").splitlines()

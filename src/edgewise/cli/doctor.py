@@ -35,21 +35,21 @@ from edgewise.errors import EdgewiseError
 from edgewise.settings import Settings
 
 _SECONDS = 60.0
-"""For a request of a long prompt, whose first one is read whole."""
+"""Timeout of a request with a long prompt, whose first one is read whole."""
 _LINES = (70, 12)
-"""More of a prompt: about 1,400 or 300 tokens, as caches have blocks of up to 1,024."""
+"""Lines that lengthen a prompt, by about 1,400 or 300 tokens: caches have blocks of up to 1,024."""
 _TRAIN = "edgewise train PROMPTS.jsonl, for this pair and your own prompts, makes a better one"
 _MEASURED = {
     "entropy": "at 5% it recovered none of the gap between two real models",
     "max-prob": "at 5% it recovered 41% (22 to 60) of the gap between two real models",
 }
-"""Of routers that need no training: docs/records/real-pair.md."""
+"""Measured results of routers that need no training: docs/records/real-pair.md."""
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One line of the report; `fix` says what to do where it is not ok."""
+    """One line of the report; `fix` says what to do if `status` is not ok."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -104,7 +104,7 @@ class _Doctor:
         self.advice: Advice | None = None
 
     def checks(self) -> Iterator[Check]:
-        """One after the other; what needs a part that is missing is left out."""
+        """Runs the checks in order; skips those that need a missing part."""
         yield Check("python", "ok", platform.python_version())
         yield self._guarded("engine", _engine)
         yield self._guarded("edge model", self._open_edge)
@@ -204,18 +204,18 @@ def _engine() -> Check:
 
 
 def _rollback(model: EdgeModel) -> Check:
-    """How the edge rolls back where the cloud rejects its draft."""
+    """Reports how the edge rolls back when the cloud rejects its draft."""
     how = model.abilities.rewinds
     if how == "no":
         text = "none: a rollback reads the sequence again, so each consult is waited for"
         return Check("rollback", "warn", text, "name a GGUF of the model (--edge)")
     if how == "anywhere":
         return Check("rollback", "ok", "anywhere: the KV cache is cut, and nothing read again")
-    return Check("rollback", "ok", "to checkpoints; the ids behind one are read again")
+    return Check("rollback", "ok", "to checkpoints; the ids after one are read again")
 
 
 def _change(edge: EdgeModel) -> Check:
-    """What a server reads again where the cloud changed a token, and what would do better."""
+    """Reports what a server reads again when the cloud changes a token, and a better setup."""
     from edgewise.edge.served.model import ServedEdge
 
     assert isinstance(edge, ServedEdge)
@@ -232,7 +232,7 @@ def _change(edge: EdgeModel) -> Check:
 
 
 def _router(chosen: Settings, model: EdgeModel) -> Check:
-    """Which router is used and why, what it bought elsewhere, and what would do better."""
+    """Reports the router, why it was chosen, what it bought elsewhere, and a better one."""
     name = parts.chosen_router(chosen, model)
     auto = chosen.router in (None, parts.AUTO)
     _, card = parts.open_router(chosen, model)
@@ -261,7 +261,7 @@ def _cloud_engine(engine: Engine) -> Check:
 
 
 def _cache(pace: CloudPace) -> Check:
-    """What of a prompt that was just sent is computed, and billed, again."""
+    """Reports how much of a prompt sent twice is computed, and billed, again."""
     fix = "let consults be few and longer (--span 4), or choose one that caches and says so"
     if pace.computed is None:
         text = "it does not tell what it had: each consult may be billed as a whole prompt"

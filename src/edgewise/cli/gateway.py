@@ -118,7 +118,7 @@ def gateway(
 async def _listen(
     gateway: "Gateway", app: "Starlette", listening: flags.Listening, engines: Sequence[str]
 ) -> None:
-    """Until a signal ends it."""
+    """Serves until a signal ends it."""
     import structlog
 
     from edgewise.gateway.app import DRAIN_SECONDS

@@ -57,7 +57,7 @@ MACHINE = names_in("machine")
 COSTS = names_in("costs")
 KEYS = names_in("key")
 ANSWERING = tuple(name for name in NAMES if name not in KEYS)
-"""Of a command that answers: all but the keys, which are no flags."""
+"""Settings of a command that answers: all but the keys, which have no flags."""
 
 ALL = "--help-all"
 """Shows the options that are rarely needed, too."""
@@ -70,7 +70,7 @@ _PANELS = {
     "privacy": "Privacy",
     "costs": "Money",
 }
-"""Where the help shows the settings of a group."""
+"""Panel of the help that shows a group of settings."""
 
 _REPEATED = ("cloud",)
 

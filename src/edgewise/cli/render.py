@@ -1,4 +1,4 @@
-"""What a terminal shows. Data go to stdout, everything else to stderr."""
+"""Terminal output. Data go to stdout, everything else to stderr."""
 
 import signal
 import unicodedata
@@ -38,7 +38,7 @@ _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def printable(text: str) -> str:
-    """Without control characters: a model's output must not drive the terminal."""
+    """Removes control characters: a model's output must not drive the terminal."""
     return "".join(
         c
         for c in text
@@ -146,7 +146,7 @@ def warn_of_toy(edge: str, prompt: str) -> None:
 
 
 def summary(answer: Finished, *, cloud: bool, share: float | None = None) -> str:
-    """One line behind an answer: who wrote how much, in what time, at what cost.
+    """One line after an answer: tokens by source, time and cost.
 
     `cloud`: whether there is one; `share`: the one asked for, which a short answer may exceed.
     """
@@ -169,7 +169,7 @@ def summary(answer: Finished, *, cloud: bool, share: float | None = None) -> str
 
 
 def statistics(usage: Usage, timing: Timing) -> str:
-    """What `--stats` adds: shares, consults, what the cloud read and wrote, speed."""
+    """The line of `--stats`: shares, consults, cloud tokens read and written, speed."""
     total = usage.edge_tokens + usage.cloud_tokens
     parts = [
         f"cloud share {usage.cloud_share:.1%} with {usage.wasted_tokens} wasted",
@@ -185,7 +185,7 @@ def statistics(usage: Usage, timing: Timing) -> str:
 
 
 def costed(cost: AnswerCost) -> str:
-    """What was paid, and saved or lost against the cloud alone."""
+    """Amount paid, and saved or lost against the cloud alone."""
     kept = "lost" if cost.saved < 0 else "saved"
     part = f" ({abs(cost.saved) / cost.alone:.0%})" if cost.alone else ""
     about = "about " if cost.estimated else ""
@@ -194,7 +194,7 @@ def costed(cost: AnswerCost) -> str:
 
 
 def _money(amount: float) -> str:
-    """To the sixth decimal where it is small, as prices of tokens are."""
+    """Formats an amount; small ones with six decimals, as prices of tokens are."""
     return f"{amount:.2f}" if amount >= 100 else f"{amount:.6f}".rstrip("0").rstrip(".")
 
 
@@ -212,7 +212,7 @@ def progress(*, hidden: bool = False, every: float = 60.0) -> Progress:
 
 
 class _ProgressLines(Progress):
-    """How far it is, and about how long it still takes."""
+    """Lines with the progress and the estimated time left."""
 
     def __init__(self, every: float) -> None:
         super().__init__(console=err, disable=True)

@@ -111,7 +111,7 @@ def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
 
 
 def _read(prompt: str | None) -> str:
-    """The prompt: the argument, a document on stdin behind it, or stdin alone (also as -)."""
+    """The prompt: the argument, then a document on stdin, or stdin alone (also as -)."""
     if prompt is None and sys.stdin.isatty():
         raise UsageError("There is no prompt; give one as an argument or on stdin.")
     if prompt is None or prompt == "-":

@@ -37,7 +37,7 @@ class ConsultRequest(msgspec.Struct, frozen=True):
 
 
 class CloudSession(Protocol):
-    """One answer's conversation with the cloud model."""
+    """The conversation with the cloud model for one answer."""
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
         """The future fails with a `CloudError`, `CloudTimeout` after the request's deadline.
@@ -63,10 +63,10 @@ class CloudModel(Protocol):
     name: str
 
     vocabulary_check: str = ""
-    """How `check` compared the vocabularies, in words: all ids, a sample, or fixed strings."""
+    """Says how `check` compared the vocabularies: all ids, a sample, or fixed strings."""
 
     local: EdgeModel | None = None
-    """The model, if it runs in this process; None behind an adapter."""
+    """The model, if it runs in this process; None for an adapter."""
 
     here: bool = False
     """Whether it runs in this process: then a slow one is not a lost one."""

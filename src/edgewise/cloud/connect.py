@@ -69,14 +69,14 @@ def connect(
 ) -> CloudModel:
     """The cloud model at `url`, checked for an `edge`; `vocabulary_check` says how.
 
-    `own` is the cloud's tokenizer; `engine` is a name of `ENGINES`. With "auto" the server says
-    what it is; where its vocabulary is another and `own` is None, it is asked by text. What else is
-    there is asked by text, in each dialect until one continues an answer. Raises a `CloudError`,
+    `own` is the cloud's tokenizer; `engine` is a name of `ENGINES`. With "auto", detect the engine.
+    Use ids if the vocabularies match or `own` is given, otherwise that engine's text dialect. For
+    an unknown server, try the text dialects until one continues an answer. Raises a `CloudError`,
     `VocabularyMismatch` or another `UsageError`.
     """
 
     def by_text(name: str) -> CloudModel:
-        """In the dialect of that name."""
+        """Connects in the dialect of that name."""
         options: dict[str, Any] = {} if own is None else {"tokenizer": own}
         made = ENGINES.load(name)(url, key=key, model=model, **options)
         return checked(TextCloud(made, edge=edge, context_filter=context_filter), edge)
@@ -116,7 +116,7 @@ def _name_at(url: str, key: str | None, engine: str, model: str | None) -> str:
 def _by_any_text(
     by_text: Callable[[str], CloudModel], url: str, own: Tokenizer | None, unknown: EdgewiseError
 ) -> CloudModel:
-    """In the first dialect that continues an answer; else raises `CloudRejected`."""
+    """Connects in the first dialect that continues an answer; else raises `CloudRejected`."""
     faults: dict[str, list[str]] = {}
     # With a tokenizer that is named, the dialect that needs it.
     dialects = [name for name in BY_TEXT if ENGINES.load(name).renders == (own is not None)]

@@ -98,7 +98,7 @@ class IoThread:
 
 
 class RemoteCloud(CloudModel):
-    """What is common to an engine and a gateway at an address: an I/O thread, the checks."""
+    """Base class of clouds at an address (engine or gateway): an I/O thread, the checks."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -120,7 +120,7 @@ class RemoteCloud(CloudModel):
         self._size, self._nothing = tokenizer.size, nothing
 
     def checked(self, completion: Completion, n: int, prompt: int) -> Completion:
-        """With the edge's end token where the engine kept its own.
+        """Checks a completion; adds the edge's end token if the engine kept its own.
 
         Raises `CloudProtocolError` unless it answers a consult for `n` tokens after `prompt` ids.
         """
@@ -168,7 +168,7 @@ class EngineCloud(RemoteCloud):
         return self.vocabulary_check
 
     async def complete(self, request: ConsultRequest, client: Client) -> Completion:
-        """One consult: the whole prefix goes, the engine's prefix cache does the reuse."""
+        """Sends one consult with the whole prefix; the engine's prefix cache does the reuse."""
         ids, n = request.ids, request.n
         if not ids:
             raise CloudRejected("A consult needs at least one token id.")

@@ -53,10 +53,10 @@ from edgewise.wire.protocol import (
 )
 
 OPEN_SECONDS = 5.0
-"""How long the gateway may take to answer `Open`."""
+"""Timeout of the gateway's answer to `Open`."""
 
 CANCEL_SECONDS = 0.1
-"""How long a consult that was given up may take to say so."""
+"""Timeout of sending the cancellation of a consult."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds at most before a broken link is made anew; doubled each time."""
@@ -65,7 +65,7 @@ MAX_MESSAGE = 500
 """Longest message of a gateway's that is shown, characters."""
 
 TRIES = 3
-"""How often a gateway may ask for a whole prefix again."""
+"""Most times a gateway may ask for a whole prefix again."""
 
 _ERRORS: Mapping[str, type[CloudError]] = {
     error.reason: error
@@ -106,15 +106,15 @@ class GatewayLink:
 
     @property
     def held(self) -> int:
-        """How many ids the gateway is thought to hold."""
+        """Number of ids that the gateway should hold."""
         return len(self._ledger)
 
     def shared(self, ids: Sequence[int]) -> int:
-        """How many of `ids` the gateway is thought to hold already."""
+        """Number of `ids` that the gateway should hold already."""
         return shared(self._ledger.ids, ids)
 
     async def ask(self, request: ConsultRequest) -> Completion:
-        """Tried again over a new connection until the deadline; raises a `CloudError`."""
+        """Asks, again over new connections until the deadline; raises a `CloudError`."""
         if request.n > MAX_SPAN:
             raise CloudRejected(
                 f"A gateway writes at most {MAX_SPAN} tokens at a time, not {request.n}",
@@ -231,7 +231,7 @@ class GatewayLink:
             await self.connect(sent)
 
     def _put(self, ids: Sequence[int]) -> tuple[int, list[int]]:
-        """From where on `ids` are new to the gateway, and those; the ledger has them from now."""
+        """Position and ids of `ids` that are new to the gateway; adds them to the ledger."""
         position = self.shared(ids)
         fresh = list(ids[position:])
         self._ledger.put(position, fresh)
@@ -308,11 +308,11 @@ class GatewayLink:
 
 
 def _plain(text: str) -> str:
-    """One line that a terminal can show."""
+    """Makes a text one line that is safe to print on a terminal."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_MESSAGE])
 
 
 def shared(held: list[int], ids: Sequence[int]) -> int:
-    """How many ids both begin with."""
+    """Length of the common prefix of two id sequences."""
     # Comparing lists is much faster than going through them.
     return len(held) if held == list(ids[: len(held)]) else common_prefix(held, ids)

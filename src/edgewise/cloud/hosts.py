@@ -1,4 +1,4 @@
-"""Which hosts a cloud and an edge model's server may be at, and the keys that they are sent."""
+"""Allowed hosts of clouds and of edge models' servers, and the keys sent to them."""
 
 from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
@@ -99,7 +99,7 @@ def _is_near(name: str) -> bool:
 
 
 def _host_in(url: str) -> Host | None:
-    """As it is read here, and as what connects reads it: they must agree; None for no URL."""
+    """The URL's host; None for an invalid URL, or one that the HTTP client parses differently."""
     try:
         parts, connected = urlsplit(url), yarl.URL(url)
         host = Host(_plain(parts.hostname), parts.port or _PORTS.get(parts.scheme))
@@ -123,7 +123,7 @@ def _host(given: str, setting: str) -> Host:
 
 
 def _plain(name: str | None) -> str:
-    """As hosts are compared."""
+    """Normalizes a host name for comparison."""
     return (name or "").lower().rstrip(".")
 
 

@@ -44,7 +44,7 @@ _NO_FILE = "it is not a file of this user's, but a link, a pipe, a device or ano
 
 
 class SentRecord:
-    """What the answers of a decoder or a server sent; any thread may call."""
+    """Records what the answers of a decoder or a server sent; thread-safe."""
 
     def __init__(self, payloads: "PayloadsFile | None" = None) -> None:
         """Every message is written to `payloads`."""
@@ -93,7 +93,7 @@ class SentRecord:
             raise EdgeError(str(error)) from error
 
     def forget(self) -> None:
-        """What begins alike is another conversation from now on."""
+        """Starts new conversations: later prompts get new names even if they begin alike."""
         # Secret, so that nobody who sees a conversation's name can try texts on it.
         self._secret = secrets.token_bytes(32)
 
@@ -104,7 +104,7 @@ class SentRecord:
 
 
 class SentAnswer:
-    """What one answer sent; made by `SentRecord.answer`.
+    """Records what one answer sent; made by `SentRecord.answer`.
 
     It began `at`, in seconds since 1970. `sums` counts bodies of messages, and ids each time they
     travelled; where text travels there are none.
@@ -121,11 +121,11 @@ class SentAnswer:
         self._numbers = itertools.count()
 
     def consult(self, ids: Sequence[int]) -> Sent:
-        """For a consult after `ids`."""
+        """Returns the `Sent` recorder of a new consult after `ids`."""
         return self._sent("consult", ids)
 
     def prefetch(self, ids: Sequence[int]) -> Sent:
-        """For a prefetch of `ids`."""
+        """Returns the `Sent` recorder of a new prefetch of `ids`."""
         made = self._sent("prefetch", ids)
         self._prefetches = [
             one for one in self._prefetches if one.under_way and not one.under_way.done()
@@ -179,7 +179,7 @@ class SentAnswer:
 
 
 class PayloadsFile:
-    """Every message exactly as it leaves, written before it does; one that cannot be, does not.
+    """Writes every message exactly as it is sent, before it is sent; else it is not sent.
 
     A line of JSON each: `body` where the message is JSON, else its bytes in `base64`; `text` is
     what the ids in it stand for.
@@ -196,7 +196,7 @@ class PayloadsFile:
             ) from error
 
     def write(self, payload: dict[str, object]) -> None:
-        """One message that leaves. Raises `CloudUnavailable`: do not send it."""
+        """Writes a message before it is sent. If it raises `CloudUnavailable`, do not send it."""
         try:
             _append(self._path, msgspec.json.encode(payload) + b"\n")
         except OSError as error:
@@ -207,7 +207,7 @@ class PayloadsFile:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """To the end of a file that only its owner may read from then on; raises `OSError`."""
+    """Appends to a file that only its owner may read from then on; raises `OSError`."""
     descriptor = private_file(path, os.O_RDWR | os.O_APPEND)
     try:
         # In one piece, so that lines of several processes stay whole.

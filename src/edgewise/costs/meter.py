@@ -1,8 +1,7 @@
-"""What answers cost, what the cloud alone would have cost, whether another consult may go.
+"""Costs of answers, costs of the cloud alone, and whether another consult may be sent.
 
-All of it follows from the provider's meter for consults that are over, and from the most that the
-others can be billed. The loop calls an answer's meter at four places: `admits` before a consult,
-`sent` behind it, `cost` for the events, `close` at the end.
+Finished consults count as the provider metered them; consults in flight count at their maximum. The
+loop calls `admits` before a consult, `sent` after it, `cost` for events, `close` at the end.
 """
 
 import threading
@@ -26,7 +25,7 @@ UNLIMITED = 1 << 30
 
 
 class Limits(NamedTuple):
-    """What consults may cost: no more than the cloud alone; `answer` an answer, `day` a day."""
+    """Limits on costs: no more than the cloud alone; `answer` per answer, `day` per day."""
 
     alone: bool = True
     answer: Decimal | None = None
@@ -34,14 +33,14 @@ class Limits(NamedTuple):
 
 
 class CostReport(NamedTuple):
-    """What was billed, and what the cloud alone would have cost, for so many answers."""
+    """What was billed for a number of answers, and what the cloud alone would have billed."""
 
     billed: BilledTokens = NOTHING
     alone: Decimal = Decimal(0)
     answers: int = 1
 
     def shown(self, price: Price) -> AnswerCost:
-        """As events and replies show it."""
+        """The form shown in events and replies."""
         paid = price.of(self.billed)
         return AnswerCost(
             paid=float(paid),
@@ -72,7 +71,7 @@ class Billing:
         self.forget()
 
     def savings(self) -> AnswerCost:
-        """Of all answers so far."""
+        """Costs of all answers so far."""
         return self.sums.shown(self.price)
 
     def add(self, report: CostReport) -> None:
@@ -105,11 +104,11 @@ class CloudTokens:
 
     @cached_property
     def prompt(self) -> int:
-        """Of the prompt, counted when it is asked for: tokenizing a long one takes a while."""
+        """Tokens of the prompt, counted at first use: tokenizing a long one takes a while."""
         return self._count(self._prompt)
 
     def written(self, ids: Sequence[int]) -> int:
-        """Of the answer in `ids`, which begin with the prompt."""
+        """Tokens of the answer; `ids` begin with the prompt."""
         return self._count(ids[self._start :])
 
     def measured(self, tokens: int, written: int, position: int) -> None:
@@ -126,7 +125,7 @@ class CloudTokens:
 
 
 class _Call(NamedTuple):
-    """A consult behind `position` ids, of which the answer is `written` tokens.
+    """A consult after `position` ids, of which the answer is `written` tokens.
 
     It has `tokens` prompt tokens and is `likely` billed so much; at most `dearest`, and `again` for
     each request that is repeated.
@@ -150,7 +149,7 @@ class _Call(NamedTuple):
 
 
 class AnswerCosts:
-    """One answer's meter, owned by its thread; `limited` if it may refuse a consult."""
+    """Meter of one answer, owned by its thread; `limited` if it may refuse a consult."""
 
     def __init__(
         self,
@@ -181,7 +180,7 @@ class AnswerCosts:
         self._missed = False
 
     def admits(self, ids: Sequence[int], n: int) -> int:
-        """Requests that a consult for `n` tokens behind `ids` may take; 0 refuses it."""
+        """Requests that a consult for `n` tokens after `ids` may take; 0 refuses it."""
         self._settle()
         spent = self._price.of(self._billed())
         call = self._call(ids, n, Sent(), Future())
@@ -204,13 +203,13 @@ class AnswerCosts:
         self._first = self._first or call
 
     def report(self, ids: Sequence[int]) -> CostReport:
-        """Of the answer in `ids`, prompt included; what is in flight counts at the dearest."""
+        """Cost of the answer `ids` (with prompt); consults in flight count at their maximum."""
         self._settle()
         billed = self._billed() + BilledTokens(estimated=not self._tokens.exact)
         return CostReport(billed, self._alone(self._tokens.written(ids)))
 
     def cost(self, ids: Sequence[int]) -> AnswerCost:
-        """As `report`, as events show it."""
+        """`report` in the form shown in events."""
         return self.report(ids).shown(self._price)
 
     def close(self, ids: Sequence[int]) -> None:
@@ -267,7 +266,7 @@ class AnswerCosts:
         return sum((one.dearest + self._repeated(one) for one in open), self._over)
 
     def _repeated(self, call: _Call) -> BilledTokens:
-        """What repeated requests are billed at most: the meter of a completion counts none."""
+        """Most that repeated requests are billed: the meter of a completion counts none."""
         # With a shared vocabulary a consult is one request.
         repeats = call.sent.requests - 1 if self._tokens.shared else call.sent.repeats
         return sum([call.again] * repeats, NOTHING)
@@ -289,7 +288,7 @@ class AnswerCosts:
                 self._first = None
 
     def _metered(self, completion: Completion, call: _Call) -> BilledTokens:
-        """By the provider's meter; where it says nothing, as counted here and not cached."""
+        """Tokens billed, by the provider's meter; without one, as counted here and not cached."""
         prompt, cached = completion.prompt, completion.cached
         if prompt is None and cached is not None and completion.computed is not None:
             prompt = cached + completion.computed
@@ -309,7 +308,7 @@ class AnswerCosts:
         )
 
     def _learn(self, billed: BilledTokens, call: _Call) -> None:
-        """What the next consult will find cached, from what this one found."""
+        """Predicts from this consult how much the next one will find cached."""
         requests = self._requests_of(call, billed.input + billed.cached)
         tokens, cached = (billed.input + billed.cached) // requests, billed.cached // requests
         self._tokens.measured(tokens, call.written, call.position)

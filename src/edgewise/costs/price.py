@@ -70,7 +70,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise _wrong("The currency has characters that cannot be shown")
 
     def of(self, billed: BilledTokens) -> Decimal:
-        """What billed tokens come to."""
+        """Price of billed tokens."""
         tokens = (
             billed.input * self.input + billed.cached * self.cached + billed.output * self.output
         )

@@ -42,7 +42,7 @@ class Needs(Flag):
 
 
 class Written(NamedTuple):
-    """What stands before a step: `ids`, the first `prompt` of which are the prompt."""
+    """The ids before a step; the first `prompt` of them are the prompt."""
 
     ids: Sequence[int]
     prompt: int
@@ -50,17 +50,17 @@ class Written(NamedTuple):
 
 
 class Step(Protocol):
-    """What the model says of the next id at one position. Logarithms are natural.
+    """The model's prediction of the next id at one position. Logarithms are natural.
 
     Anything not named in the session's `needs` is a view into the engine, valid until its next
     decode; reading it later raises `StaleStepError`.
     """
 
     position: int
-    """How many ids stand before the position."""
+    """Number of ids before the position."""
 
     size: int
-    """How many logits there are."""
+    """Number of logits."""
 
     proposed: int
     """The likeliest id."""
@@ -120,7 +120,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
-        """As `encode`, behind a BOS where the model wants one.
+        """Like `encode`, with a leading BOS if the model wants one.
 
         `special` is for what a template made, never for what others say.
         """
@@ -131,12 +131,12 @@ class Tokenizer(Protocol):
         ...
 
     def special_text(self, name: str) -> str:
-        """How the special token `bos` or `eos` is written; empty where there is none."""
+        """Text of the special token `bos` or `eos`; empty if there is none."""
         ...
 
 
 class EdgeSession(ABC):
-    """One KV cache, and the ids that it holds. Owned by one thread at a time."""
+    """One KV cache and the ids in it. Owned by one thread at a time."""
 
     def __init__(self, model: "EdgeModel", needs: Needs) -> None:
         """Raises `UsageError` for hidden states that the model's engine lacks."""
@@ -152,7 +152,7 @@ class EdgeSession(ABC):
 
     @property
     def position(self) -> int:
-        """How many ids the session holds, computed and queued."""
+        """Number of ids that the session holds, computed and queued."""
         return len(self._ids)
 
     @abstractmethod
@@ -183,7 +183,7 @@ class EdgeSession(ABC):
         del self._ids[position:]
 
     def checkpoint(self, position: int) -> None:  # noqa: B027
-        """Say that `rewind(position)` may come, before anything behind it is computed.
+        """Announce a possible `rewind(position)`, before any later id is computed.
 
         Only an engine that rolls back to checkpoints needs it.
         """
@@ -204,7 +204,7 @@ class EdgeSession(ABC):
             )
 
     def _check(self, before: int, ids: Sequence[int]) -> None:
-        """Raise for ids that the vocabulary lacks, and for more than fit behind `before` others."""
+        """Raise for ids that the vocabulary lacks, and for more than fit after `before` others."""
         self._check_open()
         if not all(0 <= token < self._size for token in ids):
             raise UsageError(f"{self._name!r} has ids from 0 to {self._size - 1} only.")
@@ -220,7 +220,7 @@ Rewinds = Literal["anywhere", "checkpoints", "no"]
 
 
 class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model's engine can do.
+    """Capabilities of a model's engine.
 
     `hidden`: it returns hidden states. `rewinds`: a rollback keeps all ids before its position
     ("anywhere"), those before the last checkpoint ("checkpoints"), or none ("no"); the rest is
@@ -236,7 +236,7 @@ class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to load an edge model; an engine refuses what it cannot honour.
+    """Load options of an edge model; an engine refuses those it cannot honour.
 
     `context` is in ids a session (None: what suits the model). With `keep_prefixes` a closed
     session's KV cache stays until its slot is needed, for a conversation's next turn. Without, no
@@ -261,7 +261,7 @@ class EdgeModel(Protocol):
     """Loaded weights. Sessions share them. What has a body here, an engine may leave out."""
 
     name: str
-    """What to call the model."""
+    """Display name of the model."""
 
     context: int
     """Longest sequence of a session, ids."""
@@ -273,7 +273,7 @@ class EdgeModel(Protocol):
     """Its vocabulary."""
 
     abilities: EdgeAbilities
-    """What its engine can do."""
+    """Capabilities of its engine."""
 
     parameters: int | None = None
     """Number of weights, where it is known."""
@@ -282,12 +282,12 @@ class EdgeModel(Protocol):
     """The engine and the form of the weights, in words; empty where it does not say."""
 
     sampling: Mapping[str, float] = MappingProxyType({})
-    """How its file says to draw: fields of `Sampling`."""
+    """Sampling settings from the model's file: fields of `Sampling`."""
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> EdgeSession:
         """A new session whose steps keep `needs` (and the `top` likeliest ids).
 
-        Raises `UsageError` when all slots are taken, or for hidden states that there are none of.
+        Raises `UsageError` when all slots are taken, or for hidden states that the engine lacks.
         """
         ...
 

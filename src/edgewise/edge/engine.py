@@ -1,4 +1,4 @@
-"""What the built-in edge engines share: a model over slots, and the test run of a loaded one."""
+"""Code shared by the built-in edge engines: a model over slots, and the test run after loading."""
 
 import os
 from abc import abstractmethod
@@ -76,7 +76,7 @@ class EngineModel(EdgeModel):
         """Import the library, before anything is downloaded. Raises `UsageError`."""
 
     def _located(self, address: str) -> tuple[Path, str]:
-        """Where the model is, and what to call it."""
+        """Path and display name of the model."""
         return resolve_folder(address, self.reads)
 
     @abstractmethod

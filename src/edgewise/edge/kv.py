@@ -29,7 +29,7 @@ _SLACK = 16
 
 
 def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
-    """How many ids both begin with."""
+    """Length of the common prefix."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index
@@ -102,9 +102,9 @@ class Slots:
     def take(self, ids: Sequence[int]) -> SequenceCache:
         """A cache for a session that begins with `ids`.
 
-        That of the same conversation; else an empty one. If all hold something, one that keeps more
-        than it loses, or the least recently used. Conversations begin alike (a BOS, a template's
-        head, a system prompt), so a few common ids are no reason to drop another one's.
+        Prefers a cache of the same conversation, then an empty one, then one that keeps more than
+        half of its ids, then the least recently used. Conversations begin alike (a BOS, a
+        template's head, a system prompt): a few common ids are no reason to drop another's.
         """
         with self.lock:
             self.check_open()
@@ -146,7 +146,7 @@ class KvSession(EdgeSession):
     """A sequence of a model, taken from its `Slots` when it is opened."""
 
     def __init__(self, model: EdgeModel, slots: Slots, needs: Needs, top: int) -> None:
-        """Raises `UsageError` where all slots are taken, or for hidden states there are none of."""
+        """Raises `UsageError` where all slots are taken, or hidden states that the engine lacks."""
         super().__init__(model, needs)
         slots.reserve()
         self._slots = slots
@@ -229,7 +229,7 @@ class KvSession(EdgeSession):
         return 0 if self._cache is None else self._cache.length
 
     def _next_end(self, wanted: int) -> int:
-        """Where the next run ends: a prompt but for its last id is read without outputs."""
+        """End of the next run: a prompt except its last id is computed without outputs."""
         stops = self._wanted and [at for at in self._wanted if self._computed < at < wanted]
         if wanted - self._computed <= self._few and not stops:
             return wanted

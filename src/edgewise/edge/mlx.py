@@ -37,14 +37,14 @@ from edgewise.errors import ModelError, UsageError
 
 _BUILDS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
 _GROWTH = 8
-"""How many times larger than their files weights may become when mlx-lm unpacks them."""
+"""Most times that mlx-lm may enlarge the weights of a file when it unpacks them."""
 
 _GROUPS, _BITS = (16, 32, 64, 128), (2, 3, 4, 5, 6, 8)
-"""How MLX packs weights. It ends the process where a group or a number has no size."""
+"""Group sizes and bits that MLX supports. It ends the process for any other."""
 
 _KIND = re.compile(r"[\w-]+")
 _ASIDE = "hf_quant_config.json"
-"""Where others describe their quantisations; mlx-lm looks there as well."""
+"""Other tools' description of quantisation, which mlx-lm reads too."""
 
 
 def modules() -> list[Any]:
@@ -163,7 +163,7 @@ def _arrays(mx: Any, model: Any) -> list[Any]:
 
 
 def _check_size(folder: Path, model: Any, arrays: list[Any], held: int) -> None:
-    """That no description makes more of the files than they hold, in bytes."""
+    """Raises `ModelError` if the config describes more weights than the files hold, in bytes."""
     flat = import_module("mlx.utils").tree_flatten(model.parameters())
     weights = sum(weight.nbytes for _, weight in flat)
     tables = sum(array.nbytes for array in arrays) - weights
@@ -172,7 +172,7 @@ def _check_size(folder: Path, model: Any, arrays: list[Any], held: int) -> None:
 
 
 class MlxCache(SequenceCache):
-    """What one sequence holds.
+    """The cache of one sequence.
 
     Attention's keys and values are trimmed, with a check: mlx-lm raises nothing for a trim that it
     refuses. The state of recurrent layers, and of windows that have moved on, is copied.
@@ -313,7 +313,7 @@ class MlxModel(EngineModel):
         return import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
 
     def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> list[Any]:
-        """Compute `ids` behind what the cache holds, with rows for all of them, the last, or none.
+        """Compute `ids` after those in the cache, with rows for all of them, the last, or none.
 
         Logits [n, vocabulary] and hidden states [n, d], float32 of MLX; the second is None where
         the model shows none, and nothing is returned without outputs.

@@ -1,4 +1,4 @@
-"""How an address becomes an edge model, or a tokenizer by itself."""
+"""Opens an edge model, or a tokenizer by itself, at an address."""
 
 import weakref
 from collections.abc import Callable

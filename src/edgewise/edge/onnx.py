@@ -53,7 +53,7 @@ class _Decoder(msgspec.Struct, frozen=True):
 
 
 class OnnxDescription(msgspec.Struct, frozen=True):
-    """What the config says: sizes in ids, and the names of the graph's outputs."""
+    """Sizes in ids, and the names of the graph's outputs, from the config."""
 
     type: str
     vocab_size: Annotated[int, msgspec.Meta(ge=1)]
@@ -93,7 +93,7 @@ def read_onnx_folder(folder: Path) -> OnnxDescription:
 
 
 def build_files(folder: Path) -> list[Path]:
-    """What makes a model this very build: the config, the graph and its weights."""
+    """Files that identify a model's build: the config, the graph and its weights."""
     held = sorted(path for path in folder.iterdir() if path.is_file())
     return [folder / CONFIG, *(path for path in held if _WEIGHTS.search(path.name))]
 
@@ -133,7 +133,7 @@ _log = logging.getLogger(__name__)
 
 
 class OnnxCache(SequenceCache):
-    """What one sequence holds; it rolls back by `rewind_to`."""
+    """The cache of one sequence; it rolls back by `rewind_to`."""
 
     def __init__(
         self, new: Callable[[], Any], outputs: tuple[str, str], *, rewinds: Rewinds = "anywhere"

@@ -1,4 +1,4 @@
-"""How likely a model holds a text to be: the logprob of each id after those before it.
+"""Logprobs of a text's ids under a model, each after the ids before it.
 
 Logits of every position of a long prompt would fill the memory, so the ids run in small batches,
 and of each position little more than a number is kept.
@@ -32,7 +32,7 @@ class Scored(msgspec.Struct, frozen=True):
 def scored(
     model: EdgeModel, ids: Sequence[int], *, top: int = 1
 ) -> Generator[Sequence[Scored], None, None]:
-    """Those of `ids`, a batch at a time, in a session of their own.
+    """Scores `ids`, a batch at a time, in a session of its own.
 
     Close it to stop early. Raises what `EdgeModel.session` and `EdgeSession.open` do.
     """
@@ -49,7 +49,7 @@ def scored(
                 Scored(token, step.logprob(token), step.candidates(top))
                 for step, token in zip(steps, following, strict=True)
             ]
-            # Behind the last id nothing stands.
+            # Nothing follows the last id.
             batch = ids[done : min(done + most, len(ids) - 1)]
             steps = session.steps(batch)
             done += len(batch)

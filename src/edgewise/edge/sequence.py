@@ -1,4 +1,4 @@
-"""One sequence's cache in an engine, and how far back it can go.
+"""The cache of one sequence in an engine, and how far it can roll back.
 
 Attention's keys and values are cut anywhere. A layer with one state, that after the last id
 (recurrent and convolutional layers, windows that have moved on), cannot be cut: the state is copied
@@ -27,10 +27,10 @@ FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 _KEPT_OF_PROMPTS = 2
 
 _CLOSE = 0.05
-"""How far two ways to the same logits may lie apart, of the largest."""
+"""Most difference of logits computed in two ways, relative to the largest."""
 
 Outputs = Literal["none", "last", "all"]
-"""Of which ids of a run the logits are wanted."""
+"""Ids of a run whose logits are returned."""
 
 
 class KvRow(NamedTuple):
@@ -44,19 +44,19 @@ class KvRow(NamedTuple):
 
 
 class SequenceCache(ABC):
-    """What one sequence holds. An engine writes the abstract calls."""
+    """The cache of one sequence. An engine implements the abstract methods."""
 
     spacing = 8
     """Ids between checkpoints, at least."""
 
     rewinds: Rewinds
-    """How far back it can go, by its layers. Set by `_begin`."""
+    """How far its layers can roll back. Set by `_begin`."""
 
     ids: list[int]
     """The ids that are computed."""
 
     prompt = 0
-    """How many ids the prompt of its last session has."""
+    """Length in ids of its last session's prompt."""
 
     def __init__(self, *, room: int = MEMORY) -> None:
         """Its checkpoints have `room` bytes together; one may be larger."""
@@ -74,7 +74,7 @@ class SequenceCache(ABC):
 
     @property
     def length(self) -> int:
-        """How many ids are computed."""
+        """Number of computed ids."""
         return len(self.ids)
 
     @property
@@ -93,7 +93,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
-        """Run `ids` behind what the cache holds: rows for the last, for all, or none."""
+        """Run `ids` after those in the cache: rows for the last, for all, or none."""
 
     @abstractmethod
     def _back(self, count: int, state: Any | None) -> bool:
@@ -132,7 +132,7 @@ class SequenceCache(ABC):
         return rows
 
     def keeps(self, position: int) -> int:
-        """How many ids `back(position)` would leave."""
+        """Number of ids that `back(position)` would leave."""
         if position >= self.length:
             return self.length
         if self.cuttable:
@@ -142,7 +142,7 @@ class SequenceCache(ABC):
     def back(self, position: int) -> int:
         """Drop ids from `position` on, or from the last checkpoint before; returns how many remain.
 
-        Checkpoints behind it belong to ids that are gone.
+        Checkpoints after it belong to ids that are gone.
         """
         if position >= self.length:
             return self.length

@@ -91,7 +91,7 @@ def _check_shape(torch: Any, transformers: Any, config: Any, folder: Path, held:
 
 @contextmanager
 def quiet(transformers: Any) -> Generator[None]:
-    """Without transformers' progress bars and reports, which the caller's sentences replace."""
+    """Silences transformers' progress bars and reports, which the caller's sentences replace."""
     log = transformers.utils.logging
     before, shown = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(log.CRITICAL)
@@ -116,7 +116,7 @@ _State = list[dict[str, Any]]
 
 
 class TorchCache(SequenceCache):
-    """What one sequence holds.
+    """The cache of one sequence.
 
     Attention's keys and values are kept whole, in sliding windows too (their masks hide what lies
     outside), and cut anywhere. Recurrent layers hold one state, which is copied.
@@ -228,7 +228,7 @@ class TransformersModel(EngineModel):
         return cache
 
     def run(self, ids: Sequence[int], cache: Any, *, every: bool) -> tuple[Any, Any | None]:
-        """Compute `ids` behind what the cache holds, with rows for all of them, or for the last.
+        """Compute `ids` after those in the cache, with rows for all of them, or for the last.
 
         Tensors: logits [n, vocabulary]; hidden [n, d], None where the model shows none.
         """

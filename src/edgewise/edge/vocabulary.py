@@ -59,11 +59,10 @@ def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
 
 
 def ids_of_text(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int] | None:
-    """Ids of `text` behind the ids `before`, which stand for its bytes and nothing else.
+    """Tokenizes `text` as a continuation of `before`, without changing `before`.
 
-    Those that the whole has where it begins with `before`; else those of the text alone, behind
-    a line's end (SentencePiece puts a blank before a text), or byte by byte. None for a vocabulary
-    in which none of these are the text.
+    Falls back to the text alone, then after a newline (SentencePiece prefix space), then byte by
+    byte. Returns None if no variant gives back exactly the bytes of `text`.
     """
     data = text.encode()
     tail = list(before[-_CONTEXT:])
@@ -112,7 +111,7 @@ def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) ->
 
 
 def overflow(tokens: str, context: int) -> ContextOverflow:
-    """That a prompt of so many tokens, in words, does not fit."""
+    """The error for a prompt of `tokens` tokens (in words) that does not fit."""
     return ContextOverflow(
         f"The prompt has {tokens} tokens and the context holds {context}", hint="shorten it"
     )

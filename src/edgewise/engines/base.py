@@ -64,7 +64,7 @@ class Client(msgspec.Struct, frozen=True):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Under the names by which fleets route: Ray Serve, vLLM and llm-d; SGLang's gateway."""
+        """Request and session id, as fleet routers (Ray Serve, vLLM, llm-d, SGLang) read them."""
         named = {REQUEST_ID: self.request_id} if self.request_id else {}
         if not self.session:
             return named
@@ -83,7 +83,7 @@ class Watched(NamedTuple):
 
 
 class Engine(ABC):
-    """One engine. Methods run in one event loop; `close` gives its connections back.
+    """An engine. Methods run in one event loop; `close` closes its connections.
 
     `vocabulary` holds the ids of the fixed strings (`edgewise.edge.base.PROBES`) once the engine
     was probed, None where it does not tokenize; `described` is what it said of its model then, and
@@ -127,12 +127,12 @@ class Engine(ABC):
         return None
 
     async def end_text(self) -> str | None:
-        """How the token is written with which it ends an answer; None where it does not say."""
+        """Text of the token that ends its answers; None if unknown."""
         return None
 
     @abstractmethod
     async def describe(self) -> Described:
-        """What it serves; raises a `CloudError` where the engine is not of this dialect."""
+        """Describes its model; raises a `CloudError` if the engine is not of this dialect."""
 
     @abstractmethod
     async def ready(self) -> None:

@@ -1,11 +1,9 @@
-"""Comparing a vocabulary's ids with an engine's, where the engine detokenizes.
+"""Compares all ids of a vocabulary with an engine that detokenizes.
 
-`/detokenize` answers many ids with one text, so ids are asked together, and each so that another
-text cannot look the same: a control token, and an id that stands for nothing, before a letter, so
-that it cannot change places with its neighbour; part of a character between letters; all else in an
-order drawn at random, where what differs in two ids does not cancel out.
+One `/detokenize` request covers many ids. Their order and separators (a known letter) make it
+impossible for different ids to give the same text.
 
-All ids are compared, first control tokens, in which generations of a family differ.
+Control tokens are compared first: generations of a family differ in them.
 """
 
 import asyncio
@@ -20,7 +18,7 @@ from edgewise.engines.base import Client, Engine, Watched, parallel
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected
 
 COMPARE_SECONDS = 20.0
-"""How long comparing may take; what was compared until then is what counts."""
+"""Timeout of comparing; ids compared until then count."""
 
 CONTROL = 2048
 """Control tokens, and ids that stand for nothing, that are compared first, and after reconnects."""
@@ -29,12 +27,12 @@ AT_ONCE = 12_288
 """Ids of one request."""
 
 BEYOND = 512
-"""So many ids behind the last one must stand for nothing."""
+"""So many ids after the last one must have no text."""
 
 _BEFORE, _SHOWN = 8, 40
 
 _PADDING = re.compile(r"\[PAD\d+\]")
-"""As older converters write an id that stands for nothing."""
+"""Text of padding ids in older converters."""
 
 _BROKEN = re.compile("\ufffd+")
 # Some engines tidy English up; the order is theirs.
@@ -42,10 +40,10 @@ _TIDIED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 class Detokenization:
-    """What a tokenizer's ids are written as.
+    """The expected text of every id.
 
-    `nothing` are ids that stand for nothing. `control`, these and control tokens, and `words`, all
-    others, are those to compare, in this order.
+    `nothing`: ids with empty text (padding). `control`: control tokens and `nothing`, compared
+    first. `words`: all other ids, shuffled.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -63,7 +61,7 @@ class Detokenization:
         random.Random(0).shuffle(self.words)
 
     def text(self, token: int) -> str:
-        """What an id is written as by itself."""
+        """Expected text of a single id."""
         special = self._special.get(token)
         if special is None:
             special = self._pieces.get(token, b"").decode("utf-8", "replace")
@@ -88,7 +86,7 @@ class Detokenization:
 
 
 async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
-    """How far ids were compared, in words that go behind what else was.
+    """Compares the ids; returns how many are the same, as the end of a sentence.
 
     Raises `VocabularyMismatch`, or a `CloudError` where the engine is gone.
     """
@@ -123,7 +121,7 @@ async def _compared(engine: Engine, texts: Detokenization, words: list[int]) -> 
         raise engine.mismatch(f"has no id {missing}, where the edge model has {text!r}")
 
     async def same(tokens: Sequence[int], *, control: bool) -> str | None:
-        """What the engine writes."""
+        """The engine's text of these ids."""
         ids, own = texts.request(tokens)
         said = await engine.detokenize(ids, client)
         if said is not None and (other := difference(said, own, control=control)):
@@ -164,7 +162,7 @@ def _divided(tokens: Sequence[int]) -> list[Sequence[int]]:
 
 
 async def _require_end(engine: Engine, texts: Detokenization) -> None:
-    """What ends the cloud's answers must end the edge's."""
+    """Raises `VocabularyMismatch` if the cloud's end token does not end the edge's answers."""
     end = await engine.end_text()
     if end and end not in texts.ends:
         raise engine.mismatch(f"ends an answer with {end[:_SHOWN]!r}, unlike the edge model")
@@ -184,7 +182,7 @@ def difference(said: str, own: str, *, control: bool) -> tuple[str, str] | None:
 
 @once
 def detokenization_of(tokenizer: Tokenizer) -> Detokenization:
-    """As read before, where it was."""
+    """The cached `Detokenization` of a tokenizer."""
     return Detokenization(tokenizer)
 
 

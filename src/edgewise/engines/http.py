@@ -1,4 +1,4 @@
-"""Engines behind HTTP: JSON both ways, and a `CloudError` for whatever goes wrong."""
+"""Engines over HTTP: JSON both ways, and a `CloudError` for whatever goes wrong."""
 
 import asyncio
 import difflib
@@ -145,7 +145,7 @@ class Endpoint:
         raise problem
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
-        """What is raised for a reply that is about the request itself."""
+        """The error for a reply that declines the request itself."""
         said = words_of(body)
         reason = f" (HTTP {status}: {said!r})"
         if self.model is not None and _NO_MODEL.search(said):
@@ -199,7 +199,7 @@ class HttpEngine(Endpoint, Engine):
         Engine.__init__(self, self.url)
 
     async def tokenize(self, text: str) -> list[int] | None:
-        """As `Engine.tokenize`, in the form that vLLM and SGLang share."""
+        """`Engine.tokenize` in the form that vLLM and SGLang share."""
         body = {"model": await self.model_name(), "prompt": text, "add_special_tokens": False}
         try:
             return await self.tokens(body)
@@ -211,7 +211,7 @@ class HttpEngine(Endpoint, Engine):
         return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
-        """As `Engine.detokenize`, in the form that vLLM and SGLang share."""
+        """`Engine.detokenize` in the form that vLLM and SGLang share."""
         body = {"model": await self.model_name(), "tokens": ids, "skip_special_tokens": False}
         return await self.text_of(body, client)
 
@@ -248,7 +248,7 @@ class HttpEngine(Endpoint, Engine):
         return self.described.model
 
     async def describe(self) -> Described:
-        """As `Engine.describe`; empty where it does not say, unless a model was named."""
+        """See `Engine.describe`. Empty without a valid list of models, unless one was named."""
         try:
             return (await served_model(self)).described
         except (CloudProtocolError, CloudRejected):
@@ -293,7 +293,7 @@ class _Request:
 
 
 def checked_address(url: str) -> str:
-    """Without a trailing slash, and without the `/v1` of an API; raises `UsageError`."""
+    """Strips a trailing slash and an API's `/v1`; raises `UsageError`."""
     require_keyless(url)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -345,7 +345,7 @@ class _Tokens(msgspec.Struct):
 
 
 class _Text(msgspec.Struct):
-    """As llama-server, vLLM and SGLang name it."""
+    """A reply's text, under the names of llama-server, vLLM and SGLang."""
 
     content: str | None = None
     prompt: str | None = None
@@ -359,7 +359,7 @@ class _Text(msgspec.Struct):
 
 
 async def served_models(engine: HttpEngine) -> list[Served]:
-    """What an engine serves, one model at least; raises a `CloudError`."""
+    """Models that an engine serves, at least one; raises a `CloudError`."""
     models = decoded(await engine.get("/v1/models"), ServedModels, engine.dialect).data
     if not models:
         raise CloudUnavailable(f"{engine.url!r} serves no model", hint="load one there")
@@ -378,7 +378,7 @@ async def served_model(engine: HttpEngine) -> Served:
 def not_served(
     url: str, model: str | None, names: Sequence[str], status: str = ""
 ) -> CloudRejected:
-    """The error for a `model` that is not among those `names`; `status` stands behind it."""
+    """The error for a `model` that is not among the `names`; `status` is added to it."""
     listed = f"name one that it serves: {shown(names, str(model))}" if names else "name another"
     return CloudRejected(
         f"{url!r} serves no model {model!r}{status}", hint=listed, setting="cloud_model"
@@ -417,7 +417,7 @@ class Redirected(CloudRejected):
 def not_now(
     url: str, status: int, request_id: str | None = None, later: float | None = None
 ) -> CloudError | None:
-    """What an HTTP status says of the address, the key or the moment; None for any other.
+    """The error for an HTTP status about the address, the key or overload; None for any other.
 
     `later` is in how many seconds it wants to be asked again, where it said so.
     """
@@ -446,7 +446,7 @@ def not_now(
 
 
 def words_of(said: object) -> str:
-    """What an engine or an API says is wrong, in whatever form, at most 200 characters."""
+    """The error message in an engine's or API's reply of any form, at most 200 characters."""
     if isinstance(said, bytes):
         try:
             said = msgspec.json.decode(said)
@@ -461,7 +461,7 @@ def words_of(said: object) -> str:
 
 
 def unreachable(url: str, error: Exception) -> CloudUnavailable:
-    """Why no connection could be made or kept."""
+    """The error for a connection that could not be made or kept."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return CloudUnavailable(
             f"The certificate of {url!r} is not trusted",
@@ -474,7 +474,7 @@ def unreachable(url: str, error: Exception) -> CloudUnavailable:
 
 
 def _why(error: Exception) -> str:
-    """In words that are no library's, as far as there are some."""
+    """Describes an error in plain words; else by the system's message, or by its class."""
     for kind, said in _SAID.items():
         if isinstance(error, kind):
             return said
@@ -483,7 +483,7 @@ def _why(error: Exception) -> str:
 
 
 def bounded(request_id: str | None) -> str | None:
-    """What can stand in a frame, a log and a terminal."""
+    """A request id that is safe in a frame, a log and a terminal."""
     if not request_id:
         return None
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in request_id)[

@@ -30,13 +30,13 @@ _MADE_UP, _NOTED = 32, 16
 
 
 LINGER_SECONDS = 60.0
-"""How long the server may still come to run a request that was cut off."""
+"""Longest time until the server may still start a request that was cancelled."""
 
 _UNKNOWN = ""
 
 
 class Place(NamedTuple):
-    """Where a request goes: `reuse` says whether its slot holds nothing of another tenant's."""
+    """The slot of a request; `reuse` if it holds nothing of another tenant."""
 
     slot: int
     reuse: bool
@@ -227,7 +227,7 @@ class LlamaServerEngine(HttpEngine):
         return await self.post("/completion", whole, client, ids=len(body["prompt"]))
 
     def _named(self) -> dict[str, str]:
-        """Where a server has several models it goes by what is asked."""
+        """The model's name: a server of several models chooses by it."""
         return {} if self.model is None else {"model": self.model}
 
     async def _props(self) -> _Props:

@@ -38,7 +38,7 @@ BY_TEXT = {
     "edgewise": "edgewise.engines.text_dialects:EdgewiseText",
     "completions": "edgewise.engines.text_dialects:CompletionsText",
 }
-"""In the order in which an unknown API is asked.
+"""APIs that take text, in the order in which an unknown API is tried.
 
 Paths of their own come first, which others decline; then fields that others may not know; then the
 plain trailing message, that some take for an answer given. The last needs a tokenizer too.
@@ -59,7 +59,7 @@ _LONGEST = 100
 
 
 class UnknownEngine(CloudRejected):
-    """What answers at an address is not an engine that takes ids, as far as it says."""
+    """The server at this URL is not a known engine with token-id input."""
 
 
 def check_name(engine: str) -> None:
@@ -86,7 +86,7 @@ def engine_by_ids(name: str) -> type[HttpEngine]:
 
 
 def owners() -> dict[str, str]:
-    """From what a server says of its models, in lower case, to the engine's name."""
+    """Engine names by the `owned_by` of a server's models, in lower case."""
     names = (*BY_IDS, GATEWAY, "edgewise")
     return {ENGINES.load(name).owner: name for name in names}  # pyright: ignore[reportFunctionMemberAccess]
 

@@ -1,4 +1,4 @@
-"""What requests to engines and text APIs share, and their replies."""
+"""Code shared by requests to engines and text APIs, and by their replies."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from edgewise.events import Candidate
 from edgewise.sampling import Sampling
 
 THINK = "<think>"
-"""How most models open a block of reasoning."""
+"""Opens a block of reasoning in most models."""
 
 _ENDED = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence"})
 _FILTERED = frozenset({"content_filter", "refusal", "safety", "sensitive"})
@@ -119,7 +119,7 @@ def completion_of(
 
 
 def _candidates(top: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...]:
-    """Those with a logprob that is a number, best first."""
+    """The candidates with a finite logprob, best first."""
     known = [
         Candidate(token, logprob)
         for token, logprob in top
@@ -129,7 +129,7 @@ def _candidates(top: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...
 
 
 def sampling_fields(sampling: Sampling, position: int) -> dict[str, Any]:
-    """Under the names that llama-server and vLLM share; greedy where nothing is drawn."""
+    """Sampling fields, with the names that llama-server and vLLM share; greedy without a draw."""
     if sampling.greedy:
         return {"temperature": 0}
     return {

@@ -69,7 +69,7 @@ class SglangEngine(HttpEngine):
         )
 
     async def describe(self) -> Described:
-        """As `Engine.describe`; its short form would answer as the model without an adapter."""
+        """See `Engine.describe`. Refuses an adapter: requests would be answered without it."""
         if self.model is None:
             return await super().describe()
         served = await served_model(self)

@@ -1,4 +1,4 @@
-"""APIs that take and return text: the contract, and what those behind HTTP have in common.
+"""APIs that take and return text: the contract, and what those over HTTP have in common.
 
 An API continues an answer that was begun. It serves any vocabulary. A reply is checked here, where
 it arrives.
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class TextRequest(NamedTuple):
-    """At most `n` tokens behind `answer`, the beginning of a reply to `messages`; may be empty."""
+    """A request for at most `n` tokens after `answer`, the beginning of a reply; may be empty."""
 
     messages: Sequence[Message]
     answer: str
@@ -47,7 +47,7 @@ class TextRequest(NamedTuple):
 
 
 class TextContinuation(msgspec.Struct, frozen=True, kw_only=True):
-    """What an API wrote, as it came: it may begin with what it was sent.
+    """Raw text that an API wrote; it may begin with an echo of what was sent.
 
     `ended` where it ended the answer there, and was not cut. `prompt`, `cached` and `written` are
     tokens by the provider's own usage, `cached` those of the `prompt` that it had; None where it
@@ -86,13 +86,12 @@ class _Completion(msgspec.Struct):
 
 
 class TextEngine(Endpoint, ABC):
-    """An API behind HTTP. Methods run in one event loop.
+    """An API over HTTP. Methods run in one event loop.
 
-    `dialect` is what errors call it, `owner` how a server of it signs its models (empty where that
-    differs). `bases` are where its paths may begin, `chat_base` where that of a consult does if it
-    is not one of them. `reasons`: it can continue inside of a block of reasoning that was begun.
-    `renders`: it needs the model's own `tokenizer`, which no other takes. `model` is the one it is
-    asked for, found out where none was named.
+    `dialect`: name in errors. `owner`: the `owned_by` of its models ("" if it varies). `bases`:
+    base paths to try. `chat_base`: base path of consults, if different. `reasons`: can continue
+    inside an open reasoning block. `renders`: renders the chat template here, so it needs
+    `tokenizer`; other dialects refuse one. `model`: None picks the only model listed.
     """
 
     dialect: ClassVar[str]
@@ -131,7 +130,7 @@ class TextEngine(Endpoint, ABC):
         """
 
     async def describe(self) -> Described:
-        """What it serves; raises a `CloudError` where it is not of this dialect.
+        """Describes the served model; raises a `CloudError` if the API is not of this dialect.
 
         An API that lists no models, or not all, serves the named.
         """
@@ -145,7 +144,7 @@ class TextEngine(Endpoint, ABC):
         return served.described if served else Described(self.model)
 
     async def model_name(self) -> str:
-        """What requests are for; raises a `CloudError` where that is not clear."""
+        """The model that requests name; raises a `CloudError` if that is ambiguous."""
         if self.model is None:
             self.model = (await self.describe()).model
         assert self.model is not None
@@ -252,7 +251,7 @@ class TextEngine(Endpoint, ABC):
 
 
 class PromptText(TextEngine):
-    """The answer behind the text that a chat template makes of the messages."""
+    """Sends the messages rendered with the chat template, followed by the answer."""
 
     reasons = True
 
@@ -286,13 +285,13 @@ class PromptText(TextEngine):
 
     @abstractmethod
     async def rendered(self, messages: Sequence[Message], client: Client, *, thinks: bool) -> str:
-        """What the template makes of the messages; raises a `CloudError`."""
+        """Renders the messages with the chat template; raises a `CloudError`."""
 
 
 def turns(url: str, messages: Sequence[Message]) -> list[dict[str, object]]:
     """Messages as chat APIs take them; raises `CloudRejected` for those that nobody answers.
 
-    Behind an assistant's message an answer that was begun could be another, or its rest.
+    After an assistant's message a started answer could be a new one, or its rest.
     """
     if not messages:
         raise CloudRejected(f"There is no message to send to {url!r}.")

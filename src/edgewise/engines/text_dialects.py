@@ -1,7 +1,7 @@
-"""How each API that takes text is asked to continue an answer that was begun.
+"""How each API that takes text is asked to continue an answer.
 
-Chat APIs differ in a few fields. Where a server lets the prompt be written as
-text, the answer stands behind what the model's chat template makes of the messages.
+Chat APIs differ in a few fields. If a server takes the prompt as text, the answer follows the
+messages rendered with the model's chat template.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class ChatText(TextEngine):
                 return reply
 
     def _drawn(self, sampling: Sampling, position: int) -> dict[str, Any]:
-        """How it draws, in its own words; raises `CloudRejected` for what it has none for."""
+        """Sampling fields in its own names; raises `CloudRejected` for settings that it lacks."""
         fields = sampling_fields(sampling, position)
         if sampling.greedy:
             return fields

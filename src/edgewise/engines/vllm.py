@@ -74,7 +74,7 @@ class VllmEngine(HttpEngine):
         )
 
     async def describe(self) -> Described:
-        """As `Engine.describe`; its requests need the name."""
+        """See `Engine.describe`. vLLM's requests require a model name, so this finds it."""
         return (await served_model(self)).described
 
     async def has_salt(self, ids: Sequence[int]) -> bool:

@@ -1,4 +1,4 @@
-"""That the engine behind an address still has the vocabulary that was checked.
+"""Checks that the engine at an address still has the vocabulary that was checked.
 
 An engine may be restarted with another model, and its address stays. Its connections do not: so the
 check is repeated, beside the consult, when one was opened anew.
@@ -15,7 +15,7 @@ from edgewise.errors import CloudTimeout, CloudUnavailable, OtherVocabulary, Usa
 from edgewise.sampling import Sampling
 
 CHECK_SECONDS = 10.0
-"""How long it may take to see that an engine is the same."""
+"""Timeout of a repeated check."""
 
 FRESH_SECONDS = 1.0
 """A check is not repeated sooner, whatever happened since: checks are no load."""
@@ -49,7 +49,7 @@ class VocabularyCheck:
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
     ) -> Completion:
-        """As `Engine.complete`, by an engine that is checked: another's completion is dropped.
+        """`Engine.complete` with a check beside it: drops the completion of a different engine.
 
         A repeated check runs beside the consult, so that nobody waits longer for a token. An engine
         that did not pass is sent nothing before it does. Raises a `CloudError`, `OtherVocabulary`

@@ -30,10 +30,10 @@ from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.wire.protocol import KEY_SUBPROTOCOL, PATH, VERSION, Count
 
 SWEEP_SECONDS = 0.25
-"""Between two sweeps for expired sessions and revoked keys."""
+"""Seconds between two sweeps for expired sessions and revoked keys."""
 
 DRAIN_SECONDS = 20
-"""How long consults in flight may take to end after SIGTERM."""
+"""Seconds that consults in flight have to end after SIGTERM."""
 
 OWNER = "edgewise-gateway"
 """The models' owner, by which a device recognises a gateway."""
@@ -42,10 +42,10 @@ MOST_DETOKENIZED = 1 << 15
 """Ids of one request."""
 
 MAX_BODY = 1 << 19
-"""Of a request, bytes: ten digits an id, a comma and a blank, and room."""
+"""Most bytes of a request body: ten digits an id, a comma and a blank, and room."""
 
 DETOKENIZE_SECONDS = 15.0
-"""How long the engines may take."""
+"""Timeout of the engines."""
 
 log = structlog.get_logger("edgewise.gateway")
 

@@ -34,12 +34,12 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-"""Of every file below `AT`. Only the gateway's own files run as code, and workers that they make
-of themselves (`blob:`); nothing is inline."""
+"""Headers of every file below `AT`. Only the gateway's own files run as code, and workers that they
+make of themselves (`blob:`); nothing is inline."""
 
 FOLDER = Path(str(files("edgewise.gateway") / "page"))
 ENGINE = "engine/wllama.js"
-"""What decodes in the browser, in the page's folder: `make web` puts it there."""
+"""The engine that decodes in the browser, in the page's folder: `make web` puts it there."""
 
 _TYPES = {
     ".js": "text/javascript",
@@ -49,7 +49,7 @@ _TYPES = {
     ".gguf": "application/octet-stream",
     ".safetensors": "application/octet-stream",
 }
-"""What a system's own table of types may lack, or have otherwise."""
+"""Media types that a system's own table may lack, or have wrong."""
 
 _ROUTER = ("config.json", "model.safetensors")
 
@@ -116,7 +116,7 @@ class Page:
             )
 
     def routes(self) -> list[BaseRoute]:
-        """Of the application."""
+        """Routes of the page."""
         return [
             Route("/", self._root),
             Route(f"{AT}config.json", self._configured),

@@ -55,7 +55,7 @@ class BundledEngine(Engine):
         return Described(self._cloud.name, self._cloud.model.tokenizer.size)
 
     async def ready(self) -> None:
-        """It always is."""
+        """Always ready."""
 
     async def close(self) -> None:
         for session in self._sessions.values():

@@ -1,4 +1,4 @@
-"""One device's connection: frames in their order, each answered or refused."""
+"""The connection of one device: frames in order, each answered or refused."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ WAITING_ASKS = 8
 """Consults of one session that may wait for their turn."""
 
 OPEN_SECONDS = 10.0
-"""How long a device may take to send `Open`, and to read what it is sent."""
+"""Timeout of a device's `Open`, and of its reading what it is sent."""
 
 FRAMES_PER_SECOND = 2000
 """More than any device writes; a connection that keeps above it is closed."""
@@ -46,10 +46,10 @@ LARGE = 1 << 14
 """Bytes. Smaller frames take less than a tenth of a millisecond; larger ones a thread."""
 
 PAUSE_SECONDS = 10.0
-"""How long a large frame waits if its key owes ids. Pings are answered meanwhile."""
+"""Delay of a large frame if its key owes ids. Pings are answered meanwhile."""
 
 END_SECONDS = 0.4
-"""How long the last frame to a device whose key was revoked may take."""
+"""Timeout of the last frame to a device whose key was revoked."""
 
 PROTOCOL_ERROR, POLICY, GOING_AWAY, TRY_LATER = 1002, 1008, 1001, 1013
 """Close codes of RFC 6455."""
@@ -64,7 +64,7 @@ def _decoded(data: bytes) -> tuple[FromDevice, Ledger]:
 
 
 class Connection:
-    """One device, and its session."""
+    """The connection of one device, and its session."""
 
     def __init__(
         self, consults: KeyedConsults, sessions: Sessions, keys: Keys, socket: WebSocket, key: Key
@@ -80,7 +80,7 @@ class Connection:
         self._in_force: asyncio.Timeout | None = None
 
     async def serve(self) -> None:
-        """Until the device leaves, or breaks the protocol."""
+        """Serves until the device leaves, or breaks the protocol."""
         offered = SUBPROTOCOL in self._socket.scope.get("subprotocols", ())
         await self._socket.accept(SUBPROTOCOL if offered else None)
         try:
@@ -112,7 +112,7 @@ class Connection:
             await self._socket.close(GOING_AWAY)
 
     async def _talk(self) -> None:
-        """Until the device closes its session; raises `TimeoutError` once the key is revoked."""
+        """Answers frames until the session closes; raises `TimeoutError` for a revoked key."""
         async with asyncio.timeout(None) as self._in_force:
             try:
                 await self._open()
@@ -221,7 +221,7 @@ class Connection:
             raise CloudProtocolError("A session is opened once.")
 
     def _put(self, frame: Ask | Prefetch, ids: Ledger, session: Session) -> SessionPrefix | None:
-        """What the session holds after this frame. A later frame may replace it."""
+        """Stores a frame's ids in the session; returns its prefix. A later frame may replace it."""
         if frame.position + len(ids) > MAX_IDS:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
         key = self._key_now()
@@ -276,7 +276,7 @@ class Connection:
                 await self._socket.close(end.code)
 
     def _stop(self) -> None:
-        """What is in flight."""
+        """Cancels consults and the prefetch in flight."""
         self._stop_prefetch()
         for task in self._asks.values():
             task.cancel()

@@ -128,6 +128,6 @@ class KeyedConsults:
 def failed(
     frame: Ask, reason: str, message: str, wait: float | None = None, request_id: str | None = None
 ) -> Failed:
-    """To be tried again after `wait` seconds. A frame holds 49 days at most."""
+    """The frame of a failed consult; retry after `wait` seconds. A frame holds 49 days at most."""
     later = None if wait is None else min(int(1000 * wait) + 1, (1 << 32) - 1)
     return Failed(frame.ask, reason, message, later, request_id)

@@ -27,10 +27,10 @@ from edgewise.sampling import Sampling
 from edgewise.wire.protocol import fingerprint
 
 HEALTH_SECONDS = 2.0
-"""Between two health checks of an engine."""
+"""Seconds between two health checks of an engine."""
 
 PREFILL_SECONDS = 60.0
-"""How long a prefetch may take: an engine that lost it would keep a consult's place for ever."""
+"""Timeout of a prefetch: an engine that lost it would keep a consult's place for ever."""
 
 KEPT_TEXTS = 32
 """Texts that are remembered: a large vocabulary has twenty."""
@@ -39,10 +39,10 @@ MOST_WATCHED = 4096
 """Ids of a text that is compared again at each vocabulary check."""
 
 BUSY_SECONDS = 0.2
-"""When a consult that found no place may come back."""
+"""Retry delay of a consult that found no place."""
 
 CHECK_SECONDS = 10.0
-"""How long one may take."""
+"""Timeout of a health check."""
 
 BUNDLED = "bundled"
 
@@ -212,7 +212,7 @@ class Fleet:
     ) -> Completion:
         """A consult at the session's replica, or at the next one if that has failed.
 
-        Raises a `CloudError`, also for a completion that is none, or `OverLimit`.
+        Raises a `CloudError`, also for an invalid completion, or `OverLimit`.
         """
         if not ids:
             raise CloudRejected("A consult needs at least one token id.")
@@ -233,7 +233,7 @@ class Fleet:
         raise problem or _none_ready()
 
     async def detokenize(self, ids: Sequence[int]) -> str | None:
-        """The text of `ids`, of which all engines make the same; None where one makes none.
+        """The text of `ids`, the same on all engines; None if one does not detokenize.
 
         It is remembered: an engine that comes later must make the same of it. Raises a
         `CloudError`, `OtherVocabulary` where two differ.

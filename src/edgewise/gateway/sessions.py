@@ -22,7 +22,7 @@ class Session:
 
 
 class Sessions:
-    """At most `most` sessions holding at most `most_ids` ids between them.
+    """Holds at most `most` sessions with at most `most_ids` ids together.
 
     A session whose device has disconnected is kept for `idle` seconds. To make room, such sessions
     are dropped first: those of the key that needs it, then anybody's, the oldest first. Then
@@ -109,7 +109,7 @@ class Sessions:
         return oldest is not None
 
     def _empty(self, session: Session) -> None:
-        """It stays, without its ids."""
+        """Drops a session's ids, but keeps the session."""
         self.ids -= len(session.ledger)
         session.ledger = Ledger()
         self._holding.pop(session.name, None)

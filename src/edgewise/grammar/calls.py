@@ -57,7 +57,7 @@ class CallReader:
         return self._calls > 0 and self._place == self._behind
 
     def feed(self, text: str) -> list[Part]:
-        """What so much more of the answer says."""
+        """Parses the next text of the answer."""
         self._text += text
         parts: list[Part] = []
         while self._text:
@@ -68,7 +68,7 @@ class CallReader:
         return parts
 
     def finish(self) -> list[Part]:
-        """What was held back at the end, since a call could have begun there."""
+        """Returns the text held back because a call could have begun in it."""
         left, self._text = self._text, ""
         return [Said(left)] if left and self._place in (self._outside, self._beginning) else []
 
@@ -130,7 +130,7 @@ class _Object:
         self._quoted = self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """How much of `text` still belongs to it; None for all, and more to come."""
+        """Index in `text` where the JSON value ends; None if it goes on."""
         for at, character in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -149,7 +149,7 @@ class _Object:
 
 
 def call_reader(tokenizer: Tokenizer, format: ResponseFormat | None) -> CallReader | None:
-    """For an answer of this form; None where it has no tools, and its text is text."""
+    """The reader of an answer's tool calls; None if its format has no tools."""
     return CallReader(tool_format(tokenizer)) if format is not None and format.tools else None
 
 

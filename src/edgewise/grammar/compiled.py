@@ -39,7 +39,7 @@ _SPECIAL = b"\xff"
 
 
 class Allowed(NamedTuple):
-    """Which ids may come next: bool[vocabulary], and whether it is one alone.
+    """Ids that may come next, bool[vocabulary], and whether only one may.
 
     Where an answer can only end, one of the ids that end it will do.
     """
@@ -59,7 +59,7 @@ class Constraint:
         self._held: list[int] = []
 
     def allowed(self, ids: Sequence[int], drafts: Sequence[int] = ()) -> Allowed:
-        """What may come behind `ids` and `drafts`. Raises `UsageError` for too much work."""
+        """Ids allowed after `ids` and `drafts`. Raises `UsageError` for too much work."""
         self._follow(ids, drafts)
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._require_sound()
@@ -70,7 +70,7 @@ class Constraint:
         return Allowed(mask, count == 1 or count == ending)
 
     def fitting(self, ids: Sequence[int], more: Sequence[int], *, ends: bool = False) -> int:
-        """How many of `more` may come behind `ids`, one after the other.
+        """Number of ids of `more`, from the first, that the grammar allows after `ids`.
 
         With `ends` the last one ends the answer, whatever it stands for. Raises as `allowed`.
         """
@@ -129,7 +129,7 @@ class Grammar:
         self._lock = threading.Lock()
 
     def constraint(self, start: int) -> Constraint:
-        """For an answer whose first id is at position `start`."""
+        """The constraint of an answer whose first id is at position `start`."""
         with self._lock:
             matcher = self._matcher.deep_copy()
         return Constraint(matcher, start=start, size=self._size, ends=self._ends)
@@ -144,7 +144,7 @@ def compiled(
 ) -> Grammar:
     """The grammar that `lark` is, in llguidance's words; what it left out adds to `unheld`.
 
-    Raises `UsageError` for one that is none or too much, or without the library.
+    Raises `UsageError` for an invalid or too large grammar, or without the library.
     """
     library, vocabulary = _library(), _vocabulary(tokenizer)
     limits = library.LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
@@ -195,7 +195,7 @@ class _Vocabulary:
 
 @once
 def _vocabulary(tokenizer: Tokenizer) -> Any:
-    """As the library has it; made once, which takes a second or so. Raises `UsageError`."""
+    """The tokenizer as llguidance needs it; made once, in about a second. Raises `UsageError`."""
     if not tokenizer.eos_ids:
         raise UsageError("The edge model has no end token, so it supports no response format")
     library, vocabulary = _library(), _Vocabulary(tokenizer)
@@ -216,7 +216,7 @@ _starting = threading.Lock()
 
 
 def _within(work: Callable[[], Grammar]) -> Grammar:
-    """What `work` makes, in a thread with a deep stack. Raises `UsageError` for what takes long."""
+    """Runs `work` in a thread with a deep stack. Raises `UsageError` if it takes too long."""
     if not _places.acquire(timeout=SECONDS):
         raise UsageError("Too many response formats are being compiled", hint="try again later")
     done: Future[Grammar] = Future()
@@ -244,6 +244,6 @@ def _within(work: Callable[[], Grammar]) -> Grammar:
 
 
 def _reason(words: str) -> str:
-    """What the library says of it, in one line."""
+    """The library's error message, in one line."""
     lines = [line.strip() for line in words[: 10 * _LONGEST_REASON].splitlines() if line.strip()]
     return (lines[0] if lines else "no reason given")[:_LONGEST_REASON].rstrip(".")

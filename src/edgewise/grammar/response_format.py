@@ -120,8 +120,8 @@ def _calling(
 ) -> str:
     """The grammar of calls, and of the text that may come in their place.
 
-    Text before a call is free up to the opening, from which on nothing but a call fits. Behind
-    calls there is nothing.
+    Text before a call is free up to the opening, from which on nothing but a call fits. Nothing
+    follows the calls.
     """
     if format.schema is not None and not style.opening:
         raise UsageError(

@@ -74,7 +74,7 @@ _ANY = "*"
 
 
 class SchemaBudget:
-    """What is left of the work that the schemas of one request may make together.
+    """Work left for all schemas of one request.
 
     `unheld` are keywords that were left out of lenient ones.
     """
@@ -160,7 +160,7 @@ class _Weighing:
     def ways(
         self, part: object, key: str, above: tuple[int, ...], *, combined: bool = False
     ) -> _Ways:
-        """What is said of the values at `key`, and of those inside, by a part inside those `above`.
+        """Collects what `part`, inside those `above`, says of the values at `key` and inside them.
 
         Where it is `combined` refs are followed, but for one that leads back.
         """
@@ -242,7 +242,7 @@ def _combines(given: Mapping[str, Any]) -> bool:
 
 
 def _inside(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, object]]:
-    """What is said of other values, and their keys: those in this one, and what refs lead to."""
+    """Subschemas of `given` with their keys: those nested in it and those that refs lead to."""
     for name, value in given.items():
         if name in _KEYED and isinstance(value, Mapping):
             pairs = cast(Mapping[str, object], value).items()

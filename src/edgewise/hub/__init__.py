@@ -10,7 +10,7 @@ _LONGEST_NAME, _LONGEST_PART, _SHOWN = 1000, 256, 300
 
 
 class HubAddress(NamedTuple):
-    """What an address names on the hub."""
+    """A parsed address on the hub."""
 
     repo: str
     revision: str | None

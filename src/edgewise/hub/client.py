@@ -28,7 +28,7 @@ from edgewise.hub import HubAddress, is_plain, short
 from edgewise.hub.disk import DiskModel
 
 _LISTING_SECONDS = 10.0
-"""Until the hub begins to answer which files a repository has."""
+"""Timeout of the hub's list of a repository's files."""
 
 _LARGEST_LISTING, _LARGEST_FILE = 16 << 20, 1 << 40
 _MOST_FILES = 1000
@@ -43,7 +43,7 @@ _FAILURES = (
     *(ArithmeticError, AttributeError, InvalidURL, LookupError),
     *(RuntimeError, TypeError, ValueError),
 )
-"""What the hub's client raises without an answer, and for replies that no hub sends."""
+"""Errors of the hub's client for no answer, and for replies that no hub sends."""
 
 Kind = Literal["model", "dataset"]
 
@@ -83,7 +83,7 @@ class Repository:
             self.names, self.online = _cached(address, kind, problem), False
 
     def file(self, name: str, *, largest: int = _LARGEST_FILE) -> Path:
-        """One file of at most `largest` bytes, downloaded if need be. Raises `AddressError`."""
+        """Downloads a file of at most `largest` bytes unless cached. Raises `AddressError`."""
         with explained(self._address), _bounded(largest):
             path = huggingface_hub.hf_hub_download(
                 self._address.repo,

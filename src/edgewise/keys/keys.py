@@ -29,7 +29,7 @@ CHECK_SECONDS = 0.4
 MAX_FILE = 16 << 20
 MAX_NAME = 64
 MOST = 10**15
-"""Of any limit; more would be a mistake."""
+"""Largest value of any limit; more would be a mistake."""
 
 _Limit = msgspec.Meta(ge=0, le=MOST)
 

@@ -17,13 +17,13 @@ from edgewise.keys.limits import UNBOUNDED, KeyLimits, LimitsDown, LimitStore
 MEMORY = "memory"
 
 BUSY_SECONDS = 1.0
-"""How long another process may hold the file."""
+"""Timeout of waiting for another process that holds the file."""
 
 OPENING_SECONDS = 10.0
 """The same at the start: gateways that start together create it one after the other."""
 
 ANSWER_SECONDS = 1.0
-"""How long Redis may take to answer."""
+"""Timeout of Redis."""
 
 KEPT_DAYS = 8
 """A clock that goes back so far finds what was counted."""
@@ -67,7 +67,7 @@ class SqliteLimits(LimitStore):
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Without a path, in this process's memory."""
+        """Without a path, the store is in memory."""
         self.where = str(path) if path else "memory of this process alone"
         self._path = path
         self._db: sqlite3.Connection | None = None
@@ -122,7 +122,7 @@ class SqliteLimits(LimitStore):
             self._db = None
 
     def _added(self, row: dict[str, str | int]) -> int:
-        """How many rows were written."""
+        """Number of rows written."""
         try:
             return self._connected(BUSY_SECONDS).execute(_ADD, row).rowcount
         except (OSError, sqlite3.Error) as error:

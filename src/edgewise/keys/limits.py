@@ -22,20 +22,20 @@ from edgewise.wire.protocol import MAX_IDS
 
 ASKS_BURST_SECONDS = 2.0
 IDS_BURST_SECONDS = 10.0
-"""How much of a rate a key may save up."""
+"""Seconds of its rate that a key may save up."""
 
 MOST_DEBT = 2 * MAX_IDS
 """Ids are counted only after they came, so a key may owe some. A larger debt is forgiven."""
 
 ROUNDING = 1e-6
-"""Seconds of waiting that are none: clocks are not exact."""
+"""Waits below this many seconds count as zero: clocks are not exact."""
 
 DAY_SECONDS = 86_400
 
 UNBOUNDED = 1 << 62
 
 DOWN_SECONDS = 1.0
-"""How long a store that failed is not asked again."""
+"""Seconds until a store that failed is tried again."""
 
 log = structlog.get_logger("edgewise.keys")
 
@@ -93,7 +93,7 @@ class Bucket:
 
 
 def _buckets() -> tuple[Bucket, Bucket]:
-    """Of a key: consults, and ids."""
+    """New buckets of a key: consults, and ids."""
     return Bucket(ASKS_BURST_SECONDS), Bucket(IDS_BURST_SECONDS, MOST_DEBT)
 
 
@@ -240,7 +240,7 @@ class KeyLimits:
         return task
 
     async def _add(self, key: Key, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
-        """As the store's, unless it failed a moment ago. Raises `LimitsDown`."""
+        """`LimitStore.add`, unless the store failed a moment ago. Raises `LimitsDown`."""
         if time.monotonic() < self._down_until:
             raise LimitsDown("it failed a moment ago")
         try:

@@ -13,8 +13,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 WAIT_SECONDS = 30.0
-"""How long a peer may take to send a whole request, or a WebSocket's first message; and how long
-it may leave unread what it was sent."""
+"""Timeout for a peer to send a whole request or a WebSocket's first message, and to read what it
+was sent."""
 
 MAX_HEADER = 16 << 10
 """A request's first line and headers, bytes."""
@@ -22,7 +22,7 @@ MAX_HEADER = 16 << 10
 log = logging.getLogger("edgewise.listening")
 
 Awaited = Literal["no whole request came", "it does not read"]
-"""Why a connection is closed if the peer does nothing."""
+"""Reasons to close a connection if the peer does nothing."""
 
 
 class Connections:
@@ -63,7 +63,7 @@ class Connections:
             timer.cancel()
 
     def remove(self, transport: asyncio.Transport) -> None:
-        """It is closed."""
+        """Forget a connection that has closed."""
         self._open.discard(transport)
         self.done(transport, "no whole request came")
         self.done(transport, "it does not read")
@@ -76,7 +76,7 @@ class Connections:
 
 
 class _Counted(asyncio.Protocol):
-    """What a protocol of uvicorn inherits to be among `connections`."""
+    """Mix-in of uvicorn protocols: counts the connection in `connections`."""
 
     transport: asyncio.Transport
 
@@ -117,7 +117,7 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
             self._connections.done(self.transport, "no whole request came")
 
     def send_400_response(self, msg: str) -> None:
-        """If an answer is under way there is no room for another one: hang up."""
+        """If an answer is under way, no other one can be sent: hang up."""
         busy = self.cycle and not self.cycle.response_complete
         if busy or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()

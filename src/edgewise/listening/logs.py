@@ -43,7 +43,7 @@ class FloodFilter(logging.Filter):
 
 
 def _kind(record: logging.LogRecord) -> str | None:
-    """What lines about the same thing have in common; None for one that no stranger can cause."""
+    """Key that groups similar lines; None for a line that no client can cause."""
     message: object = record.msg
     if isinstance(message, dict):
         event = str(message.get("event"))
@@ -56,7 +56,7 @@ def _kind(record: logging.LogRecord) -> str | None:
 
 @contextmanager
 def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
-    """Every line of a logger on stderr, while the block runs.
+    """Writes every line of a logger to stderr while the block runs.
 
     What native code writes to stderr stays as it is: its last words before an abort.
     """

@@ -20,7 +20,7 @@ from edgewise.listening.connections import (
 from edgewise.listening.sockets import ACCEPTS, BACKLOG
 
 TICK_SECONDS = 0.1
-"""How often a drain looks for a second signal, as uvicorn does for the first."""
+"""How often a drain checks for a second signal, as uvicorn does for the first."""
 
 
 class Listener(uvicorn.Server):
@@ -37,7 +37,7 @@ class Listener(uvicorn.Server):
         grace: int = 5,
         drain: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """At most `connections`. WebSockets need `max_message`, bytes.
+        """Accepts at most `connections`. WebSockets need `max_message`, bytes.
 
         `drain` runs after the signal, while connections are still accepted; answers under way then
         have `grace` seconds.
@@ -71,12 +71,12 @@ class Listener(uvicorn.Server):
         await self.serve([self._socket])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, with a longer queue than what asyncio accepts at a time."""
+        """uvicorn's `startup`, with a longer queue than what asyncio accepts at a time."""
         await super().startup(sockets)
         self._socket.listen(BACKLOG)
 
     async def main_loop(self) -> None:
-        """As uvicorn's, until the first signal; then drain, until it is done or the second."""
+        """uvicorn's `main_loop` until the first signal; then drains, until done or a second."""
         await super().main_loop()
         if self._drain is not None:
             draining = asyncio.create_task(self._drain())

@@ -1,4 +1,4 @@
-"""What a process listens on: a socket, TLS, and as many connections as open files allow."""
+"""A process's listening socket, TLS, and the number of connections that open files allow."""
 
 import errno
 import ipaddress
@@ -57,7 +57,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tls_context(certificate: Path, private_key: Path) -> "ssl.SSLContext":
-    """Of a certificate chain and its private key, both in PEM. Raises `UsageError`."""
+    """TLS context of a certificate chain and its private key, in PEM. Raises `UsageError`."""
     import ssl
 
     def no_password() -> str:
@@ -77,7 +77,7 @@ def tls_context(certificate: Path, private_key: Path) -> "ssl.SSLContext":
 
 
 def connections_for(asked: int | None, *, reserve: int) -> int:
-    """How many connections there may be, so that accepting one never fails for want of a file.
+    """Most connections such that accepting one never fails for want of a file descriptor.
 
     `reserve` open files are kept for others, such as connections to engines. None asks for
     `DEFAULT_CONNECTIONS` or as many as fit. Raises `UsageError`.

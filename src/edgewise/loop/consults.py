@@ -21,17 +21,17 @@ from edgewise.loop.policy import Budget, SharedBudget
 from edgewise.loop.state import Rules
 from edgewise.prompts import Prompt
 
-THRESHOLD, SHARE = 0.5, 0.01
-"""Of a further cloud, where none is set."""
+TIER_THRESHOLD, TIER_SHARE = 0.5, 0.01
+"""Defaults of a further cloud."""
 
 UNKNOWN = 0.5
-"""How unsure a cloud is taken to be that reports no logprobs, before it was compared."""
+"""Error estimate of a cloud without logprobs, before its first comparison."""
 
 FLIGHTS = 4
 """Consults in flight at once."""
 
 Refusal = Literal["mid_word", "blocked", "circuit_open", "cost", "budget", "cap"]
-"""Why nothing was sent; `mid_word` for now only."""
+"""Reasons to send nothing; `mid_word` for now only."""
 
 _GRACE = 0.25
 """Seconds past the deadline before a backend that does not keep it is given up."""
@@ -61,14 +61,14 @@ class Tier:
         self,
         cloud: CloudModel,
         *,
-        threshold: float = THRESHOLD,
-        share: float | None = SHARE,
+        threshold: float = TIER_THRESHOLD,
+        share: float | None = TIER_SHARE,
         trusted: bool = False,
         breaker: Breaker | None = None,
     ) -> None:
-        """It is asked where the cloud before it is unsure by `threshold`, for so large a `share` of
-        the output tokens; None leaves that to the policy, as for the nearest. A `trusted` one may
-        see what is local. Raises `UsageError`.
+        """A cloud that is asked if the one before it is unsure by `threshold`, for at most a
+        `share` of the output tokens; None leaves that to the policy, as for the nearest. A
+        `trusted` one may see what is local. Raises `UsageError`.
         """
         require(0 <= threshold <= 1, "tier_threshold", "from 0 to 1", threshold)
         require(share is None or 0 <= share <= 1, "tier_share", "from 0 to 1", share)
@@ -196,14 +196,14 @@ class Consults:
         return completion
 
     def unsure(self, completion: Completion) -> float:
-        """As `unsure` says; more if its words were wrong lately."""
+        """The module's `unsure`; more if this cloud was wrong lately."""
         score = unsure(completion)
         if score is None:
             return UNKNOWN if self._wrong is None else self._wrong
         return max(score, self._wrong or 0.0)
 
     def compared(self, completion: Completion, *, agrees: bool) -> None:
-        """The next cloud agrees with its words, or rejects them."""
+        """Update the error estimate: the next cloud accepted or rejected the completion."""
         if self._wrong is None:
             self._wrong = UNKNOWN if unsure(completion) is None else 0.0
         self._wrong = (self._wrong + (not agrees)) / 2

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Generation(Iterator[Event]):
-    """One answer in the making. Closed when exhausted; use `with` where it may be abandoned."""
+    """An answer being generated. Closed when exhausted; use `with` if it may be abandoned."""
 
     _closed = True
 
@@ -68,7 +68,7 @@ class Generation(Iterator[Event]):
 
     @property
     def budget(self) -> Budget:
-        """What the policy remembers, to be given to the conversation's next answer."""
+        """The policy's state, to pass to the conversation's next answer."""
         wasted = self._consults.wasted if self._consults else 0
         return self._rules.policy.next_answer(self._state.budget, wasted)
 
@@ -158,7 +158,7 @@ class Generation(Iterator[Event]):
         self._awaited = requested, None
 
     def _draft_or_take(self, requested: int, read: Read | None) -> None:
-        """While the consult is in flight, one draft token more; then its outcome.
+        """While the consult is in flight, drafts one more token; then takes its outcome.
 
         `read` is the edge's step, None without an edge.
         """

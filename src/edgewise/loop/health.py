@@ -1,4 +1,4 @@
-"""What is known of the link to the cloud: whether it works, and how long consults take."""
+"""Health of the link to the cloud: whether it works, and the latency of consults."""
 
 import threading
 import time
@@ -72,7 +72,7 @@ _MANY = 16
 
 
 class Latency:
-    """How long consults take, shared by all answers of a decoder; thread-safe.
+    """Latency of consults, shared by all answers of a decoder; thread-safe.
 
     An answer's first consults are counted apart (`first`): the engine may have to read the prompt.
     All means are exponentially weighted (weight 1/8, as TCP's smoothed round-trip time, RFC 6298)
@@ -118,7 +118,7 @@ class Latency:
             self._recent[first].append(deadline)
 
     def quantile(self, part: float, *, first: bool = False) -> float | None:
-        """That quantile of the recent consults, seconds; None before there are enough."""
+        """A quantile of the recent consults, seconds; None before there are enough."""
         with self._lock:
             recent = list(self._recent[first])
         return float(np.quantile(recent, part)) if len(recent) >= ENOUGH else None

@@ -32,11 +32,11 @@ MAX_BUCKET = 16.0
 """Size of the token bucket."""
 
 MAX_LOG_ODDS = 12.0
-"""How far the controller may move the threshold."""
+"""Most that the controller may move the threshold, in log-odds."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy remembers from token to token, part of `State`.
+    """The policy's state from token to token, part of `State`.
 
     `bucket` is the token bucket (tokens the cloud may write now), `shift` what the controller
     has added to the log-odds of the threshold, `charged` what counts against the cap.
@@ -47,7 +47,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     charged: int = 0
 
     def plus(self, tokens: float, shift: float, lowest: float = -MAX_LOG_ODDS) -> "Budget":
-        """With so much more of both, within bounds; `lowest` is the shift's."""
+        """Adds to bucket and shift, within bounds; `lowest` is the shift's."""
         shift = max(lowest, min(self.shift + shift, MAX_LOG_ODDS))
         return replace(self, bucket=min(self.bucket + tokens, MAX_BUCKET), shift=shift)
 
@@ -166,7 +166,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return max(patience, min(prompt * token * back_off, LONGEST_READING))
 
     def kept(self, budget: Budget, tokens: int) -> int:
-        """Of so many tokens of a completion, those that the cap has room for."""
+        """Number of a completion's `tokens` that the cap has room for."""
         return tokens if self.max_cloud_tokens is None else min(tokens, self._room(budget))
 
     def charge(self, budget: Budget, tokens: int) -> Budget:
@@ -221,6 +221,6 @@ class SharedBudget:
         return taken
 
     def settle(self, taken: Budget, left: Budget) -> None:
-        """After an answer that started with `taken` and left `left` (`Generation.budget`)."""
+        """Returns the budget of an answer that started with `taken` and left `left`."""
         with self._lock:
             self._free = self._free.plus(left.bucket, left.shift - taken.shift)

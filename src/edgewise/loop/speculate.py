@@ -19,7 +19,7 @@ from edgewise.routers.base import Router
 
 
 class Speculation:
-    """The edge session, which holds the answer's ids and the `drafts` behind them."""
+    """Reads the edge's steps: at the next position, and speculatively after the `drafts`."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class Speculation:
         self._tip: State | None = None
 
     def read(self) -> Read:
-        """The step at the answer's end: computed while speculating, or now.
+        """The step at the next position: reused from speculation, or computed now.
 
-        Raises `UsageError` for a router's score outside [0, 1], and as `Constraint.allowed`.
+        Raises `UsageError` for a score outside [0, 1], and what `Constraint.allowed` raises.
         """
         return self._reads.pop(len(self._ids), None) or self._read(())
 
@@ -59,7 +59,7 @@ class Speculation:
         read = self._reads[len(ids)] = self._read(self.drafts).detailed()
         if self._consults is not None:
             self._consults.latency.stepped(time.monotonic() - begun)
-        tip, reason = tip.reaching(read.token, ids, self._rules), None
+        tip, reason = tip.after_draft(read.token, ids, self._rules), None
         if not tip.owed:
             tip, reason = self._decided(tip, read, ids)
         self._draft(tip, read, reason)
@@ -89,7 +89,7 @@ class Speculation:
         return self._consults.drop() if self._consults else 0
 
     def _read(self, drafts: Sequence[int]) -> Read:
-        """Read the next step, which stands behind the answer and `drafts`."""
+        """Read the step after the answer and `drafts`."""
         step, sampling = self._edge.step(), self._rules.sampling
         score = self._router.score(step)
         if not _is_score(score):

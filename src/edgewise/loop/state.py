@@ -29,7 +29,7 @@ _REFUSED = ("cost", "blocked")
 
 
 class Read(NamedTuple):
-    """What the loop needs of a step, copied before the engine's next decode.
+    """The values of a step that the loop needs, copied before the engine's next decode.
 
     `token` is what the edge would write. Score, logprob and candidates are the model's own: a
     grammar does not change them. `forced`: the grammar allows this token only.
@@ -43,14 +43,14 @@ class Read(NamedTuple):
     forced: bool = False
 
     def detailed(self) -> "Read":
-        """With the edge's candidates; only valid before the engine's next decode."""
+        """A copy with the edge's candidates; only valid before the engine's next decode."""
         if self.candidates:
             return self
         return self._replace(candidates=self.step.candidates(CANDIDATES))
 
 
 class Rules(NamedTuple):
-    """What holds for a whole answer: `prompt` and `context` in ids, `max_tokens` in tokens.
+    """Constants of an answer: `prompt` and `context` in ids, `max_tokens` in tokens.
 
     With `boundaries` the cloud has another vocabulary: it is asked there alone, for words.
     Control tokens in `shown` are text in this answer, which keeps to `constraint`. `pending`
@@ -85,7 +85,7 @@ class Queued(msgspec.Struct, frozen=True):
 
 
 class Held(NamedTuple):
-    """What cannot be shown yet.
+    """Output that cannot be shown yet.
 
     `pending` are bytes of an incomplete character (at most three), `text` may begin a stop string.
     """
@@ -98,7 +98,7 @@ class Held(NamedTuple):
 
         Invalid bytes become U+FFFD: over any split of a byte string the texts join to
         `data.decode("utf-8", "replace")`. What can be shown never holds any part of a stop string;
-        behind a match nothing is shown.
+        after a match nothing is shown.
         """
         if not self.pending and piece.isascii():
             text, pending = piece.decode("ascii"), b""
@@ -164,7 +164,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     stopped: str | None = None
 
     def decide(self, read: Read, ids: Sequence[int], rules: Rules) -> Decision:
-        """Whether to consult behind `ids`, and for how many tokens.
+        """Whether to consult after `ids`, and for how many tokens.
 
         If the cloud cannot be asked here (inside a word), ask at the next word boundary. Never ask
         where the grammar allows one token only.
@@ -183,18 +183,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return Decision(min(decision.ask, rules.max_tokens - self.index), decision.reason)
 
     def expecting(self, ask: int, rules: Rules) -> "State":
-        """While speculating: after a consult assumed to bring all `ask` tokens, or words."""
+        """Speculating: the state after a consult assumed to bring all `ask` tokens, or words."""
         # The cost of a word is known once it is drafted.
         charged = ask if rules.boundaries is None else 0
         return replace(self, owed=ask, budget=rules.policy.charge(self.budget, charged))
 
-    def reaching(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
-        """Behind `ids`: one word less is owed if the draft `token` begins another."""
+    def after_draft(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
+        """The state after the draft `token`: owes one word less if `token` begins another."""
         opens = rules.boundaries is not None and rules.boundaries.opens(ids, rules.prompt, token)
         return replace(self, owed=self.owed - 1) if self.owed and opens else self
 
     def answered(self, completion: Completion, token: int, fit: int, rules: Rules) -> "State":
-        """After a consult, where the edge would have written `token`.
+        """The state after a consult, if the edge would have written `token`.
 
         The grammar allows the first `fit` ids of the completion; the others are wasted.
         """
@@ -227,7 +227,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def failed(self, error: CloudError, ask: int, rules: Rules) -> "State":
-        """After a consult that brought nothing.
+        """The state after a consult that brought nothing.
 
         After a timeout the cloud may still write what it was asked for, so that is charged and
         counts as wasted.

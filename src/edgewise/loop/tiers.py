@@ -23,7 +23,7 @@ class Cascade:
     """
 
     def __init__(self, clouds: Sequence[Consults], *, cap: int | None, several: bool) -> None:
-        """Of `several` clouds together no more than `cap` tokens are asked for."""
+        """`cap` limits the tokens asked of `several` clouds together."""
         nearest = clouds[0]
         self._clouds, self._several, self._cap = clouds, several, cap if several else None
         self.latency = nearest.latency
@@ -53,7 +53,7 @@ class Cascade:
         return refused if self._flying is None else self._flying[1].ask
 
     def lands(self) -> bool:
-        """As `Consults.lands`; where the outcome calls for the next cloud, that is asked."""
+        """`Consults.lands`; if the outcome calls for the next cloud, asks that."""
         while self._flying is not None:
             if not self._flying[0].lands(self._flying[1]):
                 return False

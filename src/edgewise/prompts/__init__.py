@@ -1,4 +1,4 @@
-"""From messages to the ids that the edge model is given, by the chat template in its file."""
+"""Turns messages into the edge model's prompt ids, by the chat template in its file."""
 
 from collections.abc import Mapping, Sequence
 from operator import index
@@ -54,9 +54,9 @@ def prompt_from(
     system: str | None = None,
     tools: Sequence[Tool] = (),
 ) -> Prompt:
-    """What the edge model is given for `prompt`.
+    """Builds the edge model's prompt from `prompt`.
 
-    Text and messages go through the chat template with `tools`, behind `system` where they bring no
+    Text and messages go through the chat template with `tools`, after `system` unless they have a
     system message of their own; ids go as they are. Raises `UsageError`, and `ContextOverflow` for
     text that is clearly too long for `context` ids.
     """
@@ -81,7 +81,7 @@ def prompt_from(
 
 
 def message_of(given: Message | Mapping[str, object]) -> Message:
-    """A message in either form. Raises `UsageError` for what is none."""
+    """Converts to a `Message`. Raises `UsageError` if it is not a message."""
     plain = dict(given) if isinstance(given, Mapping) else msgspec.to_builtins(given)
     try:
         message = msgspec.convert(plain, Message)
@@ -126,10 +126,9 @@ def prompt_ids(
 ) -> list[int]:
     """Ids of a conversation with the edge model's template, ready for the assistant's turn.
 
-    A model without a template gets the contents joined by blank lines. Only the template's own
-    text makes control tokens: how one is written is text in a content, whoever said it. Raises
-    `ModelError` for a template that cannot be rendered, `UsageError` for tools that it has no place
-    for and for calls that are none.
+    A model without a template gets the contents joined by blank lines. Only the template produces
+    control tokens; `<|im_end|>` inside a message is plain text. Raises `ModelError` for a template
+    that cannot be rendered, `UsageError` if it does not support tools, or for invalid tool calls.
     """
     if has_tools(messages, tools):
         tool_format(tokenizer)
@@ -140,9 +139,9 @@ def prompt_ids(
 
 
 def last_turn(tokenizer: Tokenizer, prompt: Prompt) -> int:
-    """About how many ids of a prompt stand before its last user message; 0 where none is found.
+    """Approximate offset of the last user message; 0 if not found.
 
-    Found by its first ids but for those that what stands around it may have changed.
+    Searches for its first ids, without the first and last one, which neighbouring text may merge.
     """
     users = [one.content for one in prompt.messages or () if one.role == "user"]
     if not users:

@@ -1,4 +1,4 @@
-"""What a prompt is made of, and how chat templates read it: plain values, and the texts in them."""
+"""Messages, tools and prompts as plain values, and the texts in them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -11,13 +11,13 @@ MAX_PROMPT = 4 << 20
 """Longest text that is taken from a user or from a chat template, characters."""
 
 MAX_DEPTH = 64
-"""How deep the arguments of calls and the parameters of tools may nest."""
+"""Most nesting of calls' arguments and of tools' parameters."""
 
 Change = Callable[[str], str]
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an answer may call; `parameters` is a JSON schema of an object."""
+    """A tool that an answer may call; `parameters` is a JSON schema of an object."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
     description: str = ""
@@ -33,7 +33,7 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One turn of a conversation. One that is `local` never leaves, nor does what follows it.
+    """A turn of a conversation. A `local` one never leaves, nor does what follows it.
 
     An assistant's may have made `tool_calls`; what one of them came to is a message of the role
     "tool" with the call's id.
@@ -47,7 +47,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """What an answer follows: ids of the edge's vocabulary, and the messages they stand for.
+    """The prompt of an answer: ids of the edge's vocabulary, and the messages they stand for.
 
     `messages` is None where the ids were made from no conversation; `local` says of ids what a
     `Message` says of itself. What begins alike is one conversation of one `owner`.
@@ -108,7 +108,7 @@ def texts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
 
 
 def arguments_of(call: ToolCall) -> Mapping[str, object]:
-    """What a call was given. Raises `UsageError` for anything but a JSON object."""
+    """Arguments of a call. Raises `UsageError` for anything but a JSON object."""
     what = f"The arguments of the call {call.name[:60]!r}"
     try:
         found = msgspec.json.decode(call.arguments.encode(), type=dict[str, Any])

@@ -167,7 +167,7 @@ def render(
     """The text that a tokenizer's own chat template makes of `messages`, and of `tools`.
 
     All that somebody said is put through `change` first. Raises `ModelError` where the template
-    refuses it, or goes beyond its limits; `UsageError` for calls that are none.
+    refuses it, or goes beyond its limits; `UsageError` for invalid tool calls.
     """
     assert tokenizer.chat_template is not None
     variables = {

@@ -24,11 +24,11 @@ _MARKS = (
 """Unicode's noncharacters: nobody may send them to somebody else."""
 
 _BLANKS = " \t\n\v\f\r"
-"""What llama.cpp drops beside a token that takes the blanks around it."""
+"""Blanks that llama.cpp drops beside a token that strips them."""
 
 
 class ControlTokens:
-    """How a vocabulary's control tokens are written, and where they stand in texts.
+    """Texts of a vocabulary's control tokens, and where they occur in other texts.
 
     A text of one character has no inside to be marked: it is a control token wherever it stands.
     """
@@ -50,7 +50,7 @@ class ControlTokens:
         return bool(self._first.search(text) or self._last.search(text))
 
     def marked(self, text: str, mark: str) -> str:
-        """With a mark inside every control token's text, overlapping ones too."""
+        """Puts a mark inside every control token's text, overlapping ones too."""
         parts: list[str] = []
         done = 0
         for start, end in self._found(text):
@@ -60,12 +60,12 @@ class ControlTokens:
         return mark.join([*parts, text[done:]])
 
     def guarded(self, text: str, mark: str) -> str:
-        """With a mark wherever a control token's text could begin or end."""
+        """Puts a mark wherever a control token's text could begin or end."""
         text = self._last.sub(lambda found: mark + found[0], text)
         return self._first.sub(lambda found: found[0] + mark, text)
 
     def split(self, text: str) -> list[str]:
-        """In pieces: every second one is the text of a control token, and no other holds one."""
+        """Splits a text: every second piece is a control token's text, and no other holds one."""
         pieces: list[str] = []
         done = 0
         for start, end in self._found(text):
@@ -75,7 +75,7 @@ class ControlTokens:
         return [*pieces, text[done:]]
 
     def encode(self, tokenizer: Tokenizer, pieces: Sequence[str]) -> list[int]:
-        """Ids of what `split` made, behind one BOS, as `encode_prompt` makes them of a text."""
+        """Ids of what `split` made, with a leading BOS, as `encode_prompt` makes them of a text."""
 
         @cache
         def strips(control: str) -> tuple[bool, bool]:

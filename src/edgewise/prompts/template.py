@@ -14,7 +14,7 @@ LONGEST_REASON = 200
 
 
 class _TooLong(Exception):
-    """More was written than may be."""
+    """The template's output is too long."""
 
 
 def answer(request: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""How models write the calls of tools: known by what their chat templates say of it."""
+"""Models' formats of tool calls, recognised by their chat templates."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -64,7 +64,7 @@ MARKERS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
 
 
 def tool_format(tokenizer: Tokenizer) -> ToolFormat:
-    """How the tokenizer's model writes calls. Raises `UsageError` where its template has none."""
+    """The model's format of tool calls. Raises `UsageError` if its template has none."""
     template = tokenizer.chat_template or ""
     if "tools" not in template:
         raise UsageError(
@@ -132,7 +132,7 @@ def _described(format: ToolFormat, tools: Sequence[Tool]) -> str:
 
 
 def require_calls(messages: Sequence[Message]) -> None:
-    """Raises `UsageError` for calls that are none, and for results of calls that nobody made."""
+    """Raises `UsageError` for invalid tool calls, and for results of calls that nobody made."""
     made: set[str] = set()
     for one in messages:
         if one.tool_calls and one.role != "assistant":

@@ -24,16 +24,16 @@ class Router(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """What a step must keep for `score`."""
+        """Parts of a step that `score` reads."""
         ...
 
     @property
     def top(self) -> int:
-        """How many of the likeliest ids a step must keep."""
+        """Number of likeliest ids that `score` reads of a step."""
         ...
 
     def score(self, step: Step) -> float:
-        """From 0 (keep the edge's token) to 1 (ask the cloud)."""
+        """Returns a score from 0 (keep the edge's token) to 1 (ask the cloud)."""
         ...
 
 

@@ -36,11 +36,11 @@ Of an edge model 64 wide f16 lay 0.07 off q8_0, q5_0 0.55, the larger model besi
 
 _Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Thresholds = dict[Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|[\d.]+e-\d+)$")], _Part]
-"""By cloud share, as text."""
+"""Thresholds by cloud share, as text."""
 
 
 class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint says of itself.
+    """The card of a checkpoint.
 
     `kind` is a router's name: a registered one, `module:Class`, or `file.py:Class` with the file
     relative to the checkpoint's folder. `inputs` are the signals that it reads, in this order;
@@ -118,7 +118,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def threshold(self, share: float) -> float | None:
-        """For `share`, between the two nearest calibrated ones; None outside of them."""
+        """The threshold for `share`, between the nearest calibrated ones; None outside them."""
         known = [float(text) for text in self.thresholds]
         inside = bool(known) and min(known) <= share <= max(known)
         return start_at(self.thresholds, share) if inside else None
@@ -129,14 +129,14 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return max((score for score, worth in self.probability if not worth), default=0.0)
 
     def probability_at(self, score: float) -> float | None:
-        """What a score means, between the two nearest knots; None without any."""
+        """Calibrated probability of a score, between the two nearest knots; None without any."""
         if not self.probability:
             return None
         scores, values = zip(*self.probability, strict=True)
         return float(np.interp(score, scores, values))
 
     def warnings(self) -> tuple[str, ...]:
-        """What the router's own figures say against it, one sentence each."""
+        """Warnings from the router's own figures, one sentence each."""
         warnings: list[str] = []
         loss, constant = self.loss, self.baseline_loss
         if loss is not None and constant is not None and loss >= constant:
@@ -156,7 +156,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def start_at(thresholds: Mapping[str, float], share: float) -> float | None:
-    """Where a controller of `share` starts: between the two nearest shares; None without any."""
+    """A controller's first threshold for `share`, between the nearest shares; None without any."""
     if not thresholds:
         return None
     shares, values = zip(*sorted((float(text), at) for text, at in thresholds.items()), strict=True)

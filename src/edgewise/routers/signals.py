@@ -15,7 +15,7 @@ from edgewise.errors import UsageError
 from edgewise.routers import text
 
 EVIDENCE = 10
-"""How many of the likeliest ids' logits LogTokU reads."""
+"""Number of top logits that LogTokU reads."""
 
 
 Reference = tuple[tuple[float, ...], ...]
@@ -84,10 +84,10 @@ SIGNALS = {
         Signal("token_embedding", None, 0, default=False),
     )
 }
-"""By name, in the order of a router's inputs."""
+"""Signals by name, in the order of a router's inputs."""
 
 READ = tuple(name for name, signal in SIGNALS.items() if signal.read is not None)
-"""Those that are read of a step, and collected for training."""
+"""Signals read of a step, and collected for training."""
 
 
 def signals_of(inputs: Iterable[str]) -> list[Signal]:
@@ -102,7 +102,7 @@ def signals_of(inputs: Iterable[str]) -> list[Signal]:
 
 
 def needs_of(inputs: Sequence[str]) -> Needs:
-    """What a step must keep for these inputs."""
+    """Parts of a step that these inputs read."""
     needs = Needs.NOTHING
     for signal in signals_of(inputs):
         needs |= signal.needs
@@ -110,7 +110,7 @@ def needs_of(inputs: Sequence[str]) -> Needs:
 
 
 def top_of(inputs: Sequence[str], top_k: int) -> int:
-    """How many of the likeliest ids a step must keep for these inputs."""
+    """Number of likeliest ids of a step that these inputs read."""
     return max((top_k if one.width == "k" else one.top for one in signals_of(inputs)), default=0)
 
 
@@ -147,7 +147,7 @@ def _ranked(
 
 
 def ranks_of(values: Floats, reference: Reference) -> Floats:
-    """For float32[..., m] values float32[..., 2m]: each one's quantile, then its log-odds."""
+    """Ranks float32[..., 2m] of float32[..., m] values: each one's quantile, then its log-odds."""
     quantiles = [
         np.interp(values[..., at], known, np.linspace(0.0, 1.0, len(known)))
         for at, known in enumerate(reference)

@@ -1,4 +1,4 @@
-"""Where the threshold of an uncalibrated router starts: at its scores of the edge's own writing.
+"""The first threshold of an uncalibrated router, from its scores of the edge's own answers.
 
 No score means the same on two edge models: half of the greatest entropy is passed at every fifth
 token of one, and never by another that is sure of itself. So the edge model answers a few prompts,
@@ -32,7 +32,7 @@ PROMPTS = (
     "Write a short letter to a neighbour whose dog barks at night.",
 )
 TOKENS = 40
-"""Of each answer."""
+"""Length of each answer."""
 
 KEEP = "keep"
 """Names the threshold that `edgewise tune --keep` found, among those by cloud share."""
@@ -47,13 +47,13 @@ _Thresholds = dict[
     Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|keep|floor)$")],
     Annotated[float, msgspec.Meta(ge=0, le=1)],
 ]
-"""By cloud share. A file that somebody changed is measured anew."""
+"""Thresholds by cloud share. A file that somebody changed is measured anew."""
 
 _log = logging.getLogger(__name__)
 
 
 def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[str, float]:
-    """By cloud share, as a card has them; nothing for a router that reads nothing of the edge.
+    """Thresholds by cloud share, like a card's; empty for a router that does not read the edge.
 
     They are kept for the next start, under the model's fingerprint and the router's `identity`.
     """
@@ -77,7 +77,7 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
 
 
 def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str, float]:
-    """Those that `keep_tuned` kept, none without: of a pair whose cloud is at the address."""
+    """Thresholds stored by `keep_tuned` for a pair with the cloud at this address; may be empty."""
     return _kept(_record("tuned", edge, identity, cloud))
 
 
@@ -95,7 +95,7 @@ def _record(kind: str, edge: EdgeModel, *parts: str) -> Path | None:
 
 
 def _kept(record: Path | None) -> Mapping[str, float]:
-    """What is there; a file that somebody changed is measured anew."""
+    """Reads stored thresholds; an invalid file reads as none, so they are measured anew."""
     with suppress(OSError, msgspec.DecodeError):
         if record:
             return msgspec.json.decode(record.read_bytes(), type=_Thresholds)
@@ -103,7 +103,7 @@ def _kept(record: Path | None) -> Mapping[str, float]:
 
 
 def _keep(record: Path | None, thresholds: Mapping[str, float]) -> Path | None:
-    """Where they are; None if they cannot be kept: then the next start computes them again."""
+    """Stores thresholds; returns the file, or None if that fails: the next start measures again."""
     with suppress(OSError):
         if record:
             record.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _keep(record: Path | None, thresholds: Mapping[str, float]) -> Path | None:
 
 
 def own_scores(edge: EdgeModel, router: Router) -> list[float]:
-    """Of every token of the edge's answers; none where its context is too short for a prompt."""
+    """Scores of all tokens of the edge's answers; skips prompts too long for its context."""
     scores: list[float] = []
     with closing(edge.session(router.needs, top=router.top)) as session:
         for prompt in PROMPTS:

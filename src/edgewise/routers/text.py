@@ -1,4 +1,4 @@
-"""What stands around a token, as routers read it: its form and its place, never which token it is.
+"""Features of the text around a token: its form and position, never the token's identity.
 
 The words are English; elsewhere these columns are 0 and the others say what they say.
 """
@@ -22,10 +22,10 @@ _SENTENCE_ENDS = (".", "!", "?", "\n")
 
 NAMES = (
     *("digit", "capital", "letter", "space", "line end", "end"),
-    *("in prompt", "second in prompt", "in answer", "behind one in prompt"),
+    *("in prompt", "second in prompt", "in answer", "after one in prompt"),
     *("new word", "inside word"),
-    *("behind colon", "behind comma", "behind bracket", "behind digit", "behind capital"),
-    *("behind copula", "behind article", "behind preposition"),
+    *("after colon", "after comma", "after bracket", "after digit", "after capital"),
+    *("after copula", "after article", "after preposition"),
     *("first", "answer position", "sentence position", "step position", "length"),
 )
 """Columns of `text_of`, in its order."""
@@ -69,11 +69,11 @@ def _form(piece: str) -> tuple[bool, ...]:
 
 
 def _before(piece: str, tail: str) -> tuple[bool, ...]:
-    """Of the character and the word that stand before, and whether the token goes on with them."""
+    """Features of the character and the word before, and whether the token continues them."""
     last, kept = tail[-1:], tail.rstrip()
     inside = piece[:1].isalnum() and last.isalnum()
     mark = kept[-1:]
-    # What goes on inside a word stands behind that word's beginning, not behind a whole one.
+    # A continuation of a word follows that word's beginning, not a whole word.
     word = "" if inside else kept.rpartition(" ")[2].rpartition("\n")[2].lower()
     return (
         not inside and piece.lstrip()[:1].isalnum(),

@@ -18,7 +18,7 @@ from typing import IO, Literal
 from edgewise.sandbox import worker
 
 START_SECONDS = 30.0
-"""How long a process may take to start, on a machine that has much else to do."""
+"""Timeout of a process's start, on a machine that has much else to do."""
 
 _KEPT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
 """Variables that an interpreter may need. Keys are not among them."""
@@ -101,7 +101,7 @@ class Child:
             return self._receive()
 
     def kill(self) -> None:
-        """At once. A thread that asks it gets `ChildEnded`, and ends it."""
+        """Kills it at once. A thread that asks it gets `ChildEnded`, and ends it."""
         self._process.kill()
 
     def end(self) -> None:
@@ -111,7 +111,7 @@ class Child:
         self._close()
 
     def abandon(self) -> None:
-        """Leave it to the process that this one was forked from."""
+        """After a fork: close the pipes without killing the child, which belongs to the parent."""
         self._process.returncode = 0
         self._close()
 
@@ -143,7 +143,7 @@ class Child:
             watch.cancel()
 
     def _status(self) -> int:
-        """Of a process whose pipes are closed. One that lives on nevertheless is killed."""
+        """Exit code of a process whose pipes are closed. Kills one that is still running."""
         try:
             return self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:

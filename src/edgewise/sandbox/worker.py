@@ -24,7 +24,7 @@ Answer = Callable[[bytes], bytes]
 
 
 def _limit(memory: int) -> None:
-    """As far as the platform has limits and takes these."""
+    """Sets resource limits, if the platform supports them."""
     try:
         import resource
     except ImportError:

@@ -29,7 +29,7 @@ READERS = 2
 """Prompts that are rendered and tokenised at a time; a long one takes memory."""
 
 QUEUE_SECONDS = 5
-"""When to come back if the queue is full."""
+"""Seconds until a retry if the queue is full."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ AnswerEvent = Event | PromptScores
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of the pair.
+    """A request to the pair.
 
     `read` makes the prompt, in any thread, and raises an `EdgewiseError`. `messages` are the
     conversation's, with their marks; `options` are those of `Pair.stream`. With `pending` draft
@@ -221,5 +221,5 @@ class Answering:
 
 
 async def _in_thread(pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
-    """If this is cancelled before its turn, nothing is done."""
+    """Runs `work` in a thread. If this is cancelled before its turn, nothing is done."""
     return await asyncio.get_running_loop().run_in_executor(pool, work)

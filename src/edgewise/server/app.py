@@ -217,7 +217,7 @@ class Metrics(Collector):
         self._consult = self._histogram("consult_seconds", "Seconds of a consult.")
 
     def collect(self) -> Iterator[Metric]:
-        """What is read on demand, so that cut answers count too."""
+        """Reads values on demand, so that cancelled answers count too."""
         admission = self._admission
         yield GaugeMetricFamily("edgewise_running", "Answers being decoded.", admission.running)
         yield GaugeMetricFamily("edgewise_waiting", "Answers in the queue.", admission.waiting)

@@ -18,7 +18,7 @@ from edgewise.server.answering import AnswerEvent
 from edgewise.server.errors import ApiError, come_back
 
 PLACE_SECONDS = 1
-"""When to retry if other answers of the same key have all its places."""
+"""Seconds until a retry if other answers of the same key have all its places."""
 
 
 class Callers:
@@ -65,7 +65,7 @@ class Caller:
     def __init__(self, callers: Callers, key: Key) -> None:
         self._callers, self.key = callers, key
         self.name = "" if key is ANYBODY else key.name
-        """Of its key; empty where all are one."""
+        """Name of its key; empty without keys."""
         self._spent = Spent()
 
     @asynccontextmanager

@@ -187,7 +187,7 @@ async def answered(
 def prompt_reader(
     answering: Answering, messages: Sequence[Message], format: ResponseFormat | None
 ) -> Callable[[], Prompt]:
-    """What reads the prompt of a conversation. Raises `ApiError`."""
+    """A function that builds the prompt of a conversation. Raises `ApiError`."""
     if sum(len(call.arguments) for one in messages for call in one.tool_calls) > MAX_ARGUMENTS:
         message = f"The calls have more than {MAX_ARGUMENTS} characters of arguments; send fewer."
         raise ApiError(400, message, param="messages")

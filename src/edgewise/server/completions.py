@@ -239,6 +239,6 @@ def _asked(request: Request, model: str | None) -> Answering:
 
 
 def _written(tokenizer: Tokenizer, token: int) -> bytes:
-    """As `tokenize` reads it."""
+    """Bytes of a token, as `tokenize` reads them."""
     special = tokenizer.special.get(token)
     return tokenizer.piece(token) if special is None else special.encode()

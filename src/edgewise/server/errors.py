@@ -97,7 +97,7 @@ _PROMPTS = {"/v1/chat/completions": "messages", "/v1/responses": "input", _MESSA
 
 
 def install(app: FastAPI) -> None:
-    """Every error of `app` is sent in the form of the API that was asked."""
+    """Sends every error of `app` in the form of the API that was asked."""
 
     async def reply(request: Request, error: Exception) -> JSONResponse:
         path = request.url.path
@@ -156,7 +156,7 @@ _KINDS = frozenset({"str", "int", "float", "bool", "list"})
 
 
 def _path(loc: Sequence[str | int]) -> str | None:
-    """Where a problem is: fields and indices, without the types that were tried there."""
+    """Path of an invalid value: fields and indices, without the types that were tried there."""
     names = [
         str(part)
         for at, part in enumerate(loc)

@@ -19,7 +19,7 @@ LONG = 16
 """Letters and digits from which on a text is also found inside another one."""
 
 BEGUN = 64
-"""And the beginning of an answer: shorter ones begin many answers."""
+"""Least length of an answer's beginning that is recognised: shorter ones begin many answers."""
 
 MOST_COMPARED = 1 << 28
 """Bytes that are compared to know whether a text is local; one that needs more is."""
@@ -34,7 +34,7 @@ def _letters(text: str) -> bytes:
 
 
 def _plain(text: str) -> bytes:
-    """What is compared of a text: its letters, or all of it where it has none."""
+    """The part of a text that is compared: its letters, or all of it without letters."""
     return _letters(text) or text.encode("utf-8", "surrogatepass")
 
 
@@ -122,7 +122,7 @@ class LocalMessages:
         return seen
 
     def answered(self, messages: Iterable[Message], *, owner: str = "") -> None:
-        """From now on what is local of them is remembered for good: an answer has begun."""
+        """Remembers the local messages for good: an answer has begun."""
         self._add(self._answered, owner, messages)
 
     def writing(self, text: str, *, owner: str = "") -> bool:
@@ -158,11 +158,11 @@ class LocalMessages:
 
 
 def _texts(message: Message) -> list[str]:
-    """What a message says, and what its calls do."""
+    """Texts of a message and of its calls' arguments."""
     texts = [message.content, *(call.arguments for call in message.tool_calls)]
     return [text for text in texts if text]
 
 
 def _writer(role: str) -> str:
-    """Whoever else is not the assistant may say what the user said."""
+    """The writer of a role: all but the assistant count as the user."""
     return "assistant" if role == "assistant" else "user"

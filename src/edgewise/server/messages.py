@@ -83,7 +83,7 @@ class AnthropicTurn(Strict):
     content: BoundedText | Annotated[list[Block], Field(max_length=MAX_MESSAGES)]
 
     def turns(self) -> Iterator[ChatTurn]:
-        """Results of calls, then the text with the calls."""
+        """Yields tool results first, then the text with its tool calls."""
         blocks = [] if isinstance(self.content, str) else self.content
         for block in blocks:
             if isinstance(block, ToolResult):
@@ -256,7 +256,7 @@ class MessagesWriter(EventWriter):
         yield {"type": "message_stop"}
 
     def _stopped(self, end: Finished) -> dict[str, Any]:
-        """Why it ended."""
+        """The fields of the reply that say why it ended."""
         kind, written = self.finish_reason(end), end.usage.edge_tokens + end.usage.cloud_tokens
         if kind == "length":
             full = written < self.request.max_tokens

@@ -1,4 +1,4 @@
-"""What a model id means, and what a request asks of the pair.
+"""Model ids, and a request's options for the pair.
 
 `edgewise` is as the server was started, `edgewise@0.05` another cloud share, `edgewise:t0.3` a
 fixed threshold, `edgewise:edge` and `edgewise:cloud` one of the models.
@@ -81,9 +81,9 @@ async def marked(
     """The conversation, with every local message marked. Raises `ApiError`."""
     said = request.headers.getlist(LOCAL_HEADER)
     if any(one.strip().lower() != "none" for one in said):
+        raise ApiError(400, f"{LOCAL_HEADER} has one valid value: none.", param=LOCAL_HEADER)
     answering = pair_of(request)
     characters = sum(len(one.message.content) for one in turns)
-        raise ApiError(400, f"{LOCAL_HEADER} has one valid value: none.", param=LOCAL_HEADER)
     # In a thread: to look for local texts inside long ones takes a while.
     return await asyncio.to_thread(
         answering.local.marked,

@@ -1,4 +1,4 @@
-"""From events to replies: whole or as server-sent events; work ends when the client leaves."""
+"""Turns events into replies: whole or server-sent events; work ends when the client leaves."""
 
 import asyncio
 import logging
@@ -139,7 +139,7 @@ class ChunkWriter(Writer):
         }
         self._own: dict[str, Any] = {"tokens": []}
         self.logprobs = defaultdict[str, list[Any]](list)
-        """Those of all chunks, for the whole reply."""
+        """Logprobs of all chunks, for the whole reply."""
 
     @abstractmethod
     def opening(self) -> dict[str, Any] | None:
@@ -241,7 +241,7 @@ class ChunkWriter(Writer):
 
 
 def candidates_of(token: Token) -> Sequence[Candidate]:
-    """Those of the model that wrote it."""
+    """Candidates of the model that wrote the token."""
     return token.cloud if token.source == "cloud" else token.edge
 
 

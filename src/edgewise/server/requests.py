@@ -1,4 +1,4 @@
-"""What requests may say: every field is honoured, ignored and named in a header, or refused.
+"""Request fields: every one is honoured, ignored and named in a header, or refused.
 
 An ignored field changes no answer here, such as a label or a hint. A field of the API that has one
 harmless value is taken with that value alone. The three chat APIs share the pieces below; each of
@@ -47,7 +47,7 @@ _MOST_NAMES = 50
 
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""What some editors put before UTF-8."""
+"""Some editors write it at the start of UTF-8 files."""
 
 
 class _JsonRequest(Request):
@@ -312,7 +312,7 @@ def _without_tokens(options: EdgewiseOptions) -> EdgewiseOptions:
 
 
 CloudOptions = Annotated[EdgewiseOptions, AfterValidator(_without_tokens)]
-"""For the APIs whose replies are typed events."""
+"""Options of the APIs whose replies are typed events."""
 
 
 class ModelRequest(Strict):
@@ -349,7 +349,7 @@ class AnswerRequest(ModelRequest):
 
     @property
     def candidates(self) -> int | None:
-        """How many candidates of each token the reply shows; None: it has no logprobs."""
+        """Number of candidates of each token in the reply; None: it has no logprobs."""
         return None
 
 

@@ -56,7 +56,7 @@ class Link:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL it listens at."""
         return f"http://127.0.0.1:{self.port}"
 
     def cut(self) -> None:
@@ -172,7 +172,7 @@ class Link:
             writer.transport.abort()
 
     def _delay(self, size: int) -> float:
-        """One way, with the wait for what was lost."""
+        """One-way delay, with retransmission of lost packets."""
         quality = self.quality
         delay = quality.round_trip / 2
         packets = -(-size // _PACKET)

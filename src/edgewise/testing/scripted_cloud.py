@@ -17,10 +17,10 @@ from edgewise.prompts import Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer, Script
 
 ID_BYTES = 4
-"""What an id counts for in `Sent`: as little as a session that sends only new ones needs."""
+"""Bytes that an id counts for in `Sent`: as few as a session that sends only new ones needs."""
 
 Failing = Callable[[int], CloudError | None]
-"""From the number of the ask (0, 1, ...) to the error it ends with, or None."""
+"""Maps the number of the ask (0, 1, ...) to the error it ends with, or None."""
 
 
 class ScriptedCloud(CloudModel):

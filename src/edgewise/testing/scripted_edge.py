@@ -21,7 +21,7 @@ ABLE = EdgeAbilities(slots=64)
 """A scripted edge model can do everything, unless its `abilities` say otherwise."""
 
 Script = Callable[[Sequence[int]], Floats]
-"""From the ids so far to logits float32[258]."""
+"""Maps the ids so far to logits float32[258]."""
 
 
 def replying(text: str, *, prompt: str, unsure: Sequence[int] = ()) -> Script:
@@ -108,7 +108,7 @@ class ScriptedEdge(EdgeModel):
 
     @property
     def sessions(self) -> int:
-        """How many sessions are open."""
+        """Number of open sessions."""
         return self._slots.sessions
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:

@@ -21,8 +21,8 @@ VERSION = 1
 PATH = "/v1/session"
 
 SUBPROTOCOL, KEY_SUBPROTOCOL = "edgewise.v1", "edgewise.key."
-"""What a page in a browser offers, which cannot set headers: the protocol, and its key after the
-second's dot. The gateway answers the first alone."""
+"""WebSocket subprotocols of a browser page, which cannot set headers: the protocol, and its key
+after the second's dot. The gateway answers with the first only."""
 
 MAX_IDS, MAX_FRAME, MAX_SPAN, MAX_TOP = 1 << 17, 1 << 20, 4096, 20
 """Most ids of a prefix, bytes of a frame (a full prefix fits), tokens and candidates."""
@@ -34,7 +34,7 @@ SHOWN = 8
 """Characters of a session's name that are shown: the whole name resumes it."""
 
 VOCABULARY = "vocabulary"
-"""Why a session is not opened: the device's ids do not mean what the engine's do."""
+"""Reason of a refused session: the device's ids do not mean what the engine's do."""
 
 _PRIME = (1 << 61) - 1
 _BASE = 1_000_003
@@ -182,7 +182,7 @@ class Ledger:
         return self._ids.tolist()
 
     def copy(self) -> "Ledger":
-        """As it is now; a quarter of a millisecond for the longest prefix."""
+        """A copy; a quarter of a millisecond for the longest prefix."""
         made = Ledger()
         made._ids, made.check = self._ids[:], self.check
         return made
@@ -202,7 +202,7 @@ class Ledger:
 
 
 def _check(ids: "array[int]") -> int:
-    """Of a few ids one after the other; of many in rows, as vectors."""
+    """Hashes a few ids in sequence; many in rows, as vectors."""
     if len(ids) < _ROW:
         return _horner((token + 1 for token in ids), _BASE)
     rows = -(-len(ids) // _ROW)
@@ -227,7 +227,7 @@ def _horner(terms: Iterable[int], base: int) -> int:
 
 
 def fingerprint(ids: Sequence[Sequence[int]]) -> str:
-    """Of a vocabulary: the check of what it makes of the fixed strings, their lengths between.
+    """Fingerprint of a vocabulary: hash of its ids of each fixed string, and their number.
 
     The strings are `edgewise.edge.base.PROBES`.
     """
@@ -236,17 +236,17 @@ def fingerprint(ids: Sequence[Sequence[int]]) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """What `Open` says of the device's vocabulary."""
+    """The fingerprint of the device's vocabulary in `Open`."""
     return fingerprint([tokenizer.encode(text) for text in PROBES])
 
 
 def request_id(session: str, ask: int) -> str:
-    """What both sides' logs, the engine's and traces call a consult. It does not travel."""
+    """Name of a consult in the logs of both sides and the engine, and in traces. It is not sent."""
     return f"{session[:SHOWN]}-{ask:x}"
 
 
 def packed(sampling: Sampling) -> tuple[float, int, float, float, int] | None:
-    """As `Ask` holds it."""
+    """Encodes sampling settings as the tuple in `Ask`; None for greedy."""
     if sampling.greedy:
         return None
     s = sampling
@@ -254,7 +254,7 @@ def packed(sampling: Sampling) -> tuple[float, int, float, float, int] | None:
 
 
 def unpacked(sampling: tuple[float, int, float, float, int] | None) -> Sampling:
-    """From an `Ask`; raises `UsageError` for values out of bounds."""
+    """Decodes the sampling of an `Ask`; raises `UsageError` for values out of bounds."""
     if sampling is None:
         return Sampling()
     temperature, top_k, top_p, min_p, seed = sampling

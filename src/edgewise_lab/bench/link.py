@@ -1,4 +1,4 @@
-"""What a link between edge and cloud costs: the edge alone, waiting for consults, speculating.
+"""Cost of a link between edge and cloud: the edge alone, waiting for consults, speculating.
 
 The three answer the same questions in turn over an emulated link. Time per token is that after the
 prompt was read, which the edge alone pays as well; it is compared with the edge alone and with
@@ -36,10 +36,10 @@ from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import is_right
 
-WAYS = ("edge", "waiting", "ahead")
+SYSTEMS = ("edge", "waiting", "speculating")
 
 Connect = Callable[[str], CloudModel]
-"""From a URL to the cloud model behind it, checked."""
+"""Opens the cloud model at a URL, and checks it."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -59,41 +59,41 @@ class Gaps(msgspec.Struct, frozen=True):
 
 
 class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One link and one cloud share. Times in seconds.
+    """The figures of one link and one cloud share. Times in seconds.
 
-    `consults` is p and `changed` d, both of the waiting loop. `waiting`, `ahead` and `bound` are
+    `consults` is p and `changed` d, both of the waiting loop. `waiting`, `speculating` and `bound`
     over the edge's own `step`; `ttft` is speculating over the edge alone, medians.
     `decodes_per_token` are forward passes of the edge, `wasted` cloud tokens in vain, both per
     token when speculating; `late` consults failed. `identical` answers of the two loops, with the
     logprob margins at the first differing token of the others (NaN: not known). `right` in the
-    order of `WAYS`.
+    order of `SYSTEMS`.
     """
 
     round_trip: float
     loss: float
-    share: float
+    cloud_share: float
     questions: int
     consults: float
     changed: float
     step: float
     waiting: Figure
-    ahead: Figure
-    ahead_over_waiting: Figure
+    speculating: Figure
+    speculating_over_waiting: Figure
     bound: float
     ttft: float
     edge_gaps: Gaps
     waiting_gaps: Gaps
-    ahead_gaps: Gaps
+    speculating_gaps: Gaps
     decodes_per_token: float
     wasted: float
-    late: int
+    failed_calls: int
     identical: int
     margins: tuple[float, ...]
     right: tuple[float, float, float]
 
 
 class Way:
-    """One system's answers to the questions."""
+    """A system and its answers to the questions."""
 
     def __init__(self, decoder: Decoder, edge: PacedEdge) -> None:
         self.answers: list[Answer] = []
@@ -113,18 +113,18 @@ class Way:
 
     @property
     def tokens(self) -> int:
-        """Of all answers."""
+        """Tokens of all answers."""
         return sum(len(answer.tokens) for answer in self.answers)
 
     @property
     def gaps(self) -> Gaps:
-        """Between a token and the next, over all answers."""
+        """Times between a token and the next, over all answers."""
         seconds = [token.seconds for answer in self.answers for token in answer.tokens[1:]]
         return Gaps(*(float(q) for q in np.quantile(seconds, (0.5, 0.95, 0.99))))
 
 
 class Conditions(NamedTuple):
-    """What a row is measured under; seconds. The engine is slowed down to `engine` a consult."""
+    """Conditions of a row; seconds. The engine is slowed down to `engine` a consult."""
 
     round_trip: float
     share: float
@@ -134,13 +134,13 @@ class Conditions(NamedTuple):
     speculate: int = 16
 
     @property
-    def ahead(self) -> Policy:
-        """That of speculating."""
+    def speculating(self) -> Policy:
+        """The policy of speculating."""
         return Policy(threshold=self.threshold, speculate=self.speculate)
 
 
 class LinkBench:
-    """The parts that all rows share: an edge model at a pace, its router, a cloud behind a URL."""
+    """The parts that all rows share: an edge model at a pace, its router, a cloud at a URL."""
 
     def __init__(
         self, edge: EdgeModel, router: Router, url: str, connect: Connect, *, pace: Pace, task: Task
@@ -178,7 +178,7 @@ class LinkBench:
         policies = {
             "edge": Policy(cloud_share=0.0),
             "waiting": Policy(threshold=threshold),
-            "ahead": conditions.ahead,
+            "speculating": conditions.speculating,
         }
         ways: dict[str, Way] = {}
         for name, policy in policies.items():
@@ -199,8 +199,8 @@ def http_target(url: str) -> tuple[str, int]:
 
 
 def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
-    edge, waiting, ahead = (ways[name] for name in WAYS)
-    measured = [ways[name].answers for name in WAYS]
+    edge, waiting, speculating = (ways[name] for name in SYSTEMS)
+    measured = [ways[name].answers for name in SYSTEMS]
     counts = np.array([[len(a.tokens) - 1 for a in answers] for answers in measured], np.float64)
     read = np.array([a.timing.ttft for a in edge.answers])
     totals = np.array([[a.timing.total for a in answers] for answers in measured])
@@ -210,29 +210,29 @@ def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
     p = consults / waiting.tokens
     d = waiting.total("correction_tokens") / max(1, consults)
     trip = conditions.round_trip + conditions.engine
-    margins = _margins(waiting.answers, ahead.answers)
+    margins = _margins(waiting.answers, speculating.answers)
     return LinkRow(
         round_trip=conditions.round_trip,
         loss=conditions.loss,
-        share=conditions.share,
+        cloud_share=conditions.share,
         questions=len(read),
         consults=p,
         changed=d,
         step=step,
         waiting=_ratio(seconds[1], counts[1], seconds[0], counts[0]),
-        ahead=_ratio(seconds[2], counts[2], seconds[0], counts[0]),
-        ahead_over_waiting=_ratio(seconds[2], counts[2], seconds[1], counts[1]),
+        speculating=_ratio(seconds[2], counts[2], seconds[0], counts[0]),
+        speculating_over_waiting=_ratio(seconds[2], counts[2], seconds[1], counts[1]),
         bound=1 + p * d * trip / step,
-        ttft=float(np.median([a.timing.ttft for a in ahead.answers]) / np.median(read)),
+        ttft=float(np.median([a.timing.ttft for a in speculating.answers]) / np.median(read)),
         edge_gaps=edge.gaps,
         waiting_gaps=waiting.gaps,
-        ahead_gaps=ahead.gaps,
-        decodes_per_token=ahead.edge.decodes / ahead.tokens,
-        wasted=ahead.total("wasted_tokens") / ahead.tokens,
-        late=ahead.total("failed_calls") + waiting.total("failed_calls"),
+        speculating_gaps=speculating.gaps,
+        decodes_per_token=speculating.edge.decodes / speculating.tokens,
+        wasted=speculating.total("wasted_tokens") / speculating.tokens,
+        failed_calls=speculating.total("failed_calls") + waiting.total("failed_calls"),
         identical=len(read) - len(margins),
         margins=margins,
-        right=(_mean(edge.right), _mean(waiting.right), _mean(ahead.right)),
+        right=(_mean(edge.right), _mean(waiting.right), _mean(speculating.right)),
     )
 
 
@@ -253,7 +253,7 @@ def _ratio(above: Any, above_tokens: Any, below: Any, below_tokens: Any) -> Figu
 
 
 def _margins(one: Sequence[Answer], other: Sequence[Answer]) -> tuple[float, ...]:
-    """Where two answers part, how much likelier the first's token was than its rival, nats."""
+    """Logprob margins (nats) of the first answer's token where the two first differ."""
     found: list[float] = []
     for a, b in zip(one, other, strict=True):
         pairs = zip(a.tokens, b.tokens, strict=False)
@@ -271,7 +271,7 @@ def _margin(token: Token | None) -> float:
 
 
 def advice_over(row: LinkRow, cloud: CloudPace, engine: float) -> Advice:
-    """As a link's row has it; how fast the cloud streams is by the formula.
+    """Advice for the conditions of a row; the cloud's streaming speed is by formula.
 
     `cloud` was measured without the link, and each of its tokens is `engine` seconds slower on it.
     """
@@ -285,7 +285,7 @@ def advice_over(row: LinkRow, cloud: CloudPace, engine: float) -> Advice:
     )
     slower = f", the cloud {1000 * engine:.3g} ms a token slower than it is" if engine else ""
     place = f"over a round trip of {1000 * row.round_trip:.3g} ms{slower}"
-    return advise(at, routing=row.step * row.ahead.value, place=place)
+    return advise(at, routing=row.step * row.speculating.value, place=place)
 
 
 START_SECONDS = 60

@@ -27,7 +27,7 @@ class Pace(NamedTuple):
         return beyond * float(np.interp(ids, self.ids, self.seconds))
 
     def times(self, factor: float) -> "Pace":
-        """That of a model so many times as slow."""
+        """The pace of a model slower by this factor."""
         return Pace(self.ids, tuple(factor * seconds for seconds in self.seconds))
 
 
@@ -115,7 +115,7 @@ class _PacedSession:
 
 
 EngineTime = Callable[[int, int], float]
-"""From tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
+"""Maps tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
 
 
 class EnginePace(NamedTuple):

@@ -1,6 +1,6 @@
 """Edge decoding speed: the whole loop against the engine driven bare.
 
-Both decode the same few tokens behind the same prompt, in short blocks that take turns: what else
+Both decode the same few tokens after the same prompt, in short blocks that take turns: what else
 the machine does, and how fast it is, changes within seconds. The bare engine takes part twice: how
 far it seems to be from itself is the smallest loss that can be distinguished from none.
 """
@@ -132,7 +132,7 @@ def _round(
 
 
 def _block(ids: Generator[int], tokens: int) -> Block:
-    """Of the `tokens` after the first, which pays for the prompt."""
+    """Times the `tokens` after the first, which pays for the prompt."""
     with closing(ids):
         first = next(ids)
         seconds, processor = time.perf_counter(), time.process_time()
@@ -159,7 +159,7 @@ def bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]
 
 
 def _cached(slots: Slots, prompt: Sequence[int], tokens: int) -> Generator[int]:
-    """As a session reads a prompt: all but its last id without outputs."""
+    """Reads a prompt like a session: all but its last id without outputs."""
     last = len(prompt) - 1
     slots.reserve()
     cache = slots.take(prompt)
@@ -182,7 +182,7 @@ def _cached(slots: Slots, prompt: Sequence[int], tokens: int) -> Generator[int]:
 
 
 def through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
-    """As `bare`, by the whole loop; no end token ends it."""
+    """The same tokens as `bare`, by the whole loop; no end token ends it."""
     edge: Any = _Endless(decoder.edge)
     endless = Decoder(edge, router=decoder.router, policy=decoder.policy, cloud=decoder.cloud)
     with endless.stream(prompt, max_tokens=tokens + 1) as events:
@@ -200,7 +200,7 @@ def _processor(
 
 
 def _ratio(engine: Sequence[float], loop: Sequence[float], again: Sequence[float]) -> Ratio:
-    """From seconds a token, a round each."""
+    """Ratio of the engine's seconds a token to the loop's, a round each."""
     ratios = [one / other for one, other in zip(engine, loop, strict=True)]
     null = median_interval([one / other for one, other in zip(engine, again, strict=True)])
     return Ratio(median(ratios), *median_interval(ratios), max(abs(end - 1) for end in null))

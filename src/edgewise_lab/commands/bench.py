@@ -180,15 +180,15 @@ def _link_table(rows: list[LinkRow]) -> FigureTable:
     lines = [
         [
             f"{1000 * row.round_trip:.0f}",
-            f"{row.share:.0%}",
+            f"{row.cloud_share:.0%}",
             f"{row.consults:.1%}",
             f"{row.changed:.0%}",
             f"{row.waiting.value:.2f}",
-            f"{row.ahead.value:.2f} ({row.ahead.low:.2f}-{row.ahead.high:.2f})",
+            f"{row.speculating.value:.2f} ({row.speculating.low:.2f}-{row.speculating.high:.2f})",
             f"{row.bound:.2f}",
             "/".join(f"{100 * right:.0f}" for right in row.right) + "%",
         ]
         for row in rows
     ]
-    head = ["RTT, ms", "share", "p", "d", "waiting", "ahead", "bound", "right"]
+    head = ["RTT, ms", "share", "p", "d", "waiting", "speculating", "bound", "right"]
     return FigureTable(title + "questions a line (95% intervals)", head, lines)

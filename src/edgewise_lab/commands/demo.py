@@ -75,7 +75,7 @@ def demo(
 
 
 def _threshold(pair: Pair, share: float) -> float:
-    """That of the bundled router's card."""
+    """The threshold on the bundled router's card."""
     threshold = pair.card.threshold(share) if pair.card else None
     if threshold is None:
         known = ", ".join(sorted(pair.card.thresholds)) if pair.card else "none"

@@ -17,7 +17,7 @@ from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.shared import figures_tables, going_on
+from edgewise_lab.commands.shared import figures_tables, resume_hint
 from edgewise_lab.evaluation.plan import (
     MOST,
     Contender,
@@ -101,7 +101,8 @@ def evaluate(
     )
     named = router or [chosen.router]
     kept = f"Answers are in {out}: the same command goes on from there."
-    with going_on(kept if out else "No answer was kept; with --out FOLDER the next run can go on."):
+    lost = "No answer was kept; with --out FOLDER the next run can go on."
+    with resume_hint(kept if out else lost):
         contenders, table = _compared(
             chosen, asked, named, shares, out, baselines=baselines, workers=workers
         )
@@ -203,7 +204,7 @@ def _require_unseen(folder: Path | None, task: Task) -> None:
 
 
 def require_folder(path: Path | None) -> None:
-    """Before the work, not after it."""
+    """Raises `UsageError`, before the work, if the folder of `path` does not exist."""
     if path is not None and not path.parent.is_dir():
         raise UsageError(f"{str(path)!r} cannot be written: there is no such folder.")
 

@@ -107,7 +107,7 @@ def frontier(
 
 
 class _Wish(NamedTuple):
-    """What was asked for; the first router at the first share is what all else stands beside."""
+    """The command's options; rows are compared with the first router at the first share."""
 
     chosen: Settings
     tasks: tuple[Task, Task]
@@ -138,7 +138,7 @@ class _Opened(NamedTuple):
 
 
 def _compared(wish: _Wish, round_trip: float | None, out: Path | None, *, hidden: bool) -> Frontier:
-    """Every system's answers, and what they come to."""
+    """Answers all questions with every system, and makes the report."""
     asked, held_out = wish.tasks
     trip = EMULATED_TRIP if round_trip is None and wish.address == "bundled" else round_trip
     with ExitStack() as stack, render.progress(hidden=hidden) as progress:
@@ -205,7 +205,7 @@ def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
 
 @contextmanager
 def _reached(wish: _Wish, trip: float | None) -> Generator[str]:
-    """Where the cloud is: as for a link, or a file where there is none."""
+    """Address of the cloud: served as for a link, or a file loaded here."""
     address = wish.address
     if address == "none":
         raise UsageError("A frontier needs a cloud", hint="name one", setting="cloud")
@@ -222,7 +222,7 @@ def _reached(wish: _Wish, trip: float | None) -> Generator[str]:
 
 
 def _larger_pace(pace: Pace, edge: EdgeModel, larger: EdgeModel) -> Pace:
-    """As many times as slow as it is here."""
+    """Scales the pace by the measured ratio of the two models' speeds."""
     if pace == UNPACED:
         return UNPACED
     return pace.times(measured_pace(larger).of(1) / measured_pace(edge).of(1))
@@ -235,7 +235,7 @@ def _plan(
     thresholds: Mapping[tuple[str, float], float],
     larger: tuple[EdgeModel, Pace] | None,
 ) -> dict[str, Callable[[], MeasuredSystem]]:
-    """Every system by the name of its row."""
+    """Systems by the names of their rows."""
     ahead = wish.chosen.speculate
     plan: dict[str, Callable[[], MeasuredSystem]] = {EDGE: systems.edge}
     if larger is not None:
@@ -266,7 +266,7 @@ def _thresholds(
 
 
 def _conditions(wish: _Wish, trip: float | None) -> dict[str, object]:
-    """How it was measured, for whoever reads the figures."""
+    """Conditions of the measurement, for readers of the figures."""
     return {
         "task": wish.tasks[0].name,
         "edge": wish.chosen.edge,

@@ -1,4 +1,4 @@
-"""What several commands share: options of tasks, the two ends of a benchmark, tables of figures."""
+"""Code shared by commands: task options, the two ends of a benchmark, tables of figures."""
 
 import math
 from collections.abc import Generator, Sequence
@@ -44,8 +44,8 @@ Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N q
 
 
 @contextmanager
-def going_on(how: str) -> Generator[None]:
-    """On Ctrl-C say how to go on."""
+def resume_hint(how: str) -> Generator[None]:
+    """On Ctrl-C, prints how to resume."""
     try:
         yield
     except KeyboardInterrupt:
@@ -59,7 +59,7 @@ def without_cloud(chosen: Settings) -> Settings:
 
 
 def pace_named(name: str | None, chosen: Settings) -> Pace:
-    """As asked; the bundled edge model is slowed down to a 0.5B where nothing was."""
+    """The named pace; by default the bundled edge model is slowed down to a 0.5B."""
     name = name or ("0.5b" if chosen.edge == "bundled" else "none")
     if name == "0.5b":
         return HALF_BILLION
@@ -84,13 +84,13 @@ def served(chosen: Settings) -> Generator[str]:
         yield address
     else:
         raise UsageError(
-            f"A link needs a cloud at a URL, and {address!r} is none; give --cloud "
+            f"A link needs a cloud at its other end, and {address!r} is not a URL; give --cloud "
             "http://host:port, or bundled."
         )
 
 
 def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
-    """The cloud model that the settings name, its vocabulary proven."""
+    """The cloud model that the settings name, its vocabulary checked."""
     cloud = open_cloud(settings, edge)
     assert cloud is not None
     return cloud
@@ -106,7 +106,7 @@ def figures_tables(title: str, table: Sequence[Row]) -> None:
 
 
 def drawn(table: FigureTable, caption: str | None = None) -> Table:
-    """For a terminal."""
+    """Renders the table with rich."""
     padding = (0, 0, 0, 1)
     title = printable(table.title) or None
     found = Table(title=title, box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
@@ -172,7 +172,7 @@ def _costs(table: Sequence[Figures]) -> FigureTable:
 
 
 def _without_gap(figures: Figures) -> str | None:
-    """Which families the gap recovered leaves out, if it is that of others."""
+    """Names the families that the gap recovered leaves out; None if there are none."""
     parts = [
         f"{', '.join(families)} by the {reading} reading"
         for reading, families, recovered in (
@@ -187,7 +187,7 @@ def _without_gap(figures: Figures) -> str | None:
 
 
 def _named(figures: Figures) -> str:
-    asked = "" if figures.share_asked is None else f" at {figures.share_asked:.0%}"
+    asked = "" if figures.cloud_share_asked is None else f" at {figures.cloud_share_asked:.0%}"
     return printable(figures.system) + asked
 
 

@@ -17,7 +17,7 @@ from edgewise.routers.card import read_card
 from edgewise.routers.signals import SIGNALS
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.shared import going_on
+from edgewise_lab.commands.shared import resume_hint
 from edgewise_lab.evaluation.plan import manifest
 from edgewise_lab.evaluation.store import MANIFEST, lock_folder
 from edgewise_lab.evaluation.tasks.base import Task
@@ -100,7 +100,7 @@ def train(
     labels = labels_named(label, rounds=rounds, judge=judge)
     recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
     training = partial(Training, *asked, out, inputs=wanted, top_k=top_k, recipe=recipe, kind=kind)
-    with going_on(f"What was done is in {out}: the same command goes on from there."):
+    with resume_hint(f"What was done is in {out}: the same command goes on from there."):
         _told(_trained(chosen, asked, out, training, labels, stage))
     if stage in (None, "fit", "calibrate"):
         for warning in read_card(out).warnings():
@@ -118,7 +118,7 @@ def _trained(
     labels: list[Label],
     stage: Stage | None,
 ) -> object:
-    """Every round, or one stage of the last; what came of the last."""
+    """Runs every round, or one stage of the last; returns the last one's result."""
     fitted: object = None
     price = price_of(chosen.price) if chosen.price else None
     with open_models(chosen) as models, render.progress() as progress:
@@ -159,8 +159,6 @@ def _recipe(label: Label, *, hidden: int | None, epochs: int, seed: int) -> Reci
 
 
 class ShownStages(Progress):
-    """On a progress bar."""
-
     def __init__(self, bar: Bar) -> None:
         self._bar = bar
         self._task = bar.add_task("")

@@ -131,7 +131,7 @@ def _tiers(
     threshold: float,
     done: Callable[[], None],
 ) -> dict[str, Mapping[str, float]]:
-    """For each further cloud, by its share, how unsure the one before it must be; they are kept.
+    """Measures and keeps thresholds of each further cloud, by its share.
 
     The clouds before it answer the prompts, the nearest at the router's `threshold`. So large a
     share of the tokens has a score above the threshold.

@@ -80,7 +80,7 @@ class Answers:
         self._made: list[list[Standing]] = [[] for _ in task.questions]
 
     def at(self, threshold: float) -> Realised:
-        """Every question's answer at this threshold."""
+        """The pair's answers to all questions at this threshold."""
         decoder = paired(self._edge, self._router, threshold, self._cloud, deadline=self._deadline)
         system = Decoded(decoder, self._task.max_tokens)
         found: list[Standing] = []
@@ -114,7 +114,7 @@ def thresholds_for(
     rounds: int = ROUNDS,
     done: Callable[[], None] = lambda: None,
 ) -> dict[float, Calibrated]:
-    """For each share a threshold, by the pair's own answers to `task`.
+    """Finds a threshold for each share from the pair's own answers to `task`.
 
     Scores drift once the cloud has written into the prefix, so what a threshold realises is known
     only from answers made with it. Two thresholds with the share between them are brought
@@ -185,7 +185,7 @@ def _between(low: Realised | None, high: Realised, share: float, *, halve: bool)
 
 
 def _calibrated(point: Realised) -> Calibrated:
-    """In the middle of the thresholds at which all these answers stand: far from every score."""
+    """Picks a threshold between scores, where all these answers stay the same."""
     low = max(0.0, *(one.low for one in point.answers))
     high = min(1.0, *(one.high for one in point.answers))
     outcomes = [one.outcome for one in point.answers]

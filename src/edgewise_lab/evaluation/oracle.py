@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from edgewise.edge.base import EdgeModel, EdgeSession
-from edgewise_lab.evaluation.systems import Outcome, question_ids, room, text_of, written
+from edgewise_lab.evaluation import systems
+from edgewise_lab.evaluation.systems import Outcome, question_ids, text_of, written
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.grading import is_right
 
@@ -43,7 +44,6 @@ class Oracle:
         self._cloud = _Writer(cloud.session(), (edge.context, cloud.context))
 
     def close(self) -> None:
-        """Give back both sessions."""
         self._edge.session.close()
         self._cloud.session.close()
 
@@ -93,7 +93,7 @@ class Oracle:
 
         The cloud, going on from any earlier one, ends right: so it does after its own token.
         None where a near tie of logits came out otherwise than before, in another batch, or
-        where that is behind the cloud's context.
+        where that is beyond the cloud's context.
         """
         for at in range(start, min(len(ids), self._room(self._cloud, prompt))):
             written = self._next(self._cloud, prompt, ids[:at])
@@ -110,7 +110,7 @@ class Oracle:
         return ids
 
     def _room(self, writer: _Writer, prompt: list[int]) -> int:
-        return room(len(prompt), self._max_tokens, *writer.contexts)
+        return systems.max_answer_tokens(len(prompt), self._max_tokens, *writer.contexts)
 
     def _next(self, writer: _Writer, prompt: list[int], ids: Sequence[int]) -> int:
         """The likeliest id; `open` computes only what the KV cache does not hold."""

@@ -63,7 +63,7 @@ class Job(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What all workers need: `routers` are what settings call a router, by the name shown."""
+    """Parameters of all workers: `routers` are values of the setting, by the name shown."""
 
     settings: Settings
     routers: Mapping[str, str | None]
@@ -103,7 +103,7 @@ class Workers:
         self._pool.shutdown()
 
     def answers(self, job: Job, questions: Sequence[Question]) -> Iterator[Outcome]:
-        """In the order of `questions`; raises what a worker did, or that one ended."""
+        """Answers in the order of `questions`; raises what a worker did, or that one ended."""
         left = iter(questions)
         begun: deque[Future[Outcome]] = deque()
         try:
@@ -189,7 +189,7 @@ def _threads(count: int) -> int:
 COMMIT_POINT, ORACLE = Cell("commit-point"), Cell("oracle")
 QUERY_LEVEL = "query-level"
 SOME_COMMIT_POINTS = Cell("commit-point (choices)")
-"""Where the edge alone answers some questions, those without choices."""
+"""Name of the system if some questions have no choices: the edge alone answers those."""
 
 BASELINES = ("random", "max-prob", "entropy", "margin")
 
@@ -212,7 +212,7 @@ class Contender(msgspec.Struct, frozen=True):
         find: Callable[[Sequence[float]], Mapping[float, Calibrated]],
         store: Store[Any] | None = None,
     ) -> dict[float, float]:
-        """By share: the card's, one of an earlier run, or what `find` gives, which is kept."""
+        """Thresholds by share: the card's, an earlier run's, or those of `find`, which it keeps."""
         store, identity = store or Store(None, {}, Outcome), self.identity or ""
         cells = {share: Cell(self.name, share) for share in shares}
         known = {share: self.card.threshold(share) if self.card else None for share in shares}
@@ -262,7 +262,7 @@ class Evaluation:
     def run(
         self, contenders: Sequence[Contender], shares: Sequence[float], *, baselines: bool
     ) -> dict[Cell, list[Outcome]]:
-        """Every system's outcomes, in the order of the report."""
+        """Outcomes of every system, in the order of the report."""
         found = self.alone()
         for contender in contenders:
             found |= self.pairs(contender, shares)
@@ -277,7 +277,7 @@ class Evaluation:
     def answers(
         self, contenders: Sequence[Contender], shares: Sequence[float], *, baselines: bool
     ) -> int:
-        """How many answers a run takes."""
+        """Number of answers of a run."""
         routers = len(contenders)
         bounds = 0
         if baselines:
@@ -323,7 +323,7 @@ class Evaluation:
         return found
 
     def bounds(self) -> dict[Cell, list[Outcome]]:
-        """One consult at the commit point; the oracle, where the cloud's weights are here."""
+        """Outcomes of one consult at the commit point, and of the oracle if the cloud is local."""
         tokens = self.task.max_tokens
         found: dict[Cell, list[Outcome]] = {}
         named = [bool(question.choices) for question in self.task.questions]
@@ -341,13 +341,13 @@ class Evaluation:
         return run(cell, answers, self.task.questions, self.store, self._done)
 
     def _answers(self, job: Job, system: System) -> Answers[Outcome]:
-        """Of `system` here, or of the workers, for whom it is a `job`."""
+        """Runs `system` here, or its `job` in the workers."""
         if self._workers is not None:
             return partial(self._workers.answers, job)
         return partial(map, system.answer)
 
     def _store_of(self, contender: Contender) -> Store[Outcome]:
-        """Where its outcomes are kept; nowhere without an identity."""
+        """The store of its outcomes; one that keeps nothing without an identity."""
         return Store(None, {}, Outcome) if contender.identity is None else self.store
 
 
@@ -363,9 +363,9 @@ def manifest(
     edge: EdgeModel,
     cloud: CloudModel,
 ) -> dict[str, object]:
-    """What all outcomes depend on, by content; equal manifests may share a folder.
+    """Hashes of everything that outcomes depend on; equal manifests may share a folder.
 
-    `cloud` must have been checked: an engine says only then which model it serves.
+    `cloud` must have been checked: only then an engine says which model it serves.
     """
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
     return {
@@ -418,9 +418,9 @@ def _made_for_others(task: Task, contender: Contender) -> str | None:
 
 def _missed(points: Sequence[Figures]) -> str | None:
     off = [
-        f"{one.cloud_share:.1%} where {one.share_asked:.0%} was asked for"
+        f"{one.cloud_share:.1%} where {one.cloud_share_asked:.0%} was asked for"
         for one in points
-        if one.share_asked is not None and _is_far(one, one.share_asked)
+        if one.cloud_share_asked is not None and _is_far(one, one.cloud_share_asked)
     ]
     if not off:
         return None
@@ -431,5 +431,5 @@ def _missed(points: Sequence[Figures]) -> str | None:
 
 
 def _is_far(figures: Figures, asked: float) -> bool:
-    low, high = figures.share_interval
+    low, high = figures.cloud_share_interval
     return low > (1 + FAR) * asked or high < (1 - FAR) * asked

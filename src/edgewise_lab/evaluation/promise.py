@@ -23,13 +23,13 @@ from edgewise_lab.evaluation.systems import Outcome, cloud_share
 
 CONFIDENCE = 0.95
 SHARES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
-"""Of the edge's own writing, how much reaches thresholds of the sequence."""
+"""Parts of the edge's own tokens whose scores reach the thresholds of the sequence."""
 
 _BETWEEN = 24
 """Thresholds evenly between the first and the last of these, by log-odds."""
 
 _MOST = 100_000
-"""Prompts; nobody is told to bring more."""
+"""Most prompts that a user is asked for."""
 
 
 class Promise(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ def fewest(keep: float) -> int:
 
 
 def require_prompts(keep: float, prompts: int) -> None:
-    """Raise `UsageError` for a rate that is none, or more than so many prompts can show."""
+    """Raise `UsageError` for an invalid rate, or one that so many prompts cannot show."""
     if not 0 < keep < 1:
         raise UsageError(f"keep must lie between 0 and 1, not {keep:g}.", setting="keep")
     if prompts < fewest(keep):

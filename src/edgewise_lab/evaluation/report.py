@@ -1,4 +1,4 @@
-"""From outcomes to figures, each with its interval: accuracy, cloud share, gap recovered."""
+"""Figures of outcomes, each with its interval: accuracy, cloud share, gap recovered."""
 
 import csv
 import io
@@ -26,18 +26,18 @@ Grade = Callable[[Outcome], bool]
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One system on some questions.
+    """Figures of one system on some questions.
 
-    `interval` is of the accuracy, `gain_interval` of its difference to the edge alone. The gap
-    recovered is averaged over the families that have one, None where none has; `without_gap` are
-    the others. Their like named `strict_` are by the strict reading. `changed` is the fraction of
-    consults that changed the token. Prompt tokens are the cloud's, by its engine's meter, None
-    where it has none. `cloud_work` is what the cloud computed of prompts and wrote, in tokens,
-    over the same of the cloud alone.
+    `interval` is of the accuracy, `gain_interval` of its difference to the edge alone. Fields with
+    `strict_` use strict grading. `gap_recovered` is the mean over families with a gap, None without
+    any; `without_gap` lists the others. `changed` is the fraction of consults that changed the
+    token. Prompt tokens are the cloud's, by its engine's meter, None where it has none.
+    `cloud_work` is what the cloud computed of prompts and wrote, in tokens, over the same of the
+    cloud alone.
     """
 
     system: str
-    share_asked: float | None
+    cloud_share_asked: float | None
     questions: int
     accuracy: float
     interval: Interval
@@ -52,7 +52,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     strict_gap_interval: Interval | None
     strict_without_gap: tuple[str, ...]
     cloud_share: float
-    share_interval: Interval
+    cloud_share_interval: Interval
     cloud_tokens: int
     wasted_tokens: int
     cloud_calls: int
@@ -64,7 +64,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One system's figures, over everything and by family."""
+    """Figures of one system, over everything and by family."""
 
     overall: Figures
     families: dict[str, Figures]
@@ -91,14 +91,15 @@ def _figures(cell: Cell, found: Outcomes, families: Sequence[str]) -> Figures:
     strict = _read(own, cell, families, lambda outcome: outcome.strict)
     work, alone = _work(outcomes), _work(own[CLOUD])
     output = [o.output_tokens for o in outcomes]
+    asked = [o.cloud_tokens + o.wasted_tokens for o in outcomes]
     return Figures(
         system=cell.system,
-        share_asked=cell.share,
+        cloud_share_asked=cell.share,
         questions=len(outcomes),
         **lenient._asdict(),
         **{f"strict_{name}": figure for name, figure in strict._asdict().items()},
         cloud_share=cloud_share(outcomes),
-        share_interval=ratio_interval([o.cloud_tokens + o.wasted_tokens for o in outcomes], output),
+        cloud_share_interval=ratio_interval(asked, output),
         cloud_tokens=sum(o.cloud_tokens for o in outcomes),
         wasted_tokens=sum(o.wasted_tokens for o in outcomes),
         cloud_calls=sum(o.consults for o in outcomes),
@@ -209,7 +210,7 @@ class Summary(Compared, frozen=True, kw_only=True):
 
 
 def summary(task: str, router: str, table: Sequence[Row], warnings: Sequence[str] = ()) -> Summary:
-    """Of `router` at the first share that `table` has it at."""
+    """Summary of `router` at its first share in `table`."""
     first: dict[str, Row] = {}
     for row in table:
         first.setdefault(row.overall.system, row)
@@ -247,7 +248,7 @@ def _compared(edge: Figures, pair: Figures, cloud: Figures) -> Compared:
 
 
 def as_csv(table: Sequence[Row]) -> str:
-    """One line a system and family; `all` is everything."""
+    """A CSV line for each system and family; `all` is everything."""
     text = io.StringIO()
     names = [name for name in Figures.__struct_fields__ if "interval" not in name]
     intervals = [name for name in Figures.__struct_fields__ if "interval" in name]

@@ -63,7 +63,7 @@ def gap_recovered(
 
 
 def _recovered(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From means of edge, pair and cloud [..., 3]; NaN without a gap."""
+    """Gap recovered, from means of edge, pair and cloud [..., 3]; NaN without a gap."""
     edge, pair, cloud = np.moveaxis(means, -1, 0)
     gap = np.where(cloud > edge, cloud - edge, np.nan)
     return (pair - edge) / gap
@@ -72,7 +72,7 @@ def _recovered(means: NDArray[np.float64]) -> NDArray[np.float64]:
 # All systems of a report are resampled alike, and drawing is most of the work.
 @lru_cache(maxsize=4)
 def _drawn(sizes: tuple[int, ...], seed: int) -> list[NDArray[np.int32]]:
-    """For each family, int32[RESAMPLES, n]: how often each of its n questions is drawn."""
+    """Bootstrap counts of each family, int32[RESAMPLES, n]: draws of each of its n questions."""
     rng = np.random.default_rng(seed)
     return [
         rng.multinomial(n, np.full(n, 1 / n), RESAMPLES).astype(np.int32, copy=False) for n in sizes

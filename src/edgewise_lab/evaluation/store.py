@@ -44,7 +44,7 @@ def lock_folder(folder: Path, manifest: Mapping[str, object]) -> None:
 
 
 def read(path: Path, kind: type[Kind]) -> list[Kind]:
-    """What is complete; a last line that was cut is dropped, so that appending goes on."""
+    """Reads the complete lines; removes a truncated last line, so that appending goes on."""
     if not path.exists():
         return []
     data = path.read_bytes()
@@ -59,36 +59,33 @@ def read(path: Path, kind: type[Kind]) -> list[Kind]:
 
 
 def append(path: Path, line: msgspec.Struct) -> None:
-    """Add a line."""
     with path.open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")
 
 
 class Answered(Protocol):
-    """What is kept of an answer."""
+    """A stored answer."""
 
     @property
-    def question(self) -> str:
-        """The id of what was asked."""
-        ...
+    def question(self) -> str: ...
 
 
 Kept = TypeVar("Kept", bound=Answered)
 Answers = Callable[[Sequence[Question]], Iterable[Kept]]
-"""What a system makes of questions, in their order, each as soon as it is wanted."""
+"""A system's answers to questions, in order, each computed when it is needed."""
 
 OUTCOMES, THRESHOLDS = "outcomes.jsonl", "thresholds.jsonl"
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One system of a sweep; `share` is the cloud share asked for, None where none is."""
+    """A system of a sweep; `share` is the cloud share asked for, None without one."""
 
     system: str
     share: float | None = None
 
 
 class _Key(msgspec.Struct, frozen=True):
-    """What outcomes belong to: a cell's name is for people, `router` tells routers apart."""
+    """Key of outcomes: a cell's name is for people, `router` tells routers apart."""
 
     cell: Cell
     router: str
@@ -105,7 +102,7 @@ class _Threshold(msgspec.Struct, frozen=True):
 
 
 class Store(Generic[Kept]):
-    """What is done. In a folder, a later run with the same manifest goes on from there.
+    """Stores outcomes and thresholds. With a folder, a later run with the same manifest resumes.
 
     `router` is always the digest of what a system's router is (`router_identity`), so that a
     router that was trained anew, or another one of its name, has outcomes of its own.
@@ -114,7 +111,7 @@ class Store(Generic[Kept]):
     def __init__(
         self, folder: Path | None, manifest: Mapping[str, object], kind: type[Kept]
     ) -> None:
-        """`manifest` is what all outcomes, of this `kind`, depend on: models and questions.
+        """`manifest` describes what outcomes of this `kind` depend on: models and questions.
 
         Raises `UsageError` where the folder holds outcomes of something else.
         """
@@ -129,7 +126,6 @@ class Store(Generic[Kept]):
                 self._thresholds[line.key] = line.threshold
 
     def add(self, cell: Cell, outcome: Kept, router: str = "") -> None:
-        """Keep an outcome."""
         line = _Line(_Key(cell, router), outcome)
         self._append(OUTCOMES, line)
         self._keep(line)
@@ -139,7 +135,6 @@ class Store(Generic[Kept]):
         return self._outcomes.get(_Key(cell, router), {}).get(question.id)
 
     def set_threshold(self, cell: Cell, threshold: float, router: str = "") -> None:
-        """Keep a calibrated threshold."""
         line = _Threshold(_Key(cell, router), threshold)
         self._append(THRESHOLDS, line)
         self._thresholds[line.key] = threshold
@@ -165,7 +160,7 @@ def run(
     *,
     router: str = "",
 ) -> list[Kept]:
-    """Every question's outcome; `done` is called for each, those of an earlier run included.
+    """Returns every question's outcome; `done` is called for each, stored ones included.
 
     `answers` is called once, with the questions that no earlier run has answered.
     """

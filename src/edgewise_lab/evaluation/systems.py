@@ -18,10 +18,10 @@ from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import first_mention, is_right, is_strictly_right
 
 
-def room(prompt: int, max_tokens: int, *contexts: int) -> int:
-    """The longest answer after `prompt` ids, tokens: as the decoder's, it ends at a context's end.
+def max_answer_tokens(prompt: int, max_tokens: int, *contexts: int) -> int:
+    """Tokens of the longest answer after `prompt` ids; like the decoder's, it ends with a context.
 
-    Its last token may stand behind the context, since nothing is computed after it.
+    Its last token may lie beyond the context, since nothing is computed after it.
     """
     return min([max_tokens, *(context - prompt + 1 for context in contexts)])
 
@@ -37,7 +37,7 @@ CLOUD_DEADLINE = 300.0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer, and what it cost.
+    """A graded answer with its cost.
 
     `right` by the paper's extraction, `strict` by the stricter reading. `cloud_tokens` are those
     the answer holds, `wasted_tokens` those that were asked for besides; `consults` were answered,
@@ -82,7 +82,7 @@ class System(Protocol):
 
 
 def written(question: Question, text: str, output_tokens: int, **costs: Any) -> Outcome:
-    """What an answer of this text came to, graded; `costs` are other fields of `Outcome`."""
+    """Grades an answer's text; `costs` are other fields of `Outcome`."""
     return Outcome(
         question=question.id,
         family=question.family,
@@ -95,7 +95,7 @@ def written(question: Question, text: str, output_tokens: int, **costs: Any) -> 
 
 
 def outcome_of(question: Question, answer: Answer) -> Outcome:
-    """What a decoder's answer came to."""
+    """Grades a decoder's answer."""
     usage = answer.usage
     scores = [token.score for token in answer.tokens if token.score is not None]
     return written(
@@ -125,8 +125,9 @@ class Decoded:
         """The answer with its tokens."""
         edge = self.decoder.edge
         prompt = question_prompt(edge.tokenizer, question)
-        # Behind the smaller context there would be no consult.
-        longest = room(len(prompt.ids), self._max_tokens, *contexts_of(edge, self.decoder.cloud))
+        # Beyond the smaller context there would be no consult.
+        contexts = contexts_of(edge, self.decoder.cloud)
+        longest = max_answer_tokens(len(prompt.ids), self._max_tokens, *contexts)
         return self.decoder.generate(prompt, max_tokens=longest)
 
     def answer(self, question: Question) -> Outcome:
@@ -184,17 +185,16 @@ class CloudAlone:
 
 
 def question_prompt(tokenizer: Tokenizer, question: Question) -> Prompt:
-    """The question, behind the conversation before it."""
+    """Prompt ids of the question, after the conversation before it."""
     return prompt_of(tokenizer, question.messages)
 
 
 def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
-    """Its ids."""
     return list(question_prompt(tokenizer, question).ids)
 
 
 def cloud_identity(cloud: CloudModel) -> str:
-    """Which model it is, by content where it is in this process."""
+    """Identity of the model, by content if it is in this process."""
     return cloud.identity() if cloud.local is None else cloud.local.fingerprint()
 
 
@@ -219,19 +219,19 @@ def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def cloud_share(found: Sequence[Outcome]) -> float:
-    """Of all of the outcomes' tokens together, as `Usage.cloud_share` is of one answer's."""
+    """Cloud share of all outcomes' tokens together, as `Usage.cloud_share` is of one answer's."""
     cloud = sum(outcome.cloud_tokens + outcome.wasted_tokens for outcome in found)
     return min(1.0, cloud / sum(outcome.output_tokens for outcome in found))
 
 
 def changed_share(found: Sequence[Outcome]) -> float | None:
-    """Of the consults, how many changed the token; None without consults."""
+    """Fraction of the consults that changed the token; None without consults."""
     consults = sum(o.consults for o in found)
     return sum(o.changed for o in found) / consults if consults else None
 
 
 class CommitPoint:
-    """One consult an answer, where the edge names a choice for the first time.
+    """A system with one consult an answer, where the edge names a choice for the first time.
 
     In most answers to choices the choice is named before the conclusion, so this one token is
     the decisive one. Where it is shows in the edge's own answer, which is the same up to there,
@@ -243,7 +243,7 @@ class CommitPoint:
         self._edge, self._cloud, self._max_tokens = edge, cloud, max_tokens
 
     def answer(self, question: Question) -> Outcome:
-        """At most one consult."""
+        """Answers with at most one consult."""
         place = AtPosition(commit_position(self._edge, question, self._max_tokens))
         policy = Policy(threshold=1.0, max_cloud_tokens=1, on_cloud_error="raise")
         decoder = Decoder(self._edge, router=place, policy=policy, cloud=self._cloud)
@@ -263,7 +263,7 @@ class AtPosition:
 
 
 def commit_position(edge: EdgeModel, question: Question, max_tokens: int) -> int | None:
-    """Where the edge's own answer names a choice first, in ids from the prompt's beginning."""
+    """Position of the edge's first named choice in its own answer, in ids, prompt included."""
     answer = edge_alone(edge, max_tokens).ask(question)
     at = commit_point(edge.tokenizer, [token.id for token in answer.tokens], question)
     return None if at is None else len(question_ids(edge.tokenizer, question)) + at

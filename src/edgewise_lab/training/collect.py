@@ -1,4 +1,4 @@
-"""What a router is trained on: texts, and what edge and cloud make of them."""
+"""Training data of a router: texts, and the edge's and the cloud's predictions on them."""
 
 import math
 import os
@@ -20,15 +20,15 @@ from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.routers.signals import READ, needs_of, signals_of, top_of
 from edgewise_lab.evaluation.store import append, read
-from edgewise_lab.evaluation.systems import question_ids, room, text_of
+from edgewise_lab.evaluation.systems import max_answer_tokens, question_ids, text_of
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import agreeing, is_right
 from edgewise_lab.rollouts import CloudRollouts, Continuation, Done, Prefix, Rollouts, ignore
 from edgewise_lab.training.spending import SpendingMeter
 
 Text = Literal["answer", "reference", "target", "own"]
-"""What the edge reads: the cloud's answer, the reference that comes with a question, the target
-(the references of a task where every question has one, else the cloud's answers), or its own
+"""Text that the edge reads: the cloud's answer, the reference that comes with a question, the
+target (the references of a task where every question has one, else the cloud's answers), or its own
 answer."""
 
 ANSWERS, REFERENCES, OWN, OWN_READ = (
@@ -63,7 +63,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """One row a token of the texts, before it is written.
+    """Table with a row for each token of the texts, before it is written.
 
     `sample` int32[n] is the index into `questions`; `proposed` and `written` int32[n] are the
     edge's id and the text's, `edge_logprob` float32[n] the edge's logprob of the latter. `inputs`
@@ -88,7 +88,7 @@ def collect_answers(
     contexts: Sequence[int] = (),
     name: str = ANSWERS,
 ) -> list[Sample]:
-    """One model's answer to every question; those that `folder` holds are not made again.
+    """A model's answer to every question; reuses those that `folder` holds.
 
     They end where an answer of the pair would: at the task's longest, or with one of `contexts`.
     """
@@ -111,13 +111,13 @@ def collect_answers(
 
     for _ in range(len(known)):
         done()
-    rooms = [room(len(prompt), task.max_tokens, *contexts) for prompt in prompts]
+    rooms = [max_answer_tokens(len(prompt), task.max_tokens, *contexts) for prompt in prompts]
     writer.run([Prefix(*asked) for asked in zip(prompts, rooms, strict=True)], keep)
     return [known[question.id] for question in task.questions]
 
 
 def references(task: Task, tokenizer: Tokenizer, *, contexts: Sequence[int] = ()) -> list[Sample]:
-    """What comes with the task, as far as an answer of the pair goes (`collect_answers`).
+    """The task's reference answers, truncated like an answer of the pair (`collect_answers`).
 
     Raises `UsageError` where that is nothing.
     """
@@ -135,7 +135,7 @@ def _reference(
     question: Question, task: Task, tokenizer: Tokenizer, contexts: Sequence[int]
 ) -> Sample:
     prompt, ids = question_ids(tokenizer, question), tokenizer.encode(question.reference)
-    longest = room(len(prompt), task.max_tokens, *contexts)
+    longest = max_answer_tokens(len(prompt), task.max_tokens, *contexts)
     return Sample(question.id, tuple(prompt), tuple(ids[:longest]), (), True)
 
 
@@ -146,7 +146,7 @@ def collect_features(
     folder: Path,
     done: Callable[[], None] = lambda: None,
 ) -> Columns:
-    """What the very edge build that will run makes of the texts; goes on where it stopped.
+    """Features of the texts by the edge build that will run; resumes where it stopped.
 
     The folder may hold more texts than these. Raises `UsageError` where a feature is not a number.
     """
@@ -209,7 +209,7 @@ def steps_along(session: EdgeSession, sample: Sample) -> Iterator[Step]:
 
 
 def _write(path: Path, shard: Columns) -> None:
-    """Under another name first, so that a file that is there is whole."""
+    """Writes under another name first, so that an existing file is complete."""
     tensors: dict[str, NDArray[np.generic]] = {
         **{name: getattr(shard, name) for name in _ALWAYS},
         **{f"input.{name}": values for name, values in shard.inputs.items()},
@@ -269,7 +269,7 @@ def _of(columns: Columns, questions: set[str]) -> Columns:
 
 
 def _joined(shards: Sequence[Columns]) -> Columns:
-    """One after the other; raises `UsageError` where there is nothing."""
+    """Concatenates the shards; raises `UsageError` if there are none."""
     if not shards:
         raise UsageError("There are no answers to learn from", hint="give questions that have some")
     starts = np.cumsum([0, *(len(shard.questions) for shard in shards[:-1])])
@@ -345,7 +345,7 @@ def _elsewhere(samples: Sequence[Sample], cloud: CloudModel, logprobs: bool) -> 
 
 
 def _logprob(one: Continuation, token: int) -> float:
-    """Of `token`, by the candidates for the first place; at most what these leave to others."""
+    """Logprob of `token` at the first place; an upper bound if it is not among the candidates."""
     candidates = {candidate.id: candidate.logprob for candidate in (one.top or ((),))[0]}
     if not candidates:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What a router is fitted to, and how routers of a kind are fitted; the perceptron needs torch."""
+"""Objectives and fits of routers of each kind; the perceptron needs torch."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +20,11 @@ from edgewise.routers.signals import Reference, Signal, ranks_of, signals_of
 from edgewise_lab.training.collect import Columns, Sample
 
 Objective = Literal["cross-entropy", "balanced-cross-entropy", "marginal-likelihood"]
-"""What `fit` minimises; `balanced` lets the rarer class weigh as much as the other."""
+"""Loss of `fit`; `balanced` lets the rarer class weigh as much as the other."""
 
 
 class Data(msgspec.Struct, frozen=True):
-    """What is learnt from, a row a token.
+    """Training data with a row for each token.
 
     `inputs` float32[n, width] (without the embedding), `labels` float32[n], `groups` int32[n]:
     which text; `proposed` int32[n] with `embeddings` float32[vocabulary, d] where the token's
@@ -102,11 +102,11 @@ def held_out(data: Data, fraction: float, seed: int) -> NDArray[np.bool_]:
 
 
 _FITS: Mapping[str, str] = {"mlp": "edgewise_lab.training.fit:ready"}
-"""Of the built-in kinds: what gives their fit, once it has what it needs."""
+"""Fits of the built-in kinds: functions that return a fit once its packages are there."""
 
 
 UPDATES = 16
-"""Of the optimizer in an epoch, at least."""
+"""Least updates of the optimizer in an epoch."""
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ class Recipe(msgspec.Struct, frozen=True):
     objective: Objective = "cross-entropy"
 
     def batch_of(self, rows: int) -> int:
-        """Rows of an update: of few rows fewer, so that however few an epoch has 16 updates."""
+        """Batch size: at most `batch`, smaller for small data: an epoch has at least 16 updates."""
         return max(1, min(self.batch, rows // UPDATES))
 
 
@@ -150,7 +150,7 @@ class Fit(Protocol):
 
 
 def fit_of(kind: str) -> Fit:
-    """How routers of `kind` are fitted.
+    """The fit of routers of `kind`.
 
     Raises `UsageError` for a kind that is not trained, or whose fit needs what is not installed.
     """
@@ -182,7 +182,7 @@ def fitted(kind: str, data: Data, recipe: Recipe, done: Callable[[], None]) -> F
 
 
 def _problem(found: Fitted) -> str | None:
-    """What a checkpoint cannot be made of."""
+    """Describes why a checkpoint cannot be made; None if it can."""
     for name, given in found.tensors.items():
         tensor = cast(object, given)
         if not isinstance(tensor, np.ndarray) or not np.issubdtype(tensor.dtype, np.floating):
@@ -292,7 +292,7 @@ class _Network:
         return x.squeeze(1)
 
     def tensors(self) -> dict[str, NDArray[np.floating[Any]]]:
-        """As the checkpoint holds them; what the embedding adds is folded into a table."""
+        """Tensors of the checkpoint; folds the embedding's contribution into a table."""
         found = {"mean": self._mean.astype(np.float32), "std": self._std.astype(np.float32)}
         for i, layer in enumerate(self._layers):
             for name in ("weight", "bias"):
@@ -305,7 +305,7 @@ class _Network:
 
 
 def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], Any]:
-    """From logits and rows to the loss."""
+    """Returns the loss as a function of logits and rows."""
     if recipe.objective != "marginal-likelihood":
         labels = torch.from_numpy(data.labels)
         balanced = recipe.objective == "balanced-cross-entropy"

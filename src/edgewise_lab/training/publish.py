@@ -115,7 +115,8 @@ At every token it scores from 0 to 1 how much the edge model needs the cloud mod
 - kind: `{{ card.kind }}`, inputs: {{ card.inputs | join(", ") or "none" }}
 - edge model: hidden size {{ card.hidden_size }}, file `{{ card.edge_fingerprint[:16] }}`\
 {% if card.build %} ({{ card.build }}){% endif %},
-  tokenizer `{{ card.tokenizer_fingerprint[:16] }}`; another build of it is told, any other refused
+  tokenizer `{{ card.tokenizer_fingerprint[:16] }}`; another build gives a warning, another
+  model is refused
 - trained on: {{ card.trained_on or "nothing" }}
 - label: {{ card.label or "none" }}
 - calibrated on: {{ card.calibrated_on or "nothing yet" }}

@@ -1,4 +1,4 @@
-"""From a pair of models and questions to a calibrated checkpoint, in four stages."""
+"""Trains a router for a pair of models from questions, in four stages."""
 
 import os
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ from edgewise_lab.evaluation.systems import (
     cloud_identity,
     contexts_of,
     edge_alone,
+    max_answer_tokens,
     paired,
     question_ids,
     require_room,
-    room,
     text_of,
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task, digest
@@ -67,19 +67,19 @@ TRIED = 3
 """Thresholds that are tried for a share, about."""
 
 TOP_K = 10
-"""How many log-probs `top_logprobs` are where nobody says."""
+"""Default of the number of log-probs in `top_logprobs`."""
 
 Stage = Literal["collect", "label", "fit", "calibrate"]
 
 
 class Progress:
-    """Told what is done; this one tells nobody."""
+    """Progress callbacks; the default does nothing."""
 
     def stage(self, name: str, total: int | None) -> None:
-        """A stage begins; `total` calls of `done` will follow, None where it does not say."""
+        """A stage begins; `total` calls of `done` follow. None if the total is unknown."""
 
     def done(self) -> None:
-        """One more."""
+        """One step is done."""
 
 
 class Training:
@@ -136,7 +136,7 @@ class Training:
         return found
 
     def estimate(self) -> Spending | None:
-        """What `run` will take, from the first questions, which are collected and labelled here.
+        """Estimates `run` from the first questions, which it collects and labels.
 
         None where an earlier run has done so.
         """
@@ -155,7 +155,7 @@ class Training:
         return Spending(whole.tokens + more.tokens, whole.seconds + more.seconds)
 
     def _thresholds_cost(self) -> Spending:
-        """Of `calibrate`: the cloud's answers, and the pair's at several thresholds a share."""
+        """Estimates `calibrate`: cloud answers, and pair answers at several thresholds."""
         lengths = [len(one.ids) for one in read(self._data / ANSWERS, Sample)]
         question = self.calibration.questions[0]
         answer = edge_alone(self.edge, self.calibration.max_tokens).ask(question)
@@ -177,7 +177,6 @@ class Training:
         self._reference(columns, allowed=True)
 
     def label(self) -> None:
-        """A value for every token."""
         samples, columns = self._collected(allowed=False)
         self._progress.stage("labels", len(columns.questions))
         with ExitStack() as stack:
@@ -308,7 +307,7 @@ class Training:
         return card, router_of(card, self.folder)
 
     def _collected(self, *, allowed: bool) -> tuple[list[Sample], Columns]:
-        """What the label's text is; unless `allowed`, it must be there."""
+        """Collects the label's text; unless `allowed`, it must exist."""
         text = self._text()
         if not self.task.known:
             answers = self._answers(allowed=allowed)
@@ -372,7 +371,7 @@ class Training:
         return collect_features(samples, text, self.edge, self._data, self._progress.done)
 
     def _reference(self, columns: Columns, *, allowed: bool) -> Reference:
-        """What ranks are taken among: the edge's own writing, whatever text the label reads."""
+        """Reference values of `ranks`: the edge's own writing, whatever the label reads."""
         if "ranks" not in self.inputs:
             return ()
         if self._text() != "own":
@@ -406,7 +405,7 @@ class Training:
 
     def _case(self, question: Question, sample: Sample, proposed: list[int]) -> Case:
         contexts = contexts_of(self.edge, self.cloud)
-        longest = room(len(sample.prompt), self.task.max_tokens, *contexts)
+        longest = max_answer_tokens(len(sample.prompt), self.task.max_tokens, *contexts)
         return Case(question, sample, proposed, self.edge.tokenizer, longest)
 
     def _rollouts(self, writer: Writer, stack: ExitStack) -> Rollouts:
@@ -451,7 +450,7 @@ def _top_k(inputs: Sequence[str], given: int | None) -> int:
 
 
 def kind_recorded(name: str, folder: Path) -> str:
-    """A name as a card holds it, so that folder and file may move together."""
+    """The kind as written to the card: a code file becomes relative to the folder."""
     file = code_file(name)
     if file is None:
         return name

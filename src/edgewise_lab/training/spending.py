@@ -1,4 +1,4 @@
-"""What a training asks of the cloud: counted as it is spent, estimated before."""
+"""Cloud cost of a training: counted as it is spent, estimated before."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ class Spending(NamedTuple):
     seconds: float
 
     def times(self, factor: float) -> "Spending":
-        """So many times as much."""
+        """Multiplies all amounts."""
         one = self.tokens
         tokens = BilledTokens(
             input=round(one.input * factor),
@@ -30,7 +30,7 @@ class Spending(NamedTuple):
         return Spending(tokens, self.seconds * factor)
 
     def described(self, price: Price | None) -> str:
-        """In words, with money where a price is known."""
+        """Describes it in words, with money if a price is known."""
         read = self.tokens.input + self.tokens.cached
         taken = timedelta(seconds=round(self.seconds))
         told = f"{taken}, {self.tokens.output:,} tokens written by the cloud and {read:,} read"
@@ -54,11 +54,11 @@ class SpendingMeter:
 
     @property
     def spent(self) -> Spending:
-        """So far."""
+        """Spending so far."""
         return Spending(self.tokens, time.monotonic() - self._begun)
 
     def completed(self, prompt: int, reply: Completion) -> None:
-        """Count a consult behind `prompt` ids, once it is answered."""
+        """Count a consult after `prompt` ids, once it is answered."""
         read = prompt if reply.prompt is None else reply.prompt
         cached = min(reply.cached or 0, read)
         self.count(BilledTokens(input=read - cached, cached=cached, output=reply.billed))

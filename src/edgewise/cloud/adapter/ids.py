@@ -97,7 +97,7 @@ def checked(
     own: Tokenizer | None = None,
     context_filter: Redacted | None = None,
 ) -> CloudModel:
-    """As `adapted`, and `check`ed; raises as that does, and closes `cloud` then."""
+    """`adapted` and then `check`ed; raises the same errors, and then closes `cloud`."""
     try:
         model = adapted(cloud, edge, own, context_filter)
         model.check(edge)

@@ -92,7 +92,7 @@ class AdaptedCloud(CloudModel):
 
 
 class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request of a consult brought: `data` behind what came before it.
+    """Result of one request of a consult; `data` follows that of the requests before.
 
     It may end inside of a character. `ended` where the cloud ended the answer there. `size` tokens
     count towards the most of a consult. The `meter` has what it billed, and its prompt tokens.
@@ -135,7 +135,7 @@ class AdaptedSession(CloudSession, ABC):
         """Check what `request` brought. Raises a `CloudError` for an invalid reply."""
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """Ask for `n` words behind the ids, which must not end inside of a character.
+        """Ask for `n` words after the ids, which must not end inside of a character.
 
         Raises `Blocked` if nothing may be sent.
         """
@@ -203,16 +203,16 @@ def preceding(edge: Tokenizer, prompt: Prompt) -> Context:
 class WordConsult:
     """Asks until enough words are whole; lives in whichever thread brings the cloud's tokens.
 
-    Each request continues behind the `data` that those before it brought. `ids` are what the cloud
+    Each request continues after the `data` of those before it. `ids` are what the cloud
     was sent and wrote, if it takes ids.
     """
 
     def __init__(
         self, session: AdaptedSession, request: ConsultRequest, shown: FilteredAnswer, end: float
     ) -> None:
-        """For words behind an answer that the cloud is `shown`, until `end` (monotonic clock).
+        """Asks for words after the `shown` answer, until `end` (monotonic clock).
 
-        It is sent the `text` of that, without the blanks at its end.
+        The cloud is sent its `text`, without the blanks at its end.
         """
         self.request = request
         self.text, self._held = held_back(shown.text, lines=session.holds_lines)
@@ -301,7 +301,7 @@ class WordConsult:
 
 
 def _of_cloud(error: Exception) -> CloudError:
-    """As what a consult may fail with."""
+    """Wraps any other error as a `CloudError`, the only kind a consult may fail with."""
     if isinstance(error, CloudError):
         return error
     return CloudError(f"The adapter of the cloud model failed: {error}")

@@ -29,10 +29,10 @@ from edgewise.prompts import Message, Prompt
 from edgewise.wire.protocol import request_id
 
 PROBE_SECONDS = 60.0
-"""How long it may take to see how an API continues, or what of a long prompt it computes again."""
+"""Timeout of a probe: how an API continues, and how much of a long prompt it computes again."""
 
 THOUGHT = "</think>"
-"""How a cloud ends a block of reasoning."""
+"""Ends a block of reasoning in the cloud's text."""
 
 TOKENS = 6
 """A reply's, in a probe."""
@@ -46,13 +46,13 @@ _BEGUN = (("one two three fo", "ur"), ("one two three four five six sev", "en"))
 _ODD = "= # one two three fo"
 _WORDS = "one two three four"
 _ANEW = ("one", "1", "sure", "i ", "i'", "here", "certainly", "of course", "okay", "ok,", "great")
-"""How answers begin."""
+"""Lower-case words that a new answer begins with."""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """How an API continues what it is sent.
+    """Properties of an API's continuations.
 
-    `echoes`: a reply begins with it. `trims`: the blanks that it ends with may be lost.
+    `echoes`: a reply repeats what was sent. `trims`: blanks at the end of that may be lost.
     """
 
     echoes: bool = False
@@ -60,9 +60,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_words(self) -> str:
-        """For people."""
-        first = "exact, behind what it repeats" if self.echoes else "exact"
-        blanks = "may drop blanks behind what it is sent" if self.trims else "keeps blanks"
+        """A description for people."""
+        first = "exact, after what it repeats" if self.echoes else "exact"
+        blanks = "may drop blanks at the end of what is sent" if self.trims else "keeps blanks"
         return f"{first}, {blanks}"
 
 
@@ -107,7 +107,7 @@ class TextCloud(AdaptedCloud):
         return self.vocabulary_check
 
     async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
-        """One request. An API that was gone is asked first whether it serves the same."""
+        """Sends one request. After an outage, first checks that the API serves the same model."""
         if self._went and await self.engine.describe() != self._served:
             await self._probe()
         self._went = False
@@ -191,7 +191,7 @@ class AdaptedTextSession(AdaptedSession):
         )
 
     def _sent(self, consult: WordConsult) -> tuple[str, str]:
-        """What the next request of a consult continues, and the blanks that are held back."""
+        """Text that the next request of a consult continues, and the blanks held back."""
         return held_back(consult.text + consult.data.decode(), lines=self.holds_lines)
 
 
@@ -241,14 +241,14 @@ class Probe:
             )
 
     async def _trims(self) -> bool:
-        """Whether blanks behind what is sent are lost, or not even taken."""
+        """Whether blanks at the end of what is sent are lost, or refused."""
         try:
             return (await self._reply(f"{_WORDS} "))[:1].isspace()
         except CloudRejected:
             return True
 
     async def _reply(self, begun: str) -> str:
-        """What it adds."""
+        """The new text of a reply to `begun`, without an echo."""
         reply = await self._asked(begun)
         return unechoed(begun, reply, self._engine.url) if self._echoes else reply
 
@@ -272,7 +272,7 @@ class Probe:
 
 
 def unechoed(sent: str, reply: str, url: str) -> str:
-    """What a reply adds, of an API that begins it with what it was sent.
+    """Strips the echo of an API that repeats what it was sent. Returns only the new text.
 
     Raises `CloudProtocolError` where it does not.
     """

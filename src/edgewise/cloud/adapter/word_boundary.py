@@ -30,14 +30,14 @@ _UNSPACED = (
 """Scripts without spaces, where a word is a character: CJK, kana, Thai, Lao, Burmese, Khmer."""
 
 _JOINERS = "\u200c\u200d" + "".join(map(chr, range(0x1F3FB, 0x1F400)))
-"""They belong to the character before, as accents do: joiners, and colours of skin."""
+"""Characters that belong to the one before, as accents do: joiners, and skin tones."""
 
 _LETTERS_OF_FLAGS = range(0x1F1E6, 0x1F200)
 """Pictures one by one, but two of them make one."""
 
 
 class Kept(NamedTuple):
-    """What is kept of a reply. `complete`: no more of it is needed; `ends`: the answer with it."""
+    """The used part of a reply. `complete`: no more is needed; `ends`: it ends the answer."""
 
     text: str
     complete: bool
@@ -55,9 +55,9 @@ def opens_word(before: str, after: str) -> bool:
 
 
 def held_back(written: str, *, lines: bool = False) -> tuple[str, str]:
-    """What is sent of an answer so far, and the blanks that are not; with `lines`, ends of lines.
+    """Splits an answer into the text to send and the blanks to hold back; with `lines`, newlines.
 
-    Most vocabularies write a blank with the word behind, and some clouds drop whatever ends a text.
+    Most tokens include the blank before a word, and some clouds drop blanks at the end of a text.
     """
     sent = written.rstrip(None if lines else BLANKS)
     return sent, written[len(sent) :]
@@ -86,8 +86,8 @@ def kept(
 ) -> Kept:
     """At most so many whole words of a reply, without blanks that the answer has already.
 
-    `ended` where the cloud ended the answer there. The last word is whole where another begins
-    behind it. Never a part of a character, nor U+FFFD, which stands for one. No word ends inside
+    `ended` if the cloud ended the answer there. The last word is whole if another begins after
+    it. Never a part of a character, nor U+FFFD, which stands for one. No word ends inside
     of what is `whole`: places from and to, in characters.
     """
     read = characters(reply)
@@ -129,14 +129,14 @@ def characters(data: bytes) -> str:
 
 
 def written_text(data: bytes) -> str | None:
-    """What an answer's bytes are shown as; None where the last character is not complete."""
+    """Decodes an answer's bytes; None if the last character is incomplete."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data)
     return None if decoder.getstate()[0] else text
 
 
 Block = Literal["none", "open", "over"]
-"""Of a block at an answer's beginning."""
+"""State of a reasoning block at an answer's beginning."""
 
 _SIGNS = tuple(
     (begin.encode(), end.encode())
@@ -165,9 +165,9 @@ class Reasoning:
         self._silent = {token: text for token, text in special if text and text in signs}
 
     def keeps(self, ids: Sequence[int], start: int, token: int, *, inside: bool) -> bool:
-        """Whether `token` behind `ids`, an answer from `start` on, begins or ends a block.
+        """Whether `token` after `ids`, an answer from `start` on, begins or ends a block.
 
-        The blanks behind one end it, too. With `inside` also where it stands inside of one.
+        The blanks after a block end it, too. With `inside` also true inside of a block.
         """
         block, left = self.parted([*ids, token], start)
         if block == "open":
@@ -175,7 +175,7 @@ class Reasoning:
         return block == "over" and not self._text(left).strip()
 
     def parted(self, ids: Sequence[int], start: int) -> tuple[Block, Sequence[int]]:
-        """Whether there is a block, and the answer's ids inside of one that is open, else behind.
+        """Whether there is a block, and the answer's ids inside an open block, else after it.
 
         The sign that begins one, where the answer has it, stays with what is inside.
         """
@@ -207,7 +207,7 @@ class Reasoning:
 
 
 class WordBoundaries:
-    """Where a cloud with another vocabulary may be asked in an answer that the edge writes."""
+    """Finds positions where a cloud with another vocabulary can be consulted."""
 
     def __init__(
         self,
@@ -227,10 +227,10 @@ class WordBoundaries:
     def refused(
         self, ids: Sequence[int], start: int, token: int, *, divided: bool = False
     ) -> Literal["mid_word", "reasoning"] | None:
-        """Why no consult may be made behind `ids`, an answer from `start` on; None where one may.
+        """Why no consult may follow `ids`, an answer from `start` on; None if one may.
 
-        `token` is what the edge would write there: what it begins tells what is over. `divided`
-        where the words of a consult ended there.
+        `token` is the edge's next token; it shows whether the previous word is complete.
+        `divided`: a completion ended here.
         """
         keeps, reasons = self._reasoning.keeps, self._reasons
         if reasons is not None and keeps(ids, start, token, inside=not reasons):
@@ -238,7 +238,7 @@ class WordBoundaries:
         return None if divided or self._judged(ids, start, token, self._cloud) else "mid_word"
 
     def opens(self, ids: Sequence[int], start: int, token: int) -> bool:
-        """Whether a word opens with `token` behind `ids`."""
+        """Whether `token` begins a word after `ids`."""
         return self._judged(ids, start, token, None)
 
     def _judged(self, ids: Sequence[int], start: int, token: int, cloud: Tokenizer | None) -> bool:
@@ -262,7 +262,7 @@ def _breaks(text: str, at: int) -> bool:
         base -= 1
     before = text[base]
     if before.isspace() or after.isspace():
-        # Blanks belong to the word behind them.
+        # Blanks belong to the word after them.
         return not before.isspace()
     return is_unspaced(after) or is_unspaced(before) or _kind(before) != _kind(after)
 

@@ -1,4 +1,4 @@
-"""What is to be redacted, and how: the contract of a detector, and the setting `redact`."""
+"""The contract of a detector of private words, and the setting `redact`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, cast, get_args
@@ -8,11 +8,11 @@ from edgewise.errors import UsageError
 from edgewise.registry import Registry
 
 Treatment = Literal["mask", "local", "allow"]
-"""Shown as a placeholder, or never sent and nothing behind it, or shown as it is."""
+"""Shown as a placeholder; or never sent, nor anything after it; or shown as it is."""
 
 MOST = 10_000
 LONGEST = 200
-"""Of the user's own words, and of the characters of each."""
+"""Most words that a user may list, and most characters of each."""
 
 
 class Span(NamedTuple):
@@ -28,11 +28,11 @@ class Detector(Protocol):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What its placeholders are called: capitals, with underscores between, such as EMAIL."""
+        """Labels of its placeholders: capitals joined by underscores, such as EMAIL."""
         ...
 
     def find(self, text: str) -> Iterable[Span]:
-        """In any order; they may overlap. What it raises, or is late with, stops the consult."""
+        """Returns spans in any order; they may overlap. An error or a timeout stops the consult."""
         ...
 
 
@@ -58,7 +58,7 @@ WORDS = "words"
 
 
 class Redaction(NamedTuple):
-    """How each class that may not leave is treated, and the user's own words."""
+    """The treatment of each class of private words, and the user's own words."""
 
     treatments: Mapping[str, Treatment]
     words: tuple[str, ...] = ()

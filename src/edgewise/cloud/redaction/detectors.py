@@ -81,7 +81,7 @@ _CARD = re.compile(
     r")(?![\w]|[-.]\d))"
 )
 _ISSUED = re.compile(r"4|5[0-8]|2[2-7]|3[0-9]|6[0-9]|81|9792")
-"""How numbers of cards begin, by ISO/IEC 7812's ranges for banks and merchants."""
+"""First digits of card numbers, by ISO/IEC 7812's ranges for banks and merchants."""
 
 _IBAN = re.compile(
     r"(?<![^\W_])(?=([A-Za-z]{2}(?:0[2-9]|[1-8]\d|9[0-8])(?:[ \u00a0\u202f-]?[A-Za-z0-9]){11,40}))"
@@ -218,7 +218,7 @@ _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
     ("ew-", r"[\w-]", 20),
     ("eyJ", r"[\w.-]", 20),  # JWT
 )
-"""What secrets of services begin with, what follows, and at least how much of it."""
+"""Prefixes of services' secrets, the characters that follow, and their least number."""
 
 _SERVICE = re.compile(
     r"(?<![^\W\d])(?:"

@@ -21,7 +21,7 @@ from edgewise.errors import Blocked
 from edgewise.prompts import Message
 
 SECONDS = 5.0
-"""What detectors may take for a text; one that takes longer stops the consult."""
+"""Timeout of the detectors for one text; exceeding it stops the consult."""
 
 TAIL = 128
 """Characters at the end of an answer in which half a private word is looked for."""
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Context(NamedTuple):
-    """What a cloud sees before an answer: messages, else the `text` of a prompt of ids."""
+    """A cloud's context before an answer: messages, else the `text` of a prompt of ids."""
 
     messages: tuple[Message, ...] | None
     text: str = ""
@@ -44,7 +44,7 @@ def _as_it_is(reply: str, *, ended: bool) -> Restored:
 
 
 class FilteredAnswer(NamedTuple):
-    """An answer so far as a cloud is shown it, and what its words behind it mean.
+    """The redacted answer so far; `restored` translates the cloud's next words back.
 
     Of a longer answer the `text` begins alike, or the cloud's cache misses. `restored` is asked
     with the cloud's words so far, and whether they have `ended`.
@@ -59,7 +59,7 @@ class Local(Blocked):
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
-    """One for each class. Raises `UsageError` for one that cannot be had."""
+    """One detector for each class. Raises `UsageError` for a detector that is not available."""
     from edgewise.cloud.redaction.detectors import Words
 
     return {
@@ -90,7 +90,7 @@ class Redacted:
             return False
 
     def of(self, before: Context) -> "RedactedContext":
-        """What is shown before an answer. Raises `Blocked` if nothing may be shown."""
+        """The redacted context before an answer. Raises `Blocked` if nothing may be shown."""
         seen = self._seen(before)
         if isinstance(seen, Local):
             raise seen
@@ -147,7 +147,7 @@ class Redacted:
 
 
 class RedactedContext:
-    """What a cloud sees of one answer: `shown` stands before it. Any thread may ask.
+    """The redacted context of one answer; `shown` precedes the answer. Thread-safe.
 
     What it shows of the same is always the same: caches go by it.
     """
@@ -163,7 +163,7 @@ class RedactedContext:
             )
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
-        """What is shown of an answer so far.
+        """The redacted text of an answer so far.
 
         `begun` is the answer with the signs of calls that are control tokens, where it differs.
         Raises `Blocked`, with `open` if the end may become a private word.

@@ -18,7 +18,7 @@ _OTHER = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]+")
 _UNSEEN = re.compile("[\u034f\u115f\u3164\ufe00-\ufe0f]")
 
 _Piece = tuple[str, int, int]
-"""What a part of a text reads as, and where it begins and ends."""
+"""A part of a normalized text, and where its source begins and ends."""
 
 
 @lru_cache(1 << 14)

@@ -1,7 +1,7 @@
-"""Placeholders: what stands for a conversation's private words where the cloud reads it.
+"""Placeholders replace a conversation's private words in the text that the cloud reads.
 
-`<EMAIL_1>` stands for one word, the first of its class, wherever it occurs. What a text itself
-has that could be taken for a placeholder is given one, so nothing in it can forge one.
+`<EMAIL_1>` replaces the first e-mail address, at every occurrence. Text that looks like a
+placeholder is itself replaced (`<TEXT_1>`), so it cannot forge one.
 """
 
 import re
@@ -37,15 +37,15 @@ _CALL_ENDS = "</tool_call>"
 _BARE_CALL = re.compile(
     r"\s{0,9}\{\s{0,9}\"name\"\s{0,9}:\s{0,9}\"[^\"]{0,200}\",\s{0,9}\"(?:arguments|parameters)\"\s{0,9}:"
 )
-"""How models begin calls of tools, and that of a family with no sign before it."""
+"""Beginnings of tool calls in models' formats, and of the one format without a sign before it."""
 
 
 class Restored(NamedTuple):
-    """What a cloud's words mean here, as far as that is known yet.
+    """The cloud's text with placeholders replaced by the original words, as far as that is known.
 
-    `whole` are places in `text`, from and to, that are one word each. Behind the text something
-    is `left` where it ends early: words that may still become something else ("open"), or some
-    that mean nothing here ("unknown").
+    `whole` are places in `text`, from and to, that are one word each. `left` says what follows if
+    it ends early: words that may still become something else ("open"), or words that mean nothing
+    here ("unknown").
     """
 
     text: str
@@ -54,7 +54,7 @@ class Restored(NamedTuple):
 
 
 class Forms:
-    """How placeholders of these labels are written, and what comes too close to one."""
+    """Patterns of placeholders with these labels, and of text that looks like one."""
 
     def __init__(self, labels: Iterable[str]) -> None:
         self.labels = sorted({*labels, LITERAL}, key=lambda one: (-len(one), one))
@@ -70,14 +70,14 @@ class Forms:
         )
 
     def like(self, text: str) -> list[Span]:
-        """What is a placeholder, labelled with its name, or could be taken for one; in order."""
+        """Finds placeholders, labelled with their names, and text that looks like one; in order."""
         return [
             Span(*one.span(), _named(one[1].upper(), int(one[2])) if one[1] else "")
             for one in self._like.finditer(text)
         ]
 
     def open_from(self, text: str) -> tuple[int, bool] | None:
-        """Where at the end of a text one may be half written, and whether surely."""
+        """Start of a possibly incomplete placeholder at the end, and whether it surely is one."""
         before = max(0, len(text) - _LONGEST)
         for found in self._open.finditer(text, before):
             opens, label = found[1], (found[2] or "").strip("_").upper()
@@ -90,7 +90,7 @@ class Forms:
 
 
 class Placeholders:
-    """Those of one conversation, numbered as the words appear. Not shared between threads."""
+    """Placeholders of one conversation, numbered as the words appear. Not thread-safe."""
 
     def __init__(self, forms: Forms) -> None:
         self._forms = forms
@@ -104,7 +104,7 @@ class Placeholders:
         return made
 
     def places(self, text: str, found: Iterable[Span]) -> list[Span]:
-        """What of `text` is replaced: what was `found`, known words, and literal placeholders.
+        """Spans of `text` to replace: those `found`, known words, and literal placeholders.
 
         In order, none overlapping another. Raises `Blocked` for too many private words.
         """
@@ -190,7 +190,7 @@ def _occurrences(text: str, word: str) -> list[int]:
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:
-    """Where some overlap they are one, with the label of the first that is no mere likeness."""
+    """Merges overlapping spans; the label is that of the first that is not `LITERAL`."""
     made: list[Span] = []
     for one in sorted(spans, key=lambda one: (one.start, -one.end)):
         if made and one.start < made[-1].end:

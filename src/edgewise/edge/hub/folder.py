@@ -27,7 +27,7 @@ MAX_BUFFERS = 1 << 28
 """Most numbers in tables that a model computes, where its weights are no more."""
 
 LACKING = "does not hold all weights that its config.json describes ({})"
-"""What is wrong with a folder, and what of it."""
+"""Error text for a folder without all of its weights."""
 
 _COUNTED = re.compile(r"layers?$|num_blocks|(num|n)_(\w+_)?experts$")
 _BLOCKS, _BLOCK_BYTES = 64, 65536
@@ -76,12 +76,12 @@ def read_config(folder: Path, form: str) -> HubConfig:
 
 
 def damaged(path: Path, what: str) -> ModelError:
-    """That a model's file or folder is not what it should be; `what` it is or lacks."""
+    """Error for a damaged model file or folder; `what` it is or lacks."""
     return ModelError(f"{str(path)!r} {what}", hint="download the model again")
 
 
 def reason_of(error: BaseException) -> str:
-    """What a library says of its failure, in short."""
+    """A library's error message, shortened."""
     return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
 
 
@@ -98,7 +98,7 @@ def require_one_device(engine: str, gpu_layers: int | Literal["auto"]) -> None:
 
 @contextmanager
 def explained(folder: Path, engine: str) -> Generator[None]:
-    """What the package `engine` raises for a file or folder of no use, as a `ModelError`.
+    """Turns what the package `engine` raises for an unusable file or folder into a `ModelError`.
 
     A panic of a library in Rust is no `Exception`.
     """
@@ -126,7 +126,7 @@ def _counts(described: object) -> Generator[tuple[str, int]]:
 
 
 def read_bytes(path: Path, most: int = MAX_CONFIG) -> bytes | None:
-    """What a file holds; None where there is none. Raises `ModelError`."""
+    """Bytes of a file; None if it does not exist. Raises `ModelError`."""
     try:
         if not path.is_file():
             return None
@@ -165,7 +165,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def count_weights(files: Sequence[Path]) -> int:
-    """How many numbers there are in all tensors. Raises `ModelError`."""
+    """Number of parameters in all tensors. Raises `ModelError`."""
     from safetensors import SafetensorError, safe_open
 
     count = 0

@@ -24,7 +24,7 @@ MAX_TOKENIZER = 128 << 20
 
 MAX_TEMPLATE_FILE = 1 << 20
 GROWTH = 16
-"""How many times longer a tokenizer may make a text before it cuts it, in characters."""
+"""Most times a normalizer may lengthen a text before the tokenizer truncates it, in characters."""
 
 _ENDS = """
 <|im_end|> <|eot_id|> <|eom_id|> <|end|> <|endoftext|> <|end_of_text|> <|return|> <|call|> <|eot|>
@@ -140,7 +140,7 @@ def _is_byte_level(file: _File) -> bool:
 
 
 def _growth(step: object) -> float:
-    """How many times longer a normalizer can make a long text."""
+    """Most times that a normalizer can lengthen a long text."""
     fields = cast(dict[str, Any], step) if isinstance(step, dict) else {}
     kind = fields.get("type")
     if kind == "Sequence":

@@ -59,7 +59,7 @@ class LlamaContext:
     ) -> int:
         """Ids of the next decode from position `start` on, with rows of `every` one, or the `last`.
 
-        The batch ends with them, behind `at` ids that were put before. Returns the last's index.
+        The batch ends with them, after the `at` ids that it holds. Returns the last's index.
         """
         end = self._batch.n_tokens = at + len(ids)
         for index in range(at, end):
@@ -86,7 +86,7 @@ class LlamaContext:
             )
 
     def row(self, index: int, *, hidden: bool) -> KvRow:
-        """What the last decode says after the batch's id `index`."""
+        """Output of the last decode for the batch's id `index`."""
         logits = self._logits.at(llama_cpp.llama_get_logits_ith(self.handle, index))
         if not hidden:
             return KvRow(logits)

@@ -38,10 +38,10 @@ from edgewise.errors import UsageError
 
 NATIVE, FITTING, PREBUILT = "llama-cpp-python", "edgewise-llama", "xllamacpp"
 VERSIONS = {NATIVE: "0.3.36", FITTING: "2026.10.11549", PREBUILT: "2026.10.11549"}
-"""What the structs that are handed over were written for."""
+"""Versions that the ctypes structs match."""
 
 _MODULES = {NATIVE: "llama_cpp", FITTING: "edgewise_llama", PREBUILT: "xllamacpp"}
-"""First come, first used."""
+"""Modules of the packages, in order of preference."""
 
 _COMPILE = "pip install 'edgewise[native]'"
 # GCC before 13 miscompiles llama.cpp's AMX kernels, and that ends the process.
@@ -78,13 +78,13 @@ def package() -> str:
 
 
 def build() -> str:
-    """Which package brings llama.cpp, and in which version. Raises `UsageError`."""
+    """Name and version of the package that brings llama.cpp. Raises `UsageError`."""
     name = package()
     return f"{name} {_version(name)}"
 
 
 def how_to_compile() -> str:
-    """What to do for a llama.cpp of this machine's own."""
+    """Advice on how to compile llama.cpp for this machine."""
     command = f"{_WITHOUT_AMX} {_COMPILE}" if "amx_tile" in processor() else _COMPILE
     return f"{command} compiles one for this machine"
 
@@ -147,7 +147,7 @@ def _library(name: str) -> Path:
 
 
 def _require_instructions() -> None:
-    """It would end the process. Raises `UsageError`."""
+    """Raises `UsageError` if the processor lacks instructions: llama.cpp would end the process."""
     known = processor() if platform.machine() in ("x86_64", "AMD64") else frozenset()
     if known and (missing := [name for name in _WANTED if name not in known]):
         raise UsageError(
@@ -301,7 +301,7 @@ def load_library(path: Path, *, backends: bool = False) -> SimpleNamespace:
 
 @llama_log_callback
 def _ignore_log(_level: int, _text: bytes, _data: object) -> None:
-    """It would name on stderr what it loads."""
+    """Drops the log, which would print the backends it loads to stderr."""
 
 
 def _load_backends(library: ctypes.CDLL, folder: Path) -> None:

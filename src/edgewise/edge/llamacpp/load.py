@@ -1,4 +1,4 @@
-"""From a GGUF file to llama.cpp's model, or to a sentence that says why not.
+"""Loads a GGUF file with llama.cpp, or says in a sentence why not.
 
 A model file's first load happens in a process of its own. llama.cpp ends the process for some files
 that are damaged or made to harm: nothing in the process can catch that. So a file that was not
@@ -75,7 +75,7 @@ def load_weights(
 def open_weights(
     path: Path, *, gpu_layers: int, repack: bool = True, vocabulary_only: bool = False
 ) -> Any:
-    """As `load_weights`, of a file that may end this process; `repack` takes time and memory.
+    """Like `load_weights`, for a file that may crash this process; `repack` takes time and memory.
 
     Raises `ModelError`.
     """
@@ -133,7 +133,7 @@ def new_context(
 
 
 def _whole(free: Callable[[Any], None], make: Callable[..., Any], *arguments: object) -> Any:
-    """What llama.cpp makes; a Ctrl-C meanwhile is raised behind it, and what was made freed.
+    """Calls llama.cpp's `make`. A Ctrl-C meanwhile is raised afterwards, and the result freed.
 
     It would be raised in the log's callback, the only Python that runs then, and be lost.
     """
@@ -206,7 +206,7 @@ def _try_out(path: Path) -> None:
 
 SECONDS = 60.0
 SECONDS_A_BYTE = 1 / (20 << 20)
-"""How long loading a file may take: a slow disk's time, and more."""
+"""Timeout of loading a file, in seconds a byte: a slow disk's time, and more."""
 
 _MEMORY = 8 << 30
 _ENVIRONMENT = {

@@ -32,7 +32,7 @@ _SAMPLING = {
 
 
 def _sampling(model: Any) -> Mapping[str, float]:
-    """What a GGUF's metadata says (`general.sampling.*`); a word that is no number says nothing."""
+    """Sampling settings in a GGUF's metadata (`general.sampling.*`), if they are numbers."""
     found: dict[str, float] = {}
     text = ctypes.create_string_buffer(64)
     for name, key in _SAMPLING.items():
@@ -113,7 +113,7 @@ class LlamaModel(EngineModel):
         llama_cpp.llama_model_free(self._model)
 
     def new_context(self, sequences: int) -> LlamaContext:
-        """One for so many sequences, which the caller closes before the model."""
+        """Creates a context for `sequences` sequences; close it before the model."""
         return new_context(
             self._model,
             self.path,

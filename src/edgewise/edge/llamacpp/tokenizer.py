@@ -31,7 +31,7 @@ class LlamaTokenizer:
         self._pieces: dict[int, bytes] = {}
 
     def close(self) -> None:
-        """Before the model is freed: what is asked later is refused, and not looked up there."""
+        """Call before freeing the model; later lookups raise `UsageError`."""
         with self._lock:
             self._closed = True
             self._pieces.clear()

@@ -58,21 +58,21 @@ class _Usage(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """Or an event of a stream."""
+    """A whole reply, or an event of a stream."""
 
     choices: list[_Choice]
     usage: _Usage | None = None
 
 
 class LmStudioEdge(TextDialect):
-    """By text; the GGUF lies on this disk. Servers that differ in a few things are subclasses."""
+    """Uses text prompts; the GGUF is on this disk. Similar servers are subclasses."""
 
     program, top, most = "LM Studio", 10, 10
     owner: ClassVar[str] = "organization_owner"
-    """Of the models that it lists."""
+    """Its models' `owned_by`."""
 
     place: ClassVar[str] = "lmstudio:"
-    """What makes a model's name an address on this disk."""
+    """Prefix that makes a model's name an address on this disk."""
 
     @classmethod
     def find(cls, server: Server, model: str | None, context: int | None) -> "Dialect | None":
@@ -144,7 +144,7 @@ class LmStudioEdge(TextDialect):
 
 
 class VllmEdge(LmStudioEdge):
-    """By ids, which it writes as `token_id:123`."""
+    """Uses ids, which vLLM writes as `token_id:123`."""
 
     program, top, most = "vLLM", 20, 20
     owner, place, takes_text = "vllm", "", False
@@ -171,7 +171,7 @@ class VllmEdge(LmStudioEdge):
 
 
 class MlxEdge(LmStudioEdge):
-    """It tells ids, and candidates in whole replies alone: so it is asked for a few at a time."""
+    """Reports ids, but candidates only in whole replies: asks for a few tokens at a time."""
 
     program = "mlx_lm.server"
     owner, place = "", ""

@@ -1,4 +1,4 @@
-"""What servers call the same things: how each is recognised, asked to continue, and read."""
+"""Dialects of servers: how each is recognised, asked to continue, and read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
@@ -72,36 +72,36 @@ class Dialect(ABC):
     def reads_alike(self, text: str) -> bool:
         """Whether `text` is the same tokens, or as many, to the server and to `tokenizer`."""
 
-    def prove(self) -> bool:
+    def vocabulary_matches(self) -> bool:
         """Whether the server's vocabulary is that of `tokenizer`."""
         return all(map(self.reads_alike, PROBES))
 
     @abstractmethod
     def stream(self, ids: Sequence[int], tokens: int, top: int, seed: int) -> Generator[NextToken]:
-        """What the server writes greedily behind `ids`, at most so many `tokens`.
+        """Streams greedy tokens after `ids`, at most `tokens`.
 
-        It ends early where the server says nothing of a token; closing it ends the request. The
-        `seed` is the session's own, by which a server may tell its requests from others.
+        Ends early at a token without candidates. Closing it cancels the request. The `seed` is the
+        session's own; a server may tell its requests from others by it.
         """
 
     def single(self, ids: Sequence[int], top: int, seed: int) -> NextToken:
-        """The one token behind `ids`, where a stream said nothing of it."""
+        """Requests one token after `ids`, when `stream` had no candidates for it."""
         with closing(self.stream(ids, 1, top, seed)) as stream:
             for token in stream:
                 return token
         raise self.server.broken("no candidates of a token")
 
     def overrun(self, seed: int) -> int | None:
-        """How many tokens the session's stream had written when it ended, by the server's meter."""
+        """Tokens that the session's stream had written when it ended, by the server's meter."""
         return None
 
     def computed(self, ids: Sequence[int]) -> int | None:
-        """How many ids of a prompt the server computes, by its own meter; None without one."""
+        """Number of a prompt's ids that the server computes, by its own meter; None without one."""
         return None
 
     @cached_property
     def end(self) -> NextToken:
-        """What stands for the end of an answer where a server only says that it ended."""
+        """The end token, for servers that only say that an answer ended."""
         ends = self.tokenizer.eos_ids
         named = self.tokenizer.special_text("eos")
         special = self.tokenizer.special
@@ -112,15 +112,15 @@ class Dialect(ABC):
 class TextDialect(Dialect):
     """A server that takes a text, and mostly sends texts.
 
-    They are given ids by the model's tokenizer; that it is theirs is proven by how many tokens they
-    count.
+    The model's tokenizer makes ids of the texts; it is checked against the server by the number of
+    tokens that the server counts.
     """
 
     takes_text = True
 
     @abstractmethod
     def count(self, text: str) -> int:
-        """How many tokens the prompt `text` is to the server."""
+        """Number of tokens of the prompt `text`, by the server."""
 
     def reads_alike(self, text: str) -> bool:
         return self.count(text) == len(self.tokenizer.encode_prompt(text))

@@ -99,8 +99,8 @@ class LlamaServerEdge(Dialect):
         )
         return cls(server, described)
 
-    def prove(self) -> bool:
-        return self.described.size in (None, self.tokenizer.size) and super().prove()
+    def vocabulary_matches(self) -> bool:
+        return self.described.size in (None, self.tokenizer.size) and super().vocabulary_matches()
 
     def reads_alike(self, text: str) -> bool:
         body = {"content": text, "add_special": False, "parse_special": False}
@@ -142,7 +142,7 @@ class LlamaServerEdge(Dialect):
         return written
 
     def single(self, ids: Sequence[int], top: int, seed: int) -> NextToken:
-        """By a request of its own.
+        """Asks with a request of its own.
 
         Inside a character the server keeps its candidates back until the character is whole. An
         end token is a whole text, so the server is made to write one; the candidates come

@@ -1,6 +1,6 @@
 """The edge engine `server`: a model in a server that already runs, on whatever hardware it uses.
 
-Weights are not loaded again: only the tokenizer is read here, and proven against the server.
+Weights are not loaded again: only the tokenizer is read here, and checked against the server.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ class ServedEdge(EdgeModel):
         here = _on_this_disk(described.address)
         self.path = here if here is not None and here.is_file() else None
         self.tokenizer = dialect.tokenizer = _tokenizer(dialect, options.tokenizer, here)
-        if not dialect.prove():
+        if not dialect.vocabulary_matches():
             raise ModelError(
                 f"The edge server at {dialect.server.url} has another vocabulary than the "
                 f"tokenizer that was found for {self.name[:LONGEST_NAME]!r}",
@@ -122,7 +122,7 @@ class ServedEdge(EdgeModel):
             )
 
     def change(self) -> tuple[int, int, int | None] | None:
-        """What a server does where the cloud changes a token, by its own meter.
+        """Measures the work of a server after the cloud changes a token, by the server's meter.
 
         Ids of a prompt whose last one was changed, how many of them were computed again, and how
         many tokens of the stream were thrown away (None where it does not say). None without a
@@ -137,7 +137,7 @@ class ServedEdge(EdgeModel):
         return None if again is None else (len(ids), again, written and written - 1)
 
     def fingerprint(self) -> str:
-        """Of the weights' file where it is here; else of the model's name and vocabulary."""
+        """Hash of the weights file if it is on this disk, else of build, name and vocabulary."""
         if self.path is not None:
             return fingerprint_of(self.path)
         named = f"{self.build}\0{self.name}\0{fingerprint(self.tokenizer)}"
@@ -148,7 +148,7 @@ class ServedEdge(EdgeModel):
 
 
 def _tokenizer(dialect: Dialect, named: str | None, here: Path | None) -> Tokenizer:
-    """As named, else that of the model's file or folder, which the server names, on this disk."""
+    """The `named` tokenizer, else that of the served model's file or folder on this disk."""
     place = named or (here and str(here))
     if place is None:
         raise ModelError(
@@ -166,7 +166,7 @@ def _tokenizer(dialect: Dialect, named: str | None, here: Path | None) -> Tokeni
 
 
 def _on_this_disk(address: str) -> Path | None:
-    """What the server names, if it is here: by its path, or as another program's model."""
+    """Path of the served model if it is on this disk, also as `ollama:` or `lmstudio:` model."""
     try:
         if address.startswith(("ollama:", "lmstudio:")):
             return resolve(address, "edge")

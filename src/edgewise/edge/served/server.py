@@ -129,7 +129,7 @@ class Server:
 
     @contextmanager
     def named(self) -> Generator[None]:
-        """What breaks a connection is an `EdgeError` that names the server."""
+        """Turns connection errors into an `EdgeError` that names the server."""
         try:
             yield
         except (httpx2.HTTPError, OSError) as error:

@@ -1,4 +1,4 @@
-"""One answer's stream from a server: the server runs ahead, its prefix cache is the rollback.
+"""An answer's stream from a server: the server runs ahead, its prefix cache is the rollback.
 
 The server is asked to go on from all ids, and streams its own greedy tokens with the candidates of
 each. As long as the answer takes these tokens, a step is the next line of the stream. When it takes
@@ -28,7 +28,7 @@ _LEAST = -1e30
 """Below it is no logprob; float32 holds it."""
 
 _SURE = 1e-3
-"""How far above 0 rounding may put the logprob of a sure token."""
+"""Largest logprob accepted: rounding may put that of a sure token above 0."""
 
 
 class TopStep:
@@ -69,7 +69,7 @@ class TopStep:
 
     @property
     def entropy(self) -> float:
-        """Between the bounds that the k likeliest set.
+        """Estimate: the mean of the two bounds that the k likeliest set.
 
         It is least where as few of the others as can be share the rest of the probability, and
         greatest where all do. The mean of both is off by less than 0.1 nats in the mean and 0.5 at
@@ -80,7 +80,7 @@ class TopStep:
         return known - self._rest * (self._other + float(logprobs[-1])) / 2
 
     def top(self, k: int) -> tuple[Ids, Floats]:
-        """Where the server told fewer than `k`, others, which are alike, stand behind them."""
+        """If the server returned fewer than `k`, equally likely other ids fill the rest."""
         missing = min(k, self.size) - len(self._ids)
         if missing <= 0:
             return self._ids[:k], self._logprobs[:k]
@@ -133,7 +133,7 @@ class ServedSession(EdgeSession):
         self._served: list[int] = []
         """The ids that the server has and those that it went on with."""
         self._steps: dict[int, TopStep] = {}
-        """By position; each is of the ids that `_served` has before it."""
+        """Steps by position; each follows the ids that `_served` has before it."""
         self._stream: Generator[NextToken] | None = None
         self._until = 0
         """Where the stream ends, if it tells of every token."""
@@ -173,7 +173,7 @@ class ServedSession(EdgeSession):
             self._release()
 
     def _known(self, end: int) -> TopStep | None:
-        """The step behind the ids, if the server has written it; a stream that left them ends."""
+        """The step after the ids, if the server has written it. Ends a stream that diverged."""
         shared = min(len(self._served), end)
         if self._served[:shared] != self._ids[:shared]:
             self._stop(common_prefix(self._served, self._ids))
@@ -211,7 +211,7 @@ class ServedSession(EdgeSession):
         return True
 
     def _step(self, token: NextToken, at: int) -> TopStep:
-        """Raises `EdgeError` for candidates that are none."""
+        """Raises `EdgeError` for invalid candidates."""
         size, broken = self._tokenizer.size, self._dialect.server.broken
         known = [(one, logprob) for one, logprob in token.top if logprob is not None]
         known.sort(key=lambda one: -one[1])

@@ -186,7 +186,7 @@ function showShare() {
 
 const key = () => byId("key").value.trim();
 
-/** A link may bring the key behind `#`, which no browser sends; it is taken out of the address. */
+/** A link may bring the key after `#`, which no browser sends; it is taken out of the address. */
 function keyFromAddress() {
   const given = new URLSearchParams(location.hash.slice(1)).get("key");
   if (given) {

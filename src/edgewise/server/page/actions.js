@@ -86,7 +86,7 @@ async function take(answer, chunks, signal) {
 
 export const canDisconnect = (answer) => answer.busy && answer.promptIds !== null && answer.cut === null && answer.mode !== "edge" && Boolean(state.health?.cloud);
 
-// Cuts the running answers off from the cloud: the edge writes the rest, behind the tokens so far.
+// Cuts the running answers off from the cloud: the edge writes the rest, after the tokens so far.
 export function disconnect() {
   for (const answer of Object.values(state.conversation.turns.at(-1)?.answers ?? {}).filter(canDisconnect)) {
     answer.cut = answer.tokens.length;

@@ -96,7 +96,7 @@ function written(answer, struck, formatted) {
   return nodes;
 }
 
-// The first item that ends behind `start`.
+// The first item that ends after `start`.
 function first(items, start) {
   let [low, high] = [0, items.length];
   while (low < high) {

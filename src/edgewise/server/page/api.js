@@ -30,7 +30,7 @@ export function ask(model, messages, signal) {
   });
 }
 
-// The same, for the edge model's own words behind token ids. Nothing is sent to the cloud for them.
+// The same, for the edge model's own words after token ids. Nothing is sent to the cloud for them.
 export function askEdge(prompt, written, signal) {
   const { limit } = state.settings;
   return streamed("v1/completions", signal, {

@@ -38,7 +38,7 @@ export function markdown(text, leaf) {
     return found;
   }
 
-  // The block that begins at a line (null for an empty line), and the line behind it.
+  // The block that begins at a line (null for an empty line), and the line after it.
   function block(lines, at, depth) {
     const line = said(lines[at]);
     if (!line.trim()) return [null, at + 1];
@@ -91,7 +91,7 @@ export function markdown(text, leaf) {
     return [el(ordered ? "ol" : "ul", ordered ? { start: parseInt(first, 10) } : {}, items), next];
   }
 
-  // Whether more of the item follows behind this empty line.
+  // Whether more of the item follows this empty line.
   function belongs(lines, at, indent) {
     const line = said(lines[at + 1] ?? { start: 0, end: 0 });
     return Boolean(line.trim()) && line.length - line.trimStart().length > indent + 1;

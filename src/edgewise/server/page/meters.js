@@ -1,4 +1,4 @@
-// An answer's counts: one line, and behind it the rest.
+// An answer's counts: one line, then the rest.
 import { inVain } from "./answer.js";
 import { el } from "./dom.js";
 import { CLOUD, DISTANCE, EDGE } from "./pace.js";

@@ -1,4 +1,4 @@
-"""What an answer asks of the cloud: every request, and what it costs by price list."""
+"""An answer's requests to the cloud, and their cost by price list."""
 
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
@@ -20,7 +20,7 @@ from edgewise_lab.evaluation.tasks.base import Question
 
 
 class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that an answer made of the cloud, also one whose reply was not used.
+    """A request to the cloud for an answer, also one whose reply was not used.
 
     Of `prompt` tokens sent an earlier request of the same answer had the first `seen`, as prompt or
     reply: a provider's cache may hold them, whatever its rules. `written` tokens came back, or were
@@ -37,7 +37,7 @@ class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer of one system.
+    """The measured answer of a system to a question.
 
     `outcome` has its quality and its duration. `ttft` and `gap` are seconds to the first token, and
     the longest between two, as a user sees them. The edge made `decodes` forward passes over
@@ -61,7 +61,7 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Cost = Callable[[MeasuredAnswer], tuple[float, float]]
-"""Of an answer; that of several is the sum of the first over the sum of the second."""
+"""Cost of an answer; that of several is the sum of the first over the sum of the second."""
 
 
 class MeasuredSystem(Protocol):
@@ -97,10 +97,10 @@ def _of_tokens(name: str, cached: str, cached_from: int | None) -> PriceList:
 
 
 NO_DISCOUNT = _of_tokens("no cache discount", "1", None)
-"""Every prompt is read anew, or billed as if it were."""
+"""A price without a discount for cached prompts."""
 
 TENTH_OF_LONG = _of_tokens("cached at 10% from 1,024 tokens", "0.1", 1024)
-"""As several large providers do: short prompts are cached by none of them."""
+"""Billing of several large providers, which do not cache short prompts."""
 
 FIFTIETH = _of_tokens("cached at 2%", "0.02", 1)
 """About the largest discount in use, for whatever was sent before."""
@@ -118,11 +118,11 @@ PRICE_LISTS = (NO_DISCOUNT, TENTH_OF_LONG, FIFTIETH, OWN_GPU)
 
 
 def bill(prices: PriceList, requests: Iterable[CloudRequest]) -> Decimal:
-    """What an answer's requests cost, exactly; times to the microsecond.
+    """Cost of an answer's requests, exactly; times to the microsecond.
 
     The cloud alone is one request, of which nothing was seen. Blocks in which a provider caches
-    are not counted: at most one of them a request would be dearer. Raises `ValueError` for counts
-    that cannot be, and for a time that is none where it is priced.
+    are not counted: at most one of them a request would be dearer. Raises `ValueError` for invalid
+    counts, and for an invalid time if it is priced.
     """
     return sum((_cost(prices, request) for request in requests), Decimal(0))
 
@@ -178,10 +178,10 @@ def engine_seconds(answers: Sequence[MeasuredAnswer]) -> float | None:
     return sum(known) / len(answers) if len(known) == len(every) else None
 
 
-def positions_computed(answers: Sequence[MeasuredAnswer]) -> float | None:
-    """An answer's mean of prompt tokens, by the engine's meter; None where it has none.
+def mean_prompt_tokens_computed(answers: Sequence[MeasuredAnswer]) -> float | None:
+    """Mean prompt tokens the engine computed per answer; None without a meter.
 
-    A request that was given up counts with what no request before it had sent.
+    A cancelled request counts the tokens not sent by an earlier request.
     """
     every = [request for answer in answers for request in answer.requests]
     total: int | None = 0
@@ -202,7 +202,7 @@ def _timed(answer: MeasuredAnswer, mean: float) -> MeasuredAnswer:
 class RecordedCloud(Around):
     """Implements `CloudModel`: `cloud`, whose consults are kept as `CloudRequest`s.
 
-    For one answer at a time; nothing is pushed ahead of consults.
+    For one answer at a time; nothing is prefetched.
     """
 
     def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
@@ -236,7 +236,7 @@ class _Ask:
 
     @property
     def held(self) -> list[int]:
-        """What the cloud has of it by now: the prompt, and the reply once it came."""
+        """Ids that the cloud holds by now: the prompt, and the reply once it came."""
         completion = self._completion
         return self._ids if completion is None else [*self._ids, *completion.ids]
 

@@ -1,4 +1,4 @@
-"""Every system over one pair, ready to answer; a cloud that does not stream answers in spans."""
+"""Builds every system over one pair; a cloud that does not stream answers in spans."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -34,7 +34,7 @@ from edgewise_lab.evaluation.tasks.base import Question
 class CloudInSpans:
     """Implements `MeasuredSystem`: the cloud writes `CLOUD_SPAN` tokens a request.
 
-    What it asks for is told as the one request that the cloud alone would be: nobody would pay for
+    Its requests are reported as the one request that the cloud alone would be: nobody would pay for
     the prompt again. Times are those of the spans.
     """
 
@@ -116,7 +116,7 @@ class PairSystems:
         seconds: EngineTime | None = None,
         slowed: bool = False,
     ) -> None:
-        """`cloud` is behind `link`, where there is one; `key` is what it is asked with.
+        """`cloud` is reached over `link`, if there is one; `key` is what it is asked with.
 
         `seconds` tells an engine's time instead of its meter; with `slowed` the cloud is not there
         already at that pace, and is slowed down to it. Raises `UsageError` for a cloud of another
@@ -183,7 +183,7 @@ class PairSystems:
         )
 
     def commit_point(self, speculate: int) -> MeasuredSystem:
-        """One consult where a choice is first named."""
+        """A system with one consult, where a choice is first named."""
         return TimedCommitPoint(
             self._model,
             self._paced(),
@@ -212,7 +212,7 @@ def measure(
     store: Store[MeasuredAnswer],
     done: Callable[[], None] = lambda: None,
 ) -> list[MeasuredAnswer]:
-    """Every question's answer, in their order; `system` is made where one is missing.
+    """Returns every question's answer, in order; creates `system` if one is missing.
 
     `done` is called for each, those of an earlier run included.
     """

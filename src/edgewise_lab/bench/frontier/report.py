@@ -1,4 +1,4 @@
-"""From measured answers to the frontier: what each system gets right, how fast, at what cost."""
+"""Turns measured answers into the frontier: accuracy, speed and cost of each system."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -12,8 +12,8 @@ from edgewise_lab.bench.frontier.billing import (
     Cost,
     MeasuredAnswer,
     engine_seconds,
+    mean_prompt_tokens_computed,
     metered_seconds,
-    positions_computed,
     priced,
 )
 from edgewise_lab.evaluation.statistics import Interval, difference_interval, mean_interval
@@ -31,7 +31,6 @@ ROUNDING = 1e-12
 
 
 def share(answer: MeasuredAnswer) -> tuple[float, float]:
-    """The cloud share."""
     outcome = answer.outcome
     return outcome.cloud_tokens + outcome.wasted_tokens, outcome.output_tokens
 
@@ -42,7 +41,7 @@ def seconds(answer: MeasuredAnswer) -> tuple[float, float]:
 
 
 def cost_of(cost: Cost, answers: Sequence[MeasuredAnswer]) -> float:
-    """That of all of them."""
+    """Mean cost of the answers."""
     parts = [cost(answer) for answer in answers]
     return sum(a for a, _ in parts) / sum(b for _, b in parts)
 
@@ -60,7 +59,7 @@ class Whole(NamedTuple):
     scores: Sequence[float]
 
     def at(self, threshold: float) -> list[MeasuredAnswer]:
-        """Those that reach the threshold to the cloud."""
+        """The answers if questions with a score of at least `threshold` go to the cloud."""
         triples = zip(self.edge, self.cloud, self.scores, strict=True)
         return [
             self._sent(edge, cloud) if score >= threshold and score > NEVER else self._kept(edge)
@@ -144,7 +143,7 @@ class MeasuredAnswers(NamedTuple):
 
 
 class FrontierRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One system; means an answer where nothing else is said, times in seconds.
+    """The figures of one system; means per answer unless stated, times in seconds.
 
     Accuracies with 95% intervals, over all `questions`; the rest is over the `timed` ones, guesses
     in vain included. `difference` is this less the main system, on the same questions.
@@ -186,8 +185,8 @@ class FrontierRow(msgspec.Struct, frozen=True, kw_only=True):
 class EqualCost(msgspec.Struct, frozen=True, kw_only=True):
     """Whole questions to the cloud at the same `cost` as the main system, called `axis`.
 
-    The `sent` part of all questions goes there. `ahead` is the main system's accuracy less this,
-    with its 95% interval. `reached` is false where even the edge alone costs more.
+    The `sent` part of all questions goes there. `accuracy_gain` is the main system's accuracy
+    less this, with its 95% interval. `reached` is false where even the edge alone costs more.
     """
 
     axis: str
@@ -196,10 +195,10 @@ class EqualCost(msgspec.Struct, frozen=True, kw_only=True):
     sent: float
     accuracy: float
     strict_accuracy: float
-    ahead: float
-    ahead_interval: Interval
-    strict_ahead: float
-    strict_ahead_interval: Interval
+    accuracy_gain: float
+    accuracy_gain_interval: Interval
+    strict_accuracy_gain: float
+    strict_accuracy_gain_interval: Interval
     reached: bool
 
 
@@ -265,7 +264,7 @@ def _compositions(
 
 
 def axes() -> dict[str, Cost]:
-    """What may be held equal, by name."""
+    """Costs that may be held equal, by name."""
     bills = {f"bill, {name}": priced(prices) for name, prices in LISTS.items()}
     return {SHARE: share, "time": seconds, **bills}
 
@@ -294,10 +293,10 @@ def _equal(
                     sent=sent,
                     accuracy=_mean(lenient),
                     strict_accuracy=_mean(strict),
-                    ahead=_mean(right) - _mean(lenient),
-                    ahead_interval=difference_interval(right, lenient),
-                    strict_ahead=_mean(strictly) - _mean(strict),
-                    strict_ahead_interval=difference_interval(strictly, strict),
+                    accuracy_gain=_mean(right) - _mean(lenient),
+                    accuracy_gain_interval=difference_interval(right, lenient),
+                    strict_accuracy_gain=_mean(strictly) - _mean(strict),
+                    strict_accuracy_gain_interval=difference_interval(strictly, strict),
                     reached=cost_of(cost, one.timed.at(at)) <= most * (1 + ROUNDING),
                 )
             )
@@ -337,7 +336,7 @@ def _row(
         decodes=_mean([answer.decodes for answer in timed]),
         positions=_mean([answer.positions for answer in timed]),
         requests=_mean([len(answer.requests) for answer in timed]),
-        read=positions_computed(timed),
+        read=mean_prompt_tokens_computed(timed),
         engine_seconds=engine_seconds(timed),
         bills=_bills(timed, cloud),
         sent=_known([answer.sent for answer in timed]),
@@ -355,7 +354,7 @@ def _relative(cost: Cost, timed: Sequence[MeasuredAnswer], cloud: MeasuredAnswer
 
 
 def _graded(answers: Sequence[MeasuredAnswer]) -> tuple[list[float], list[float]]:
-    """Which are right by the lenient reading, and by the strict one."""
+    """Grades answers by the lenient reading, and by the strict one."""
     outcomes = [answer.outcome for answer in answers]
     return [float(o.right) for o in outcomes], [float(o.strict) for o in outcomes]
 

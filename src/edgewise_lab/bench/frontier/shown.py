@@ -11,7 +11,7 @@ def tables(found: Frontier) -> list[FigureTable]:
 
 
 def notes(found: Frontier) -> list[str]:
-    """What must be known to read the rows, a sentence each."""
+    """Notes for reading the rows, a sentence each."""
     return [f"{row.system}: {row.note}" for row in found.rows if row.note]
 
 
@@ -71,9 +71,9 @@ def _whole(found: Frontier) -> FigureTable:
             one.system,
             f"{100 * one.sent:.0f}" + ("" if one.reached else " (dearer without any)"),
             f"{100 * one.accuracy:.1f}",
-            _in_points(one.ahead, one.ahead_interval),
+            _in_points(one.accuracy_gain, one.accuracy_gain_interval),
             f"{100 * one.strict_accuracy:.1f}",
-            _in_points(one.strict_ahead, one.strict_ahead_interval),
+            _in_points(one.strict_accuracy_gain, one.strict_accuracy_gain_interval),
         ]
         for one in found.whole
     ]

@@ -1,4 +1,4 @@
-"""What the frontier times, as a user sees it: an edge alone, a pair, the cloud alone, streamed."""
+"""Systems that the frontier times: an edge alone, a pair, the cloud alone, streamed."""
 
 import time
 from collections import deque
@@ -35,16 +35,16 @@ from edgewise_lab.evaluation.systems import (
     Outcome,
     commit_position,
     contexts_of,
+    max_answer_tokens,
     outcome_of,
     question_prompt,
-    room,
     written,
 )
 from edgewise_lab.evaluation.tasks.base import Question
 
 
 class Watch:
-    """What a user sees of an answer, and when; and the bytes over a link. From now on."""
+    """Records an answer's text, times and bytes over a link, from now on."""
 
     def __init__(self, link: Link | None) -> None:
         self._link, self._before = link, (0, 0) if link is None else (link.up, link.down)
@@ -114,7 +114,8 @@ class Timed:
     def answer(self, question: Question) -> MeasuredAnswer:
         decoder, edge = self._decoder, self._edge
         prompt = question_prompt(decoder.edge.tokenizer, question)
-        longest = room(len(prompt.ids), self._max_tokens, *contexts_of(decoder.edge, decoder.cloud))
+        contexts = contexts_of(decoder.edge, decoder.cloud)
+        longest = max_answer_tokens(len(prompt.ids), self._max_tokens, *contexts)
         if self._cloud is not None:
             self._cloud.take()
         before, watch = (edge.decodes, edge.positions), Watch(self._link)
@@ -202,7 +203,7 @@ class _Chunk(msgspec.Struct):
 
 
 class _Stream(msgspec.Struct):
-    """What the events come to."""
+    """The answer collected from the events of a stream."""
 
     texts: list[str] = []
     ended: bool = False
@@ -351,7 +352,7 @@ class Streamed:
         found.timings = chunk.timings or found.timings
 
     def _request(self, stream: _Stream, prompt: int) -> CloudRequest:
-        """By the engine's own meter; raises `CloudProtocolError` for counts that cannot be."""
+        """The request by the engine's own meter; raises `CloudProtocolError` for invalid counts."""
         usage, timings = stream.usage or Meter(), stream.timings or _Timings()
         written = usage.completion_tokens
         if written is None or not 0 < written <= self._max_tokens:

@@ -1,4 +1,4 @@
-"""What a task is: questions, each with the way its answer is graded; and where tasks come from."""
+"""Tasks: questions, each with its grading; and sources of tasks."""
 
 import hashlib
 import re
@@ -12,14 +12,14 @@ from edgewise.errors import UsageError
 from edgewise.prompts import Message
 
 LETTERS = string.ascii_lowercase
-"""What choices are called, in their order."""
+"""Letters of choices, in order."""
 
 Split = Literal["train", "calibration", "test", "frames", "facts"]
 Grading = Literal["choice", "number", "exact", "regex", "words"]
 
 
 class Question(msgspec.Struct, frozen=True):
-    """`prompt` is the user's last message, behind those of `before`.
+    """`prompt` is the user's last message, after those of `before`.
 
     `answer` is a choice's text, a number, the whole text, a regular expression or a text with the
     same content words, as `check` says; not `known`, the cloud's own answer will take its place
@@ -81,7 +81,7 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """In the order of their first questions."""
+        """Families in the order of their first questions."""
         return tuple(dict.fromkeys(question.family for question in self.questions))
 
     def first(self, limit: int | None) -> "Task":
@@ -90,17 +90,17 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class TaskSource(Protocol):
-    """Where a named task comes from. A class of them is made without arguments."""
+    """The source of a named task. Its class is created without arguments."""
 
     name: str
     splits: tuple[Split, ...]
-    """Those that it keeps apart. Without a calibration split the end of another stands in."""
+    """Its separate splits. Without a calibration split the end of another is used."""
 
     local: bool = False
     """Whether `open` reads a local copy of the published file as well."""
 
     def open(self, split: Split, data: Path | None = None) -> Task:
-        """One of `splits`, or what the file `data` holds. Raises `UsageError`."""
+        """Opens one of `splits`, or the file `data`. Raises `UsageError`."""
         ...
 
 
@@ -108,7 +108,7 @@ TRAINED_ON, MAX_TRAINED_ON = "trained_on.txt", 64 << 20
 
 
 def digest(prompt: str) -> str:
-    """What `trained_on.txt` holds of a question, a line each: 16 hexadecimal digits."""
+    """Hash of a question in `trained_on.txt`, a line each: 16 hexadecimal digits."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 

@@ -56,7 +56,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class CommonsenseQa(TaskSource):
-    """From a local file or the hub; the development set stands in for the unpublished test set."""
+    """From a local file or the hub; its development set replaces the unpublished test set."""
 
     name = "commonsenseqa"
     splits = ("train", "test")

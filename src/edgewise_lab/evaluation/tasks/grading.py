@@ -15,7 +15,7 @@ from edgewise.sandbox import Child, ChildEnded
 from edgewise_lab.evaluation.tasks.base import LETTERS, Question, Task
 
 _SECONDS, _MEMORY = 5.0, 1 << 30
-"""How long a search for a regular expression may take, and the bytes that it may need."""
+"""Timeout of a search for a regular expression, and its memory in bytes."""
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
@@ -46,7 +46,7 @@ def is_right(question: Question, text: str) -> bool:
 def is_strictly_right(question: Question, text: str) -> bool:
     """Graded as asked for: one conclusion, in the format that the prompt wants, and right.
 
-    The question's `reference` is, letter for letter. Where the prompt lists choices behind letters,
+    The question's `reference` is, letter for letter. Where the prompt lists choices after letters,
     text and letter of a choice must both be named, else the text alone; of `words` all must be the
     same; exact and regex have no other reading.
     """
@@ -121,7 +121,7 @@ def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
 
 
 def first_mention(text: str, choices: tuple[str, ...]) -> int | None:
-    """Where an answer first names a choice: its text anywhere, or a letter that counts."""
+    """Position of a choice's first mention: its text anywhere, or a letter that counts."""
     if not choices:
         return None
     left = _without_lists(text, choices)
@@ -143,7 +143,7 @@ _Place = tuple[int, str]
 
 
 def _places(text: str, choices: tuple[str, ...]) -> Iterator[_Place]:
-    """Those that the paper reads, in its order."""
+    """Places where the paper's grading looks for a choice, in its order."""
     after = text.find("Therefore")
     start = after + len("Therefore") if after >= 0 else len(text)
     yield from _first_named(text, start, start + 50, choices)
@@ -188,7 +188,7 @@ def _is_name(letter: str, rest: str, choice: str) -> bool:
 
 
 def _without_lists(text: str, choices: tuple[str, ...]) -> str:
-    """With spaces in the place of every list of two or more choices, each behind its letter."""
+    """Replaces every list of two or more choices, each after its letter, by spaces."""
     if len(_LABEL.findall(text)) < 2:  # nearly always: no pattern of the choices is made for it
         return text
     one = "|".join(_item(letter, c) for letter, c in zip(LETTERS, choices, strict=False))
@@ -198,7 +198,7 @@ def _without_lists(text: str, choices: tuple[str, ...]) -> str:
 
 
 def _item(letter: str, choice: str) -> str:
-    """The pattern of a choice behind its letter, as a list tells it."""
+    """The pattern of a choice after its letter in a list."""
     return rf"\b{letter}[.):]\s*{_own(choice)}"
 
 
@@ -212,7 +212,7 @@ def _letters(choices: tuple[str, ...]) -> str:
 
 
 def _plain(number: str | None) -> str | None:
-    """Without thousands separators and a zero fraction."""
+    """Strips thousands separators and a zero fraction."""
     return None if number is None else re.sub(r"\.0+$", "", number.replace(",", ""))
 
 

@@ -24,7 +24,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class Gsm8k(TaskSource):
-    """From a local file or the hub."""
+    """GSM8K, from a local file or the hub."""
 
     name = "gsm8k"
     splits = ("train", "test")

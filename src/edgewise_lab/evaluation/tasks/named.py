@@ -1,4 +1,4 @@
-"""From what a user writes to a task."""
+"""Opens the tasks that a user names."""
 
 from pathlib import Path
 from typing import Literal
@@ -101,7 +101,7 @@ def with_calibration(
 def _pair(
     task: Task, name: str, use: Use, data: Path | None, limit: int | None, calibration: int | None
 ) -> tuple[Task, Task]:
-    """Where no file of other questions is named."""
+    """The questions and the held-out ones, if no file of other questions is named."""
     usual, splits = calibration or USUAL[use], _splits(name, data)
     if "calibration" in splits:
         held_out = _checked(name, TASKS.load(name)().open("calibration"))
@@ -118,7 +118,7 @@ def _source(name: str) -> TaskSource | None:
 
 
 def _splits(name: str, data: Path | None) -> tuple[str, ...]:
-    """Those that can be opened beside what is used: a local copy is all there is of its task."""
+    """Splits that can be opened besides; none for a local copy."""
     source = _source(name)
     return () if source is None or data is not None else source.splits
 

@@ -12,7 +12,7 @@ MAX_TOKENS = 128
 
 
 class _Split(msgspec.Struct, frozen=True):
-    """What a line says beside its question."""
+    """Fields of a line beside its question."""
 
     split: Split
 

@@ -173,7 +173,7 @@ def _last_question(data: Path, number: int, held: _Conversation, check: Grading 
 
 
 def _open(check: Grading | None, choices: tuple[str, ...] | None) -> Grading:
-    """How replies without a known answer are compared."""
+    """Grading of questions without a known answer."""
     if check in ("exact", "regex"):
         raise UsageError("it has no answer to check", hint="leave the check out", setting="check")
     return check or ("choice" if choices else "words")

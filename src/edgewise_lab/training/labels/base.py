@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
     @property
     def mismatches(self) -> list[int]:
-        """Where the edge would have written something else."""
+        """Positions where the edge would have written another token."""
         ids = self.sample.ids
         return [at for at, token in enumerate(self.proposed) if token != ids[at]]
 
@@ -90,22 +90,22 @@ class Label(Protocol):
     """Names the file of its values."""
 
     described: str
-    """In a few words, for the model card."""
+    """A few words for the model card."""
 
     text: Text = "answer"
-    """Which text it reads."""
+    """The text that it reads."""
 
     writers: frozenset[Writer] = frozenset()
-    """Who writes its rollouts; the pair is that under the router of the round before."""
+    """Writers of its rollouts; the pair is that under the router of the round before."""
 
     objective: Objective = "cross-entropy"
-    """What a router is fitted to."""
+    """Objective that a router is fitted with."""
 
     hidden: int = 64
     """Width of the router's hidden layer where nobody says; 0 is none."""
 
     options: tuple[str, ...] = ()
-    """What `rounds` takes."""
+    """Options that `rounds` takes."""
 
     @classmethod
     def rounds(cls, **options: Any) -> "list[Label]":
@@ -121,7 +121,7 @@ TOGETHER = 16
 """Texts whose rollouts are collected into one call, and then kept."""
 
 Values = dict[str, tuple[float, ...]]
-"""By question, a value for every token."""
+"""Values for every token, by question."""
 
 
 class Labelled(msgspec.Struct, frozen=True):
@@ -166,7 +166,7 @@ def kept_values(label: Label, folder: Path) -> Values:
 
 
 def _known(path: Path, router: str) -> Values:
-    """Those made with `router`, which are the last ones from now on."""
+    """Stored labels made with `router`; makes them the last ones of the file."""
     lines = read(path, Labelled)
     last = {line.question: line for line in lines}
     known = {line.question: line for line in lines if line.router == router}

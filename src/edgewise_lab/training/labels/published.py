@@ -23,11 +23,11 @@ from edgewise_lab.training.collect import Text
 from edgewise_lab.training.fit import Objective
 from edgewise_lab.training.labels.base import Case, Label, Labelling, Rollout, Writer
 
-VERDICT = 8
+JUDGE_TOKENS = 8
 """Tokens that the judge has for its answer."""
 
 PASSED = 10
-"""Of the twelve pairs of the trial, how many must be judged right; a coin does it in 2%."""
+"""Least number of the twelve pairs that must be judged right; a coin does it in 2%."""
 
 _ASKED = """\
 Two drafts of an answer begin alike and then differ.
@@ -63,7 +63,7 @@ class Drafts(NamedTuple):
     second: str
 
 
-TRIAL: Sequence[tuple[Drafts, bool]] = (
+JUDGE_PAIRS: Sequence[tuple[Drafts, bool]] = (
     (Drafts(_SUMS, "", "There are 12 + 5 = 17 cups.", "12 + 5 makes 17 cups."), True),
     (Drafts(_SUMS, "", "There are 12 + 5 = 17 cups.", "There are 12 - 5 = 7 cups."), False),
     (Drafts(_SUMS, "We add 5 to 12.", "That is 17.", "That is 18."), False),
@@ -84,28 +84,28 @@ def judge_prompt(tokenizer: Tokenizer, pair: Drafts) -> Rollout:
     filled = {name: text or "(nothing)" for name, text in pair._asdict().items()}
     text = _ASKED.format(**filled)
     ids = prompt_ids(tokenizer, [Message("user", text)])
-    return Rollout("cloud", Prefix(tuple(ids), VERDICT))
+    return Rollout("cloud", Prefix(tuple(ids), JUDGE_TOKENS))
 
 
 def judged_same(tokenizer: Tokenizer, reply: Continuation) -> bool | None:
-    """What the judge said; None where its answer begins with neither yes nor no."""
+    """The judge's verdict; None if its answer begins with neither yes nor no."""
     found = _ANSWER.match(text_of(tokenizer, reply.ids).strip())
     return None if found is None else found[1].lower() == "yes"
 
 
-def judge_trial(tokenizer: Tokenizer) -> Generator[list[Rollout], list[Continuation], None]:
+def check_judge(tokenizer: Tokenizer) -> Generator[list[Rollout], list[Continuation], None]:
     """Twelve pairs on which there are no two opinions.
 
     Raises `UsageError` for a model that tells fewer than `PASSED` of them rightly.
     """
-    replies = yield [judge_prompt(tokenizer, pair) for pair, _ in TRIAL]
+    replies = yield [judge_prompt(tokenizer, pair) for pair, _ in JUDGE_PAIRS]
     judged = [judged_same(tokenizer, reply) for reply in replies]
-    right = sum(one is known for one, (_, known) in zip(judged, TRIAL, strict=True))
+    right = sum(one is known for one, (_, known) in zip(judged, JUDGE_PAIRS, strict=True))
     if right < PASSED:
         unclear = judged.count(None)
         raise UsageError(
-            f"The cloud model cannot judge: it decides {right} of {len(TRIAL)} plain pairs of "
-            f"sentences correctly, and answers {unclear} with neither yes nor no (it begins "
+            f"The cloud model is not a judge: it decides {right} of {len(JUDGE_PAIRS)} plain pairs "
+            f"of sentences correctly, and answers {unclear} with neither yes nor no (it begins "
             f"{text_of(tokenizer, replies[0].ids).strip()!r})",
             hint="let the outcome judge, or choose another label",
             setting="judge",
@@ -113,7 +113,7 @@ def judge_trial(tokenizer: Tokenizer) -> Generator[list[Rollout], list[Continuat
 
 
 def sentences(begun: str, first: str, second: str) -> tuple[str, str, str]:
-    """From two texts that begin with `begun`: what is before the sentence they part in, and both.
+    """Splits two texts that begin with `begun`: what precedes the differing sentence, and both.
 
     A sentence ends with `.`, `!` or `?` before white space, with a line's end or with the text. So
     that does not depend on the vocabulary, and "3.5" is one number.
@@ -169,14 +169,14 @@ class Value(Label):
 
 
 class Final(Label):
-    """How far the cloud's answer ends elsewhere once the edge's token stands in it.
+    """How much the end of the cloud's answer changes if it contains the edge's token.
 
     The cloud goes on from the edge's token; a choice or a number is the same or is not, of other
     answers it is the part of the content words that only one has. Nobody need know what is right.
     """
 
     name = "final"
-    described = "how far the cloud's own answer changes behind the edge's token"
+    described = "how far the cloud's own answer changes after the edge's token"
     writers: frozenset[Writer] = frozenset({"cloud"})
 
     def of(self, case: Case) -> Labelling:
@@ -189,7 +189,7 @@ class Final(Label):
         return values
 
     def difference(self, question: Question, one: str, other: str) -> float:
-        """From 0, the same conclusion, to 1."""
+        """Returns 0 for the same conclusion, up to 1."""
         if question.check in ("choice", "number"):
             return float(not same_end(question, one, other))
         return 1.0 - overlap(question, one, other)
@@ -198,7 +198,7 @@ class Final(Label):
 class Rescue(Label):
     """1 where the edge's own answer ends wrong, and right once the cloud has written this token.
 
-    The edge goes on behind the cloud's token, as it does in use, from texts that it writes in use.
+    The edge goes on after the cloud's token, as it does in use, from texts that it writes in use.
     The cloud writes no answers: it reads each of the edge's once, and the edge is rolled out where
     the cloud would have written another token, of wrong answers alone.
     """
@@ -313,7 +313,7 @@ class R2R(Final):
     def _judged(self, case: Case) -> Labelling:
         if not self._tried:
             self._tried = True
-            yield from judge_trial(case.tokenizer)
+            yield from check_judge(case.tokenizer)
         values = [0.0] * len(case.proposed)
         at = case.mismatches
         branches = [(i, case.proposed[i]) for i in at]
