@@ -276,7 +276,7 @@ def parquet() -> bytes:
 @given(bytes_like(parquet()))
 def test_a_hub_datasets_file(folder: Path, data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(records, "dataset_file", lambda *_: folder / "rows.parquet")
+        patched.setattr(records.Repository, "file", lambda *_: folder / "rows.parquet")
         for kind in (gsm8k.Gsm8k, commonsenseqa.CommonsenseQa):
             reading(folder / "rows.parquet", data, lambda _, kind=kind: kind().open("test"))
 

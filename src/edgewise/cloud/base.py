@@ -16,7 +16,7 @@ from edgewise.cloud.adapter.word_boundary import WordBoundaries
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.engines.base import Engine
-from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError
+from edgewise.errors import CloudError, EdgewiseError
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 
@@ -108,11 +108,8 @@ class CloudModel(Protocol):
         return self.name
 
 
-def with_end(completion: Completion, n: int, eos_ids: frozenset[int], name: str) -> Completion:
-    """Adds the edge's end token if the engine ended the answer without returning its own.
-
-    Raises `CloudProtocolError` for a completion without any token.
-    """
+def with_end(completion: Completion, n: int, eos_ids: frozenset[int]) -> Completion:
+    """Adds the edge's end token if the engine ended the answer without returning its own."""
     ids = completion.ids
     if completion.stopped and len(ids) < n and not (ids and ids[-1] in eos_ids):
         empty = ((),) if completion.top else ()
@@ -122,8 +119,6 @@ def with_end(completion: Completion, n: int, eos_ids: frozenset[int], name: str)
             logprobs=(*completion.logprobs, None),
             top=(*completion.top, *empty),
         )
-    if not completion.ids:
-        raise CloudProtocolError(f"{name!r} answered a consult without any token.")
     return completion
 
 

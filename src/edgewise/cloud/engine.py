@@ -124,7 +124,7 @@ class RemoteCloud(CloudModel):
 
         Raises `CloudProtocolError` unless it answers a consult for `n` tokens after `prompt` ids.
         """
-        completion = with_end(completion, n, self._eos_ids, self.name)
+        completion = with_end(completion, n, self._eos_ids)
         completion.check(asked=n, prompt=prompt, size=self._size)
         if empty := self._nothing.intersection(completion.ids):
             # To the engine it does stand for something: where ids were not all compared.

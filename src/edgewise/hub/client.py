@@ -111,12 +111,6 @@ class Repository:
         return roots.pop()
 
 
-def dataset_file(repo: str, name: str) -> Path:
-    """A file of a hub dataset, downloaded if need be. Raises `AddressError`."""
-    address = HubAddress(repo, None, None, name)
-    return Repository(address, setting="data", kind="dataset").file(name)
-
-
 def cached_repositories() -> list[DiskModel]:
     """The model repositories that were downloaded, by name."""
     try:

@@ -156,12 +156,6 @@ def ranks_of(values: Floats, reference: Reference) -> Floats:
     return np.concatenate([ranks, np.log(ranks / (1.0 - ranks))], axis=-1).astype(np.float32)
 
 
-def reference_of(values: Floats) -> Reference:
-    """The quantiles of float32[n, m] values, to a precision that a card can hold."""
-    quantiles = np.quantile(values, np.linspace(0.0, 1.0, QUANTILES), axis=0)
-    return tuple(tuple(float(f"{x:.6g}") for x in column) for column in quantiles.T)
-
-
 def logtoku(logits: Floats) -> float:
     """Aleatoric times epistemic uncertainty of the largest logits, float32[k], read as evidence.
 

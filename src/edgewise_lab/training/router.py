@@ -18,7 +18,7 @@ from edgewise.registry import code_file
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, behaviour_of, read_card
 from edgewise.routers.named import identity_of, is_trained, router_of
-from edgewise.routers.signals import Reference, reference_of
+from edgewise.routers.signals import QUANTILES, Reference
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.store import read
 from edgewise_lab.evaluation.systems import (
@@ -376,7 +376,9 @@ class Training:
             return ()
         if self._text() != "own":
             columns = self._features(self._own(allowed=allowed), "own", allowed=allowed)
-        return reference_of(columns.inputs["ranks"])
+        quantiles = np.quantile(columns.inputs["ranks"], np.linspace(0.0, 1.0, QUANTILES), axis=0)
+        # To a precision that a card can hold.
+        return tuple(tuple(float(f"{x:.6g}") for x in column) for column in quantiles.T)
 
     def _require(self, name: str, *, allowed: bool) -> None:
         if not allowed and not (self._data / name).exists():

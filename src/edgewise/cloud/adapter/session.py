@@ -297,7 +297,7 @@ class WordConsult:
             written=written,
         )
         eos_ids = session.edge.eos_ids or frozenset([0])
-        return with_end(completion, len(ids) + 1, eos_ids, session.cloud.name)
+        return with_end(completion, len(ids) + 1, eos_ids)
 
 
 def _of_cloud(error: Exception) -> CloudError:

@@ -32,6 +32,7 @@ class Server:
         self, url: str, *, key: str | None = None, sent: Callable[[str, bytes], None] | None = None
     ) -> None:
         self.url, self._record = url, sent
+        own = {"Authorization": f"Bearer {key}"} if key else {}
         # A proxy of the environment would be sent what is to stay near.
         self._http = httpx2.Client(
             base_url=url,
@@ -39,10 +40,7 @@ class Server:
             trust_env=False,
             follow_redirects=False,
             verify=ssl.create_default_context(),
-            headers={
-                "Accept-Encoding": "identity",
-                **({"Authorization": f"Bearer {key}"} if key else {}),
-            },
+            headers={"Accept-Encoding": "identity", **own},
         )
 
     def close(self) -> None:

@@ -21,14 +21,8 @@ from edgewise.events import Candidate
 AHEAD = 256
 """Most tokens that one stream writes."""
 
-_UNLIKELY = -1e4
-"""A logprob of no weight beside any other, at any temperature."""
-
-_LEAST = -1e30
-"""Below it is no logprob; float32 holds it."""
-
-_SURE = 1e-3
-"""Largest logprob accepted: rounding may put that of a sure token above 0."""
+_LEAST, _SURE = -1e30, 1e-3
+"""Bounds of a logprob: float32 holds it; rounding may put that of a sure token above 0."""
 
 
 class TopStep:
@@ -53,7 +47,7 @@ class TopStep:
     @property
     def logits(self) -> Floats:
         """Logprobs. Outside the k likeliest an id is only drawn where none of these may be."""
-        logits = np.full(self.size, _UNLIKELY, np.float32)
+        logits = np.full(self.size, -1e4, np.float32)
         logits[self._ids] = self._logprobs
         return logits
 
@@ -219,7 +213,7 @@ class ServedSession(EdgeSession):
         if unknown := [one for one in (token.token, *ids) if not 0 <= one < size]:
             raise broken(f"the id {unknown[0]}")
         logprobs = np.array([logprob for _, logprob in known])
-        in_bounds = np.all((_LEAST < logprobs) & (logprobs <= _SURE))
+        in_bounds = np.all((logprobs > _LEAST) & (logprobs <= _SURE))
         if not ids or len(set(ids)) < len(ids) or not in_bounds:
             raise broken("invalid candidates")
         written = None

@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from edgewise.errors import UsageError
-from edgewise.hub.client import dataset_file
+from edgewise.hub.client import HubAddress, Repository
 from edgewise.prompts import Message
 from edgewise_lab.evaluation.tasks.base import Grading, Question, Task
 
@@ -57,7 +57,8 @@ def read_parquet(repo: str, name: str, kind: type[Record]) -> Iterator[Record]:
             hint="pip install 'edgewise[lab]', or name a local copy of the published file",
             setting="data",
         ) from error
-    path = dataset_file(repo, name)
+    address = HubAddress(repo, None, None, name)
+    path = Repository(address, setting="data", kind="dataset").file(name)
     try:
         rows = parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, ArithmeticError, MemoryError, OSError, ValueError) as error:
