@@ -107,7 +107,7 @@ class SentAnswer:
     """Records what one answer sent; made by `SentRecord.answer`.
 
     It began `at`, in seconds since 1970. `sums` counts bodies of messages, and ids each time they
-    travelled; where text travels there are none.
+    were sent; no ids are counted for text.
     """
 
     def __init__(

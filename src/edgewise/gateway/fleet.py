@@ -278,7 +278,7 @@ class Fleet:
         return [replica for replica in self.replicas if replica.up]
 
     async def _accept(self, engine: Engine) -> None:
-        """Raises `UsageError` for an engine of another vocabulary, or of none that is known."""
+        """Raises `UsageError` for an engine of another vocabulary, or of an unknown one."""
         if engine.vocabulary is None:
             raise UsageError(
                 f"The engine at {engine.url!r} does not report its tokenizer, so its vocabulary "

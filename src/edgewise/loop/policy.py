@@ -221,6 +221,6 @@ class SharedBudget:
         return taken
 
     def settle(self, taken: Budget, left: Budget) -> None:
-        """Returns the budget of an answer that started with `taken` and left `left`."""
+        """Puts back what is `left` of an answer that started with `taken` (`Generation.budget`)."""
         with self._lock:
             self._free = self._free.plus(left.bucket, left.shift - taken.shift)

@@ -276,7 +276,7 @@ def _blocks(item: Item) -> Iterator[dict[str, Any]]:
     if item.call is None and item.text:
         yield {"type": "text", "text": item.text}
     elif item.call is not None:
-        # A call that was cut in the middle of its arguments is none.
+        # A call that was cut in the middle of its arguments is invalid.
         with suppress(msgspec.DecodeError):
             yield _tool_use(item.call, msgspec.json.decode(item.text))
 

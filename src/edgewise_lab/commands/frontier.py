@@ -236,7 +236,7 @@ def _plan(
     larger: tuple[EdgeModel, Pace] | None,
 ) -> dict[str, Callable[[], MeasuredSystem]]:
     """Systems by the names of their rows."""
-    ahead = wish.chosen.speculate
+    speculate = wish.chosen.speculate
     plan: dict[str, Callable[[], MeasuredSystem]] = {EDGE: systems.edge}
     if larger is not None:
         plan[LARGER_EDGE] = lambda: systems.larger_edge(*larger)
@@ -244,12 +244,12 @@ def _plan(
     for one in contenders:
         for share in wish.shares:
             at, by = thresholds[one.name, share], one.router
-            plan[_named(one.name, share)] = lambda at=at, by=by: systems.pair(by, at, ahead)
-            if ahead and one is contenders[0]:
+            plan[_named(one.name, share)] = lambda at=at, by=by: systems.pair(by, at, speculate)
+            if speculate and one is contenders[0]:
                 waits = f"{_named(one.name, share)}, waiting"
                 plan[waits] = lambda at=at, by=by: systems.pair(by, at, 0)
     if has_choices(wish.tasks[0].questions):
-        plan[COMMIT_POINT] = lambda: systems.commit_point(ahead)
+        plan[COMMIT_POINT] = lambda: systems.commit_point(speculate)
     return plan
 
 

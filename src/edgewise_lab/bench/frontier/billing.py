@@ -218,7 +218,7 @@ class RecordedCloud(Around):
     def take(self) -> tuple[CloudRequest, ...]:
         """The requests since the last call, in the order in which they were made.
 
-        One that was declined is none: it costs nothing. One that was given up counts with what it
+        A declined one does not count: it costs nothing. One that was given up counts with what it
         had asked for, and its meter is not known.
         """
         asks, self._asks[:] = list(self._asks), []
