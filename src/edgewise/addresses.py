@@ -358,7 +358,7 @@ def _pasted(address: str) -> str | None:
 
 def _unknown(address: str, role: Role) -> AddressError:
     named, problem = short(address), f"There is no file {short(address)!r}"
-    hint = "name a path, a hub repository (owner/repo) or 'bundled'"
+    hint = "name a path, a hub repository (owner/repo), ollama:NAME, smollm2 or 'bundled'"
     if role == "edge" and is_url(with_scheme(address)):
         problem = f"{named!r} is an engine's address, and the edge model runs in this process"
         hint = "name the model's file, such as ollama:NAME"

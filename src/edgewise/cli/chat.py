@@ -85,7 +85,7 @@ class Conversation:
     def take(self, line: str) -> bool:
         """A question or a command; False to leave. Raises `UsageError`, with nothing changed."""
         text = line.strip()
-        if text == "/quit":
+        if text in ("/quit", "/exit", "/bye"):
             return False
         if text.startswith("/"):
             name, _, rest = text.partition(" ")

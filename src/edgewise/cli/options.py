@@ -149,10 +149,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}
-    barred = {
-        "trust": "it controls where local text may go",
-        "edge_hosts": "it allows hosts for prompts",
-    }
+    barred = {"trust": "it controls where local text may go", "edge_hosts": "it allows hosts"}
     if "router" in of_file and chosen.router:
         from edgewise.routers.named import runs_code
 

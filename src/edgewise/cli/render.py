@@ -137,11 +137,11 @@ def warn(text: str) -> None:
 
 def warn_of_toy(edge: str, prompt: str) -> None:
     """Say before the answer that the bundled pair does not know what it was not taught."""
-    taught = prompt.startswith("Question: ") and prompt.endswith(" Answer and Reasoning:")
+    taught = prompt.startswith("Question: ") and prompt.rstrip().endswith("Answer and Reasoning:")
     if edge == Settings().edge and not taught:
         warn(
             "the bundled pair is a toy for sums and word puzzles, as `edgewise demo` shows them. "
-            "For real questions: edgewise run --edge smollm2"
+            "For real questions: edgewise chat --edge smollm2"
         )
 
 

@@ -121,13 +121,10 @@ class Slots:
             self.sessions -= 1
             if cache is None or self.closed:
                 return
-            try:
-                if not self._keep:
-                    cache.clear()
-            finally:
-                # An engine that fails must not cost a slot.
-                cache.prompt = min(cache.prompt, cache.length)
-                self._free.append(cache)
+            self._free.append(cache)  # first: an engine that fails must not cost a slot
+            if not self._keep:
+                cache.clear()
+            cache.prompt = min(cache.prompt, cache.length)
 
     def close(self) -> bool:
         """Let nothing run any more; False where that was done before."""

@@ -293,13 +293,13 @@ class _Request:
 
 
 def checked_address(url: str) -> str:
-    """Strips a trailing slash and an API's `/v1`; raises `UsageError`."""
+    """Strips an API's `/v1`, and what a pasted address has after it; raises `UsageError`."""
     require_keyless(url)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is not an http:// or https:// address of a cloud engine.")
-    path = parts.path.rstrip("/")
-    return parts._replace(path=path.removesuffix("/v1").rstrip("/")).geturl()
+    path = re.sub(r"(/v1)?(/(chat/)?completions|/messages|/responses)?/*$", "", parts.path)
+    return parts._replace(path=path.rstrip("/")).geturl()
 
 
 def require_keyless(url: str) -> None:

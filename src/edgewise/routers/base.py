@@ -1,7 +1,7 @@
 """The contract of a router: a pure function from a `Step` to a score.
 
 A class of routers is a *kind*. One that is made without arguments needs no more than this; one
-that is trained also has `load`, and `fit` (`training/kinds.py`).
+that is trained also has `load`, and `fit` (`edgewise_lab/training/fit.py`).
 
 A router in ten lines:
 

@@ -59,7 +59,7 @@ def router_named(name: str) -> Router:
                 name,
                 ["bundled", *ROUTERS.names()],
                 "name a checkpoint's folder, module:Class, ./file.py:Class, constant:VALUE, or "
-                f"one of {', '.join(ROUTERS.names())}",
+                f"one of auto, bundled, {', '.join(ROUTERS.names())}",
             ),
             setting="router",
         )

@@ -64,7 +64,8 @@ def policy_for(answering: Answering, model: str) -> Policy:
         return policy
     if answering.cloud is None:
         raise _not_found(f"{model!r} needs a cloud model, and the server has none.")
-    return policy.cloud_alone()
+    # The edge's text would pass for the cloud's.
+    return replace(policy.cloud_alone(), on_cloud_error="raise")
 
 
 def _not_found(message: str) -> ApiError:

@@ -128,5 +128,5 @@ def _conclude(result: Summary) -> None:
         f"{pair}, the cloud model alone {cloud}.\n"
         f"The cloud wrote {result.cloud_share:.1%} of the pair's tokens; with what it reads, that "
         f"is {work} of the work of answering alone.\n"
-        "Both are toys. For real questions: edgewise run --edge smollm2"
+        "Both are toys. For real questions: edgewise chat --edge smollm2"
     )

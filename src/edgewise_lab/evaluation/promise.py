@@ -66,6 +66,7 @@ def require_prompts(keep: float, prompts: int) -> None:
     """Raise `UsageError` for an invalid rate, or one that so many prompts cannot show."""
     if not 0 < keep < 1:
         raise UsageError(f"keep must lie between 0 and 1, not {keep:g}.", setting="keep")
+    scipy_part("stats")  # before anything is paid for
     if prompts < fewest(keep):
         raise UsageError(
             f"{prompts} prompts are too few to show that {100 * keep:g}% of the answers are kept; "
@@ -117,6 +118,8 @@ def _refused(keep: float, first: Promise) -> UsageError:
     sizes = takewhile(lambda n: n < _MOST, (math.ceil(first.prompts * 1.1**i) for i in range(100)))
     enough = next((n for n in sizes if least(math.floor(rate * n), n) >= keep), None)
     hint = "keep less" if enough is None else f"give about {enough} prompts, or keep less"
+    if not first.right:
+        hint = "see whether `--check` fits the answers"
     return UsageError(
         f"Only {first.right} of {first.prompts} answers agree with the cloud (or are right), which "
         f"does not show {100 * keep:g}% at {CONFIDENCE:.0%} confidence",
