@@ -3,8 +3,8 @@
     python deploy/llama_wheel.py [--native] [OUT]
 
 Needs Edgewise and a C++ compiler; cmake and ninja come from the package index. The source is that
-in the sdist of xllamacpp, whose structs `edge/llamacpp/library.py` has. ggml's CPU backend is built once
-for each kind of processor, and what the one at hand can run is found when it is loaded; with
+in the sdist of xllamacpp, whose structs `edge/llamacpp/library.py` has. ggml's CPU backend is built
+once for each kind of processor, and what the one at hand can run is found when it is loaded; with
 `--native` it is built for the kind at hand alone, and refused elsewhere. OpenMP is left out, so
 that no runtime has to be there; so is AMX, which GCC before 13 miscompiles.
 """

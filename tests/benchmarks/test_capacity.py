@@ -1,19 +1,10 @@
-"""Capacity: the arithmetic by hand, the search, and a load at a real llama-server."""
+"""Capacity: the arithmetic by hand, and the search."""
 
-from collections.abc import Iterator
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.capacity.__main__ import run, texts
-from benchmarks.capacity.engines import Room, Served, served
 from benchmarks.capacity.memory import H100, QWEN_32B, QWEN_72B, computed, held, offloaded
 from benchmarks.capacity.search import ladder, largest
-from benchmarks.capacity.sessions import Load, Texts
-
-SHORT = Load(2, 0.25, 40.0, 24, 20, 1.0)
-"""Two sessions whose answers take half a second."""
 
 
 def test_memory_by_hand() -> None:
@@ -40,26 +31,3 @@ def test_the_search_finds_the_highest_rung_that_holds(limit: int, start: int, mo
     found = largest(holds, start=start, most=most)
     assert found == max((rung for rung in ladder(most) if rung <= limit), default=0)
     assert len(set(tried)) == len(tried)
-
-
-@pytest.fixture(scope="module")
-def ids() -> Texts:
-    return texts()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served("llama-server", "bundled", Room(4, 256), tmp_path_factory.mktemp("m")) as at:
-        yield at
-
-
-@pytest.mark.parametrize("warm", [True, False])
-def test_consults_are_answered_and_what_was_computed_is_kept(
-    server: Served, ids: Texts, warm: bool
-) -> None:
-    row = run(server, SHORT._replace(warm=warm), ids)
-    assert list(row.found.failed) == []
-    assert row.found.late
-    # 24 + 20 ids for an answer of 20 tokens, each once; the borders of the second blur it.
-    assert 0 < row.computed < 2 * 44 / 20
-    assert row.written > 0

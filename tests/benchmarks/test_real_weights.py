@@ -2,7 +2,6 @@
 
 import re
 from collections import defaultdict
-from contextlib import closing
 from pathlib import Path
 
 import gguf
@@ -11,8 +10,6 @@ import numpy as np
 from benchmarks.real_weights.questions import RELATIONS, SPLITS, tasks
 from benchmarks.real_weights.weights import without_blocks
 from edgewise.addresses import bundled
-from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.vocabulary import fingerprint
 
 CLOUD = bundled("cloud")
 
@@ -42,24 +39,6 @@ def test_blocks_that_stay_are_the_same_and_those_left_out_are_gone(tmp_path: Pat
         assert np.array_equal(tensor.data, whole.data)
     a_block = sum(name.startswith("blk.1.") for name in tensors)
     assert len(cut) == len(tensors) - a_block
-
-
-def test_the_smaller_model_shares_the_vocabulary_and_answers_otherwise(tmp_path: Path) -> None:
-    path = without_blocks(CLOUD, tmp_path / "edge.gguf", [1])
-    with (
-        closing(LlamaModel(path, context=64, threads=1)) as edge,
-        closing(LlamaModel(CLOUD, context=64, threads=1)) as cloud,
-    ):
-        assert fingerprint(edge.tokenizer) == fingerprint(cloud.tokenizer)
-        assert edge.parameters < cloud.parameters
-        ids = edge.tokenizer.encode("Which element has the symbol Fe?")
-        entropies: list[float] = []
-        for model in (edge, cloud):
-            session = model.session()
-            session.open(ids)
-            entropies.append(session.step().entropy)
-            session.close()
-        assert entropies[0] != entropies[1]
 
 
 def test_new_rows_are_in_no_other_split_and_seen_ones_in_training_only() -> None:
