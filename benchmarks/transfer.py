@@ -34,7 +34,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudError
 from edgewise.pair import open_models
 from edgewise.routers.card import read_card
-from edgewise.routers.signals import SIGNALS, Reference, ranks_of, reference_of
+from edgewise.routers.signals import SIGNALS, Reference, ranks_of
 from edgewise.routers.start import own_scores
 from edgewise.settings import Settings
 from edgewise_lab.evaluation.store import append, read
@@ -46,7 +46,7 @@ from edgewise_lab.training.fit import Data, Recipe, fit
 from edgewise_lab.training.labels.base import Labelled
 from edgewise_lab.training.labels.published import Rescue
 from edgewise_lab.training.publish import README, isotonic, save_card, save_weights
-from edgewise_lab.training.router import Training
+from edgewise_lab.training.router import Training, reference_of
 
 SHARES = (0.05, 0.10)
 FOLDS = 5

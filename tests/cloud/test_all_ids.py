@@ -257,7 +257,7 @@ def test_an_id_that_stands_for_nothing_to_the_edge_is_no_completion(engine: Scri
         session = cloud.open(Prompt((1,)))
         assert session.ask(ConsultRequest([1], 1, 20)).result().ids
         engine.script = lambda ids: 259
-        with pytest.raises(CloudProtocolError, match="id 259, which stands for nothing"):
+        with pytest.raises(CloudProtocolError, match="id 259"):
             session.ask(ConsultRequest([1], 1, 20)).result()
 
 

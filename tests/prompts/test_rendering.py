@@ -295,7 +295,9 @@ def templated(template: str | None) -> ByteTokenizer:
 def test_a_template_sees_messages_and_the_generation_prompt() -> None:
     expected = "<system>Be brief.\n<user>Hi\n<assistant>Yes?\n<assistant>"
     assert render(templated(CHAT), TURNS) == expected
-    assert bytes(prompt_ids(templated(CHAT), TURNS)) == expected.encode()
+    begun = expected.removesuffix("\n<assistant>")
+    # A last message of the assistant is the beginning of its answer.
+    assert bytes(prompt_ids(templated(CHAT), TURNS)) == begun.encode()
 
 
 def test_a_template_sees_special_tokens_and_the_helpers_of_published_templates() -> None:

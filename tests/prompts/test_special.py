@@ -99,7 +99,7 @@ def templated(tokenizer: Tokenizer, template: str) -> Iterator[Tokenizer]:
 
 def conversation(*contents: str) -> list[Message]:
     """Turns of everybody who says something."""
-    roles = ("user", "assistant", "system")
+    roles = ("assistant", "user", "system")
     return [Message(roles[at % 3], content) for at, content in enumerate(contents)]
 
 
@@ -220,7 +220,7 @@ def test_a_message_of_noncharacters_alone(tokenizers: Tokenizers) -> None:
     every = [*range(0xFDD0, 0xFDF0), *(p << 16 | e for p in range(17) for e in (0xFFFE, 0xFFFF))]
     text = "".join(map(chr, every))
     assert text_of(tokenizer, prompt_ids(tokenizer, conversation(text))) == (
-        f"<|user|>{text}<|end|><|assistant|>"
+        f"<|assistant|>{text}<|end|><|assistant|>"
     )
     with pytest.raises(UsageError, match="noncharacters"):
         prompt_ids(tokenizer, conversation(text + "<|end|>"))

@@ -22,7 +22,6 @@ from edgewise.routers.signals import (
     needs_of,
     ranks_of,
     reader_of,
-    reference_of,
     top_of,
     width_of,
 )
@@ -30,6 +29,7 @@ from edgewise.routers.text import NAMES, TAIL, text_of
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, noise
 from edgewise_lab.training.collect import Sample, collect_features
+from edgewise_lab.training.router import reference_of
 
 INPUTS = ("text", "ranks")
 RANKED = np.random.default_rng(0).exponential(size=(500, 3)).astype(np.float32)

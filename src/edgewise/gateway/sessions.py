@@ -41,6 +41,10 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._left) + len(self._attached)
 
+    def all(self) -> list[Session]:
+        """Every session held."""
+        return [*self._left.values(), *self._attached.values()]
+
     def attached(self, key: str) -> int:
         """Sessions of a key whose device is here."""
         return sum(session.key == key for session in self._attached.values())

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.costs.price import NOTHING, BilledTokens
-from edgewise.edge.base import EdgeModel
+from edgewise.edge.base import EdgeModel, Floats
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError, VocabularyMismatch
 from edgewise.registry import code_file
@@ -376,9 +376,7 @@ class Training:
             return ()
         if self._text() != "own":
             columns = self._features(self._own(allowed=allowed), "own", allowed=allowed)
-        quantiles = np.quantile(columns.inputs["ranks"], np.linspace(0.0, 1.0, QUANTILES), axis=0)
-        # To a precision that a card can hold.
-        return tuple(tuple(float(f"{x:.6g}") for x in column) for column in quantiles.T)
+        return reference_of(columns.inputs["ranks"])
 
     def _require(self, name: str, *, allowed: bool) -> None:
         if not allowed and not (self._data / name).exists():
@@ -458,3 +456,9 @@ def kind_recorded(name: str, folder: Path) -> str:
         return name
     beside = os.path.relpath(Path(file).expanduser().resolve(), folder.resolve())
     return f"{Path(beside).as_posix()}{name[len(file) :]}"
+
+
+def reference_of(values: Floats) -> Reference:
+    """The quantiles of float32[n, m] values, to a precision that a card can hold."""
+    quantiles = np.quantile(values, np.linspace(0.0, 1.0, QUANTILES), axis=0)
+    return tuple(tuple(float(f"{x:.6g}") for x in column) for column in quantiles.T)
