@@ -44,7 +44,7 @@ def served() -> Iterator[LlamaEdge]:
         yield served
 
 
-@pytest.fixture(params=PROGRAMS)
+@pytest.fixture(params=EACH)
 def anyone(request: pytest.FixtureRequest) -> Iterator[LlamaEdge]:
     """A server of each kind."""
     with llama_edge(program=request.param) as served:
