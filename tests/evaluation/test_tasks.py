@@ -346,6 +346,6 @@ def test_a_calibration_file_brings_no_question_that_is_used(tmp_path: Path) -> N
     assert len(task) == 6
     assert held_out == [f"Say {n}." for n in range(8, 12)]
     assert len(prepared(used, calibration_data=more, calibration=100)[1]) == 6
-    with pytest.raises(EdgewiseError, match="of others") as problem:
+    with pytest.raises(EdgewiseError, match="others") as problem:
         prepared(used, calibration_data=used)
     assert problem.value.setting == "calibration_data"
