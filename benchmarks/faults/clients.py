@@ -159,7 +159,7 @@ def revocation_faults() -> list[Row]:
         dead, blind = gateway.check(), int(not watched(engine))
     return [
         Row("a revoked key's open connection", tries, seen, open_still, note="open ones are lost"),
-        Row("its pushes", 20 * tries, 20 * seen, prefills, note="prefills by them are lost"),
+        Row("its prefetches", 20 * tries, 20 * seen, prefills, note="prefills by them are lost"),
         Row("an honest key's answers beside it", tries, seen, lost, dead, blind),
     ]
 
