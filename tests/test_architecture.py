@@ -106,7 +106,7 @@ BUDGET = {
     "edgewise/cli": 1_962,
     "edgewise/cloud": 3_591,
     "edgewise/costs": 511,
-    "edgewise/edge": 5_082,
+    "edgewise/edge": 5_079,
     "edgewise/engines": 2_427,
     "edgewise/gateway": 1_367,
     "edgewise/grammar": 870,
@@ -117,7 +117,7 @@ BUDGET = {
     "edgewise/prompts": 890,
     "edgewise/routers": 988,
     "edgewise/sandbox": 235,
-    "edgewise/server": 2_936,
+    "edgewise/server": 2_938,
     "edgewise/testing": 473,
     "edgewise/wire": 261,
     "edgewise_lab": 471,
@@ -128,7 +128,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 27_999, 180
+PRODUCT_LINES, PRODUCT_FILES = 27_998, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

@@ -40,7 +40,7 @@ def serving(dialect: Dialect, names: list[str]) -> Iterator[ScriptedEngine]:
         ("https://host.example/v1/", "https://host.example"),
         ("https://host.example:8443//", "https://host.example:8443"),
         ("https://host.example/inference/v1", "https://host.example/inference"),
-        ("https://host.example/inference/v1/", "https://host.example/inference"),
+        ("https://host.example/a/v1/chat/completions/", "https://host.example/a"),
         ("https://host.example/v1beta", "https://host.example/v1beta"),
         ("https://host.example/api/myv1", "https://host.example/api/myv1"),
         ("http://v1", "http://v1"),

@@ -276,9 +276,7 @@ def test_sessions_of_answers_at_a_time_are_given_back(fake: Callable[..., FakeGa
         until(lambda: sum(isinstance(one, Close) for one in made.heard) == many - MOST_IDLE)
 
 
-def test_a_deadline_beyond_the_protocols_is_sent_as_the_longest(
-    fake: Callable[..., FakeGateway],
-) -> None:
+def test_a_longer_deadline_is_sent_as_the_longest(fake: Callable[..., FakeGateway]) -> None:
     made = fake()
     with closing(GatewayCloud(made.url)) as cloud, closing(cloud.open(Prompt((1,)))) as session:
         session.ask(ConsultRequest([1], 1, 700.0)).result()

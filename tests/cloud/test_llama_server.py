@@ -66,9 +66,7 @@ def test_over_a_new_connection_a_request_is_sent_once(
     assert engine.asked == 1
 
 
-def test_after_a_pause_that_was_asked_for_it_is_sent_once_over_a_new_connection(
-    engine: ScriptedEngine,
-) -> None:
+def test_after_a_pause_a_request_is_sent_once(engine: ScriptedEngine) -> None:
     later = {"Retry-After": "0", "Connection": "close"}
     faults: list[Misdeed | None] = [None, Edited(status=503, headers=later), Wire([])]
     engine.fault = lambda number: faults[min(number, 2)]

@@ -437,6 +437,13 @@ def test_behind_a_cloud_that_is_asked_between_words_the_next_is_too() -> None:
     assert all(text in begun for text in texts[:1])
 
 
+def test_the_edges_text_is_never_called_the_clouds() -> None:
+    with app(saying("blue", fault=lambda _: CloudUnavailable("gone"))) as client:
+        for model, code in (("edgewise", 200), ("edgewise:cloud", 502)):
+            body = {**CHAT, "model": model, "max_tokens": 3}
+            assert client.post("/v1/chat/completions", json=body).status_code == code
+
+
 def test_a_server_tells_what_each_cloud_did_and_sends_local_words_to_trusted_ones() -> None:
     near, far = (ScriptedCloud(noise(one)) for one in (1, 2))
     near.name, far.name = "http://box:1", "http://far:2"

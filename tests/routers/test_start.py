@@ -82,9 +82,7 @@ def test_no_share_moves_the_threshold_to_scores_that_never_paid() -> None:
     assert policy.floor == policy.threshold == 0.3
 
 
-def test_what_was_tuned_beside_a_model_is_not_for_another_at_the_same_url(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_tuned_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     large = Settings(edge=EDGE, cloud="https://api.example", cloud_model="a", router="entropy")
     with closing(parts.open_edge(large)) as edge:

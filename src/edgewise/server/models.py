@@ -14,7 +14,7 @@ from typing import cast
 from fastapi import Request
 from msgspec.structs import replace
 
-from edgewise.edge.vocabulary import longest_piece
+from edgewise.edge.vocabulary import CHUNK, longest_piece
 from edgewise.grammar.response_format import ResponseFormat
 from edgewise.loop.policy import Policy
 from edgewise.parts import make_policy, sampling_of
@@ -85,6 +85,8 @@ async def marked(
         raise ApiError(400, f"{LOCAL_HEADER} has one valid value: none.", param=LOCAL_HEADER)
     answering = pair_of(request)
     characters = sum(len(one.message.content) for one in turns)
+    # A longer conversation is refused, whatever the template would leave of it.
+    longest = max(CHUNK, answering.edge.context * longest_piece(answering.edge.tokenizer))
     # In a thread: to look for local texts inside long ones takes a while.
     return await asyncio.to_thread(
         answering.local.marked,
@@ -92,7 +94,7 @@ async def marked(
         local=bool(said) or options.cloud == "none",
         owner=caller_of(request).name,
         parts=[one.parts for one in turns],
-        search=characters < answering.edge.context * longest_piece(answering.edge.tokenizer),
+        search=characters <= longest,
     )
 
 

@@ -106,8 +106,7 @@ class ServedEdge(EdgeModel):
     def _require_same(self) -> None:
         """Raise `EdgeError` if another program or model answers at the address by now."""
         dialect, (model, context) = self._dialect, self._asked
-        if isinstance(dialect, TextDialect):
-            # Which of its models; llama-server's is named by its file.
+        if isinstance(dialect, TextDialect):  # llama-server's name is its file's
             model = dialect.described.name
         try:
             found = dialect.find(dialect.server, model, context)
@@ -115,8 +114,7 @@ class ServedEdge(EdgeModel):
             raise EdgeError(str(error), setting="edge") from error
         if found is None or found.described != dialect.described:
             raise EdgeError(
-                f"The edge model's server at {dialect.server.url} has changed: it serves another "
-                "model, or is another program",
+                f"The edge server at {dialect.server.url} serves another model than at the start",
                 hint="start Edgewise again",
                 setting="edge",
             )

@@ -184,5 +184,4 @@ class Lines:
                 for line in filter(None, map(bytes.strip, lines)):
                     if not line.startswith(b":"):
                         yield line
-                    self._server.require_soon(self._since)
                 self._server.require_soon(self._since)
