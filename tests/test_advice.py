@@ -103,6 +103,8 @@ def test_a_slow_edge_is_advised_to_stream() -> None:
     assert advice.fastest == "streaming"
     assert "27.4 ms" in advice.sentences[0]
     assert "2.3 times" in advice.sentences[2]
+    here = advise(replace(AT, step=0.060), local=True)
+    assert "large model alone" in here.sentences[2]
 
 
 def test_the_bill_goes_by_the_price() -> None:

@@ -27,11 +27,12 @@ from benchmarks.real_weights.stages import (
 )
 from benchmarks.real_weights.weights import LEFT_OUT, cloud_file, without_blocks
 from benchmarks.routers.pooled import Seeds, pooled_difference, pooled_gap
+from benchmarks.routers.tables import percent
 from edgewise_lab.evaluation.plan import ORACLE
 from edgewise_lab.evaluation.report import CLOUD, EDGE
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import cloud_share
-from edgewise_lab.tables import line, percent
+from edgewise_lab.tables import line
 
 
 def seeds_of(found: Outcomes, cells: Sequence[Cell], rival: Cell, family: str) -> Seeds:

@@ -7,7 +7,7 @@ from benchmarks.routers.compare import MODES, Compared, Mode
 from benchmarks.routers.pooled import Seeds, pooled_difference, pooled_gap
 from benchmarks.routers.shards import CLOUD, COMMIT, EDGE, ORACLE
 from edgewise_lab.evaluation.systems import Outcome, cloud_share
-from edgewise_lab.tables import line, percent
+from edgewise_lab.tables import line
 
 READINGS = ("right", "strict")
 GATE_LIMIT, ORACLE_LIMIT = 0.40, 0.95
@@ -201,3 +201,12 @@ def _mean_right(seeds: Sequence[Sequence[Outcome]], reading: str) -> list[float]
     """Of each question, how often it was right over a rival's seeds."""
     columns = zip(*(_right(found, reading) for found in seeds), strict=True)
     return [sum(column) / len(column) for column in columns]
+
+
+def percent(figure: tuple[float, tuple[float, float]]) -> str:
+    """A figure and its 95 % interval; an end that is open is left out."""
+    value, ends = figure
+    if value != value:
+        return "no gap"
+    low, high = (f"{100 * end:.0f}" if abs(end) < 1e6 else "?" for end in ends)
+    return f"{100 * value:.0f} ({low} to {high})"

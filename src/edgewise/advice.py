@@ -128,7 +128,7 @@ def advise(
         sentences=(
             f"{each} a token{unknown}, {place}: {_NAMES[fastest]} is fastest",
             _cost(price, ratio, local=local),
-            _what_to_do(at, speeds["routing"], streaming),
+            _what_to_do(at, speeds["routing"], streaming, local=local),
         ),
     )
 
@@ -146,19 +146,25 @@ def _cost(price: Price | None, ratio: float | None, *, local: bool) -> str:
     )
 
 
-def _what_to_do(at: MeasuredConditions, routing: float, streaming: float | None) -> str:
+def _what_to_do(
+    at: MeasuredConditions, routing: float, streaming: float | None, *, local: bool
+) -> str:
     if not at.asked:
         return "with a cloud share of 0 the edge writes alone"
     if streaming is None:
         return f"routing takes {_ms(routing - at.step)} a token more than the edge alone"
     if routing <= streaming:
         return (
-            f"route: {1 - routing / streaming:.0%} less time than streaming, and the cloud writes "
-            "where the edge is unsure"
+            f"route: {1 - routing / streaming:.0%} less time than "
+            f"{'the large model alone' if local else 'streaming'}, and the cloud writes where the "
+            "edge is unsure"
         )
+    slower = f"the pair takes {routing / streaming:.2g} times as long"
+    if local:
+        return f"use the large model alone: {slower} on this device"
     return (
-        f"stream from the cloud: the pair takes {routing / streaming:.2g} times as long. Route if "
-        f"answers must go on offline, or the cloud's time is what you pay for"
+        f"stream from the cloud: {slower}. Route if answers must go on offline, or the cloud's "
+        "time is what you pay for"
     )
 
 

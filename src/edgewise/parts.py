@@ -37,13 +37,7 @@ from edgewise.loop.policy import Policy
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, read_card, start_at
-from edgewise.routers.named import (
-    identity_named,
-    identity_of,
-    is_router,
-    router_named,
-    router_of,
-)
+from edgewise.routers.named import identity_named, identity_of, is_router, router_named, router_of
 from edgewise.routers.start import FLOOR, KEEP, TIERS, own_thresholds, tuned_thresholds
 from edgewise.sampling import Sampling
 from edgewise.settings import NAMES, Settings, fraction, require_default, spelled
@@ -371,11 +365,7 @@ def make_billing(settings: Settings) -> Billing | None:
     if settings.price is None:
         for name in ("max_cost", "max_cost_day"):
             if getattr(settings, name) is not None:
-                raise UsageError(
-                    f"{spelled(name)} needs a price",
-                    hint="set one",
-                    setting="price",
-                )
+                raise UsageError(f"{spelled(name)} needs a price", hint="set one", setting="price")
         return None
     day, place = settings.max_cost_day, user_path("state", "spent.db")
     if day is not None and place is None:

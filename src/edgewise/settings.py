@@ -102,7 +102,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     router: Annotated[
         str | None,
-        _about("routing", "auto, bundled, entropy, max-prob, margin or a folder.", "ROUTER"),
+        _about("routing", "Folder, entropy, max-prob, margin, ...; default: auto.", "ROUTER"),
     ] = None
     cloud_share: Annotated[
         float | None, _about("policy", "Share of tokens from the cloud; default: 5%.", "SHARE")

@@ -27,12 +27,3 @@ def share(value: float, interval: tuple[float, float]) -> str:
     """A share and its 95 % interval."""
     low, high = interval
     return f"{value:.1%} ({100 * low:.1f} to {100 * high:.1f})"
-
-
-def percent(figure: tuple[float, tuple[float, float]]) -> str:
-    """A figure and its 95 % interval; an end that is open is left out."""
-    value, ends = figure
-    if value != value:
-        return "no gap"
-    low, high = (f"{100 * end:.0f}" if abs(end) < 1e6 else "?" for end in ends)
-    return f"{100 * value:.0f} ({low} to {high})"

@@ -169,6 +169,11 @@ def test_a_command_that_is_told_nothing_shows_its_help(edgewise: Edgewise, comma
     assert result.err == edgewise(*command.split(), "--help").out
 
 
+@pytest.mark.parametrize("command", ["", "run", "models list"])
+def test_help_is_a_command_too(edgewise: Edgewise, command: str) -> None:
+    assert edgewise("help", *command.split()) == edgewise(*command.split(), "--help")
+
+
 def output(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

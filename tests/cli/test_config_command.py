@@ -31,6 +31,8 @@ def test_every_setting_is_told_with_where_it_comes_from(
     assert "sk-secret" not in shown.out + json.dumps(found)
     assert "EDGEWISE_THREADS" in shown.out
     assert str(tmp_path) in shown.err
+    usual = {one["name"]: one["default"] for one in json.loads(edgewise("config", "--json").out)}
+    assert (usual["cloud-share"], usual["router"], usual["threshold"]) == ("5%", "auto", "")
 
 
 @pytest.mark.parametrize("command", [("config",), ("doctor",)])

@@ -79,7 +79,6 @@ def test_what_is_downloaded_is_listed_and_loads(edgewise: Edgewise, asking: Run,
         (("list",), "edgewise models list"),
         (("pull", "qwen3:0.6b"), "edgewise models pull"),
         (("ps",), "edgewise doctor"),
-        (("help",), "edgewise --help"),
         (("run", "Hello", "--cloud-shar", "0.1"), "--cloud-share"),
     ],
 )

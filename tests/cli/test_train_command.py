@@ -106,6 +106,25 @@ def test_prompts_alone_killed_and_run_again(edgewise: Edgewise, tmp_path: Path) 
     assert (told["measure"], told["accuracy"]["cloud"]) == ("agreement", 1.0)
 
 
+@pytest.mark.parametrize(
+    ("choices", "label", "inputs"),
+    [(["oak", "fir"], "rescue", ["text", "ranks"]), (None, "final", ["hidden", "top_logprobs"])],
+)
+def test_what_prompts_alone_are_learnt_with(
+    edgewise: Edgewise, tmp_path: Path, choices: list[str] | None, label: str, inputs: list[str]
+) -> None:
+    (tmp_path / "idle.py").write_text(IDLE)
+    asked = [{"prompt": f"Is {n} oak or fir?", "choices": choices} for n in range(12)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    few = ("--calibration", "2", "--max-tokens", "8", "--kind", "./idle.py:Idle")
+    done = edgewise("train", "mine.jsonl", "--out", "r", *few)
+    assert done.code == 0, done.err
+    assert [path.name for path in (tmp_path / "r/data").glob("labels-*")] == [
+        f"labels-{label}.jsonl"
+    ]
+    assert json.loads((tmp_path / "r/config.json").read_text())["inputs"][:2] == inputs
+
+
 def test_held_out_questions_are_not_trained_on() -> None:
     trained = {question.prompt for question in pocketqa("train").questions}
     for split in ("calibration", "test"):

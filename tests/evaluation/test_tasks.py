@@ -120,7 +120,10 @@ def test_a_hub_without_the_dataset_and_no_hub_are_one_sentence(hub: Hub, tmp_pat
 @pytest.mark.parametrize(
     ("check", "answer", "choices", "said"),
     [
-        (None, "four", None, "four"),
+        (None, "four", None, "It is four."),
+        (None, "$1,004", None, "That makes 1004"),
+        (None, "four", ["three", "four"], "Therefore, the answer is four."),
+        ("exact", "four", None, "four"),
         ("number", "4", None, "That makes 4"),
         ("regex", "fo+ur", None, "It is foour."),
         ("choice", "four", ["three", "four"], "Therefore, the answer is four."),

@@ -40,7 +40,6 @@ _LABORATORY = {
 """The line of the help of commands that the laboratory adds."""
 
 _ELSEWHERE = {
-    "help": "--help, or edgewise COMMAND --help",
     "list": "models list",
     "ps": "doctor, which says what a command would load; nothing stays loaded behind one",
     "pull": "models pull MODEL",
@@ -152,8 +151,11 @@ def _main(
 def run() -> int:
     """Run the command that the arguments name; returns the exit code."""
     _open_streams()
+    given = sys.argv[1:]
     try:
-        code = app(prog_name="edgewise", standalone_mode=False)
+        # As git, docker and cargo have it.
+        given = [*given[1:], "--help"] if given[:1] == ["help"] else given
+        code = app(given, prog_name="edgewise", standalone_mode=False)
         sys.stdout.flush()
     except typer.Abort:
         code = 130

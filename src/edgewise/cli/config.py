@@ -1,6 +1,7 @@
 """`edgewise config`: which settings are in force, and where they come from."""
 
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -8,7 +9,7 @@ from rich.table import Table
 
 from edgewise import settings
 from edgewise.cli import options, render
-from edgewise.settings import ENVIRONMENT, FILE, NAMES, spelled, variable
+from edgewise.settings import ENVIRONMENT, FIELDS, FILE, NAMES, spelled, variable
 
 
 def config(json: options.Json = False) -> None:
@@ -21,14 +22,16 @@ def config(json: options.Json = False) -> None:
         # Of a secret only whether there is one.
         value = "(set)" if name in options.KEYS and name in places else getattr(chosen, name)
         source = variable(name) if place == ENVIRONMENT else place
-        rows.append({"name": spelled(name), "value": value, "from": source})
+        # What no value means, as the flag's help says it.
+        usual = get_args(FIELDS[name].type)[1].description.partition("default: ")[2].rstrip(".")
+        rows.append({"name": spelled(name), "value": value, "from": source, "default": usual})
     if json:
         print(msgspec.json.encode(rows).decode())
         return
     table = Table("setting", "value", "from", box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        shown = "-" if row["value"] is None else msgspec.json.encode(row["value"]).decode()
-        style = "dim" if row["from"] == "default" else None
-        table.add_row(str(row["name"]), render.printable(shown), str(row["from"]), style=style)
+        value, style = row["value"], "dim" if row["from"] == "default" else None
+        shown = row["default"] or "-" if value is None else msgspec.json.encode(value).decode()
+        table.add_row(str(row["name"]), render.printable(str(shown)), str(row["from"]), style=style)
     render.show(table)
     render.note(f"settings are read from {Path(FILE).absolute()}")

@@ -245,19 +245,16 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
         return Check("router", "warn", text, fix)
     if warnings := card.warnings():
         return Check("router", "warn", warnings[0], "edgewise router show names all there is")
-    text = f"{Path(name).name} ({card.kind}), fits the edge model"
-    if card.thresholds:
-        text += f", calibrated at {', '.join(card.thresholds)}"
-    else:
-        text += f", not calibrated for this pair: {_TRAIN}"
+    shares = ", ".join(card.thresholds)
+    text = f"{Path(name).name} ({card.kind}), fits the edge model, "
+    text += f"calibrated at {shares}" if shares else f"not calibrated for this pair: {_TRAIN}"
     return Check("router", "ok", f"{text}; {card.measured}" if card.measured else text)
 
 
 def _cloud_engine(engine: Engine) -> Check:
-    model = engine.described.model or "unnamed"
-    words = [f"{engine.dialect}, model {model}", "token ids in and out"]
-    words.append("caches apart by salt" if engine.salted else "no salt")
-    return Check("cloud engine", "ok", "; ".join(words))
+    named = f"{engine.dialect}, model {engine.described.model or 'unnamed'}"
+    salt = "caches apart by salt" if engine.salted else "no salt"
+    return Check("cloud engine", "ok", f"{named}; token ids in and out; {salt}")
 
 
 def _cache(pace: CloudPace) -> Check:

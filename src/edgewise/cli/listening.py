@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from edgewise.errors import UsageError
-from edgewise.listening.sockets import (
-    address_of,
-    connections_for,
-    is_loopback,
-    listen,
-    tls_context,
-)
+from edgewise.listening.sockets import address_of, connections_for, is_loopback, listen, tls_context
 
 if TYPE_CHECKING:
     import socket
@@ -27,8 +21,7 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")]
 Connections = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        help="Maximum connections; default: 10000, or what the open-file limit allows.",
+        min=1, help="Maximum connections; default: 10000, or what the open-file limit allows."
     ),
 ]
 

@@ -32,9 +32,7 @@ Stats = Annotated[
 SentFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE",
-        help="Log each message here before it is sent.",
-        rich_help_panel="Privacy",
+        metavar="FILE", help="Log each message here before it is sent.", rich_help_panel="Privacy"
     ),
 ]
 

@@ -35,8 +35,7 @@ def serve(
     host: flags.Host = LOOPBACK[0],
     port: flags.Port = 8300,
     cors_origin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ORIGIN", help="Allowed CORS origin; repeatable."),
+        list[str] | None, typer.Option(metavar="ORIGIN", help="Allowed CORS origin; repeatable.")
     ] = None,
     keys: Annotated[
         Path | None, typer.Option(help="Key file, one key per client; excludes --api-key.")

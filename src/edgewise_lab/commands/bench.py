@@ -97,8 +97,7 @@ def link(
     data: shared.Data = None,
     chosen: Settings,
     cloud_share: Annotated[
-        list[float] | None,
-        options.share_option("Cloud share; repeatable; default: 0.05."),
+        list[float] | None, options.share_option("Cloud share; repeatable; default: 0.05.")
     ] = None,
     round_trip: Annotated[
         list[float] | None,

@@ -34,12 +34,7 @@ from edgewise_lab.evaluation.tasks.base import Task, digest, trained_digests
 from edgewise_lab.evaluation.tasks.named import with_calibration
 
 WorkerCount = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        max=MOST,
-        help="Parallel processes, each with the models in memory.",
-    ),
+    int, typer.Option(min=1, max=MOST, help="Parallel processes, each with the models in memory.")
 ]
 
 _NAMED = 3
@@ -60,8 +55,7 @@ def evaluate(
     limit: shared.Limit = None,
     max_tokens: shared.MaxTokens = None,
     calibration: Annotated[
-        int | None,
-        typer.Option(help="Calibration questions; default: 100, or a fifth of TASK."),
+        int | None, typer.Option(help="Calibration questions; default: 100, or a fifth of TASK.")
     ] = None,
     calibration_data: Annotated[
         Path | None, typer.Option(help="File of these questions, in the form of --data or TASK.")
@@ -145,12 +139,7 @@ def _compared(
 
 
 def _report(
-    task: Task,
-    contenders: Sequence[Contender],
-    table: list[Row],
-    *,
-    json: bool,
-    csv: Path | None,
+    task: Task, contenders: Sequence[Contender], table: list[Row], *, json: bool, csv: Path | None
 ) -> None:
     title = f"{task.name}, {len(task.questions)} questions"
     title += "" if task.known else ", agreement with the cloud's own answers"

@@ -65,8 +65,7 @@ def frontier(
         list[str] | None, typer.Option(metavar="ROUTER", help="As for run; repeatable.")
     ] = None,
     cloud_share: Annotated[
-        list[float] | None,
-        options.share_option("Cloud share; repeatable; default: 0.05."),
+        list[float] | None, options.share_option("Cloud share; repeatable; default: 0.05.")
     ] = None,
     larger_edge: Annotated[
         str | None, typer.Option(help="Address of a larger edge model, which answers alone.")

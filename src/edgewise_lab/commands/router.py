@@ -73,7 +73,7 @@ def check(router: Folder, chosen: Settings) -> None:
     render.out.print(
         f"{card.kind} fits the edge model {render.printable(model)}; calibrated at "
         f"{', '.join(card.thresholds)}; {digests} training questions on record; a score takes "
-        f"{1e6 * seconds:.0f} us, {seconds / step:.1%} of a step.",
+        f"{1e6 * seconds:.0f} us, {seconds / step:.1%} of a step."
     )
 
 

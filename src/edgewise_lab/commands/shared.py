@@ -35,7 +35,8 @@ TaskName = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option(help="Local copy of the task's published file.")]
 Check = Annotated[
-    Grading | None, typer.Option(help="Grading of a JSON Lines file; default: exact.")
+    Grading | None,
+    typer.Option(help="Grading of a JSON Lines file; default: choice, number or contains."),
 ]
 MaxTokens = Annotated[
     int | None, typer.Option(help="Max answer tokens; default: the task's own, or 256 for a file.")

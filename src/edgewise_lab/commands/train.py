@@ -61,7 +61,7 @@ def train(
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option(help="Token labels; default: value, or final if TASK has no answers."),
+        typer.Option(help="Token labels; default: value, or without answers rescue or final."),
     ] = None,
     kind: Annotated[
         str, typer.Option(help="Router to train: mlp, a registered kind, or ./file.py:Class.")
@@ -73,30 +73,29 @@ def train(
     limit: shared.Limit = None,
     max_tokens: shared.MaxTokens = None,
     calibration: Annotated[
-        int | None,
-        typer.Option(help="Calibration questions; default: 300, or a fifth of TASK."),
+        int | None, typer.Option(help="Calibration questions; default: 300, or a fifth of TASK.")
     ] = None,
     chosen: Settings,
     inputs: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="INPUT", help=f"{', '.join(INPUTS)}; repeatable; default: the first three."
+            metavar="INPUT",
+            help=f"{', '.join(INPUTS)}; repeatable; default: the first three; rescue: text, ranks.",
         ),
     ] = None,
     top_k: TopK = None,
     hidden: Annotated[
-        int | None,
-        typer.Option(help="Width of the hidden layer, 0: none; default: 64, co-llm 0."),
+        int | None, typer.Option(help="Width of the hidden layer, 0: none; default: 64, co-llm 0.")
     ] = None,
     epochs: Annotated[int, typer.Option(help="Training epochs.")] = 40,
 ) -> None:
     """Train a router for a pair: collect, label, fit, calibrate. An interrupted run continues."""
-    wanted = _inputs(inputs)
     if stage in (None, "fit"):
         fit_of(kind)
     opened = partial(with_calibration, task, "train", data=data, check=check, limit=limit)
     asked = opened(calibration=calibration, max_tokens=max_tokens, known=False)
-    label = label or ("value" if asked[0].known else "final")
+    label = label or _label_for(asked[0])
+    wanted = _inputs(inputs, label)
     labels = labels_named(label, rounds=rounds, judge=judge)
     recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
     training = partial(Training, *asked, out, inputs=wanted, top_k=top_k, recipe=recipe, kind=kind)
@@ -142,7 +141,7 @@ def _told(fitted: object) -> None:
         render.out.print(
             f"{fitted.labels.mean():.1%} of the tokens are worth a consult; the router's loss on "
             f"held-out answers is {fitted.loss:.4f} nats, that of the best constant "
-            f"{fitted.baseline_loss:.4f}.",
+            f"{fitted.baseline_loss:.4f}."
         )
 
 
@@ -151,10 +150,7 @@ def _recipe(label: Label, *, hidden: int | None, epochs: int, seed: int) -> Reci
     if epochs < 1 or width < 0:
         raise UsageError("--epochs must be 1 or more, --hidden 0 or more.")
     return Recipe(
-        hidden=(width,) if width else (),
-        epochs=epochs,
-        seed=seed,
-        objective=label.objective,
+        hidden=(width,) if width else (), epochs=epochs, seed=seed, objective=label.objective
     )
 
 
@@ -172,9 +168,17 @@ class ShownStages(Progress):
         self._bar.advance(self._task)
 
 
-def _inputs(given: list[str] | None) -> tuple[str, ...]:
+def _label_for(task: Task) -> str:
+    """The best measured label (docs/records) for what is known of the answers."""
+    if task.known:
+        return "value"
+    concluded = all(one.check in ("choice", "number") for one in task.questions)
+    return "rescue" if concluded else "final"
+
+
+def _inputs(given: list[str] | None, label: str) -> tuple[str, ...]:
     if given is None:
-        return DEFAULT_INPUTS
+        return ("text", "ranks") if label == "rescue" else DEFAULT_INPUTS
     if not set(given) <= set(INPUTS):
         raise UsageError(f"--inputs can be {', '.join(INPUTS)}, not {', '.join(given)}.")
     return tuple(name for name in INPUTS if name in given)

@@ -358,10 +358,7 @@ def _others(contenders: Sequence[Contender]) -> list[str]:
 
 
 def manifest(
-    task: Task,
-    calibration: Task,
-    edge: EdgeModel,
-    cloud: CloudModel,
+    task: Task, calibration: Task, edge: EdgeModel, cloud: CloudModel
 ) -> dict[str, object]:
     """Hashes of everything that outcomes depend on; equal manifests may share a folder.
 

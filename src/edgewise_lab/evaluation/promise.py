@@ -77,9 +77,7 @@ def require_prompts(keep: float, prompts: int) -> None:
 
 
 def keeping(
-    keep: float,
-    thresholds: Sequence[float],
-    answers: Callable[[float], Sequence[Outcome]],
+    keep: float, thresholds: Sequence[float], answers: Callable[[float], Sequence[Outcome]]
 ) -> Promise:
     """The last threshold of the sequence before the first at which `keep` cannot be shown.
 

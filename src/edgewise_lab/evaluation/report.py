@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import asdict
@@ -96,8 +96,8 @@ def _figures(cell: Cell, found: Outcomes, families: Sequence[str]) -> Figures:
         system=cell.system,
         cloud_share_asked=cell.share,
         questions=len(outcomes),
-        **lenient._asdict(),
-        **{f"strict_{name}": figure for name, figure in strict._asdict().items()},
+        **lenient,
+        **{f"strict_{name}": figure for name, figure in strict.items()},
         cloud_share=cloud_share(outcomes),
         cloud_share_interval=ratio_interval(asked, output),
         cloud_tokens=sum(o.cloud_tokens for o in outcomes),
@@ -111,18 +111,9 @@ def _figures(cell: Cell, found: Outcomes, families: Sequence[str]) -> Figures:
     )
 
 
-class _Read(NamedTuple):
-    """The figures of `Figures` that a reading of the answers has of its own."""
+def _read(found: Outcomes, cell: Cell, families: Sequence[str], grade: Grade) -> dict[str, Any]:
+    """The fields of `Figures` that a reading of the answers has of its own."""
 
-    accuracy: float
-    interval: Interval
-    gain_interval: Interval
-    gap_recovered: float | None
-    gap_interval: Interval | None
-    without_gap: tuple[str, ...]
-
-
-def _read(found: Outcomes, cell: Cell, families: Sequence[str], grade: Grade) -> _Read:
     def graded(which: Cell, among: Sequence[str]) -> list[bool]:
         return [grade(o) for o in found[which] if o.family in among]
 
@@ -130,14 +121,14 @@ def _read(found: Outcomes, cell: Cell, families: Sequence[str], grade: Grade) ->
     with_gap = [f for f in families if sum(graded(CLOUD, [f])) > sum(graded(EDGE, [f]))]
     triples = [(graded(EDGE, [f]), graded(cell, [f]), graded(CLOUD, [f])) for f in with_gap]
     recovered = gap_recovered(triples) if triples else None
-    return _Read(
-        accuracy=sum(right) / len(right),
-        interval=mean_interval(right),
-        gain_interval=difference_interval(right, graded(EDGE, families)),
-        gap_recovered=recovered[0] if recovered else None,
-        gap_interval=recovered[1] if recovered else None,
-        without_gap=tuple(f for f in families if f not in with_gap),
-    )
+    return {
+        "accuracy": sum(right) / len(right),
+        "interval": mean_interval(right),
+        "gain_interval": difference_interval(right, graded(EDGE, families)),
+        "gap_recovered": recovered[0] if recovered else None,
+        "gap_interval": recovered[1] if recovered else None,
+        "without_gap": tuple(f for f in families if f not in with_gap),
+    }
 
 
 def _work(outcomes: Sequence[Outcome]) -> int | None:

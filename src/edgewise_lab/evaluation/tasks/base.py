@@ -15,16 +15,16 @@ LETTERS = string.ascii_lowercase
 """Letters of choices, in order."""
 
 Split = Literal["train", "calibration", "test", "frames", "facts"]
-Grading = Literal["choice", "number", "exact", "regex", "words"]
+Grading = Literal["choice", "number", "contains", "exact", "regex", "words"]
 
 
 class Question(msgspec.Struct, frozen=True):
     """`prompt` is the user's last message, after those of `before`.
 
-    `answer` is a choice's text, a number, the whole text, a regular expression or a text with the
-    same content words, as `check` says; not `known`, the cloud's own answer will take its place
-    (`agreeing`). `reference` is a whole right answer. Raises `UsageError` for an answer that
-    `check` cannot use.
+    `answer` is what `check` says: a choice's text, a number, words that the reply contains, the
+    whole text, a regular expression or a text with the same content words. Not `known`, the cloud's
+    own takes its place (`agreeing`). `reference` is a whole right answer. Raises `UsageError` for
+    an answer that `check` cannot use.
     """
 
     id: str

@@ -5,20 +5,27 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from edgewise.errors import UsageError
 from edgewise.sandbox import Child, ChildEnded
-from edgewise_lab.evaluation.tasks.base import LETTERS, Question, Task
+from edgewise_lab.evaluation.tasks.base import LETTERS, Grading, Question, Task
 
 _SECONDS, _MEMORY = 5.0, 1 << 30
 """Timeout of a search for a regular expression, and its memory in bytes."""
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
+
+
+def suited(answer: str, choices: Sequence[str] | None) -> Grading:
+    """How a right answer is graded where nobody says."""
+    if choices:
+        return "choice"
+    return "number" if re.fullmatch(rf"\$?{_NUMBER}", answer.strip()) else "contains"
 
 
 def is_right(question: Question, text: str) -> bool:
@@ -39,6 +46,9 @@ def is_right(question: Question, text: str) -> bool:
             return text.strip() == question.answer.strip()
         case "regex":
             return _searcher.matches(question, text)
+        case "contains":
+            wanted = content_words(question.answer)
+            return wanted <= content_words(text) if wanted else question.answer in text
         case "words":
             return overlap(question, question.answer, text) >= AGREES
 
@@ -47,14 +57,14 @@ def is_strictly_right(question: Question, text: str) -> bool:
     """Graded as asked for: one conclusion, in the format that the prompt wants, and right.
 
     The question's `reference` is, letter for letter. Where the prompt lists choices after letters,
-    text and letter of a choice must both be named, else the text alone; of `words` all must be the
-    same; exact and regex have no other reading.
+    text and letter of a choice must both be named, else the text alone; of `contains` and `words`
+    all words must be the same; exact and regex have no other reading.
     """
     if not question.known:
         return False
     if question.reference and text.strip() == question.reference:
         return True
-    if question.check == "words":
+    if question.check in ("contains", "words"):
         return overlap(question, question.answer, text) == 1
     if question.check not in ("choice", "number"):
         return is_right(question, text)
@@ -212,8 +222,8 @@ def _letters(choices: tuple[str, ...]) -> str:
 
 
 def _plain(number: str | None) -> str | None:
-    """Strips thousands separators and a zero fraction."""
-    return None if number is None else re.sub(r"\.0+$", "", number.replace(",", ""))
+    """Strips a currency's sign, thousands separators and a zero fraction."""
+    return None if number is None else re.sub(r"^\$|,|\.0+$", "", number.strip())
 
 
 AGREES = 0.5
@@ -237,10 +247,11 @@ def content_words(text: str) -> frozenset[str]:
 def overlap(question: Question, one: str, other: str) -> float:
     """Jaccard index of the content words of two replies, those of the conversation left out.
 
-    Two replies without a content word of their own agree.
+    If that leaves one of them without a word, its words are all the conversation's, and count.
     """
-    asked = content_words(question.text)
-    first, second = content_words(one) - asked, content_words(other) - asked
+    asked, first, second = map(content_words, (question.text, one, other))
+    if first - asked and second - asked:
+        first, second = first - asked, second - asked
     return len(first & second) / len(first | second) if first | second else 1.0
 
 

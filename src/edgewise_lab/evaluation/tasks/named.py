@@ -35,7 +35,7 @@ def open_task(
     """The questions of a task in `TASKS`, or of a JSON Lines file.
 
     `data` is a local copy of the published file; `check` how the answers of a JSON Lines file
-    are graded (default: exact). `use` chooses the split where a task has several. Answers may be
+    are graded (default: `suited`). `use` chooses the split where a task has several. Answers may be
     unknown (`Task.known`).
     """
     source = _source(name)

@@ -10,6 +10,7 @@ from edgewise.errors import UsageError
 from edgewise.hub.client import HubAddress, Repository
 from edgewise.prompts import Message
 from edgewise_lab.evaluation.tasks.base import Grading, Question, Task
+from edgewise_lab.evaluation.tasks.grading import suited
 
 MAX_FILE = 256 << 20
 """Largest file that is read, bytes."""
@@ -101,9 +102,9 @@ def jsonl(data: Path, check: Grading | None) -> Task:
     """Lines `{"prompt": ..., "answer": ...}`, optionally with choices, family, id and
     reference, a whole right answer; without any answers; or OpenAI's `{"messages": [...]}`.
 
-    The answer is the text wanted, a number, a regular expression to be found, one of the choices,
-    or a text with the same content words, as `check` says (default: the text, `exact`). Of a
-    conversation the last user message is the question.
+    `check` says what the answer is: one of the choices, a number, words that the reply contains,
+    the whole text, a regular expression, or a text with the same content words (default: one of the
+    first three, `suited`). Of a conversation the last user message is the question.
     """
     questions = tuple(_question(data, number, line, check) for number, line in lines_of(data))
     if len({question.known for question in questions}) > 1:
@@ -125,7 +126,9 @@ def _question(data: Path, number: int, line: bytes, check: Grading | None) -> Qu
             family=held.family or data.stem,
             prompt=held.prompt,
             answer=held.answer or "",
-            check=check or "exact" if held.answer is not None else _open(check, held.choices),
+            check=_open(check, held.choices)
+            if held.answer is None
+            else check or suited(held.answer, held.choices),
             reference=held.reference,
             choices=held.choices,
             known=held.answer is not None,
@@ -175,6 +178,6 @@ def _last_question(data: Path, number: int, held: _Conversation, check: Grading 
 
 def _open(check: Grading | None, choices: tuple[str, ...] | None) -> Grading:
     """Grading of questions without a known answer."""
-    if check in ("exact", "regex"):
+    if check in ("contains", "exact", "regex"):
         raise UsageError("it has no answer to check", hint="leave the check out", setting="check")
     return check or ("choice" if choices else "words")

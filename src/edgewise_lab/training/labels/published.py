@@ -346,7 +346,7 @@ def same_end(question: Question, one: str, other: str) -> bool:
             return is_right(replace(question, answer=number), other)
         case "exact":
             return one.strip() == other.strip()
-        case "regex":
+        case "contains" | "regex":
             return is_right(question, one) == is_right(question, other)
         case "words":
             return overlap(question, one, other) >= AGREES
