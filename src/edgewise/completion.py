@@ -36,9 +36,7 @@ class Sent:
     """
 
     def __init__(
-        self,
-        prefix: Sequence[int] = (),
-        leaves: "Callable[[Sent, int, _Body], None] | None" = None,
+        self, prefix: Sequence[int] = (), leaves: "Callable[[Sent, int, _Body], None] | None" = None
     ) -> None:
         """`leaves` is called before each message leaves, and may raise a `CloudError`."""
         self.ids = self.bytes = self.requests = self.repeats = 0

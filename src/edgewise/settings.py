@@ -164,8 +164,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None, _about("costs", "IN,CACHED,OUT per million tokens, or a TOML file.", "PRICE")
     ] = None
     max_cost: Annotated[
-        Annotated[float, _MONEY] | None,
-        _about("costs", "Cost limit of one answer.", "MONEY"),
+        Annotated[float, _MONEY] | None, _about("costs", "Cost limit of one answer.", "MONEY")
     ] = None
     max_cost_day: Annotated[
         Annotated[float, _MONEY] | None,

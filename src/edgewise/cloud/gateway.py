@@ -19,12 +19,7 @@ from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all
 from edgewise.engines.http import checked_address, not_now, served_model, unreachable
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.vocabulary_check import FRESH_SECONDS
-from edgewise.errors import (
-    CloudError,
-    CloudProtocolError,
-    CloudRejected,
-    OtherVocabulary,
-)
+from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, OtherVocabulary
 from edgewise.prompts import Prompt
 from edgewise.wire.protocol import MAX_FRAME, PATH, tokenizer_fingerprint
 

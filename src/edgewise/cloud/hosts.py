@@ -35,8 +35,7 @@ class Host(NamedTuple):
 
 
 def hosts_of(
-    listed: str | None,
-    setting: Literal["cloud_hosts", "edge_hosts", "trust"] = "cloud_hosts",
+    listed: str | None, setting: Literal["cloud_hosts", "edge_hosts", "trust"] = "cloud_hosts"
 ) -> tuple[Host, ...] | None:
     """Hosts separated by commas, each with a port or without; None where there is no list.
 

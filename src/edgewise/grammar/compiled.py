@@ -136,11 +136,7 @@ class Grammar:
 
 
 def compiled(
-    tokenizer: Tokenizer,
-    lark: str,
-    shown: Mapping[int, bytes],
-    *,
-    unheld: Collection[str] = (),
+    tokenizer: Tokenizer, lark: str, shown: Mapping[int, bytes], *, unheld: Collection[str] = ()
 ) -> Grammar:
     """The grammar that `lark` is, in llguidance's words; what it left out adds to `unheld`.
 

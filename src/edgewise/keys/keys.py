@@ -75,12 +75,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 ANYBODY = Key(
-    name="anybody",
-    sha256="",
-    created="",
-    consults_per_second=0.0,
-    ids_per_second=0.0,
-    sessions=0,
+    name="anybody", sha256="", created="", consults_per_second=0.0, ids_per_second=0.0, sessions=0
 )
 """The key of everybody, where there is no file of keys."""
 

@@ -62,16 +62,10 @@ def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
     """
     import structlog
 
-    shared = (
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    )
+    shared = (structlog.stdlib.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True))
     json = structlog.processors.JSONRenderer()
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[
-            *shared,
-            structlog.stdlib.add_logger_name,
-        ],
+        foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
         processors=[
             structlog.stdlib.ExtraAdder(allow=["peer", "left_out"]),
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,

@@ -11,12 +11,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from edgewise.listening.connections import (
-    MAX_HEADER,
-    Connections,
-    HttpProtocol,
-    WebSocketProtocol,
-)
+from edgewise.listening.connections import MAX_HEADER, Connections, HttpProtocol, WebSocketProtocol
 from edgewise.listening.sockets import ACCEPTS, BACKLOG
 
 TICK_SECONDS = 0.1

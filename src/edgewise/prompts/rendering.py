@@ -132,9 +132,7 @@ class Renderer:
 
 def _unrendered(what: str) -> ModelError:
     return ModelError(
-        f"The model's chat template {what}",
-        hint="send the text as it is",
-        setting="no_template",
+        f"The model's chat template {what}", hint="send the text as it is", setting="no_template"
     )
 
 

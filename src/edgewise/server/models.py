@@ -126,11 +126,7 @@ def decode_request(
         "candidates": bool(body.candidates) or body.edgewise.provenance,
     }
     return DecodeRequest(
-        read=read,
-        messages=messages,
-        format=format,
-        options=options,
-        pending=body.edgewise.pending,
+        read=read, messages=messages, format=format, options=options, pending=body.edgewise.pending
     )
 
 

@@ -6,14 +6,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Coroutine,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, ClassVar, TypeVar
 

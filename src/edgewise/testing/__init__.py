@@ -4,12 +4,4 @@ from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
 
-__all__ = [
-    "ByteTokenizer",
-    "Link",
-    "Quality",
-    "ScriptedCloud",
-    "ScriptedEdge",
-    "noise",
-    "replying",
-]
+__all__ = ["ByteTokenizer", "Link", "Quality", "ScriptedCloud", "ScriptedEdge", "noise", "replying"]

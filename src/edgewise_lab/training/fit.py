@@ -173,8 +173,7 @@ def fitted(kind: str, data: Data, recipe: Recipe, done: Callable[[], None]) -> F
     found = cast(object, fit_of(kind)(data, recipe, done))
     if not isinstance(found, Fitted):
         raise UsageError(
-            f"The fit of {kind!r} gave a {type(found).__name__}, no Fitted",
-            hint="repair its class",
+            f"The fit of {kind!r} gave a {type(found).__name__}, no Fitted", hint="repair its class"
         )
     if problem := _problem(found):
         raise UsageError(f"The fit of {kind!r} gave {problem}", hint="repair its class")
@@ -334,9 +333,7 @@ def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], A
 
 def _warm_loss(torch: Any, data: Data, logit: Any, rows: Any) -> Any:
     return torch.nn.functional.binary_cross_entropy_with_logits(
-        logit,
-        torch.from_numpy(data.labels)[rows],
-        pos_weight=torch.tensor(_POSITIVE_WEIGHT),
+        logit, torch.from_numpy(data.labels)[rows], pos_weight=torch.tensor(_POSITIVE_WEIGHT)
     )
 
 

@@ -244,12 +244,7 @@ class Training:
         alone = edge_alone(self.edge, task.max_tokens)
         edge = [alone.answer(question).right for question in task.questions]
         found = thresholds_for(
-            shares,
-            router,
-            task,
-            edge=self.edge,
-            cloud=self.cloud,
-            done=self._progress.done,
+            shares, router, task, edge=self.edge, cloud=self.cloud, done=self._progress.done
         )
         card = replace(
             card,

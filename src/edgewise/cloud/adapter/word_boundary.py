@@ -210,11 +210,7 @@ class WordBoundaries:
     """Finds positions where a cloud with another vocabulary can be consulted."""
 
     def __init__(
-        self,
-        edge: Tokenizer,
-        cloud: Tokenizer | None = None,
-        *,
-        reasons: bool | None = None,
+        self, edge: Tokenizer, cloud: Tokenizer | None = None, *, reasons: bool | None = None
     ) -> None:
         """A boundary is where both tokenizers divide the text; without `cloud`, where a word opens.
 

@@ -115,9 +115,5 @@ class LlamaModel(EngineModel):
     def new_context(self, sequences: int) -> LlamaContext:
         """Creates a context for `sequences` sequences; close it before the model."""
         return new_context(
-            self._model,
-            self.path,
-            context=self.context,
-            sequences=sequences,
-            threads=self.threads,
+            self._model, self.path, context=self.context, sequences=sequences, threads=self.threads
         )

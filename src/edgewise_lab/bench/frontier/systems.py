@@ -23,11 +23,7 @@ from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.routers.base import Router
 from edgewise.routers.untrained import MaxProb
 from edgewise.testing.link import Link
-from edgewise_lab.bench.frontier.billing import (
-    CloudRequest,
-    MeasuredAnswer,
-    RecordedCloud,
-)
+from edgewise_lab.bench.frontier.billing import CloudRequest, MeasuredAnswer, RecordedCloud
 from edgewise_lab.bench.pace import EngineTime, PacedEdge
 from edgewise_lab.evaluation.systems import (
     CLOUD_DEADLINE,

@@ -55,11 +55,7 @@ class Case(NamedTuple):
         return [is_right(self.question, text_of(self.tokenizer, ids)) for ids in texts]
 
     def branches(
-        self,
-        writer: Writer,
-        branches: Sequence[tuple[int, int]],
-        *,
-        most: int | None = None,
+        self, writer: Writer, branches: Sequence[tuple[int, int]], *, most: int | None = None
     ) -> Generator[list[Rollout], list[Continuation], list[list[int]]]:
         """The answer's ids with each (position, token written there), as `writer` goes on from it.
 
