@@ -365,6 +365,23 @@ def test_a_folders_file_gets_no_key_that_it_did_not_bring(
         assert (engine.looks, engine.strays.total()) == (0, 0)
 
 
+@pytest.mark.parametrize("role", ["cloud", "edge"])
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_a_files_key_goes_to_no_other_host(
+    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, by_flag: bool
+) -> None:
+    with closing(ScriptedEngine()) as engine:
+        (tmp_path / "edgewise.toml").write_text(
+            f"{role} = 'http://127.0.0.1:9'\n{role}-key = 'secret-1'\n"
+        )
+        if not by_flag:
+            monkeypatch.setenv(f"EDGEWISE_{role.upper()}", engine.url)
+        refused = edgewise("run", "Hello", *((f"--{role}", engine.url) if by_flag else ()))
+        assert_one_sentence(refused, "edgewise.toml")
+        assert "secret-1" not in refused.err
+        assert (engine.looks, engine.strays.total()) == (0, 0)
+
+
 @pytest.mark.parametrize("flag", [True, False])
 def test_a_key_goes_where_its_user_or_its_own_file_says(
     edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: bool

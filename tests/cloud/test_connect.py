@@ -1,5 +1,6 @@
 """Which way a cloud at a URL is reached, and what is said where none leads there."""
 
+import asyncio
 import logging
 from contextlib import ExitStack, closing
 from typing import Any
@@ -56,6 +57,18 @@ def answered(cloud: TextCloud, *, seed: int = 0) -> Answer:
         cloud=cloud,
     )
     return decoder.generate(PROMPT, max_tokens=60)
+
+
+def test_a_program_with_an_event_loop_connects_too() -> None:
+    """A notebook's cells run in one."""
+
+    async def connected() -> str:
+        with Pair(ScriptedEdge(completing(COUNTED, prompt=ASKED)), cloud=engine.url) as pair:
+            assert pair.cloud is not None
+            return pair.cloud.name
+
+    with closing(ScriptedText("chat")) as engine:
+        assert asyncio.run(connected())
 
 
 @pytest.mark.parametrize("name", HOSTED)

@@ -63,6 +63,10 @@ def test_a_word_that_is_told_by_what_stands_before_it_is_hidden_everywhere() -> 
         "My <SECRET_1>: the password is <SECRET_1>."
     ]
     assert shown(context("password: hunter2x", "So, hunter2x?"))[1] == "So, <SECRET_1>?"
+    # Also where only what follows tells that it is private.
+    assert shown(context("Log in with hunter2x.", "password: hunter2x", "me@c.example")) == [
+        *("Log in with <SECRET_1>.", "password: <SECRET_1>", "<EMAIL_1>")
+    ]
 
 
 HIDDEN = "anna.smith@example.org"
@@ -117,6 +121,10 @@ def test_a_cloud_puts_no_private_word_into_a_call(call: str) -> None:
     for begun, reply in ((call, ""), (call[:-9], call[-9:]), ("", call)):
         restored = seen.answer(begun).restored(f'{reply}<SECRET_1>&u=<EMAIL_1>"', ended=False)
         assert restored.text == f'{reply}<SECRET_1>&u=<EMAIL_1>"'
+    if call.startswith("<tool_call>"):
+        # Inside a string the sign ends no call.
+        sign = seen.answer(call).restored("</tool_call>?q=<EMAIL_1>", ended=False)
+        assert sign.text == "</tool_call>?q=<EMAIL_1>"
     # What the edge wrote into it, it may say again; what stands elsewhere it may not.
     before = "" if call[0] == "{" else "hunter2x "
     had = seen.answer(f"{before}{call}anna.smith@example.org or ")

@@ -165,18 +165,18 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
         from edgewise.engines.http import require_keyless
 
         require_keyless(url)
-        if role not in of_file:
-            continue
-        file, key, flag = of_file[role], settings.spelled(f"{role}_key"), f"--{role}"
-        if (whose := places.get(f"{role}_key", file)) != file:
+        key, flag = settings.spelled(f"{role}_key"), f"--{role}"
+        whose = places.get(f"{role}_key", places.get(role))
+        if whose != places.get(role) and {role, f"{role}_key"} & of_file.keys():
             raise UsageError(
-                f"{file} sets the {role} {address!r}, but the {key} comes from {whose}; a file "
-                "must not redirect another source's key",
-                hint=f"set the {role} with {flag} or {settings.variable(role)}, or put its own "
-                f"{key} into that file",
+                f"The {role} {address!r} comes from {places.get(role)}, but the {key} from "
+                f"{whose}; a file's key is for its own host, and its host gets no other key",
+                hint=f"set both with {flag} and {settings.variable(f'{role}_key')}, or both in "
+                "the file",
             )
-        called = "cloud" if role == "cloud" else "edge server"
-        render.note(f"{file} sets the {called}: {address}")
+        if role in of_file:
+            called = "cloud" if role == "cloud" else "edge server"
+            render.note(f"{of_file[role]} sets the {called}: {address}")
 
 
 def _first(given: object) -> object:

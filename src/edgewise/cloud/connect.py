@@ -6,6 +6,7 @@ It is asked by ids where its vocabulary is the edge's, or its tokenizer is known
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from edgewise.cloud.adapter.ids import checked
@@ -110,7 +111,11 @@ def connect(
 def _name_at(url: str, key: str | None, engine: str, model: str | None) -> str:
     """The engine's name: what is at the URL where it is "auto"."""
     check_name(engine)
-    return asyncio.run(engine_at(url, key=key, model=model)) if engine == AUTO else engine
+    if engine != AUTO:
+        return engine
+    # The caller may have an event loop of its own (a notebook), which this must not run in.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, engine_at(url, key=key, model=model)).result()
 
 
 def _by_any_text(

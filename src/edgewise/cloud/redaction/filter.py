@@ -155,12 +155,17 @@ class RedactedContext:
     def __init__(self, before: Context, redaction: Redacted) -> None:
         """Raises `Blocked`."""
         self._filter, self._known = redaction, Placeholders(redaction.forms)
-        if before.messages is None:
-            self.shown = Context(None, self._redacted(before.text))
+        messages = before.messages
+        texts = [before.text] if messages is None else [one.content for one in messages]
+        found = list(map(redaction.find, texts))
+        # Twice: a later message may show that a word of an earlier one is private.
+        for _ in range(2):
+            redacted = list(map(self._redacted, texts, found))
+        if messages is None:
+            self.shown = Context(None, *redacted)
         else:
-            self.shown = Context(
-                tuple(replace(one, content=self._redacted(one.content)) for one in before.messages)
-            )
+            pairs = zip(messages, redacted, strict=True)
+            self.shown = Context(tuple(replace(one, content=text) for one, text in pairs))
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
         """The redacted text of an answer so far.
@@ -175,9 +180,8 @@ class RedactedContext:
         text = known.replaced(written, places)
         return FilteredAnswer(text, partial(known.restored, begun or written))
 
-    def _redacted(self, text: str) -> str:
-        places = self._known.places(text, self._filter.find(text))
-        return self._known.replaced(text, places)
+    def _redacted(self, text: str, found: Sequence[Span]) -> str:
+        return self._known.replaced(text, self._known.places(text, found))
 
 
 def _is_open(text: str, places: Sequence[Span], known: Placeholders) -> bool:

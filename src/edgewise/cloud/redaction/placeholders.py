@@ -33,7 +33,8 @@ _BETWEEN = r"(?:\\?[\s_-]){0,3}"
 
 
 _CALL = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<function=|<\|python_tag\|>")
-_CALL_ENDS = "</tool_call>"
+# A string of the call may hold the sign alone, but no line's end.
+_CALL_ENDS = "}\n</tool_call>"
 _BARE_CALL = re.compile(
     r"\s{0,9}\{\s{0,9}\"name\"\s{0,9}:\s{0,9}\"[^\"]{0,200}\",\s{0,9}\"(?:arguments|parameters)\"\s{0,9}:"
 )
