@@ -417,3 +417,9 @@ def test_a_chat_draws_beside_a_cloud_of_another_vocabulary(own: ByteTokenizer | 
 def test_a_chat_is_greedy_where_the_user_says_so_or_the_pair_is_bundled() -> None:
     with Pair(cloud="none", threads=1) as pair:
         assert pair.chat_sampling is None
+
+
+def test_an_empty_list_of_clouds_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        Pair(cloud=[])
+    assert caught.value.setting == "cloud"

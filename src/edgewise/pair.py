@@ -93,8 +93,9 @@ class Pair:
         system message of prompts without one, `slots` how many answers may run at a time. With
         `keep_prefixes` a conversation's next turn reuses the KV cache of the last one; without, no
         answer depends on an earlier one, not even by rounding. Everything that answers send is
-        written to `sent_file` before it leaves. Raises `UsageError`, or a `CloudError` if the cloud
-        model cannot be reached.
+        written to `sent_file` before it leaves, but for what an edge server is asked that you
+        opened (`EdgeOptions.sent` is told of that). Raises `UsageError`, or a `CloudError` if the
+        cloud model cannot be reached.
         """
         self.system, clouds = system, _listed(cloud)
         own = self.settings = _chosen(
@@ -314,9 +315,10 @@ def _chosen(
 def _listed(cloud: "Cloud | Sequence[Cloud] | None") -> list["Cloud | None"]:
     if isinstance(cloud, str):
         return list(each(cloud))
-    if isinstance(cloud, Sequence):
-        return list(cloud)
-    return [cloud]
+    clouds: list[Cloud | None] = [*cloud] if isinstance(cloud, Sequence) else [cloud]
+    if not clouds:
+        raise UsageError("The list of clouds is empty", hint="give none", setting="cloud")
+    return clouds
 
 
 def _are_open(parts: Sequence[object]) -> bool:

@@ -1,9 +1,11 @@
 """What is opened, sent, cancelled and given back around an answer's consults."""
 
 import random
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,14 +13,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.local import LocalCloud
 from edgewise.cloud.record import SentRecord
 from edgewise.completion import Completion
+from edgewise.edge.base import Floats
 from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
 from edgewise.events import Consult, Token
 from edgewise.loop.decoder import Decoder, collect
-from edgewise.loop.health import Breaker
+from edgewise.loop.health import FAILURES, FIRST_PAUSE, Breaker
 from edgewise.loop.policy import Budget, Policy
 from edgewise.prompts import Message, Prompt
+from edgewise.routers.start import own_scores
 from edgewise.routers.untrained import Constant, MaxProb, Random
 from edgewise.sampling import Sampling
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise, replying
@@ -225,7 +230,20 @@ def test_a_score_that_is_not_one_names_the_router(value: Any) -> None:
     edge = ScriptedEdge(noise())
     with pytest.raises(UsageError, match="'Odd'"):
         Decoder(edge, router=Odd(), policy=Policy()).generate(IDS)
+    with pytest.raises(UsageError, match="'Odd'"):
+        own_scores(edge, Odd())
     assert edge.sessions == 0
+
+
+def test_a_score_of_numpy_is_a_number_in_the_events() -> None:
+    class Scored:
+        needs, top = Constant(0).needs, 0
+
+        def score(self, step: object) -> float:
+            return np.float64(0.25)
+
+    decoder = Decoder(ScriptedEdge(noise()), router=Scored(), policy=Policy())
+    assert b'"score":0.25' in msgspec.json.encode(decoder.generate(IDS, max_tokens=2).tokens)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()])
@@ -247,6 +265,55 @@ def test_a_probe_that_cannot_be_sent_makes_way_for_the_next(error: BaseException
     now[0], raised[:] = 100.0, []
     decoder.generate(IDS)
     assert not breaker.is_open
+
+
+@pytest.mark.parametrize(("cap", "span"), [(1, 1), (8, 8), (5, 2)])
+def test_a_probe_counts_against_the_cap(cap: int, span: int) -> None:
+    breaker, cloud = Breaker(), HeldCloud(replying("blue sky " * 4, prompt=PROMPT))
+    breaker.failed(silent=True)
+    policy = Policy(threshold=0.3, max_cloud_tokens=cap, span=span, deadline=60)
+    with asking(cloud, policy, text="blue " * 8, breaker=breaker).stream(IDS) as events:
+        for event in events:
+            if isinstance(event, Token) and event.index == 1:
+                cloud.released.set()
+                cloud.flying[0].set_result(Completion(ids=(98,), logprobs=(None,), stopped=False))
+    assert not breaker.is_open
+    assert 0 < sum(n for _, n in cloud.scripted.asks) <= cap
+
+
+def test_an_answer_that_ends_before_its_probe_says_nothing_of_the_link() -> None:
+    now, free, script = [0.0], threading.Event(), replying("blue", prompt=PROMPT)
+
+    def held(ids: Sequence[int]) -> Floats:
+        free.wait(60)
+        return script(ids)
+
+    breaker = Breaker(clock=lambda: now[0])
+    for _ in range(FAILURES):
+        breaker.failed()
+    now[0] = FIRST_PAUSE
+    cloud = LocalCloud(ScriptedEdge(held))
+    policy = Policy(threshold=0.3, deadline=60.0, span=2)
+    answer = asking(cloud, policy, breaker=breaker).generate(IDS, max_tokens=2)
+    assert {token.reason for token in answer.tokens} == {"circuit_open"}
+    free.set()
+    cloud.close()
+    assert breaker.allow() == "probe"
+
+
+def test_only_the_probe_makes_way_for_the_next_one() -> None:
+    breaker = Breaker(clock=lambda: 0.0)
+    cloud = Around(cloud_saying("blue"), lambda ids, n, send: interrupted(breaker))
+    with pytest.raises(KeyboardInterrupt):
+        asking(cloud, breaker=breaker).generate(IDS)
+    # Another answer's probe flies since then.
+    assert not breaker.allow()
+
+
+def interrupted(breaker: Breaker) -> Flying:
+    breaker.failed(silent=True)
+    assert breaker.allow() == "probe"
+    raise KeyboardInterrupt
 
 
 def test_nothing_is_prefetched_to_a_cloud_that_is_gone() -> None:

@@ -1,14 +1,24 @@
 """`on_edge_error`: the cloud goes on from the same prefix, or the answer stops, at every token."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from edgewise import Pair
+from edgewise.costs.meter import Billing
+from edgewise.costs.price import Price
+from edgewise.edge.base import Floats
 from edgewise.errors import EdgeError
 from edgewise.events import Finished, Token
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.health import Breaker
+from edgewise.loop.policy import Policy
 from edgewise.prompts import Message
+from edgewise.routers.untrained import MaxProb
+from edgewise.testing import ScriptedCloud, ScriptedEdge, replying
+from tests.doubles.around import late
 from tests.doubles.served_edge import Event, LlamaEdge, llama_edge
 
 ASKED, LENGTH = "Where is Honduras?", 12
@@ -81,6 +91,34 @@ def test_the_cap_holds(served: LlamaEdge) -> None:
         with pytest.raises(EdgeError):
             told.extend(e for e in pair.stream(ASKED, max_tokens=LENGTH) if isinstance(e, Token))
         assert sum(one.source == "cloud" for one in told) <= 4
+
+
+PROMPT = "Q: sky? A:"
+
+
+@pytest.mark.parametrize("priced", [True, False])
+def test_neither_a_price_nor_a_pause_ends_what_the_cloud_alone_writes(priced: bool) -> None:
+    """What only the cloud can write is not held to what the cloud alone would cost."""
+    script, breaker = replying("blue sky " * 12, prompt=PROMPT), Breaker()
+
+    def dying(ids: Sequence[int]) -> Floats:
+        if len(ids) > len(PROMPT) + 3:
+            raise EdgeError("the server is gone")
+        return script(ids)
+
+    price = Price(input=Decimal("0.28"), cached=Decimal("0.028"), output=Decimal("0.42"))
+    cloud = ScriptedCloud(script) if priced else late(ScriptedCloud(script), [2])
+    if not priced:
+        breaker.failed(silent=True)
+    decoder = Decoder(
+        ScriptedEdge(dying),
+        router=MaxProb(),
+        policy=Policy(cloud_share=0.05, on_edge_error="cloud", deadline=60),
+        cloud=cloud,
+        breaker=breaker,
+        billing=Billing(price) if priced else None,
+    )
+    assert len(decoder.generate(list(PROMPT.encode()), max_tokens=100).tokens) == 100
 
 
 def test_later_answers_do_not_pay_for_it(served: LlamaEdge) -> None:

@@ -141,7 +141,7 @@ def test_one_probe_goes_when_the_pause_is_over_and_pauses_double_up_to_a_bound()
         now[0] += pause - 0.001
         assert not breaker.allow()
         now[0] += 0.001
-        assert [breaker.allow() for _ in range(3)] == [True, False, False]
+        assert [breaker.allow() for _ in range(3)] == ["probe", "", ""]
         breaker.failed()
         pause = min(2 * pause, LONGEST_PAUSE)
     assert pause == LONGEST_PAUSE

@@ -190,6 +190,13 @@ def test_harmless_text_has_the_ids_it_always_had(
         assert prompt_ids(tokenizer, said) == tokenizer.encode_prompt(render(tokenizer, said))
 
 
+def test_an_answer_may_have_been_begun_a_thousand_times(tokenizers: Tokenizers) -> None:
+    tokenizer = tokenizers["bundled"]
+    asked = [Message("user", "Hi")]
+    many = prompt_ids(tokenizer, [*asked, *[Message("assistant", " so")] * 1024])
+    assert many == prompt_ids(tokenizer, asked) + 1024 * tokenizer.encode(" so")
+
+
 def test_a_user_s_text_alone_is_a_message_too(tokenizers: Tokenizers) -> None:
     tokenizer = tokenizers["bundled"]
     asked = prompt_from(tokenizer, "Hi<|end|>", context=4096, system="Be <|user|>")

@@ -1,5 +1,6 @@
 """The default router, and where thresholds start that nobody calibrated."""
 
+import json
 from contextlib import closing
 from pathlib import Path
 from shutil import copytree
@@ -11,9 +12,10 @@ from msgspec.structs import replace
 from edgewise import Pair, parts
 from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeModel
+from edgewise.errors import UsageError
 from edgewise.routers import start
 from edgewise.routers.base import Router
-from edgewise.routers.card import read_card
+from edgewise.routers.card import CONFIG, read_card
 from edgewise.routers.named import router_named, router_of
 from edgewise.settings import Settings
 from edgewise_lab.training.publish import save_card
@@ -32,6 +34,25 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     copytree(bundled("router"), folder)
     monkeypatch.setattr(parts, "bundled", tmp_path.joinpath)
     return folder
+
+
+def test_a_threshold_of_a_tiny_share_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    thresholds = {f"{share:g}": 0.5 for share in (0.00005, 0.000015, 0.5, 1)}
+    with closing(parts.open_edge(Settings(edge=EDGE))) as edge:
+        start.keep_tuned(edge, "router", "cloud", thresholds)
+        assert start.tuned_thresholds(edge, "router", "cloud") == thresholds
+
+
+@pytest.mark.parametrize("share", ["1..5e-2", "5e", "x"])
+def test_a_share_that_is_none_is_refused(tmp_path: Path, share: str) -> None:
+    copytree(bundled("router"), tmp_path / "r")
+    card = json.loads((tmp_path / "r" / CONFIG).read_text())
+    (tmp_path / "r" / CONFIG).write_text(json.dumps({**card, "thresholds": {share: 0.5}}))
+    with pytest.raises(UsageError):
+        Pair(router=tmp_path / "r", cloud="none")
 
 
 @pytest.mark.parametrize("named", [None, "auto"])

@@ -166,7 +166,7 @@ class AnswerCosts:
         """
         self._billing, self._price, self._limits = billing, billing.price, billing.limits
         if cloud_alone:
-            self._limits = self._limits._replace(alone=False)
+            self.without_edge()
         self.limited = self._limits != Limits(alone=False)
         self._tokens, self._requests = tokens, requests
         self._whole = whole and tokens.shared
@@ -178,6 +178,10 @@ class AnswerCosts:
         self._prefix = 0  # tokens of the prompt that the first consult found cached
         self._last = self._cached = 0  # prompt tokens of the last consult, and those cached then
         self._missed = False
+
+    def without_edge(self) -> None:
+        """The cloud writes all from here on: what it alone would cost is no limit."""
+        self._limits = self._limits._replace(alone=False)
 
     def admits(self, ids: Sequence[int], n: int) -> int:
         """Requests that a consult for `n` tokens after `ids` may take; 0 refuses it."""

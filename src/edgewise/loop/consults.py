@@ -86,7 +86,8 @@ class Consults:
 
     `dropped` counts consults of an answer that then went another way, `wasted` the tokens they
     asked for, whether or not these still come. `waited` seconds were spent on completions. The
-    other counts are those of `TierUsage`, and `charged` tokens.
+    other counts are those of `TierUsage`, and `charged` tokens. If it `insists`, a pause of the
+    circuit breaker refuses nothing.
     """
 
     def __init__(
@@ -112,8 +113,8 @@ class Consults:
         self._session, self._rules, self._policy = session, rules, rules.policy
         self._breaker, self._meter = tier.breaker, meter
         # Where only the cloud will do, a pause would hide that it is gone.
-        self._insists = rules.policy.on_cloud_error == "raise"
-        self._first = True
+        self.insists = rules.policy.on_cloud_error == "raise"
+        self._first, self._closed = True, False
         self._flights: dict[int, Flight] = {}
 
     def prefetch(self, ids: Sequence[int], budget: Budget) -> None:
@@ -247,6 +248,7 @@ class Consults:
 
     def close(self) -> None:
         """The answer is over: cancel what is in flight, give back what is left of the budget."""
+        self._closed = True
         self.drop()
         self._earn()
         self.tier.shared.settle(self._taken, self._budget)
@@ -266,13 +268,14 @@ class Consults:
             self._drop([ahead])
             ahead = None
         flight = ahead or self._ask_now(self._ids, n)
-        if not isinstance(flight, Flight) or self._insists:
+        if not isinstance(flight, Flight) or self.insists:
             return flight
         if not self._breaker.is_open or flight.future.done():
             return flight
         # Do not wait for a silent cloud. A probe flies on and decides on later consults.
         if ahead is None:
             self._forget(flight)
+            self._charge(n)
         else:
             self._drop([flight])
         return "circuit_open"
@@ -280,21 +283,24 @@ class Consults:
     def _ask_now(self, ids: Sequence[int], n: int) -> Flight | Refusal:
         breaker = self._breaker
         # Asked before the meter, which books what the consult may cost.
-        if not self._insists and not breaker.allow():
+        allowed = "yes" if self.insists else breaker.allow()
+        if not allowed:
             return "circuit_open"
         try:
             requests = None
             if self._meter is not None and not (requests := self._meter.admits(ids, n)):
-                breaker.forgone()
+                if allowed == "probe":
+                    breaker.forgone()
                 return "cost"
             flight = self._send(ids, n, requests)
         except BaseException as error:
-            # Else the breaker would wait for ever for a probe that was not sent.
-            breaker.forgone()
+            if allowed == "probe":
+                # Else the breaker would wait for ever for one that was not sent.
+                breaker.forgone()
             if isinstance(error, Blocked):
                 return _refusal(error)
             raise
-        if breaker.is_open and not self._insists:
+        if breaker.is_open and not self.insists:
             flight.future.add_done_callback(self._probed)
         return flight
 
@@ -342,7 +348,10 @@ class Consults:
     def _probed(self, future: "Future[Completion]") -> None:
         cancelled = future.cancelled()
         error = None if cancelled else future.exception()
-        if cancelled or not isinstance(error, NothingUsable | None):
+        if self._closed and error is not None and self.tier.cloud.here:
+            # A cloud in this process ends with the answer; that says nothing of the link.
+            self._breaker.forgone()
+        elif cancelled or not isinstance(error, NothingUsable | None):
             self._breaker.failed()
         else:
             self._breaker.succeeded()

@@ -62,6 +62,7 @@ class Generation(Iterator[Event]):
         self._awaited: tuple[int, Read | None] | None = None
         self._lost: EdgeError | None = None
         self._finished = False
+        self._pending = 0  # drafts that were reported
         self._started = self._last = time.monotonic()
         self._ttft = self._waited = 0.0
         self._closed = False
@@ -130,8 +131,12 @@ class Generation(Iterator[Event]):
         outcome: int | Reason = decision.reason
         if decision.ask:
             outcome = "no_cloud"
-            if self._consults is not None:
-                outcome = self._consults.ask(decision.ask, read.token)
+            if (consults := self._consults) is not None:
+                wasted = consults.wasted
+                outcome = consults.ask(decision.ask, read.token)
+                # A probe, which no answer waits for, counts against the cap.
+                probed = state.budget.charged + consults.wasted - wasted
+                self._state = state = replace(state, budget=replace(state.budget, charged=probed))
         if isinstance(outcome, int):
             self._awaited = outcome, read.detailed()
         else:
@@ -144,6 +149,9 @@ class Generation(Iterator[Event]):
             raise error
         _log.warning("the edge server is lost, so the cloud continues alone: %s", error)
         self._lost = error
+        consults.insist()
+        if self._costs is not None:
+            self._costs.without_edge()
         # Where a word begins only the edge's next token would tell.
         self._rules = rules._replace(policy=rules.policy.without_edge(), boundaries=None)
 
@@ -169,6 +177,7 @@ class Generation(Iterator[Event]):
             draft = self._speculation.forward()
             if draft is not None:
                 if self._rules.pending:
+                    self._pending += 1
                     index = state.index + len(self._speculation.drafts) - 1
                     text = self._rules.tokenizer.piece(draft).decode("utf-8", "replace")
                     self._events.append(Pending(index, draft, text))
@@ -183,7 +192,7 @@ class Generation(Iterator[Event]):
             self._events.extend(self._consults.report(error, state.index))
             if policy.on_cloud_error == "raise" and not isinstance(error, NothingUsable):
                 raise
-            state = state.failed(error, requested, self._rules)
+            state = state.failed(error, self._consults.requested, self._rules)
             self._write(state, read, error.reason, read)
         else:
             self._take(completion, read)
@@ -243,14 +252,16 @@ class Generation(Iterator[Event]):
             )
         )
         self._last, self._waited = now, waited
+        drafts = self._speculation.drafts
         if after.end is not None:
-            self._speculation.drop(len(self._ids) - 1)
-            return
-        dropped, cancelled = self._speculation.follow(token)
-        if rules.pending and dropped > 1:
-            # The first draft was never reported: it stood for the awaited token.
-            self._events.append(RolledBack(before.index, dropped - 1, cancelled))
-        if consults is not None and not self._speculation.drafts:
+            dropped, cancelled = len(drafts), self._speculation.drop(len(self._ids) - 1)
+        else:
+            dropped, cancelled = self._speculation.follow(token)
+        if dropped and self._pending:
+            self._events.append(RolledBack(before.index, self._pending, cancelled))
+        # The first draft is not reported: it stands for the awaited token.
+        self._pending = min(self._pending, len(drafts))
+        if after.end is None and consults is not None and not drafts:
             consults.prefetch(self._ids, after.budget)
 
     def _finish(self, state: State, reason: FinishReason) -> None:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
@@ -26,15 +27,15 @@ class Breaker:
         """Whether consults are paused."""
         return self._until is not None
 
-    def allow(self) -> bool:
-        """Whether a consult may go now; when a pause is over, one probe may."""
+    def allow(self) -> Literal["yes", "probe", ""]:
+        """Whether a consult may go now; when a pause is over, one may, as the probe."""
         with self._lock:
             if self._until is None:
-                return True
+                return "yes"
             if self._probing or self._clock() < self._until:
-                return False
+                return ""
             self._probing = True
-            return True
+            return "probe"
 
     def succeeded(self) -> None:
         """A consult was answered."""
@@ -43,7 +44,7 @@ class Breaker:
             self._until, self._probing = None, False
 
     def forgone(self) -> None:
-        """A consult that was allowed was not made after all."""
+        """The probe that was allowed was not made after all, or says nothing of the link."""
         with self._lock:
             self._probing = False
 

@@ -8,14 +8,11 @@ and consults are used; if not, they are rolled back. So speculation changes no a
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from edgewise.edge.base import EdgeSession
-from edgewise.errors import UsageError
 from edgewise.events import Reason
 from edgewise.loop.state import Read, Rules, State
 from edgewise.loop.tiers import Cascade
-from edgewise.routers.base import Router
+from edgewise.routers.base import Router, checked_score
 
 
 class Speculation:
@@ -63,7 +60,7 @@ class Speculation:
         if not tip.owed:
             tip, reason = self._decided(tip, read, ids)
         self._draft(tip, read, reason)
-        return read.token
+        return read.token if self._tip is not None else None
 
     def follow(self, token: int) -> tuple[int, int]:
         """The answer, which holds it already, goes on with `token`.
@@ -91,15 +88,7 @@ class Speculation:
     def _read(self, drafts: Sequence[int]) -> Read:
         """Read the step after the answer and `drafts`."""
         step, sampling = self._edge.step(), self._rules.sampling
-        score = self._router.score(step)
-        if not _is_score(score):
-            raise UsageError(
-                f"The router {type(self._router).__name__!r} gave the score {score!r}, which is "
-                "not a number from 0 to 1",
-                hint="mend its score()",
-                setting="router",
-            )
-        forced = False
+        score, forced = checked_score(self._router, step), False
         if (constraint := self._rules.constraint) is None:
             token = sampling.choose(step)
         else:
@@ -130,8 +119,3 @@ class Speculation:
         if self._tip is not None:
             self._edge.extend([read.token])
             self.drafts.append(read.token)
-
-
-def _is_score(score: object) -> bool:
-    # Routers are third-party code: text, None and arrays come as well as numbers.
-    return isinstance(score, float | int | np.floating) and 0.0 <= float(score) <= 1.0

@@ -37,6 +37,16 @@ class Cascade:
         self.prefetch, self.ask_for_draft = nearest.prefetch, nearest.ask_for_draft
         self.drop = nearest.drop
 
+    def insist(self) -> None:
+        """From here on nobody but a cloud can write: no consult is refused for earlier failures."""
+        for cloud in self._clouds:
+            cloud.insists = True
+
+    @property
+    def requested(self) -> int:
+        """Tokens that the last consult asked for."""
+        return self._over[-1][1].ask
+
     @property
     def wasted(self) -> int:
         """Tokens that were asked for and not used, also those of a cloud that was overruled."""

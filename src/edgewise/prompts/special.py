@@ -120,11 +120,19 @@ def conversation_ids(
     such as `<think>`, are text to it: in a content they are read as they are in an answer. A last
     message of the assistant is the beginning of the answer.
     """
-    *before, last = messages
-    if before and last.role == "assistant" and not last.tool_calls:
-        ids = conversation_ids(tokenizer, before, tools)
-        begun = ids_of_text(tokenizer, ids, last.content)
-        return ids + (tokenizer.encode(last.content) if begun is None else begun)
+    count = len(messages)
+    while count > 1 and (last := messages[count - 1]).role == "assistant" and not last.tool_calls:
+        count -= 1
+    ids = _prompt_ids(tokenizer, messages[:count], tools)
+    for one in messages[count:]:
+        begun = ids_of_text(tokenizer, ids, one.content)
+        ids = [*ids, *(tokenizer.encode(one.content) if begun is None else begun)]
+    return ids
+
+
+def _prompt_ids(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool]
+) -> list[int]:
     control = _control_tokens(tokenizer)
     texts = texts_of(messages, tools)
     if not any(map(control.could_come_of, texts)):

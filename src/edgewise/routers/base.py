@@ -13,9 +13,12 @@ A router in ten lines:
 """
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from edgewise.edge.base import Needs, Step
+from edgewise.errors import UsageError
 from edgewise.routers.card import RouterCard
 
 
@@ -35,6 +38,20 @@ class Router(Protocol):
     def score(self, step: Step) -> float:
         """Returns a score from 0 (keep the edge's token) to 1 (ask the cloud)."""
         ...
+
+
+def checked_score(router: Router, step: Step) -> float:
+    """The router's score. Raises `UsageError` for anything but a number from 0 to 1."""
+    # Routers are third-party code: text, None and arrays come as well as numbers.
+    score: Any = router.score(step)
+    if isinstance(score, float | int | np.floating) and 0.0 <= float(score) <= 1.0:
+        return float(score)
+    raise UsageError(
+        f"The router {type(router).__name__!r} gave the score {score!r}, which is not a number "
+        "from 0 to 1",
+        hint="mend its score()",
+        setting="router",
+    )
 
 
 class Trained(Router, Protocol):

@@ -35,7 +35,10 @@ Of an edge model 64 wide f16 lay 0.07 off q8_0, q5_0 0.55, the larger model besi
 
 
 _Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
-_Thresholds = dict[Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|[\d.]+e-\d+)$")], _Part]
+SHARE = r"(0(\.\d+)?|1|\d(\.\d+)?e-\d+)"
+"""The pattern of a cloud share as text."""
+
+_Thresholds = dict[Annotated[str, msgspec.Meta(pattern=rf"^{SHARE}$")], _Part]
 """Thresholds by cloud share, as text."""
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from edgewise.addresses import user_path
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.prompts import Message, prompt_of
-from edgewise.routers.base import Router
+from edgewise.routers.base import Router, checked_score
+from edgewise.routers.card import SHARE
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 PROMPTS = (
@@ -44,7 +45,7 @@ TIERS = "tiers"
 """Stands for a router's identity in what is kept of a further cloud, which any router leads to."""
 
 _Thresholds = dict[
-    Annotated[str, msgspec.Meta(pattern=r"^(0(\.\d+)?|1|keep|floor)$")],
+    Annotated[str, msgspec.Meta(pattern=rf"^({SHARE}|keep|floor)$")],
     Annotated[float, msgspec.Meta(ge=0, le=1)],
 ]
 """Thresholds by cloud share. A file that somebody changed is measured anew."""
@@ -124,7 +125,7 @@ def own_scores(edge: EdgeModel, router: Router) -> list[float]:
             session.open(ids)
             for _ in range(TOKENS):
                 step = session.step()
-                scores.append(min(1.0, max(0.0, router.score(step))))
+                scores.append(checked_score(router, step))
                 # An id that was read before the next decode: `proposed` is not kept by every step.
                 token = step.proposed
                 if token in edge.tokenizer.eos_ids:

@@ -159,8 +159,8 @@ class RedactedContext:
         texts = [before.text] if messages is None else [one.content for one in messages]
         found = list(map(redaction.find, texts))
         # Twice: a later message may show that a word of an earlier one is private.
-        for _ in range(2):
-            redacted = list(map(self._redacted, texts, found))
+        list(map(self._redacted, texts, found))
+        redacted = list(map(self._redacted, texts, found))
         if messages is None:
             self.shown = Context(None, *redacted)
         else:
