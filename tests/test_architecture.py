@@ -120,11 +120,11 @@ BUDGET = {
     "edgewise/server": 2_938,
     "edgewise/testing": 473,
     "edgewise/wire": 261,
-    "edgewise_lab": 471,
-    "edgewise_lab/bench": 2_114,
-    "edgewise_lab/commands": 1_595,
-    "edgewise_lab/evaluation": 2_732,
-    "edgewise_lab/training": 2_087,
+    "edgewise_lab": 462,
+    "edgewise_lab/bench": 2_110,
+    "edgewise_lab/commands": 1_588,
+    "edgewise_lab/evaluation": 2_748,
+    "edgewise_lab/training": 2_075,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 

@@ -122,7 +122,10 @@ def test_a_hub_without_the_dataset_and_no_hub_are_one_sentence(hub: Hub, tmp_pat
     [
         (None, "four", None, "It is four."),
         (None, "$1,004", None, "That makes 1004"),
+        (None, 4, None, "That makes 4.00."),
+        (None, 2.5, None, "That makes 2.50."),
         (None, "four", ["three", "four"], "Therefore, the answer is four."),
+        (None, "B", ["three", "four"], "Therefore, the answer is four."),
         ("exact", "four", None, "four"),
         ("number", "4", None, "That makes 4"),
         ("regex", "fo+ur", None, "It is foour."),
@@ -130,7 +133,7 @@ def test_a_hub_without_the_dataset_and_no_hub_are_one_sentence(hub: Hub, tmp_pat
     ],
 )
 def test_own_questions(
-    tmp_path: Path, check: str | None, answer: str, choices: list[str] | None, said: str
+    tmp_path: Path, check: str | None, answer: object, choices: list[str] | None, said: str
 ) -> None:
     line = {"prompt": "2 + 2?", "answer": answer, "choices": choices, "family": "sums"}
     path = write(tmp_path / "mine.jsonl", line, line)
@@ -147,6 +150,8 @@ def test_own_questions(
         ('{"answer": "a"}', None, "missing required field `prompt`"),
         ('{"prompt": "a", "answer": "b", "x": 1}', None, "unknown field `x`"),
         ('{"prompt": "a", "answer": "("}', "regex", "regular expression"),
+        ('{"prompt": "a", "answer": "b"}', "number", "'b'"),
+        ('{"prompt": "a", "answer": "C", "choices": ["x", "y"]}', None, "choice's text"),
         ("", None, "no questions"),
         ('{"prompt": "a"}', "exact", "no answer"),
         ('{"prompt": "a"}\n{"prompt": "b", "answer": "c"}', None, "others, such as 1"),

@@ -34,4 +34,5 @@ def config(json: options.Json = False) -> None:
         shown = row["default"] or "-" if value is None else msgspec.json.encode(value).decode()
         table.add_row(str(row["name"]), render.printable(str(shown)), str(row["from"]), style=style)
     render.show(table)
-    render.note(f"settings are read from {Path(FILE).absolute()}")
+    file = Path(FILE).absolute()
+    render.note(f"settings are read from {file}{'' if file.exists() else ', which is not there'}")

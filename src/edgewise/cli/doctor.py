@@ -275,7 +275,7 @@ def _leaves(chosen: Settings) -> Check:
         told.append(f"every prompt and answer to the edge's server, {chosen.edge}")
     urls = [at for one in parts.each_cloud(chosen) if is_url(at := parts.cloud_address(one))]
     if not urls:
-        return Check(name, "ok", "; ".join([*told, "nothing to a cloud elsewhere"]))
+        return Check(name, "ok", "; ".join(told) or "nothing: all runs on this device")
     told.append(
         "each consult sends the prompt and the answer so far, as token ids or text, to "
         f"{', '.join(urls)}; to a gateway they go as they come"

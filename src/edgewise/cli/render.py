@@ -140,8 +140,8 @@ def warn_of_toy(edge: str, prompt: str) -> None:
     taught = prompt.startswith("Question: ") and prompt.rstrip().endswith("Answer and Reasoning:")
     if edge == Settings().edge and not taught:
         warn(
-            "the bundled pair is a toy for sums and word puzzles, as `edgewise demo` shows them. "
-            "For real questions: edgewise chat --edge smollm2"
+            "the bundled pair can only answer questions worded as those of `edgewise demo`. For "
+            "real questions: edgewise chat --edge smollm2"
         )
 
 
@@ -241,4 +241,7 @@ def show(table: Table) -> None:
             column.overflow, column.no_wrap = "fold", False
         out.print(table, soft_wrap=False)
         return
-    Console(file=out.file, width=_WIDEST, color_system=None, markup=False, emoji=False).print(table)
+    wide = Console(width=_WIDEST, color_system=None, markup=False, emoji=False)
+    with wide.capture() as drawn:
+        wide.print(table)
+    out.file.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))

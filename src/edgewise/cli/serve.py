@@ -73,6 +73,8 @@ def serve(
     ):
         hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
         app = make_app(answering, callers=callers, origins=origins, hosts=hosts)
-        render.note(f"serving {PAIR} ({pair.edge.name}) at {listening.url} (page, /v1)")
+        render.note(
+            f"serving {PAIR} ({', '.join(one.name for one in (pair.edge, *pair.clouds))}) at {listening.url} (page, /v1)"
+        )
         with log_lines("plain", "warning"):
             asyncio.run(Listener(app, listening.socket, **listening.limits).listen())

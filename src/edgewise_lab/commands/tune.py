@@ -212,7 +212,6 @@ def _prompts(task: Task, max_tokens: int | None) -> Task:
         raise UsageError(
             f"{len(task.questions)} prompts are too few to set a threshold by",
             hint=f"give {FEWEST} or more",
-            setting="limit",
         )
     return task if max_tokens is None else replace(task, max_tokens=max_tokens)
 

@@ -100,5 +100,5 @@ def scipy_part(name: str) -> Any:
         return import_module(f"scipy.{name}")
     except ImportError as error:
         raise UsageError(
-            "Statistics need scipy", hint="install it: pip install 'edgewise[lab]'"
+            "Statistics need scipy", hint="pip install scipy (the extra lab has it, too)"
         ) from error

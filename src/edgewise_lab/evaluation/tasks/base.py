@@ -51,7 +51,13 @@ class Question(msgspec.Struct, frozen=True):
         if self.known and self.check == "choice" and self.answer not in (self.choices or ()):
             raise UsageError(
                 f"Question {self.id!r} has an answer that is not one of its choices",
-                hint="add it to them",
+                hint="give a choice's text or its letter",
+            )
+        if self.known and self.check == "number" and not re.search(r"\d", self.answer):
+            raise UsageError(
+                f"The answer {self.answer!r} of question {self.id!r} is not a number",
+                hint="leave the check out",
+                setting="check",
             )
         if len(self.choices or ()) > len(LETTERS):
             raise UsageError(

@@ -222,8 +222,9 @@ def _letters(choices: tuple[str, ...]) -> str:
 
 
 def _plain(number: str | None) -> str | None:
-    """Strips a currency's sign, thousands separators and a zero fraction."""
-    return None if number is None else re.sub(r"^\$|,|\.0+$", "", number.strip())
+    """Strips a currency's sign, thousands separators and a fraction's last zeros."""
+    plain = None if number is None else re.sub(r"^\$|,", "", number.strip())
+    return plain.rstrip("0").rstrip(".") if plain and "." in plain else plain
 
 
 AGREES = 0.5

@@ -9,7 +9,7 @@ import msgspec
 from edgewise.errors import UsageError
 from edgewise.hub.client import HubAddress, Repository
 from edgewise.prompts import Message
-from edgewise_lab.evaluation.tasks.base import Grading, Question, Task
+from edgewise_lab.evaluation.tasks.base import LETTERS, Grading, Question, Task
 from edgewise_lab.evaluation.tasks.grading import suited
 
 MAX_FILE = 256 << 20
@@ -44,7 +44,12 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[Record]) -> Record
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"Line {number} of {str(path)!r} is not valid: {error}.") from error
+        raise UsageError(
+            f"Line {number} of {str(path)!r} is not valid: {error}",
+            hint='a line of one\'s own is like {"prompt": "2 + 2?", "answer": "4"}'
+            if kind is _Line
+            else None,
+        ) from error
 
 
 def read_parquet(repo: str, name: str, kind: type[Record]) -> Iterator[Record]:
@@ -78,7 +83,7 @@ MAX_TOKENS = 256
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: str
-    answer: str | None = None
+    answer: str | int | float | None = None
     choices: tuple[str, ...] | None = None
     family: str | None = None
     id: str | None = None
@@ -121,17 +126,21 @@ def _question(data: Path, number: int, line: bytes, check: Grading | None) -> Qu
         if b'"messages"' in line and not _is_prompt(line):
             return _last_question(data, number, _decoded(data, number, line, _Conversation), check)
         held = _decoded(data, number, line, _Line)
+        known, choices = held.answer is not None, held.choices
+        answer = str(held.answer) if known else ""
+        check = (check or suited(answer, choices)) if known else _open(check, choices)
+        if check == "choice" and choices and answer not in choices and len(answer) == 1:
+            # The letter of a choice stands for it.
+            answer = dict(zip(LETTERS, choices, strict=False)).get(answer.lower(), answer)
         return Question(
             id=held.id or str(number),
             family=held.family or data.stem,
             prompt=held.prompt,
-            answer=held.answer or "",
-            check=_open(check, held.choices)
-            if held.answer is None
-            else check or suited(held.answer, held.choices),
+            answer=answer,
+            check=check,
             reference=held.reference,
-            choices=held.choices,
-            known=held.answer is not None,
+            choices=choices,
+            known=known,
         )
     except UsageError as error:
         if error.message.startswith("Line "):
