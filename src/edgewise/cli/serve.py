@@ -73,8 +73,7 @@ def serve(
     ):
         hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
         app = make_app(answering, callers=callers, origins=origins, hosts=hosts)
-        render.note(
-            f"serving {PAIR} ({', '.join(one.name for one in (pair.edge, *pair.clouds))}) at {listening.url} (page, /v1)"
-        )
+        models = ", ".join(one.name for one in (pair.edge, *pair.clouds))
+        render.note(f"serving {PAIR} ({models}) at {listening.url} (page, /v1)")
         with log_lines("plain", "warning"):
             asyncio.run(Listener(app, listening.socket, **listening.limits).listen())
