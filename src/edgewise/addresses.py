@@ -242,11 +242,12 @@ def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
 
 
 def checkpoint(name: str) -> Path | None:
-    """The folder of a router: a path, or a hub repository's files, downloaded if need be.
+    """The folder of a router: a path, one of the package, or a hub repository's, downloaded.
 
-    None if the name has neither form. Raises `AddressError`.
+    None if the name has no such form. Raises `AddressError`.
     """
-    if folder := local_folder(name):
+    shipped = {one.name: one for one in bundled("routers").iterdir()}
+    if folder := local_folder(name) or shipped.get(name):
         return folder
     address = hub_address(name)
     if address is None or address.quant or address.file:

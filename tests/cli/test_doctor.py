@@ -16,6 +16,9 @@ from edgewise.addresses import bundled
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.onnx import import_genai
+from edgewise.parts import nearest_cloud, open_edge, router_identity
+from edgewise.routers.start import keep_tuned
+from edgewise.settings import Settings
 from edgewise.testing import ScriptedCloud, noise
 from edgewise_lab.bench.pace import EnginePace
 from tests.cli.conftest import Edgewise
@@ -198,3 +201,20 @@ def test_a_server_is_asked_what_it_reads_again(
     assert checks["rollback"]["status"] == ("ok" if caches or program == "Ollama" else "warn")
     # Of a stream that it was told to end, by its own meter; one token was taken.
     assert (f"{WRITTEN - 1} tokens" in checks["rollback"]["detail"]) == (program == "llama-server")
+
+
+def test_tuned_thresholds_are_told_of(
+    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def router() -> str:
+        checks = json.loads(edgewise("doctor", "--router", "entropy", "--json").out)["checks"]
+        return next(check["detail"] for check in checks if check["name"] == "router")
+
+    before = router()
+    settings = Settings(router="entropy")
+    with closing(open_edge(settings)) as edge:
+        cloud, identity = nearest_cloud(settings), router_identity(settings)
+        keep_tuned(edge, identity, cloud, {"0.05": 0.5})
+    assert "tuned" in router() != before

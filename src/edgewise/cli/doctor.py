@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 import typer
+from msgspec.structs import replace
 from rich.table import Table
 from rich.text import Text
 
@@ -32,6 +33,7 @@ from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.named import SERVER
 from edgewise.engines.base import Engine
 from edgewise.errors import EdgewiseError
+from edgewise.routers.start import tuned_thresholds
 from edgewise.settings import Settings
 
 _SECONDS = 60.0
@@ -236,6 +238,9 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
     name = parts.chosen_router(chosen, model)
     auto = chosen.router in (None, parts.AUTO)
     _, card = parts.open_router(chosen, model)
+    identity = parts.router_identity(replace(chosen, router=name))
+    if tuned_thresholds(model, identity, parts.nearest_cloud(chosen)):
+        return Check("router", "ok", f"{Path(name).name}, with thresholds tuned for this pair")
     if card is None:
         why = ": no trained one is known for this edge model" if auto else ""
         bought = f"; {_MEASURED[name]}" if name in _MEASURED else ""

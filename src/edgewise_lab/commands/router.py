@@ -23,7 +23,7 @@ from edgewise_lab.tables import FigureTable
 
 app = typer.Typer(no_args_is_help=True, help="Show, check and publish router checkpoints.")
 
-Folder = Annotated[str, typer.Argument(help="A checkpoint's folder or hub repository, or bundled.")]
+Folder = Annotated[str, typer.Argument(help="A folder, a hub repository or a name in the package.")]
 
 _READ = ("ctx", "gpu_layers", "edge_key")
 _LOADED = (*EDGE, "threads")
