@@ -1,15 +1,19 @@
 """Which way a cloud at a URL is reached, and what is said where none leads there."""
 
 import logging
+import re
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from edgewise.addresses import bundled
 from edgewise.advice import cloud_pace
 from edgewise.cloud.adapter.ids import Adapter
 from edgewise.cloud.adapter.text import Capabilities, TextCloud
+from edgewise.cloud.base import CloudModel
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.llamacpp import LlamaModel
@@ -47,7 +51,7 @@ COUNTED = "one two three four five six seven eight nine ten"
 HOSTED = [name for name in BY_TEXT if name not in ("completions", "llama-server-text")]
 
 
-def answered(cloud: TextCloud, *, seed: int = 0) -> Answer:
+def answered(cloud: CloudModel, *, seed: int = 0) -> Answer:
     """The edge counts as well, so that whatever the cloud's words make of it shows."""
     decoder = Decoder(
         ScriptedEdge(completing(COUNTED, prompt=ASKED)),
@@ -136,6 +140,29 @@ def test_one_that_goes_on_in_no_dialect_is_one_sentence(habit: Habit, why: str) 
         assert "\n" not in str(refused.value)
         with pytest.raises(CloudRejected, match=why):
             connect(server.url, EDGE, engine="chat")
+
+
+class Breaking(ScriptedText):
+    """An API that breaks at the paths of others, where most decline."""
+
+    def serve(self, routes: Iterable[web.RouteDef], **options: Any) -> int:
+        async def broken(_: web.Request) -> web.Response:
+            return web.Response(status=500)
+
+        others = [web.post(path, broken) for path in ("/apply-template", "/api/chat")]
+        return super().serve([*routes, *others], **options)
+
+
+def test_an_api_that_breaks_at_other_paths_is_asked_as_it_likes() -> None:
+    with closing(Breaking("chat")) as server, closing(connect(server.url, EDGE)) as cloud:
+        assert answered(cloud).text == COUNTED
+
+
+def test_one_that_breaks_and_continues_in_no_dialect_may_do_so_later() -> None:
+    with closing(Breaking("chat", habit="restart")) as server:
+        with pytest.raises(CloudUnavailable) as found:
+            connect(server.url, EDGE)
+        assert {"ollama", "500", "restarts"} <= {*re.findall(r"\w+", found.value.message)}
 
 
 def test_a_mistake_of_the_users_is_told_at_once() -> None:

@@ -30,6 +30,7 @@ from edgewise.engines.text import TextEngine
 from edgewise.errors import (
     CloudProtocolError,
     CloudRejected,
+    CloudUnavailable,
     EdgewiseError,
     UsageError,
     VocabularyMismatch,
@@ -116,24 +117,34 @@ def _name_at(url: str, key: str | None, engine: str, model: str | None) -> str:
 def _by_any_text(
     by_text: Callable[[str], CloudModel], url: str, own: Tokenizer | None, unknown: EdgewiseError
 ) -> CloudModel:
-    """Connects in the first dialect that continues an answer; else raises `CloudRejected`."""
+    """Connects in the first dialect that continues an answer.
+
+    Else raises `CloudRejected`, or `CloudUnavailable` where one may do so later.
+    """
     faults: dict[str, list[str]] = {}
+    busy: CloudUnavailable | None = None
     # With a tokenizer that is named, the dialect that needs it.
     dialects = [name for name in BY_TEXT if ENGINES.load(name).renders == (own is not None)]
     for name in dialects:
         try:
             cloud = by_text(name)
-        except (CloudRejected, CloudProtocolError) as error:
+        except (CloudRejected, CloudProtocolError, CloudUnavailable) as error:
             if isinstance(error, Redirected) or error.setting in ("cloud_model", "cloud_key"):
                 raise
+            if isinstance(error, CloudUnavailable):
+                if not error.declined:
+                    raise
+                # Some APIs say so of a path that they do not have.
+                busy = error
             faults.setdefault(error.message.rstrip("."), []).append(name)
         else:
             _log.info("%r is asked by text, as %s", url, name)
             return cloud
     listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in faults.items())
-    raise CloudRejected(
+    later = f"{busy.hint}, " if busy else ""
+    raise (CloudUnavailable if busy else CloudRejected)(
         f"{url!r} continues a started answer in no known dialect ({listed})",
-        hint="choose another model or provider, or name the cloud's tokenizer, for completions by "
-        f"text ({', '.join(BY_IDS)}: by ids)",
+        hint=f"{later}choose another model or provider, or name the cloud's tokenizer, for "
+        f"completions by text ({', '.join(BY_IDS)}: by ids)",
         setting="cloud_tokenizer",
     ) from unknown
