@@ -48,8 +48,8 @@ class Sent:
     def add(self, ids: int, message: _Body, *, tells: bool = True, again: bool = False) -> None:
         """A message is handed to a connection now, with so many `ids` in it.
 
-        Unless it `tells` nothing, whoever has it knows the whole sequence that was asked about.
-        `again`: it was sent before. May raise a `CloudError`: then it must not be sent.
+        `tells`: it asks about the whole sequence, and is billed. `again`: it was sent before.
+        May raise a `CloudError`: then it must not be sent.
         """
         if tells and self.most is not None and self.requests >= self.most:
             raise CloudUnavailable("Another attempt could cost more than the limit.")
@@ -58,7 +58,7 @@ class Sent:
         self.ids += ids
         self.bytes += len(message)
         self.requests += tells
-        self.repeats += again
+        self.repeats += tells and again
 
 
 def metered(so_far: _Number | None, more: _Number | None) -> _Number | None:

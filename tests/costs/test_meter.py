@@ -259,6 +259,17 @@ def test_a_word_may_take_several_requests() -> None:
     assert found.alone == PRICE.of(BilledTokens(input=154, output=15))
 
 
+def test_a_request_that_is_repeated_is_no_shorter_prompt() -> None:
+    class Words(ScriptedCloud):
+        boundaries: Any = object()
+
+    meter = metering(100, cloud=Words(noise()))
+    sent = reached()
+    sent.add(1, b"{}", again=True)
+    meter.sent([1] * 100, 1, sent, answered(wrote(1, prompt=154, cached=0, written=8)))
+    assert meter.report([1] * 100).alone == PRICE.of(BilledTokens(input=154))
+
+
 @pytest.mark.parametrize("prompt", [-1, 1 << 40, 100 + 65])
 def test_prompts_that_no_engine_bills(prompt: int) -> None:
     with pytest.raises(CloudProtocolError):

@@ -320,7 +320,8 @@ class AnswerCosts:
         self._last, self._cached = tokens, 0 if missed else cached
 
     def _requests_of(self, call: _Call, prompts: int) -> int:
-        """Requests that it took; a model in this process took as many as `prompts` are for."""
+        """Requests that its meter counts; in this process as many as `prompts` are for."""
         if self._tokens.shared:
             return 1
-        return call.sent.requests or max(1, round(prompts / max(1, call.tokens)))
+        counted = call.sent.requests - call.sent.repeats
+        return counted or max(1, round(prompts / max(1, call.tokens)))

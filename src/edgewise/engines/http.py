@@ -83,10 +83,10 @@ class Endpoint:
             self._http = None
 
     async def post(
-        self, path: str, body: object, client: Client = NOBODY, *, ids: int = 0
+        self, path: str, body: object, client: Client = NOBODY, *, ids: int = 0, tells: bool = True
     ) -> bytes:
-        """The reply to a JSON body that holds `ids` token ids; raises a `CloudError`."""
-        request = _Request("POST", path, msgspec.json.encode(body), client, ids)
+        """The reply to a JSON body (`ids`, `tells`: see `Sent.add`); raises a `CloudError`."""
+        request = _Request("POST", path, msgspec.json.encode(body), client, ids, tells)
         try:
             return await self._twice(request)
         except CloudUnavailable as busy:
@@ -273,6 +273,7 @@ class _Request:
     data: bytes | None = None
     client: Client = NOBODY
     ids: int = 0
+    tells: bool = True
     kept: bool = False
     counted: bool = False
     refused: CloudError | None = None
@@ -285,7 +286,7 @@ class _Request:
         """Bytes are handed to a connection, at each attempt."""
         try:
             if self.client.sent is not None:
-                self.client.sent.add(self.ids, body, again=self.counted)
+                self.client.sent.add(self.ids, body, tells=self.tells, again=self.counted)
                 self.counted = True
         except CloudError as error:
             self.refused = error
