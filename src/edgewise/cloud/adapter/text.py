@@ -150,6 +150,17 @@ class AdaptedTextSession(AdaptedSession):
         asked = TextRequest(messages, text, consult.step, consult.request.sampling)
         return self._engine.submit(self._engine.complete(asked, client), deadline)
 
+    def meter(self, consult: WordConsult, reply: TextContinuation) -> Completion:
+        return Completion(
+            ids=(),
+            logprobs=(),
+            # An API that does not report it has written no more than that.
+            written=consult.step if reply.written is None else reply.written,
+            cached=reply.cached,
+            computed=uncached(reply.prompt, reply.cached),
+            prompt=reply.prompt,
+        )
+
     def read(self, consult: WordConsult, reply: TextContinuation) -> ReplyChunk:
         url, text, able = self._engine.name, reply.text, self._engine.capabilities
         behind, held = self._sent(consult)
@@ -166,20 +177,8 @@ class AdaptedTextSession(AdaptedSession):
             # Blanks of the first reply are matched with those of the answer (`kept`).
             kept = whole.startswith(held)
             whole = whole.removeprefix(held) if kept else whole.lstrip(BLANKS + held)
-        return ReplyChunk(
-            data=whole.encode(),
-            ended=ended,
-            size=consult.most if thought else consult.step,
-            meter=Completion(
-                ids=(),
-                logprobs=(),
-                # An API that does not report it has written no more than that.
-                written=consult.step if reply.written is None else reply.written,
-                cached=reply.cached,
-                computed=uncached(reply.prompt, reply.cached),
-                prompt=reply.prompt,
-            ),
-        )
+        size = consult.most if thought else consult.step
+        return ReplyChunk(data=whole.encode(), ended=ended, size=size)
 
     def _sent(self, consult: WordConsult) -> tuple[str, str]:
         """Text that the next request of a consult continues, and the blanks held back."""
