@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -160,15 +160,7 @@ class Endpoint:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._http is None:
-            connector = aiohttp.TCPConnector(
-                keepalive_timeout=_IDLE_SECONDS, ssl=ssl.create_default_context(), limit=0
-            )
-            self._http = aiohttp.ClientSession(
-                connector=connector,
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=None),
-                trace_configs=[self._trace()],
-            )
+            self._http = connections(self._headers, trace_configs=[self._trace()])
         return self._http
 
     def _trace(self) -> aiohttp.TraceConfig:
@@ -291,6 +283,14 @@ class _Request:
         except CloudError as error:
             self.refused = error
             raise
+
+
+def connections(headers: Mapping[str, str], **options: Any) -> aiohttp.ClientSession:
+    """Connections that share no cookies: a cloud could tell by them whose answers it is asked."""
+    tls, forever = ssl.create_default_context(), aiohttp.ClientTimeout(total=None)
+    options |= {"headers": headers, "timeout": forever, "cookie_jar": aiohttp.DummyCookieJar()}
+    connector = aiohttp.TCPConnector(keepalive_timeout=_IDLE_SECONDS, ssl=tls, limit=0)
+    return aiohttp.ClientSession(connector=connector, **options)
 
 
 def checked_address(url: str) -> str:
