@@ -11,6 +11,7 @@ from aiohttp import web
 
 from edgewise.addresses import bundled
 from edgewise.advice import cloud_pace
+from edgewise.cloud.adapter import text as adapter
 from edgewise.cloud.adapter.ids import Adapter
 from edgewise.cloud.adapter.text import Capabilities, TextCloud
 from edgewise.cloud.base import CloudModel
@@ -163,6 +164,25 @@ def test_one_that_breaks_and_continues_in_no_dialect_may_do_so_later() -> None:
         with pytest.raises(CloudUnavailable) as found:
             connect(server.url, EDGE)
         assert {"ollama", "500", "restarts"} <= {*re.findall(r"\w+", found.value.message)}
+
+
+def test_an_api_that_was_restarted_with_another_model_is_probed_before_it_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing was asked while it was down: a new connection alone tells."""
+    monkeypatch.setattr(adapter, "FRESH_SECONDS", -1.0)
+    with closing(ScriptedText("llama-server-text")) as first:
+        cloud = connect(first.url, EDGE, engine="llama-server-text")
+        assert answered(cloud).usage.failed_calls == 0
+    second = ScriptedText("llama-server-text", port=first.port, habit="echo")
+    second.models = ["another"]
+    with closing(second), closing(cloud):
+        assert isinstance(cloud, TextCloud)
+        # Neither is the first model's template used, nor what the second one made of it.
+        assert answered(cloud).text == COUNTED
+        assert cloud.capabilities.echoes
+        assert "/apply-template" in [path for path, _ in second.requests]
+        assert answered(cloud).usage.failed_calls == 0
 
 
 def test_a_mistake_of_the_users_is_told_at_once() -> None:

@@ -117,10 +117,7 @@ def _name_at(url: str, key: str | None, engine: str, model: str | None) -> str:
 def _by_any_text(
     by_text: Callable[[str], CloudModel], url: str, own: Tokenizer | None, unknown: EdgewiseError
 ) -> CloudModel:
-    """Connects in the first dialect that continues an answer.
-
-    Else raises `CloudRejected`, or `CloudUnavailable` where one may do so later.
-    """
+    """Connects in the first dialect that continues an answer; else raises a `CloudError`."""
     faults: dict[str, list[str]] = {}
     busy: CloudUnavailable | None = None
     # With a tokenizer that is named, the dialect that needs it.
@@ -129,13 +126,12 @@ def _by_any_text(
         try:
             cloud = by_text(name)
         except (CloudRejected, CloudProtocolError, CloudUnavailable) as error:
-            if isinstance(error, Redirected) or error.setting in ("cloud_model", "cloud_key"):
+            busy = error if isinstance(error, CloudUnavailable) else busy
+            # An API that is reached may say so of a path that it does not have.
+            gone = error is busy and not error.declined
+            mistake = error.setting in ("cloud_model", "cloud_key")
+            if gone or mistake or isinstance(error, Redirected):
                 raise
-            if isinstance(error, CloudUnavailable):
-                if not error.declined:
-                    raise
-                # Some APIs say so of a path that they do not have.
-                busy = error
             faults.setdefault(error.message.rstrip("."), []).append(name)
         else:
             _log.info("%r is asked by text, as %s", url, name)

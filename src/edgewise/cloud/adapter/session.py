@@ -224,8 +224,7 @@ class WordConsult:
         self.step, self.most = session.cloud.budget(request.n)
         self.data = b""
         self.ids: list[int] = []
-        self._chunks: list[ReplyChunk] = []
-        self._meters: list[Completion] = []
+        self._chunks, self._meters = list[ReplyChunk](), list[Completion]()
         self._session, self._shown, self._end = session, shown, end
         self._future: Future[Completion] = Future()
         self._flying: Future[Any] | None = None
