@@ -14,8 +14,8 @@ from edgewise.advice import cloud_pace
 from edgewise.cloud.adapter import text as adapter
 from edgewise.cloud.adapter.ids import Adapter
 from edgewise.cloud.adapter.text import Capabilities, TextCloud
-from edgewise.cloud.base import CloudModel
-from edgewise.cloud.connect import connect
+from edgewise.cloud.base import CloudModel, ConsultRequest
+from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.named import open_tokenizer
@@ -164,6 +164,21 @@ def test_one_that_breaks_and_continues_in_no_dialect_may_do_so_later() -> None:
         with pytest.raises(CloudUnavailable) as found:
             connect(server.url, EDGE)
         assert {"ollama", "500", "restarts"} <= {*re.findall(r"\w+", found.value.message)}
+
+
+@pytest.mark.parametrize("host", ["host..invalid", "x" * 64 + ".invalid"])
+@pytest.mark.parametrize("engine", ["auto", "vllm", "gateway", "chat"])
+def test_a_host_whose_name_cannot_be_one_is_not_reached(engine: str, host: str) -> None:
+    with pytest.raises(CloudUnavailable) as found:
+        connect(f"http://{host}", EDGE, engine=engine, model="m")
+    assert repr(f"http://{host}") in found.value.message
+
+
+def test_a_gateway_whose_name_cannot_be_one_is_not_asked() -> None:
+    with closing(open_engine("http://host..invalid", engine="gateway")) as cloud:
+        asked = cloud.open(PROMPT).ask(ConsultRequest([1], 1, 20))
+        with pytest.raises(CloudUnavailable):
+            asked.result()
 
 
 def test_an_api_that_was_restarted_with_another_model_is_probed_before_it_is_used(

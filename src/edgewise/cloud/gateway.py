@@ -151,7 +151,7 @@ class GatewayCloud(RemoteCloud):
                 f"{self.name!r} is not a gateway (HTTP {error.status})", hint="check the address"
             )
             raise problem from error
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, UnicodeError) as error:
             raise unreachable(self.name, error) from error
 
     def _link(self) -> GatewayLink:

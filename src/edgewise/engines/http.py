@@ -58,6 +58,7 @@ _SAID: dict[type[Exception], str] = {
     aiohttp.ClientConnectorSSLError: "the TLS handshake failed",
     aiohttp.ServerDisconnectedError: "it hung up",
     TimeoutError: "it did not answer in time",
+    UnicodeError: "its name cannot be one",
 }
 
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
@@ -111,7 +112,7 @@ class Endpoint:
                 if not request.kept:
                     raise
                 return await self._once(request)
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, UnicodeError) as error:
             raise request.refused or unreachable(self.url, error) from error
 
     async def _once(self, request: "_Request") -> bytes:
