@@ -32,7 +32,8 @@ class Sent:
     `requests` of its messages were about tokens; `repeats` of them had been sent before. Of no more
     than `most` may be sent. `prefix` is the whole sequence that is asked about, in ids of the
     cloud's vocabulary. `request_id` is what logs on the way call the consult, once the session has
-    named it; `under_way` is a prefetch that nobody waits for.
+    named it; `under_way` is a prefetch that nobody waits for. `unusable` is the meter of an
+    answered consult that failed, since nothing of its completion can be used.
     """
 
     def __init__(
@@ -44,12 +45,13 @@ class Sent:
         self.most: int | None = None
         self.request_id: str | None = None
         self.under_way: Future[None] | None = None
+        self.unusable: Completion | None = None
 
     def add(self, ids: int, message: _Body, *, tells: bool = True, again: bool = False) -> None:
         """A message is handed to a connection now, with so many `ids` in it.
 
-        Unless it `tells` nothing, whoever has it knows the whole sequence that was asked about.
-        `again`: it was sent before. May raise a `CloudError`: then it must not be sent.
+        `tells`: it asks about the whole sequence, and is billed. `again`: it was sent before.
+        May raise a `CloudError`: then it must not be sent.
         """
         if tells and self.most is not None and self.requests >= self.most:
             raise CloudUnavailable("Another attempt could cost more than the limit.")
@@ -58,7 +60,7 @@ class Sent:
         self.ids += ids
         self.bytes += len(message)
         self.requests += tells
-        self.repeats += again
+        self.repeats += tells and again
 
 
 def metered(so_far: _Number | None, more: _Number | None) -> _Number | None:

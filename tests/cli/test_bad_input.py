@@ -68,6 +68,7 @@ RUN = f"""
 --edge=none.gguf | There is no file 'none.gguf'
 --edge=. | is a folder; name a file in it
 --edge= | There is no file ''
+--edge={NOWHERE}\r | '{NOWHERE}\\r'
 --edge=broken.txt | is not a GGUF file
 --edge=cut.gguf | truncated, damaged
 --edge=lfm2.gguf --cloud=none --router=./reads.py:Reads | no hidden states
@@ -84,6 +85,7 @@ RUN = f"""
 --cloud=none.gguf | There is no file 'none.gguf'
 --cloud={NOWHERE} | '{NOWHERE}' cannot be reached (connection refused); check
 --cloud=http://no.such.invalid | cannot be reached (its name is not found)
+--cloud=http://host..invalid | 'http://host..invalid'
 --cloud=ftp://127.0.0.1 | 'ftp://127.0.0.1'
 --cloud=http://me:secret@127.0.0.1 | EDGEWISE_CLOUD_KEY
 --cloud=http://[127.0.0.1 | Invalid

@@ -2,16 +2,21 @@
 
 import asyncio
 import logging
+import re
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from edgewise.addresses import bundled
 from edgewise.advice import cloud_pace
+from edgewise.cloud.adapter import text as adapter
 from edgewise.cloud.adapter.ids import Adapter
 from edgewise.cloud.adapter.text import Capabilities, TextCloud
-from edgewise.cloud.connect import connect
+from edgewise.cloud.base import CloudModel, ConsultRequest
+from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.named import open_tokenizer
@@ -48,7 +53,7 @@ COUNTED = "one two three four five six seven eight nine ten"
 HOSTED = [name for name in BY_TEXT if name not in ("completions", "llama-server-text")]
 
 
-def answered(cloud: TextCloud, *, seed: int = 0) -> Answer:
+def answered(cloud: CloudModel, *, seed: int = 0) -> Answer:
     """The edge counts as well, so that whatever the cloud's words make of it shows."""
     decoder = Decoder(
         ScriptedEdge(completing(COUNTED, prompt=ASKED)),
@@ -149,6 +154,63 @@ def test_one_that_goes_on_in_no_dialect_is_one_sentence(habit: Habit, why: str) 
         assert "\n" not in str(refused.value)
         with pytest.raises(CloudRejected, match=why):
             connect(server.url, EDGE, engine="chat")
+
+
+class Breaking(ScriptedText):
+    """An API that breaks at the paths of others, where most decline."""
+
+    def serve(self, routes: Iterable[web.RouteDef], **options: Any) -> int:
+        async def broken(_: web.Request) -> web.Response:
+            return web.Response(status=500)
+
+        others = [web.post(path, broken) for path in ("/apply-template", "/api/chat")]
+        return super().serve([*routes, *others], **options)
+
+
+def test_an_api_that_breaks_at_other_paths_is_asked_as_it_likes() -> None:
+    with closing(Breaking("chat")) as server, closing(connect(server.url, EDGE)) as cloud:
+        assert answered(cloud).text == COUNTED
+
+
+def test_one_that_breaks_and_continues_in_no_dialect_may_do_so_later() -> None:
+    with closing(Breaking("chat", habit="restart")) as server:
+        with pytest.raises(CloudUnavailable) as found:
+            connect(server.url, EDGE)
+        assert {"ollama", "500", "restarts"} <= {*re.findall(r"\w+", found.value.message)}
+
+
+@pytest.mark.parametrize("host", ["host..invalid", "x" * 64 + ".invalid"])
+@pytest.mark.parametrize("engine", ["auto", "vllm", "gateway", "chat"])
+def test_a_host_whose_name_cannot_be_one_is_not_reached(engine: str, host: str) -> None:
+    with pytest.raises(CloudUnavailable) as found:
+        connect(f"http://{host}", EDGE, engine=engine, model="m")
+    assert repr(f"http://{host}") in found.value.message
+
+
+def test_a_gateway_whose_name_cannot_be_one_is_not_asked() -> None:
+    with closing(open_engine("http://host..invalid", engine="gateway")) as cloud:
+        asked = cloud.open(PROMPT).ask(ConsultRequest([1], 1, 20))
+        with pytest.raises(CloudUnavailable):
+            asked.result()
+
+
+def test_an_api_that_was_restarted_with_another_model_is_probed_before_it_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing was asked while it was down: a new connection alone tells."""
+    monkeypatch.setattr(adapter, "FRESH_SECONDS", -1.0)
+    with closing(ScriptedText("llama-server-text")) as first:
+        cloud = connect(first.url, EDGE, engine="llama-server-text")
+        assert answered(cloud).usage.failed_calls == 0
+    second = ScriptedText("llama-server-text", port=first.port, habit="echo")
+    second.models = ["another"]
+    with closing(second), closing(cloud):
+        assert isinstance(cloud, TextCloud)
+        # Neither is the first model's template used, nor what the second one made of it.
+        assert answered(cloud).text == COUNTED
+        assert cloud.capabilities.echoes
+        assert "/apply-template" in [path for path, _ in second.requests]
+        assert answered(cloud).usage.failed_calls == 0
 
 
 def test_a_mistake_of_the_users_is_told_at_once() -> None:

@@ -237,15 +237,17 @@ def test_a_cached_price_that_is_the_full_one_needs_no_meter() -> None:
     assert meter.report([1] * 9).billed == BilledTokens(input=9, output=1)
 
 
+class Words(ScriptedCloud):
+    """A cloud of another vocabulary, text alone."""
+
+    boundaries: Any = object()
+
+    def requests(self, n: int) -> tuple[int, int]:
+        return 4, 8
+
+
 def test_a_word_may_take_several_requests() -> None:
-    """A cloud of another vocabulary, text alone: counts by what its meter says of prompts."""
-
-    class Words(ScriptedCloud):
-        boundaries: Any = object()
-
-        def requests(self, n: int) -> tuple[int, int]:
-            return 4, 8
-
+    """Counts by what its meter says of prompts."""
     meter = metering(100, Limits(False, Decimal("0.000999")), cloud=Words(noise()))
     # 4 x 100 + 8 x (1 + 2 + 3) prompt tokens and 32 written: 1,152 millionths.
     assert not meter.admits([1] * 100, 1)
@@ -257,6 +259,21 @@ def test_a_word_may_take_several_requests() -> None:
     # 154 tokens a prompt; the second request found what the first one sent.
     assert found.billed == BilledTokens(input=158, cached=150, output=16, estimated=True)
     assert found.alone == PRICE.of(BilledTokens(input=154, output=15))
+
+
+def test_a_request_that_is_repeated_is_no_shorter_prompt() -> None:
+    meter = metering(100, cloud=Words(noise()))
+    sent = reached()
+    sent.add(1, b"{}", again=True)
+    meter.sent([1] * 100, 1, sent, answered(wrote(1, prompt=154, cached=0, written=8)))
+    assert meter.report([1] * 100).alone == PRICE.of(BilledTokens(input=154))
+
+
+def test_a_word_that_fails_is_billed_for_the_requests_that_left() -> None:
+    meter, sent = metering(100, cloud=Words(noise())), reached()
+    sent.add(1, b"{}")
+    meter.sent([1] * 100, 1, sent, unanswered(CloudTimeout("late")))
+    assert meter.report([1] * 100).billed == BilledTokens(input=208, output=16, estimated=True)
 
 
 @pytest.mark.parametrize("prompt", [-1, 1 << 40, 100 + 65])

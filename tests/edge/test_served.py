@@ -256,6 +256,17 @@ def test_candidates_that_are_false_end_no_more_than_the_answer(
     session.close()
 
 
+def test_of_candidates_of_one_text_the_likeliest_is_kept(opened: Opened) -> None:
+    with llama_edge(program="Ollama") as ollama:
+        top = ollama.likeliest(PROMPT)
+        ollama.lie = lambda top: [*top, (top[1][0], -9.0)]
+        session = opened(ollama).session(Needs.ENTROPY)
+        session.open(PROMPT)
+        step = session.step()
+        assert step.top(3)[0].tolist() == [token for token, _ in top]
+        assert step.logprob(top[1][0]) == pytest.approx(top[1][1])
+
+
 @pytest.mark.parametrize("garbage", [b"{", b"[]", b"\xff\xfe", b"x" * (3 << 20), b"[" * 100_000])
 def test_garbage_is_an_error_that_names_the_server(
     opened: Opened, anyone: LlamaEdge, garbage: bytes

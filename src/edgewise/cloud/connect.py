@@ -31,6 +31,7 @@ from edgewise.engines.text import TextEngine
 from edgewise.errors import (
     CloudProtocolError,
     CloudRejected,
+    CloudUnavailable,
     EdgewiseError,
     UsageError,
     VocabularyMismatch,
@@ -121,24 +122,30 @@ def _name_at(url: str, key: str | None, engine: str, model: str | None) -> str:
 def _by_any_text(
     by_text: Callable[[str], CloudModel], url: str, own: Tokenizer | None, unknown: EdgewiseError
 ) -> CloudModel:
-    """Connects in the first dialect that continues an answer; else raises `CloudRejected`."""
+    """Connects in the first dialect that continues an answer; else raises a `CloudError`."""
     faults: dict[str, list[str]] = {}
+    busy: CloudUnavailable | None = None
     # With a tokenizer that is named, the dialect that needs it.
     dialects = [name for name in BY_TEXT if ENGINES.load(name).renders == (own is not None)]
     for name in dialects:
         try:
             cloud = by_text(name)
-        except (CloudRejected, CloudProtocolError) as error:
-            if isinstance(error, Redirected) or error.setting in ("cloud_model", "cloud_key"):
+        except (CloudRejected, CloudProtocolError, CloudUnavailable) as error:
+            busy = error if isinstance(error, CloudUnavailable) else busy
+            # An API that is reached may say so of a path that it does not have.
+            gone = error is busy and not error.declined
+            mistake = error.setting in ("cloud_model", "cloud_key")
+            if gone or mistake or isinstance(error, Redirected):
                 raise
             faults.setdefault(error.message.rstrip("."), []).append(name)
         else:
             _log.info("%r is asked by text, as %s", url, name)
             return cloud
     listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in faults.items())
-    raise CloudRejected(
+    later = f"{busy.hint}, " if busy else ""
+    raise (CloudUnavailable if busy else CloudRejected)(
         f"{url!r} continues a started answer in no known dialect ({listed})",
-        hint="choose another model or provider, or name the cloud's tokenizer, for completions by "
-        f"text ({', '.join(BY_IDS)}: by ids)",
+        hint=f"{later}choose another model or provider, or name the cloud's tokenizer, for "
+        f"completions by text ({', '.join(BY_IDS)}: by ids)",
         setting="cloud_tokenizer",
     ) from unknown

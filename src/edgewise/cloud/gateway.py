@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ssl
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
@@ -16,7 +15,7 @@ from edgewise.cloud.gateway_link import GatewayLink, shared
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all
-from edgewise.engines.http import checked_address, not_now, served_model, unreachable
+from edgewise.engines.http import checked_address, connections, not_now, served_model, unreachable
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.vocabulary_check import FRESH_SECONDS
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, OtherVocabulary
@@ -138,10 +137,7 @@ class GatewayCloud(RemoteCloud):
     async def socket(self) -> aiohttp.ClientWebSocketResponse:
         """A new connection; raises a `CloudError`."""
         if self._http is None:
-            connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(), limit=0)
-            self._http = aiohttp.ClientSession(
-                connector=connector, headers=self._headers, middlewares=[_follow_nowhere]
-            )
+            self._http = connections(self._headers, middlewares=[_follow_nowhere])
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 return await self._http.ws_connect(
@@ -155,7 +151,7 @@ class GatewayCloud(RemoteCloud):
                 f"{self.name!r} is not a gateway (HTTP {error.status})", hint="check the address"
             )
             raise problem from error
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, UnicodeError) as error:
             raise unreachable(self.name, error) from error
 
     def _link(self) -> GatewayLink:

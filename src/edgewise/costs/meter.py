@@ -127,18 +127,32 @@ class CloudTokens:
 class _Call(NamedTuple):
     """A consult after `position` ids, of which the answer is `written` tokens.
 
-    It has `tokens` prompt tokens and is `likely` billed so much; at most `dearest`, and `again` for
-    each request that is repeated.
+    It has `tokens` prompt tokens, takes at most so many `requests` for so many tokens `each`, and
+    is `likely` billed so much.
     """
 
     position: int
     written: int
     tokens: int
+    requests: int
+    each: int
     likely: BilledTokens
-    dearest: BilledTokens
-    again: BilledTokens
     sent: Sent
     future: "Future[Completion]"
+
+    def dearest(self, left: int = UNLIMITED) -> BilledTokens:
+        """Most that it is billed, if no more requests than those that `left` do."""
+        return sum(map(self.request, range(min(self.requests, left))), NOTHING)
+
+    def request(self, number: int) -> BilledTokens:
+        """Most that one is billed: it sends again what those before it wrote."""
+        more = self.each * number
+        return BilledTokens(input=self.tokens + more, output=self.each, estimated=True)
+
+    @property
+    def completion(self) -> Completion | None:
+        """The answer, or the meter of one of which nothing could be used."""
+        return self.sent.unusable if self.future.exception() else self.future.result()
 
     @property
     def declined(self) -> bool:
@@ -196,7 +210,7 @@ class AnswerCosts:
         if limits.answer is None and limits.day is None:
             return UNLIMITED
         # A broken connection repeats a request, and both are billed: if the limit has room.
-        cost, requests = self._price.of(call.dearest), self._requests(n)[0]
+        cost, requests = self._price.of(call.dearest()), self._requests(n)[0]
         fitting = (count for count in (2, 1) if self._fits(spent + count * cost))
         return requests * next(fitting, 0)
 
@@ -251,29 +265,19 @@ class AnswerCosts:
         if least is not None and not self._missed:
             cached = max(cached, self._last - least)
         cached = min(tokens, cached)
-        # Each further request sends again what the ones before it wrote.
-        more = asked * requests * (requests - 1) // 2
-        return _Call(
-            len(ids),
-            written,
-            tokens,
-            BilledTokens(input=tokens - cached, cached=cached, output=asked),
-            BilledTokens(input=requests * tokens + more, output=requests * asked, estimated=True),
-            BilledTokens(input=tokens + asked * (requests - 1), output=asked, estimated=True),
-            sent,
-            future,
-        )
+        likely = BilledTokens(input=tokens - cached, cached=cached, output=asked)
+        return _Call(len(ids), written, tokens, requests, asked, likely, sent, future)
 
     def _billed(self) -> BilledTokens:
         # A consult that was given up before it left cost nothing.
         open = (one for one in self._open if not one.future.cancelled() or one.sent.requests)
-        return sum((one.dearest + self._repeated(one) for one in open), self._over)
+        return sum((one.dearest() + self._repeated(one) for one in open), self._over)
 
     def _repeated(self, call: _Call) -> BilledTokens:
         """Most that repeated requests are billed: the meter of a completion counts none."""
         # With a shared vocabulary a consult is one request.
         repeats = call.sent.requests - 1 if self._tokens.shared else call.sent.repeats
-        return sum([call.again] * repeats, NOTHING)
+        return sum([call.request(call.requests - 1)] * repeats, NOTHING)
 
     def _settle(self) -> None:
         """Count what is over. What was cancelled stays open: nobody knows what it is billed."""
@@ -281,12 +285,13 @@ class AnswerCosts:
         for call in calls:
             if call.future.cancelled() or not call.future.done():
                 self._open.append(call)
-            elif call.future.exception() is None:
-                billed = self._metered(call.future.result(), call)
+            elif (completion := call.completion) is not None:
+                billed = self._metered(completion, call)
                 self._learn(billed, call)
                 self._over += billed + self._repeated(call)
             elif call.sent.requests and not call.declined:
-                self._over += call.dearest + self._repeated(call)
+                self._over += call.dearest(call.sent.requests - call.sent.repeats)
+                self._over += self._repeated(call)
             elif call is self._first:
                 # The cloud has cached nothing of it.
                 self._first = None
@@ -324,7 +329,8 @@ class AnswerCosts:
         self._last, self._cached = tokens, 0 if missed else cached
 
     def _requests_of(self, call: _Call, prompts: int) -> int:
-        """Requests that it took; a model in this process took as many as `prompts` are for."""
+        """Requests that its meter counts; in this process as many as `prompts` are for."""
         if self._tokens.shared:
             return 1
-        return call.sent.requests or max(1, round(prompts / max(1, call.tokens)))
+        counted = call.sent.requests - call.sent.repeats
+        return counted or max(1, round(prompts / max(1, call.tokens)))

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -58,6 +58,7 @@ _SAID: dict[type[Exception], str] = {
     aiohttp.ClientConnectorSSLError: "the TLS handshake failed",
     aiohttp.ServerDisconnectedError: "it hung up",
     TimeoutError: "it did not answer in time",
+    UnicodeError: "its name cannot be one",
 }
 
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
@@ -83,10 +84,10 @@ class Endpoint:
             self._http = None
 
     async def post(
-        self, path: str, body: object, client: Client = NOBODY, *, ids: int = 0
+        self, path: str, body: object, client: Client = NOBODY, *, ids: int = 0, tells: bool = True
     ) -> bytes:
-        """The reply to a JSON body that holds `ids` token ids; raises a `CloudError`."""
-        request = _Request("POST", path, msgspec.json.encode(body), client, ids)
+        """The reply to a JSON body (`ids`, `tells`: see `Sent.add`); raises a `CloudError`."""
+        request = _Request("POST", path, msgspec.json.encode(body), client, ids, tells)
         try:
             return await self._twice(request)
         except CloudUnavailable as busy:
@@ -111,7 +112,7 @@ class Endpoint:
                 if not request.kept:
                     raise
                 return await self._once(request)
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, UnicodeError) as error:
             raise request.refused or unreachable(self.url, error) from error
 
     async def _once(self, request: "_Request") -> bytes:
@@ -160,15 +161,7 @@ class Endpoint:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._http is None:
-            connector = aiohttp.TCPConnector(
-                keepalive_timeout=_IDLE_SECONDS, ssl=ssl.create_default_context(), limit=0
-            )
-            self._http = aiohttp.ClientSession(
-                connector=connector,
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=None),
-                trace_configs=[self._trace()],
-            )
+            self._http = connections(self._headers, trace_configs=[self._trace()])
         return self._http
 
     def _trace(self) -> aiohttp.TraceConfig:
@@ -273,6 +266,7 @@ class _Request:
     data: bytes | None = None
     client: Client = NOBODY
     ids: int = 0
+    tells: bool = True
     kept: bool = False
     counted: bool = False
     refused: CloudError | None = None
@@ -285,11 +279,19 @@ class _Request:
         """Bytes are handed to a connection, at each attempt."""
         try:
             if self.client.sent is not None:
-                self.client.sent.add(self.ids, body, again=self.counted)
+                self.client.sent.add(self.ids, body, tells=self.tells, again=self.counted)
                 self.counted = True
         except CloudError as error:
             self.refused = error
             raise
+
+
+def connections(headers: Mapping[str, str], **options: Any) -> aiohttp.ClientSession:
+    """Connections that share no cookies: a cloud could tell by them whose answers it is asked."""
+    tls, forever = ssl.create_default_context(), aiohttp.ClientTimeout(total=None)
+    options |= {"headers": headers, "timeout": forever, "cookie_jar": aiohttp.DummyCookieJar()}
+    connector = aiohttp.TCPConnector(keepalive_timeout=_IDLE_SECONDS, ssl=tls, limit=0)
+    return aiohttp.ClientSession(connector=connector, **options)
 
 
 def checked_address(url: str) -> str:

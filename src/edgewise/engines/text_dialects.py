@@ -255,7 +255,7 @@ class LlamaServerText(PromptText):
             "messages": turns(self.url, messages),
             "chat_template_kwargs": {"enable_thinking": thinks},
         }
-        reply = await self.post("/apply-template", body, client)
+        reply = await self.post("/apply-template", body, client, tells=False)
         return self.read(reply, _Prompt).prompt
 
 

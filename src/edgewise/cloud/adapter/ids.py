@@ -135,6 +135,9 @@ class AdaptedIdSession(AdaptedSession):
         sent.prefix = ids
         return self._session.ask(ConsultRequest(ids, consult.step, deadline, sampling, sent))
 
+    def meter(self, consult: WordConsult, reply: Completion) -> Completion:
+        return reply
+
     def read(self, consult: WordConsult, reply: Completion) -> ReplyChunk:
         """Raises `CloudProtocolError` for an invalid completion."""
         own = self.own
@@ -145,7 +148,6 @@ class AdaptedIdSession(AdaptedSession):
             data=bytes_of(own, ids),
             ended=reply.stopped or reply.ids[-1] in own.eos_ids,
             size=len(ids),
-            meter=reply,
         )
 
     def close(self) -> None:

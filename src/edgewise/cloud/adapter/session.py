@@ -95,13 +95,12 @@ class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one request of a consult; `data` follows that of the requests before.
 
     It may end inside of a character. `ended` where the cloud ended the answer there. `size` tokens
-    count towards the most of a consult. The `meter` has what it billed, and its prompt tokens.
+    count towards the most of a consult.
     """
 
     data: bytes
     ended: bool
     size: int
-    meter: Completion
 
 
 class AdaptedSession(CloudSession, ABC):
@@ -129,6 +128,10 @@ class AdaptedSession(CloudSession, ABC):
     @abstractmethod
     def request(self, consult: "WordConsult", deadline: float) -> Future[Any]:
         """The next request of a consult. The future fails with a `CloudError`."""
+
+    @abstractmethod
+    def meter(self, consult: "WordConsult", reply: Any) -> Completion:
+        """What `request` was billed, and its prompt tokens."""
 
     @abstractmethod
     def read(self, consult: "WordConsult", reply: Any) -> ReplyChunk:
@@ -221,7 +224,7 @@ class WordConsult:
         self.step, self.most = session.cloud.budget(request.n)
         self.data = b""
         self.ids: list[int] = []
-        self._chunks: list[ReplyChunk] = []
+        self._chunks, self._meters = list[ReplyChunk](), list[Completion]()
         self._session, self._shown, self._end = session, shown, end
         self._future: Future[Completion] = Future()
         self._flying: Future[Any] | None = None
@@ -247,6 +250,7 @@ class WordConsult:
             self._future.cancel()
         elif not self._future.cancelled():
             try:
+                self._meters.append(self._session.meter(self, done.result()))
                 self._chunks.append(self._session.read(self, done.result()))
                 self.data += self._chunks[-1].data
                 completion = self._completion(self._chunks[-1].ended)
@@ -255,6 +259,8 @@ class WordConsult:
                 elif self._future.set_running_or_notify_cancel():
                     self._future.set_result(completion)
             except Exception as error:
+                if isinstance(error, NothingUsable):
+                    self.request.sent.unusable = self._metered()
                 # Raised in this thread it would reach nobody.
                 if self._future.set_running_or_notify_cancel():
                     known = isinstance(error, EdgewiseError)
@@ -280,24 +286,25 @@ class WordConsult:
         ids = ids_of_text(session.edge, answer, words.text)
         if ids is None:
             raise CloudProtocolError("The cloud's text cannot be encoded in the edge's vocabulary.")
-        meters = [chunk.meter for chunk in chunks]
-        written = sum(meter.billed for meter in meters)
+        completion = self._metered(ids, stopped=words.ends)
         if not ids and not words.ends:
-            raise NothingUsable(f"The cloud wrote no whole word in {written} tokens.")
-        seconds = [one.engine_seconds for one in meters]
-        completion = Completion(
+            raise NothingUsable(f"The cloud wrote no whole word in {completion.billed} tokens.")
+        eos_ids = session.edge.eos_ids or frozenset([0])
+        return with_end(completion, len(ids) + 1, eos_ids)
+
+    def _metered(self, ids: Sequence[int] = (), *, stopped: bool = False) -> Completion:
+        meters = self._meters
+        return Completion(
             ids=tuple(ids),
             logprobs=(None,) * len(ids),
-            stopped=words.ends,
+            stopped=stopped,
             # Each request is one that an engine computes, and bills.
             cached=reduce(metered, [one.cached for one in meters]),
             computed=reduce(metered, [one.computed for one in meters]),
             prompt=reduce(metered, [one.prompt for one in meters]),
-            engine_seconds=reduce(metered, seconds),
-            written=written,
+            engine_seconds=reduce(metered, [one.engine_seconds for one in meters]),
+            written=sum(one.billed for one in meters),
         )
-        eos_ids = session.edge.eos_ids or frozenset([0])
-        return with_end(completion, len(ids) + 1, eos_ids)
 
 
 def _of_cloud(error: Exception) -> CloudError:

@@ -4,7 +4,9 @@ A few requests find out how an API continues an answer that was begun. What is a
 a model writes other words than another proves nothing; only one that begins anew does.
 """
 
+import asyncio
 import secrets
+import time
 from concurrent.futures import Future
 
 import msgspec
@@ -19,6 +21,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import Client, Described
 from edgewise.engines.replies import THINK, uncached
 from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
+from edgewise.engines.vocabulary_check import FRESH_SECONDS
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 from edgewise.prompts import Message, Prompt
 from edgewise.wire.protocol import request_id
@@ -33,7 +36,6 @@ TOKENS = 6
 """A reply's, in a probe."""
 
 _ASKED = (Message("user", "Count in words from one to ten, separated by spaces."),)
-
 
 _BEGUN = (("one two three fo", "ur"), ("one two three four five six sev", "en"))
 """Beginnings of an answer that end inside of a word, and the rest of that word."""
@@ -75,7 +77,10 @@ class TextCloud(AdaptedCloud):
         self.engine = engine
         self.capabilities = Capabilities()
         self._served: Described | None = None
-        self._went = False
+        self._went, self._since = asyncio.Event(), 0.0
+        if engine.owner:
+            # Others decline requests for a model that they do not serve any more.
+            engine.connected = self._went.set
         self.boundaries = WordBoundaries(edge, reasons=engine.reasons)
         self._io = IoThread(self.name)
         self.submit = self._io.submit
@@ -98,23 +103,35 @@ class TextCloud(AdaptedCloud):
         return self.vocabulary_check
 
     async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
-        """Sends one request. After an outage, first checks that the API serves the same model."""
-        if self._went and await self.engine.describe() != self._served:
-            await self._probe()
-        self._went = False
+        """Sends one request; drops the reply of another model than the one that was probed."""
         try:
-            return await self.engine.complete(request, client)
+            await self._recheck()
+            served = self._served
+            reply = await self.engine.complete(request, client)
+            await self._recheck()
         except CloudUnavailable:
-            self._went = self._served is not None
+            self._went.set()
+            self._since = 0.0
             raise
+        if self._served != served:
+            raise CloudUnavailable(f"{self.name!r} serves another model by now", hint="try again")
+        return reply
 
     def close(self) -> None:
         self._io.close(self.engine.close())
 
     async def _probe(self) -> None:
         served = await self.engine.describe()
-        self.capabilities = await Probe(self.engine).capabilities()
-        self._served = served
+        if served != self._served:
+            self.capabilities = await Probe(self.engine).capabilities()
+            self._served = served
+        self._went.clear()
+        self._since = time.monotonic()
+
+    async def _recheck(self) -> None:
+        """After an outage or a reconnect, probe an API that serves another model."""
+        if self._served and self._went.is_set() and time.monotonic() - self._since > FRESH_SECONDS:
+            await self._probe()
 
 
 class AdaptedTextSession(AdaptedSession):
@@ -150,6 +167,17 @@ class AdaptedTextSession(AdaptedSession):
         asked = TextRequest(messages, text, consult.step, consult.request.sampling)
         return self._engine.submit(self._engine.complete(asked, client), deadline)
 
+    def meter(self, consult: WordConsult, reply: TextContinuation) -> Completion:
+        return Completion(
+            ids=(),
+            logprobs=(),
+            # An API that does not report it has written no more than that.
+            written=consult.step if reply.written is None else reply.written,
+            cached=reply.cached,
+            computed=uncached(reply.prompt, reply.cached),
+            prompt=reply.prompt,
+        )
+
     def read(self, consult: WordConsult, reply: TextContinuation) -> ReplyChunk:
         url, text, able = self._engine.name, reply.text, self._engine.capabilities
         behind, held = self._sent(consult)
@@ -166,20 +194,8 @@ class AdaptedTextSession(AdaptedSession):
             # Blanks of the first reply are matched with those of the answer (`kept`).
             kept = whole.startswith(held)
             whole = whole.removeprefix(held) if kept else whole.lstrip(BLANKS + held)
-        return ReplyChunk(
-            data=whole.encode(),
-            ended=ended,
-            size=consult.most if thought else consult.step,
-            meter=Completion(
-                ids=(),
-                logprobs=(),
-                # An API that does not report it has written no more than that.
-                written=consult.step if reply.written is None else reply.written,
-                cached=reply.cached,
-                computed=uncached(reply.prompt, reply.cached),
-                prompt=reply.prompt,
-            ),
-        )
+        size = consult.most if thought else consult.step
+        return ReplyChunk(data=whole.encode(), ended=ended, size=size)
 
     def _sent(self, consult: WordConsult) -> tuple[str, str]:
         """Text that the next request of a consult continues, and the blanks held back."""

@@ -166,14 +166,15 @@ class TextDialect(Dialect):
     def token_of(
         self, text: bytes, logprob: float | None, top: Sequence[tuple[bytes, float | None]]
     ) -> NextToken | None:
-        """A token by its bytes; None where no id has them. Candidates without an id are dropped."""
+        """A token by its bytes, or None. An id keeps its first candidate, the likeliest."""
         token = self._by_bytes.get(text)
         if token is None:
             return None
-        known = [(one, p) for name, p in top if (one := self._by_bytes.get(name)) is not None]
-        if token not in dict(known):
-            known.append((token, logprob))
-        return NextToken(token, known)
+        known: dict[int, float | None] = {}
+        for name, p in (*top, (text, logprob)):
+            if (one := self._by_bytes.get(name)) is not None:
+                known.setdefault(one, p)
+        return NextToken(token, [*known.items()])
 
 
 class ModelMeta(msgspec.Struct):

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 
-from edgewise.errors import EdgeError
+from edgewise.errors import AddressError, EdgeError
 
 _T = TypeVar("_T")
 
@@ -26,7 +26,7 @@ Body = Mapping[str, Any]
 
 
 class Server:
-    """JSON over HTTP. `https` is verified; no redirect is followed, and no proxy is used."""
+    """JSON over HTTP, `https` verified, without redirects and proxies; raises `AddressError`."""
 
     def __init__(
         self, url: str, *, key: str | None = None, sent: Callable[[str, bytes], None] | None = None
@@ -34,14 +34,17 @@ class Server:
         self.url, self._record = url, sent
         own = {"Authorization": f"Bearer {key}"} if key else {}
         # A proxy of the environment would be sent what is to stay near.
-        self._http = httpx2.Client(
-            base_url=url,
-            timeout=httpx2.Timeout(PATIENCE, connect=_CONNECTING),
-            trust_env=False,
-            follow_redirects=False,
-            verify=ssl.create_default_context(),
-            headers={"Accept-Encoding": "identity", **own},
-        )
+        try:
+            self._http = httpx2.Client(
+                base_url=url,
+                timeout=httpx2.Timeout(PATIENCE, connect=_CONNECTING),
+                trust_env=False,
+                follow_redirects=False,
+                verify=ssl.create_default_context(),
+                headers={"Accept-Encoding": "identity", **own},
+            )
+        except (httpx2.InvalidURL, UnicodeError) as error:
+            raise AddressError(f"{url!r} is no address of a server", setting="edge") from error
 
     def close(self) -> None:
         self._http.close()

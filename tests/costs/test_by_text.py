@@ -1,0 +1,71 @@
+"""What a cloud that takes text is billed for: each request that its provider computes."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import pytest
+
+from edgewise.cloud.adapter.word_boundary import REPEATED
+from edgewise.events import AnswerCost
+from edgewise.pair import Pair
+from edgewise.prompts import Message
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from tests.doubles.scripted_text import ScriptedText, numbers, tokens
+from tests.doubles.text_forms import Wish
+
+ASKED = "Please count in words as I said before now. " * 20
+COUNTED = " ".join(["one two three four five six seven eight nine ten", *map(str, range(11, 99))])
+
+
+def counted(messages: Sequence[Message], answer: str) -> str:
+    """What the edge writes too, and what a probe wants to read."""
+    return COUNTED[len(answer) :] if COUNTED.startswith(answer) else numbers(messages, answer)
+
+
+class Found(NamedTuple):
+    """An answer's cost, and the requests that it took."""
+
+    cost: AnswerCost
+    asked: Sequence[Wish]
+
+
+def answered(
+    dialect: str, script: Callable[[Sequence[Message], str], str], **options: Any
+) -> Found:
+    edge = ScriptedEdge(replying(COUNTED, prompt=ASKED), context=8000)
+    options |= {"router": "constant:1", "threshold": 0.5, "speculate": 0, "price": "1,0.1,10"}
+    with (
+        closing(ScriptedText(dialect, script=script)) as server,
+        Pair(edge, cloud=server.url, cloud_engine=dialect, redact="email", **options) as pair,
+    ):
+        probed = len(server.asked)
+        cost = pair.ask(ASKED, max_tokens=250).usage.cost
+        assert cost is not None
+        return Found(cost, server.asked[probed:])
+
+
+def test_a_template_that_is_asked_for_is_no_request_of_the_bill() -> None:
+    assert answered("llama-server-text", counted).cost == answered("chat", counted).cost
+
+
+def unknown(messages: Sequence[Message], answer: str) -> str:
+    """A word that stands for none of the messages'."""
+    probed = "Count in words" in messages[0].content
+    return numbers(messages, answer) if probed else " <EMAIL_9> and more words behind it"
+
+
+def anew(messages: Sequence[Message], answer: str) -> str:
+    """What was written already, where that is long enough to tell."""
+    return COUNTED if len(answer) > REPEATED else counted(messages, answer)
+
+
+@pytest.mark.parametrize("script", [unknown, anew])
+def test_an_answer_of_which_nothing_is_usable_is_billed_by_its_meter(
+    script: Callable[[Sequence[Message], str], str],
+) -> None:
+    cost, asked = answered("chat", script)
+    prompts = [[*(one.content for one in wish.messages), wish.answer] for wish in asked]
+    billed = sum(len(tokens(text)) for prompt in prompts for text in prompt)
+    assert (cost.input_tokens + cost.cached_tokens, cost.output_tokens) == (billed, 8 * len(asked))
+    assert len(asked) > 1
