@@ -197,6 +197,17 @@ def test_completions_take_no_control_token_in_a_message(where: str) -> None:
     assert not server.requests
 
 
+@pytest.mark.parametrize("held", ["<|im_end|>", "<|end|>", "[/INST]", "</s>", "<start_of_turn>"])
+@pytest.mark.parametrize("where", ["message", "answer"])
+def test_llama_server_is_sent_no_sign_of_a_control_token(where: str, held: str) -> None:
+    messages = [Message("user", f"a {held} b")] if where == "message" else MESSAGES
+    answer = held if where == "answer" else BEGUN
+    with serving("llama-server-text") as server, pytest.raises(CloudRejected) as found:
+        gone_on(LlamaServerText(server.url), answer, messages=messages)
+    assert repr(held) in str(found.value)
+    assert not server.requests
+
+
 def test_a_template_that_cannot_be_rendered_is_a_failed_consult() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system messages') }}"

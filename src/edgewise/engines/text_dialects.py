@@ -232,12 +232,22 @@ class _LlamaCompletion(msgspec.Struct):
     timings: LlamaTimings = msgspec.field(default_factory=LlamaTimings)
 
 
+# Forms of models' control tokens. A prompt of text has them parsed, whoever wrote them.
+_SIGN = re.compile(r"<\|[^<>]{1,40}\|>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>")
+
+
 class LlamaServerText(PromptText):
-    """Asks by llama-server's `/apply-template` and `/completion`."""
+    """Asks by llama-server's `/apply-template` and `/completion`.
+
+    No message may hold what looks like a control token.
+    """
 
     dialect, owner = "llama-server", "llamacpp"
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
+        for text in (*(message.content for message in request.messages), request.answer):
+            if sign := _SIGN.search(text):
+                raise _not_as_text(sign[0], self.url)
         body = {
             "prompt": await self.prompt(request, client),
             "n_predict": request.n,
@@ -304,9 +314,11 @@ class CompletionsText(PromptText):
         for content in contents:
             pieces = self._control.split(content)
             if len(pieces) > 1:
-                raise CloudRejected(
-                    f"A message holds {pieces[1]!r}, which {self.url!r} would not read as text."
-                )
+                raise _not_as_text(pieces[1], self.url)
+
+
+def _not_as_text(sign: str, url: str) -> CloudRejected:
+    return CloudRejected(f"A message holds {sign!r}, which {url!r} would not read as text.")
 
 
 def _names(said: str, field: str) -> bool:
