@@ -302,11 +302,21 @@ MANY_BLOCKS = {"messages": [{"role": "user", "content": BLOCKS}] * TURNS}
 NUMBERS = {"a": [1] * 500_000}
 MANY: dict[str, tuple[str, dict[str, Any], str]] = {
     "parts": ("chat/completions", MANY_BLOCKS, "4096"),
+    "parts of too many": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": BLOCKS}] * 1025},
+        "4096",
+    ),
     "blocks": ("messages", MANY_BLOCKS, "4096"),
     "blocks to count": ("messages/count_tokens", MANY_BLOCKS, "4096"),
     "blocks of results": (
         "messages",
         {"messages": [{"role": "user", "content": [RESULT | {"content": BLOCKS}]}] * TURNS},
+        "4096",
+    ),
+    "calls": (
+        "chat/completions",
+        {"messages": [{"role": "assistant", "tool_calls": [0] * 5}] * TURNS},
         "4096",
     ),
     "items": ("responses", {"input": [{"role": "user", "content": BLOCKS}] * TURNS}, "4096"),
@@ -337,6 +347,24 @@ MANY: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_is_very_much_is_refused_at_once(client: TestClient, which: str) -> None:
     path, more, told = MANY[which]
     assert told in refused(client, path, BODIES[path] | more)
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("chat/completions", "messages.0.edgewise"),
+        ("chat/completions", "logit_bias"),
+        ("completions", "logit_bias"),
+        ("responses", "metadata"),
+    ],
+)
+def test_a_long_object_is_refused_by_its_length(client: TestClient, path: str, param: str) -> None:
+    """No entry is looked at: each would be a fault of its own, and a body has room for a million."""
+    entries: dict[str, Any] = dict.fromkeys(("spam", *map("x{}".format, range(16))))
+    field = param.rpartition(".")[2]
+    wrong = {"messages": [{"role": "user", "content": "a", field: entries}]}
+    more = wrong if "." in param else {field: entries}
+    assert refused(client, path, BODIES[path] | more).endswith(f" {param}")
 
 
 def test_unknown_paths_and_methods_have_the_form_too(client: TestClient) -> None:

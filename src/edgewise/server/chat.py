@@ -35,6 +35,7 @@ from edgewise.server.requests import (
     Tools,
     TopLogprobs,
     Turns,
+    at_most,
     response_format_of,
     turn,
 )
@@ -68,7 +69,9 @@ class ChatMessage(Strict):
     audio: None = None
     function_call: None = None
     # Neither the message nor what follows it is ever sent to the cloud.
-    edgewise: Annotated[dict[Literal["cloud"], Literal["none"]], Field(min_length=1)] | None = None
+    edgewise: Annotated[
+        dict[Literal["cloud"], Literal["none"]] | None, Field(min_length=1), at_most(1)
+    ] = None
 
     @model_validator(mode="after")
     def _says_something(self) -> "ChatMessage":
