@@ -89,6 +89,21 @@ def test_a_key_is_asked_for_at_the_api_and_at_the_metrics() -> None:
         assert client.get("/v1/models", headers=right).status_code == 200
 
 
+UNREAD = [*(f"/v1/{path}" for path in BODIES), "/tokenize", "/detokenize"]
+
+
+@pytest.mark.parametrize("path", UNREAD)
+def test_nothing_of_a_strangers_body_is_read(path: str) -> None:
+    """Neither its JSON, nor so much that it would be too large."""
+    with app(api_key="sk-1") as client:
+        for body in (b"{", b" " * (9 << 20)):
+            reply = client.post(path, content=body, headers=JSON)
+            assert reply.status_code == 401
+        known = client.post(path, content=b"{", headers={**JSON, "Authorization": "Bearer sk-1"})
+        assert known.status_code == 400
+        assert client.get("/tokenizer_info").status_code == 401
+
+
 @pytest.mark.parametrize(("failing", "said"), [(10**9, 1), (1, 0)])
 def test_consults_that_all_fail_are_a_warning(
     failing: int, said: int, caplog: pytest.LogCaptureFixture

@@ -62,12 +62,13 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """An endpoint that reads such a body."""
+    """An endpoint that reads such a body, of callers alone: FastAPI's own checks come after it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def read(request: Request) -> Response:
+            await request.app.state.callers.check(request)
             return await handle(_JsonRequest(request.scope, request.receive))
 
         return read
