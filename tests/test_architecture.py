@@ -117,7 +117,7 @@ BUDGET = {
     "edgewise/prompts": 890,
     "edgewise/routers": 988,
     "edgewise/sandbox": 235,
-    "edgewise/server": 2_952,
+    "edgewise/server": 2_955,
     "edgewise/testing": 473,
     "edgewise/wire": 261,
     "edgewise_lab": 471,

@@ -22,6 +22,7 @@ from edgewise.errors import (
     UsageError,
 )
 from edgewise.server.errors import REQUEST_FIELDS, refusal_of
+from edgewise.server.requests import IGNORED_HEADER
 from edgewise.settings import Settings
 from edgewise.testing import ScriptedCloud, ScriptedEdge, replying
 from tests.server.in_process import ASK, BODIES, CHAT, app, data_of, form_of
@@ -174,10 +175,13 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"max_tokens": 0}, "echo"),
         ({"echo": True, "logprobs": 1}, "edgewise:edge"),
         ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
         *(({"model": id}, "edgewise:edge") for id in ("gpt-9", "", "edgewise:", ":edge", "@0.5")),
     ],
     "chat/completions": [
         ({"n": 2}, "n "),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "x"}}]}, "messages.0"),
         ({"temperature": 3}, "temperature"),
         ({"max_tokens": 4, "max_completion_tokens": 4}, "max_completion_tokens"),
         ({"stop": ["a"] * 17}, "stop"),
@@ -205,6 +209,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "responses": [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"Spam": 1}, "Spam"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True}, "background"),
+        ({"top_logprobs": 2}, "top_logprobs"),
         ({"input": [[None]]}, "input.0"),
         ({"input": [{"type": "reasoning"}]}, "message"),
         (item(type="item_reference", id="x"), "'item_reference'"),
@@ -220,6 +227,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (said("Copp", role="assistant"), "messages"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "schema"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_1"}]}}, "edits"),
+        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
         ({"thread": {"type": "create"}}, "thread"),
         ({"edgewise": {"provenance": True}}, "edgewise"),
         ({"tools": [{"name": "a"}]}, "input_schema"),
@@ -241,6 +249,36 @@ def test_what_is_not_honoured_is_refused(
 ) -> None:
     status = 404 if "model" in fields and "echo" not in fields else 400
     assert told in refused(client, path, BODIES[path] | fields, status)
+
+
+NOTHING: dict[str, list[dict[str, Any]]] = {
+    "completions": [{"best_of": 1}, {"best_of": None}, {"suffix": None}],
+    "chat/completions": [
+        {"modalities": ["text"]},
+        {"modalities": None},
+        {"functions": None},
+        {"messages": [{"role": "user", "content": "sky: ", "audio": None, "refusal": None}]},
+    ],
+    "responses": [
+        {"truncation": "disabled"},
+        {"background": False},
+        {"top_logprobs": 0},
+        dict.fromkeys(("truncation", "background", "top_logprobs")),
+        dict.fromkeys(("previous_response_id", "conversation", "prompt")),
+    ],
+    "messages": [{"mcp_servers": []}, {"mcp_servers": None}, {"container": None}],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"), [(path, one) for path, ones in NOTHING.items() for one in ones]
+)
+def test_a_field_that_asks_for_nothing_is_taken(path: str, fields: dict[str, Any]) -> None:
+    """As clients of these APIs send it."""
+    with app() as client:
+        found = client.post(f"/v1/{path}", json=BODIES[path] | fields)
+    assert found.status_code == 200, found.text
+    assert IGNORED_HEADER not in found.headers
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -65,9 +65,6 @@ class ChatMessage(Strict):
     content: Texts | None = None
     tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
     # Neither the message nor what follows it is ever sent to the cloud.
     edgewise: Annotated[
         dict[Literal["cloud"], Literal["none"]] | None, Field(min_length=1), at_most(1)
@@ -114,6 +111,7 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
     tools: Tools[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionTool | None = None
     parallel_tool_calls: bool | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> "ChatRequest":

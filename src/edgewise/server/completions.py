@@ -6,7 +6,7 @@ A prompt is text or token ids, sent to the models as it is. `/tokenize`, `/detok
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -57,6 +57,7 @@ class CompletionRequest(OpenAIRequest):
     prompt: Annotated[BoundedText | TokenIds, BeforeValidator(_only)]
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
+    best_of: Literal[1] | None = None
 
     @property
     def candidates(self) -> int | None:

@@ -81,9 +81,9 @@ class Strict(BaseModel, extra="allow", strict=True):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        for name in self.model_extra or ():
-            # One unknown field is enough: to report a million takes seconds.
-            if name not in self.ignores:
+        for name, value in (self.model_extra or {}).items():
+            # One unknown field is enough: to report a million takes seconds. Null asks for nothing.
+            if name not in self.ignores and value is not None:
                 raise PydanticCustomError("unknown", "{name}", {"name": name})
         return self
 

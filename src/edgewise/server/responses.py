@@ -116,6 +116,9 @@ class ResponsesRequest(ConversationAnswerRequest):
     tool_choice: Literal["none", "auto", "required"] | ResponsesTool | None = None
     parallel_tool_calls: bool | None = None
     metadata: Annotated[dict[str, str] | None, at_most(16)] = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
 
     def turns(self) -> list[ChatTurn]:
         turns = [turn("system", self.instructions)] if self.instructions else []
