@@ -144,6 +144,7 @@ serve --certificate c.pem --private-key k.pem | c.pem
 serve --connections 100000000 | --connections
 serve --connections 0 | --connections
 serve --api-key k --host {"x" * 300} | xxx
+serve --api-key k --port 8400 --host=\udcff | 8400
 serve --keys none.json | none.json
 serve --keys none.json --api-key k | --api-key
 serve --api-key= | --api-key
