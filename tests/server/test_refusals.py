@@ -412,7 +412,7 @@ def test_what_is_very_much_is_refused_at_once(client: TestClient, which: str) ->
     ],
 )
 def test_a_long_object_is_refused_by_its_length(client: TestClient, path: str, param: str) -> None:
-    """No entry is looked at: each would be a fault of its own, and a body has room for a million."""
+    """No entry is looked at: each would be a fault, and a body has room for a million."""
     entries: dict[str, Any] = dict.fromkeys(("spam", *map("x{}".format, range(16))))
     field = param.rpartition(".")[2]
     wrong = {"messages": [{"role": "user", "content": "a", field: entries}]}
