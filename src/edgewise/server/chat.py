@@ -173,7 +173,7 @@ async def answered(
     """The answer to a conversation. Raises `ApiError`, or what reading the prompt raises.
 
     With `joins`, adjacent turns of one role become one, after the local ones were found. Local
-    turns are remembered before anything is refused, so a refused request is as local as any.
+    turns are remembered before a valid request is refused, so that one is as local as any.
     """
     answering = pair_of(request)
     marks = await marked(request, body.edgewise, body.turns())
