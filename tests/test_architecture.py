@@ -117,7 +117,7 @@ BUDGET = {
     "edgewise/prompts": 896,
     "edgewise/routers": 1_009,
     "edgewise/sandbox": 235,
-    "edgewise/server": 2_938,
+    "edgewise/server": 2_955,
     "edgewise/testing": 473,
     "edgewise/wire": 261,
     "edgewise_lab": 462,

@@ -146,8 +146,13 @@ serve --certificate c.pem --private-key k.pem | c.pem
 serve --connections 100000000 | --connections
 serve --connections 0 | --connections
 serve --api-key k --host {"x" * 300} | xxx
+serve --api-key k --port 8400 --host=\udcff | 8400
 serve --keys none.json | none.json
 serve --keys none.json --api-key k | --api-key
+serve --api-key= | --api-key
+serve --api-key=k\t | --api-key
+serve --api-key=\u043a\u043b\u044e\u0447 | --api-key
+serve --api-key=\udcff | --api-key
 serve --host 0.0.0.0 | --api-key
 serve --host :: | --api-key
 serve --host 0.0.0.0 --certificate c.pem --private-key k.pem | give --api-key, or --keys FILE

@@ -103,6 +103,13 @@ def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
     assert re.fullmatch(r"\d+ tokens · \d+ tokens/s", alone)
 
 
+def test_letters_that_stdout_has_not_are_escaped(cli: Run) -> None:
+    assert cli("keys", "add", "ключ", "--keys", "keys.json").returncode == 0
+    told = cli("keys", "list", "--keys", "keys.json", PYTHONIOENCODING="ascii")
+    assert told.returncode == 0, told.stderr
+    assert r"\u043a" in told.stdout
+
+
 def test_statistics_are_said_where_asked_for(edgewise: Edgewise) -> None:
     told = edgewise("run", PROMPT, "--stats").err.splitlines()
     plain = edgewise("run", PROMPT).err.splitlines()

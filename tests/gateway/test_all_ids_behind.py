@@ -1,5 +1,6 @@
 """All ids of the engines behind a gateway: compared by devices, through it."""
 
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -189,6 +190,18 @@ class TestRequests:
             for body in [*none, *large]:
                 assert post(running, body).status_code == 400
             assert engine.detokenized == 0
+
+    def test_a_device_that_leaves_within_a_request(
+        self, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        head = b"POST /detokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{"
+        with gateway([engine.url]) as running:
+            address = running.url.removeprefix("http://").split(":")
+            with socket.create_connection((address[0], int(address[1])), 30) as leaving:
+                leaving.sendall(head)
+            assert post(running, {"tokens": [72]}).status_code == 200
+        # The gateway has ended, and so has what it did for the device.
+        assert [one for one in caplog.records if one.exc_info] == []
 
     def test_an_id_that_the_model_has_not_is_not_asked_for(self, engine: ScriptedEngine) -> None:
         """llama-server answers one with an error; another engine may do worse."""

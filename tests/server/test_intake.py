@@ -13,7 +13,16 @@ from starlette.testclient import TestClient
 
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
 from tests.gateway.processes import until
-from tests.server.in_process import ASK, CHAT, NUMBER, answering_of, app, at_port, form_of
+from tests.server.in_process import (
+    ASK,
+    CHAT,
+    NUMBER,
+    HeldEdge,
+    answering_of,
+    app,
+    at_port,
+    form_of,
+)
 from tests.server.serving import running
 from tests.tool_models import ToolTokenizer, saying
 
@@ -103,6 +112,22 @@ def test_what_is_tokenised_for_nobodys_answer_has_a_bound(
         assert client.post(path, json={field: most}).status_code == 200
         refused = client.post(path, json={field: most + one})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]})]
+)
+def test_what_is_tokenised_for_nobodys_answer_has_a_place_in_the_queue(
+    path: str, body: dict[str, Any]
+) -> None:
+    held = HeldEdge()
+    with app(edge=held, queue=0) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.post, "/v1/completions", json=ASK | {"max_tokens": 1})
+        assert held.begun.wait(60)
+        assert client.post(path, json=body).json()["error"]["code"] == "queue_full"
+        held.gate.set()
+        assert answer.result(60).status_code == 200
+        assert client.post(path, json=body).status_code == 200
 
 
 def test_an_answer_waits_for_no_text_that_is_tokenised() -> None:

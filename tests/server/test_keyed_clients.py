@@ -94,6 +94,18 @@ def test_a_key_has_its_rates(keys: Path, limits: dict[str, float], what: str, se
         assert post(client, other).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [("tokenize", {"prompt": "a"}), ("detokenize", {"tokens": [97]})]
+)
+def test_ids_and_their_text_count_as_requests_of_a_key(
+    keys: Path, path: str, body: dict[str, Any]
+) -> None:
+    shown = {"Authorization": f"Bearer {secret_of(keys, 'ann', consults_per_second=0.1)}"}
+    with app(keys) as client:
+        assert client.post(f"/{path}", json=body, headers=shown).status_code == 200
+        assert "requests" in over(client.post(f"/{path}", json=body, headers=shown))
+
+
 def test_a_key_with_a_day_of_cloud_tokens_is_refused(keys: Path, cloud: LlamaServer) -> None:
     secret = secret_of(keys, "ann", tokens_per_day=8)
     with app(keys, cloud) as client:

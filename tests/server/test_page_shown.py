@@ -231,6 +231,7 @@ DRAWINGS = {
     "one\ntwo\n\nthree": "<p>one\ntwo</p><p>three</p>",
     "see https://x.y/a_b.": '<p>see <a href="https://x.y/a_b">https://x.y/a_b</a>.</p>',
     "[**b**](https://x.y/(z))": '<p><a href="https://x.y/(z)"><strong>b</strong></a></p>',
+    '[a]( https://x.y  "t" )': '<p><a href="https://x.y">a</a></p>',
     "[a](JavaScript:b) ![p](x.png)": "<p>a p</p>",
     "- a\n- b\n  - c": "<ul><li>a</li><li><p>b</p><ul><li>c</li></ul></li></ul>",
     "- a\n\n1. d\n2. e": '<ul><li>a</li></ul><ol start="1"><li>d</li><li>e</li></ol>',
@@ -246,6 +247,8 @@ DRAWINGS = {
 HARD = (
     *("*a ", "**a ", "`", "[", "[a](", "> ", "- ", "  - a\n", "|", "_a", "\\", "https://", "~~ "),
     "a|b\n-|-\n",
+    "[a](" + " " * 100_000 + "x",
+    "a|b\n-|-" + " " * 100_000 + "x",
 )
 
 

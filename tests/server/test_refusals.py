@@ -22,6 +22,7 @@ from edgewise.errors import (
     UsageError,
 )
 from edgewise.server.errors import REQUEST_FIELDS, refusal_of
+from edgewise.server.requests import IGNORED_HEADER
 from edgewise.settings import Settings
 from edgewise.testing import ScriptedCloud, ScriptedEdge, replying
 from tests.server.in_process import ASK, BODIES, CHAT, app, data_of, form_of
@@ -87,6 +88,21 @@ def test_a_key_is_asked_for_at_the_api_and_at_the_metrics() -> None:
         assert client.get("/health").status_code == 200
         right = {"Authorization": "Bearer sk-1"}
         assert client.get("/v1/models", headers=right).status_code == 200
+
+
+UNREAD = [*(f"/v1/{path}" for path in BODIES), "/tokenize", "/detokenize"]
+
+
+@pytest.mark.parametrize("path", UNREAD)
+def test_nothing_of_a_strangers_body_is_read(path: str) -> None:
+    """Neither its JSON, nor so much that it would be too large."""
+    with app(api_key="sk-1") as client:
+        for body in (b"{", b" " * (9 << 20)):
+            reply = client.post(path, content=body, headers=JSON)
+            assert reply.status_code == 401
+        known = client.post(path, content=b"{", headers={**JSON, "Authorization": "Bearer sk-1"})
+        assert known.status_code == 400
+        assert client.get("/tokenizer_info").status_code == 401
 
 
 @pytest.mark.parametrize(("failing", "said"), [(10**9, 1), (1, 0)])
@@ -159,10 +175,13 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"max_tokens": 0}, "echo"),
         ({"echo": True, "logprobs": 1}, "edgewise:edge"),
         ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
         *(({"model": id}, "edgewise:edge") for id in ("gpt-9", "", "edgewise:", ":edge", "@0.5")),
     ],
     "chat/completions": [
         ({"n": 2}, "n "),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "x"}}]}, "messages.0"),
         ({"temperature": 3}, "temperature"),
         ({"max_tokens": 4, "max_completion_tokens": 4}, "max_completion_tokens"),
         ({"stop": ["a"] * 17}, "stop"),
@@ -190,6 +209,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "responses": [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"Spam": 1}, "Spam"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True}, "background"),
+        ({"top_logprobs": 2}, "top_logprobs"),
         ({"input": [[None]]}, "input.0"),
         ({"input": [{"type": "reasoning"}]}, "message"),
         (item(type="item_reference", id="x"), "'item_reference'"),
@@ -205,6 +227,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (said("Copp", role="assistant"), "messages"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "schema"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_1"}]}}, "edits"),
+        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
         ({"thread": {"type": "create"}}, "thread"),
         ({"edgewise": {"provenance": True}}, "edgewise"),
         ({"tools": [{"name": "a"}]}, "input_schema"),
@@ -226,6 +249,36 @@ def test_what_is_not_honoured_is_refused(
 ) -> None:
     status = 404 if "model" in fields and "echo" not in fields else 400
     assert told in refused(client, path, BODIES[path] | fields, status)
+
+
+NOTHING: dict[str, list[dict[str, Any]]] = {
+    "completions": [{"best_of": 1}, {"best_of": None}, {"suffix": None}],
+    "chat/completions": [
+        {"modalities": ["text"]},
+        {"modalities": None},
+        {"functions": None},
+        {"messages": [{"role": "user", "content": "sky: ", "audio": None, "refusal": None}]},
+    ],
+    "responses": [
+        {"truncation": "disabled"},
+        {"background": False},
+        {"top_logprobs": 0},
+        dict.fromkeys(("truncation", "background", "top_logprobs")),
+        dict.fromkeys(("previous_response_id", "conversation", "prompt")),
+    ],
+    "messages": [{"mcp_servers": []}, {"mcp_servers": None}, {"container": None}],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"), [(path, one) for path, ones in NOTHING.items() for one in ones]
+)
+def test_a_field_that_asks_for_nothing_is_taken(path: str, fields: dict[str, Any]) -> None:
+    """As clients of these APIs send it."""
+    with app() as client:
+        found = client.post(f"/v1/{path}", json=BODIES[path] | fields)
+    assert found.status_code == 200, found.text
+    assert IGNORED_HEADER not in found.headers
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -302,11 +355,21 @@ MANY_BLOCKS = {"messages": [{"role": "user", "content": BLOCKS}] * TURNS}
 NUMBERS = {"a": [1] * 500_000}
 MANY: dict[str, tuple[str, dict[str, Any], str]] = {
     "parts": ("chat/completions", MANY_BLOCKS, "4096"),
+    "parts of too many": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": BLOCKS}] * 1025},
+        "4096",
+    ),
     "blocks": ("messages", MANY_BLOCKS, "4096"),
     "blocks to count": ("messages/count_tokens", MANY_BLOCKS, "4096"),
     "blocks of results": (
         "messages",
         {"messages": [{"role": "user", "content": [RESULT | {"content": BLOCKS}]}] * TURNS},
+        "4096",
+    ),
+    "calls": (
+        "chat/completions",
+        {"messages": [{"role": "assistant", "tool_calls": [0] * 5}] * TURNS},
         "4096",
     ),
     "items": ("responses", {"input": [{"role": "user", "content": BLOCKS}] * TURNS}, "4096"),
@@ -337,6 +400,24 @@ MANY: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_is_very_much_is_refused_at_once(client: TestClient, which: str) -> None:
     path, more, told = MANY[which]
     assert told in refused(client, path, BODIES[path] | more)
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("chat/completions", "messages.0.edgewise"),
+        ("chat/completions", "logit_bias"),
+        ("completions", "logit_bias"),
+        ("responses", "metadata"),
+    ],
+)
+def test_a_long_object_is_refused_by_its_length(client: TestClient, path: str, param: str) -> None:
+    """No entry is looked at: each would be a fault, and a body has room for a million."""
+    entries: dict[str, Any] = dict.fromkeys(("spam", *map("x{}".format, range(16))))
+    field = param.rpartition(".")[2]
+    wrong = {"messages": [{"role": "user", "content": "a", field: entries}]}
+    more = wrong if "." in param else {field: entries}
+    assert refused(client, path, BODIES[path] | more).endswith(f" {param}")
 
 
 def test_unknown_paths_and_methods_have_the_form_too(client: TestClient) -> None:

@@ -1,11 +1,13 @@
 """`serve` as a process: what stands beside answers, TLS, hostile templates, many clients."""
 
 import asyncio
+import json
 import ssl
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +20,11 @@ from edgewise.addresses import bundled
 from edgewise.server import replies
 from edgewise.testing.link import Link, Quality
 from tests import models
+from tests.gateway.processes import until
 from tests.llama_server_process import llama_server
 from tests.programs import python
 from tests.server.in_process import ASK as ASKED
-from tests.server.in_process import HeldEdge, answering_of, at_port
+from tests.server.in_process import BODIES, HeldEdge, answering_of, at_port
 from tests.server.serving import get, post, running, serving
 
 
@@ -243,6 +246,23 @@ def test_a_client_that_leaves_frees_its_place() -> None:
             for stream in (True, False, True, False):
                 asyncio.run(until_free(url, stream=stream))
         link.close()
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_who_leaves_a_whole_answer_is_counted(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    edge = HeldEdge()
+    answering = answering_of(edge)
+    counted = f'edgewise_requests_total{{path="/v1/{path}",status="499"}} 1.0'
+    with at_port(answering) as url:
+        leaving = HTTPConnection(url.removeprefix("http://"))
+        body, headers = json.dumps(BODIES[path]), {"Content-Type": "application/json"}
+        leaving.request("POST", f"/v1/{path}", body, headers)
+        assert edge.begun.wait(60)
+        leaving.close()
+        until(lambda: counted in get(f"{url}/metrics").text, "its status")
+        edge.gate.set()
+        until(lambda: answering.admission.running == 0, "its slot")
+    assert [one for one in caplog.records if one.exc_info] == []
 
 
 def test_pings_come_while_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points, version
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -189,6 +190,9 @@ def _open_streams() -> None:
         if getattr(sys, f"__{name}__") is None:
             null = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, os.fdopen(null, mode, closefd=False))
+    # Names and answers have letters that other encodings have not.
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _complain(message: str) -> None:

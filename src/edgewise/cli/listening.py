@@ -61,6 +61,9 @@ def require_guarded(host: str, keys: Path | None, key: str | None = None, *, way
     """Raise `UsageError` where anybody could come, or the file of keys is not there."""
     if keys is not None and key is not None:
         raise UsageError("--api-key and --keys exclude each other; give one.")
+    # Clients send other keys in encodings of their own, and without the blanks around them.
+    if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key != ""):
+        raise UsageError("--api-key must be printable ASCII without blanks around it; set another.")
     if keys is None and not key and not is_loopback(host):
         raise UsageError(
             f"Without a key anyone who can reach {host} could use the models; give {ways}."

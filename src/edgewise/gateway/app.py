@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
@@ -205,15 +205,15 @@ class Gateway:
 
 
 async def _ids_in(request: Request) -> list[int] | None:
-    """Token ids of a body; None where it holds none, or too many."""
+    """Token ids of a body; None where it holds none, or too many, or its sender has left."""
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY:
-            return None
     try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_BODY:
+                return None
         return msgspec.json.decode(body, type=_Ids).tokens
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ClientDisconnect, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -32,6 +32,8 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
+        # Else no such name is a TypeError, which leaves the socket open.
+        host.encode("idna")
         return socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:
         # Some versions of Python repeat the address after the system's words.

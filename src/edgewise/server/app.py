@@ -135,12 +135,11 @@ def make_app(
         redirect_slashes=False,
     )
     install(app)
-    callers = callers or Callers()
+    app.state.callers = callers = callers or Callers()
     app.state.answering, app.state.metrics = answering, Metrics(answering)
-    apis = [one.router for one in (chat, completions, responses, messages)]
-    for endpoints in (*apis, keyed):
-        checked = [Depends(callers.check)]
-        app.include_router(endpoints, dependencies=checked, responses=_REFUSALS)
+    for api in (chat, completions, responses, messages):
+        app.include_router(api.router, responses=_REFUSALS)
+    app.include_router(keyed, dependencies=[Depends(callers.check)], responses=_REFUSALS)
     app.include_router(about)
     if origins:
         app.add_middleware(

@@ -35,6 +35,7 @@ from edgewise.server.requests import (
     Tools,
     TopLogprobs,
     Turns,
+    at_most,
     response_format_of,
     turn,
 )
@@ -64,11 +65,10 @@ class ChatMessage(Strict):
     content: Texts | None = None
     tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
     # Neither the message nor what follows it is ever sent to the cloud.
-    edgewise: Annotated[dict[Literal["cloud"], Literal["none"]], Field(min_length=1)] | None = None
+    edgewise: Annotated[
+        dict[Literal["cloud"], Literal["none"]] | None, Field(min_length=1), at_most(1)
+    ] = None
 
     @model_validator(mode="after")
     def _says_something(self) -> "ChatMessage":
@@ -111,6 +111,7 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
     tools: Tools[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionTool | None = None
     parallel_tool_calls: bool | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> "ChatRequest":
@@ -172,7 +173,7 @@ async def answered(
     """The answer to a conversation. Raises `ApiError`, or what reading the prompt raises.
 
     With `joins`, adjacent turns of one role become one, after the local ones were found. Local
-    turns are remembered before anything is refused, so a refused request is as local as any.
+    turns are remembered before a valid request is refused, so that one is as local as any.
     """
     answering = pair_of(request)
     marks = await marked(request, body.edgewise, body.turns())

@@ -6,7 +6,7 @@ A prompt is text or token ids, sent to the models as it is. `/tokenize`, `/detok
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -57,6 +57,7 @@ class CompletionRequest(OpenAIRequest):
     prompt: Annotated[BoundedText | TokenIds, BeforeValidator(_only)]
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
+    best_of: Literal[1] | None = None
 
     @property
     def candidates(self) -> int | None:
@@ -210,12 +211,17 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 
 
 @router.post("/detokenize")
-def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str]:
+async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str]:
     """The text of ids; parts of characters become U+FFFD."""
-    edge = _asked(request, body.model).edge
-    require_known(edge.tokenizer, body.tokens, "tokens")
-    text = b"".join(_written(edge.tokenizer, token) for token in body.tokens)
-    return {"prompt": text.decode("utf-8", "replace")}
+    answering = _asked(request, body.model)
+    tokenizer = answering.edge.tokenizer
+
+    def read() -> str:
+        require_known(tokenizer, body.tokens, "tokens")
+        return b"".join(_written(tokenizer, one) for one in body.tokens).decode("utf-8", "replace")
+
+    async with admitted(request):
+        return {"prompt": await unless_gone(request, answering.tokenizing(read))}
 
 
 @router.get("/tokenizer_info")

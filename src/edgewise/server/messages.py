@@ -159,6 +159,7 @@ class CountRequest(ConversationRequest):
     tool_choice: AnthropicToolChoice | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
+    mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def turns(self) -> list[ChatTurn]:
         system = [_turn("system", self.system)] if self.system else []

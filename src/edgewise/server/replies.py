@@ -404,3 +404,5 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     finally:
         working.cancel()
         leaving.cancel()
+        # Nobody can close a generator in which `working` still is.
+        await asyncio.gather(working, leaving, return_exceptions=True)

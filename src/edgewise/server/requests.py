@@ -31,7 +31,7 @@ from edgewise.server.errors import ApiError, shown
 
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096
-"""Most parts of all messages together."""
+"""Most parts and calls of all messages together."""
 
 MAX_CHARACTERS = 4 << 20
 MAX_IDS = 1 << 20
@@ -62,12 +62,13 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """An endpoint that reads such a body."""
+    """An endpoint that reads such a body, of callers alone: FastAPI's own checks come after it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def read(request: Request) -> Response:
+            await request.app.state.callers.check(request)
             return await handle(_JsonRequest(request.scope, request.receive))
 
         return read
@@ -80,9 +81,9 @@ class Strict(BaseModel, extra="allow", strict=True):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        for name in self.model_extra or ():
-            # One unknown field is enough: to report a million takes seconds.
-            if name not in self.ignores:
+        for name, value in (self.model_extra or {}).items():
+            # One unknown field is enough: to report a million takes seconds. Null asks for nothing.
+            if name not in self.ignores and value is not None:
                 raise PydanticCustomError("unknown", "{name}", {"name": name})
         return self
 
@@ -194,9 +195,10 @@ def turn(
 
 
 def few_parts(turns: object) -> object:
-    """The same turns; raises if all of them have too many parts, before each is looked at."""
-    if isinstance(turns, list) and len(given := cast(list[object], turns)) <= MAX_MESSAGES:
-        parts = [part for turn in given for part in _parts(turn)]
+    """The same turns; raises if they have too many parts or calls, before each is looked at."""
+    if isinstance(turns, list):
+        first = cast(list[object], turns)[:MAX_MESSAGES]
+        parts = [part for turn in first for part in _parts(turn)]
         if len(parts) + sum(len(_parts(part)) for part in parts[:MAX_PARTS]) > MAX_PARTS:
             raise PydanticCustomError(
                 "too_long", "at most {most} parts are taken", {"most": MAX_PARTS}
@@ -206,8 +208,21 @@ def few_parts(turns: object) -> object:
 
 def _parts(turn: object) -> list[object]:
     given = cast(dict[str, object], turn) if isinstance(turn, dict) else {}
-    both = (given.get("content"), given.get("output"))
-    return [part for one in both if isinstance(one, list) for part in cast(list[object], one)]
+    lists = (given.get(name) for name in ("content", "output", "tool_calls"))
+    return [part for one in lists if isinstance(one, list) for part in cast(list[object], one)]
+
+
+def at_most(most: int) -> BeforeValidator:
+    """Refuses a dict with more entries, before each is looked at."""
+
+    def few(given: object) -> object:
+        if isinstance(given, dict) and len(cast(dict[object, object], given)) > most:
+            raise PydanticCustomError(
+                "too_long", "at most {most} entries are taken", {"most": most}
+            )
+        return cast(object, given)
+
+    return BeforeValidator(few)
 
 
 _T = TypeVar("_T")
@@ -364,4 +379,4 @@ class OpenAIRequest(AnswerRequest):
     n: Literal[1] | None = None
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, float] | None, at_most(0)] = None

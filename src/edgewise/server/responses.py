@@ -33,6 +33,7 @@ from edgewise.server.requests import (
     Tools,
     Turns,
     TypedJsonSchema,
+    at_most,
     by_type,
     few_parts,
     response_format_of,
@@ -114,7 +115,10 @@ class ResponsesRequest(ConversationAnswerRequest):
     tools: Tools[AnyTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesTool | None = None
     parallel_tool_calls: bool | None = None
-    metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
+    metadata: Annotated[dict[str, str] | None, at_most(16)] = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
 
     def turns(self) -> list[ChatTurn]:
         turns = [turn("system", self.instructions)] if self.instructions else []

@@ -28,6 +28,8 @@ addEventListener("fetch", (event) => {
   const { request } = event;
   const { origin, pathname } = new URL(request.url);
   if (request.method !== "GET" || origin !== location.origin || pathname.endsWith(".gguf")) return;
+  // What is kept would have the key.
+  if (request.headers.has("Authorization")) return;
   event.respondWith(served(request));
 });
 
