@@ -25,12 +25,7 @@ from edgewise.settings import Settings
 from edgewise_lab.evaluation.calibration import Answers
 from edgewise_lab.evaluation.promise import keeping, sequence
 from edgewise_lab.evaluation.statistics import difference_interval
-from edgewise_lab.evaluation.systems import (
-    CloudAlone,
-    Outcome,
-    cloud_share,
-    edge_alone,
-)
+from edgewise_lab.evaluation.systems import CloudAlone, Outcome, cloud_share, edge_alone
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task, is_right
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa

@@ -313,11 +313,7 @@ def test_headers_that_lie_end_in_a_sentence_or_in_the_caches_folder(
     home = tmp_path / "a" / "b" / "home"
     home.mkdir(parents=True)
     for said in found(
-        home,
-        hub.endpoint,
-        "own/zoo:Q8_0",
-        "hf://own/zoo/none.gguf",
-        HF_HUB_DOWNLOAD_TIMEOUT="2",
+        home, hub.endpoint, "own/zoo:Q8_0", "hf://own/zoo/none.gguf", HF_HUB_DOWNLOAD_TIMEOUT="2"
     ):
         if said.startswith("! "):
             assert_one_sentence(said)

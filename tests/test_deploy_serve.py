@@ -104,9 +104,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str,
 
 
 @pytest.mark.deep
-def test_serve_answers_with_tokens_from_behind_the_gateway(
-    served: tuple[str, str, Path],
-) -> None:
+def test_serve_answers_with_tokens_from_behind_the_gateway(served: tuple[str, str, Path]) -> None:
     """As Open WebUI asks it: the list of models, then a stream with usage."""
     url, key, told = served
     client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)

@@ -93,11 +93,7 @@ def test_frames_from_a_gateway(data: bytes) -> None:
 # Engines.
 
 WRITING = Writing(
-    ids=[4, 5],
-    logprobs=[-0.5, -1.5],
-    top=[[(4, -0.5)], [(5, -1.5)]],
-    cached=3,
-    took=0.1,
+    ids=[4, 5], logprobs=[-0.5, -1.5], top=[[(4, -0.5)], [(5, -1.5)]], cached=3, took=0.1
 )
 MODELS: Any = {"data": [{"id": "m", "owned_by": "vllm"}]}
 TOKENS: Any = {"tokens": [1, 2, 3]}

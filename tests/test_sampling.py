@@ -100,12 +100,7 @@ def test_bad_values_are_one_sentence_with_their_setting(bad: dict[str, float]) -
     temperature=st.sampled_from([0.0, 1.0, 50.0]),
 )
 def test_only_what_is_allowed_is_chosen(
-    logits: list[float],
-    kept: set[int],
-    more: int,
-    top_k: int,
-    top_p: float,
-    temperature: float,
+    logits: list[float], kept: set[int], more: int, top_k: int, top_p: float, temperature: float
 ) -> None:
     """As if there were no other ids; a vocabulary and the logits may end elsewhere."""
     allowed = np.zeros(len(logits) + more, np.bool_)

@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.errors import UsageError
-from edgewise.settings import (
-    NAMES,
-    Settings,
-    load,
-    require_honoured,
-    settings_of,
-    variable,
-)
+from edgewise.settings import NAMES, Settings, load, require_honoured, settings_of, variable
 
 
 def loaded(folder: Path, toml: str = "", *, flags: object = None, **environment: str) -> Settings:
@@ -76,11 +69,7 @@ def test_each_type_can_be_given_everywhere(tmp_path: Path) -> None:
         ),
         ("[run]\nspan = 1", {}, "edgewise.toml has the unknown key 'run'; "),
         ("zzzz = 1", {}, "edgewise.toml has the unknown key 'zzzz'; known are edge, cloud, "),
-        (
-            "span = 'two'",
-            {},
-            "span in edgewise.toml is not valid: Expected `int`, got `str`.",
-        ),
+        ("span = 'two'", {}, "span in edgewise.toml is not valid: Expected `int`, got `str`."),
         ("cloud = 5", {}, "cloud in edgewise.toml is not valid: Expected `str | null`"),
         ("on-cloud-error = 'panic'", {}, "on-cloud-error in edgewise.toml is not valid: "),
         ("", {"EDGEWISE_SPAN": "1.5"}, "span in the environment is not valid: "),
@@ -119,11 +108,7 @@ BOTH = {"threshold": 0.5, "cloud_share": 0.1}
     ],
 )
 def test_one_source_gives_a_threshold_or_a_share(
-    tmp_path: Path,
-    toml: str,
-    flags: dict[str, object],
-    environment: dict[str, str],
-    where: str,
+    tmp_path: Path, toml: str, flags: dict[str, object], environment: dict[str, str], where: str
 ) -> None:
     with pytest.raises(UsageError, match=rf"\(in {where}\)"):
         loaded(tmp_path, toml, flags=flags, **environment)

@@ -16,15 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.real_weights.questions import TASKS, tasks
-from benchmarks.real_weights.stages import (
-    LABELS,
-    RIVALS,
-    SHARES,
-    Outcomes,
-    Plan,
-    answered,
-    trained,
-)
+from benchmarks.real_weights.stages import LABELS, RIVALS, SHARES, Outcomes, Plan, answered, trained
 from benchmarks.real_weights.weights import LEFT_OUT, cloud_file, without_blocks
 from benchmarks.routers.pooled import Seeds, pooled_difference, pooled_gap
 from benchmarks.routers.tables import percent

@@ -154,9 +154,7 @@ def _training(entry: Entry, plan: Plan, index: int, data: Path, stack: ExitStack
     edge, cloud = opened(stack)
     label = plans.rounds(entry.name)[index]
     recipe = Recipe(
-        hidden=(label.hidden,) if label.hidden else (),
-        seed=entry.seed,
-        objective=label.objective,
+        hidden=(label.hidden,) if label.hidden else (), seed=entry.seed, objective=label.objective
     )
     return Training(
         _task(entry, plan, "train"),

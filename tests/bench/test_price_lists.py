@@ -66,8 +66,7 @@ def test_a_discount_makes_nothing_dearer(requests: list[CloudRequest]) -> None:
 
 
 @pytest.mark.parametrize(
-    "request_",
-    [requested(10, 11, 1, 0.0), requested(10, -1, 1, 0.0), requested(10, 0, -1, 0.0)],
+    "request_", [requested(10, 11, 1, 0.0), requested(10, -1, 1, 0.0), requested(10, 0, -1, 0.0)]
 )
 @pytest.mark.parametrize("prices", PRICE_LISTS)
 def test_counts_that_cannot_be(prices: PriceList, request_: CloudRequest) -> None:

@@ -48,9 +48,7 @@ def cli(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def edgewise(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Iterator[Edgewise]:
     """Run `edgewise` with these arguments in an empty folder, with `stdin` piped in."""
     monkeypatch.chdir(tmp_path)

@@ -135,10 +135,7 @@ def test_what_an_engine_computes_again(edgewise: Edgewise, cached: bool) -> None
 def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
     """A real engine, at a pace that is known; the bundled edge is quicker than any."""
     pace = EnginePace(first=0.05, token=0.03, read=0.0)
-    with (
-        llama_server(bundled("cloud")) as server,
-        closing(PacedEngine(server, pace)) as engine,
-    ):
+    with llama_server(bundled("cloud")) as server, closing(PacedEngine(server, pace)) as engine:
         checks, advice = report(edgewise, "--cloud", engine.url, "--price", "0.28,0.028,0.42")
         shown = edgewise("doctor", "--cloud", engine.url, "--cloud-share", "0.1")
     assert advice is not None

@@ -110,10 +110,7 @@ def test_a_command_is_handed_settings_and_its_own_parameters(
     call(command, "me", "--span", "4", "--span", "5", "--on-cloud-error", "raise")
     assert ran == [
         (Settings(threads=2, gpu_layers=7), {"name": "me", "span": None, "context": 5}),
-        (
-            Settings(span=4, on_cloud_error="raise"),
-            {"name": "me", "span": [4, 5], "context": 3},
-        ),
+        (Settings(span=4, on_cloud_error="raise"), {"name": "me", "span": [4, 5], "context": 3}),
     ]
     (tmp_path / "edgewise.toml").write_text("span = 3\nedge = 'a.gguf'\nthreads = 1\n")
     call(command, "me", "--threads", "2")
@@ -148,10 +145,7 @@ def test_an_option_of_the_commands_own_is_not_the_setting_unless_it_says_so(
     [
         (UsageError("No room", hint="lower it", setting="ctx"), "No room; lower it (--ctx)."),
         (UsageError("No room.", setting="ctx"), "No room (--ctx)."),
-        (
-            UsageError("No", hint="set it", setting="cloud_key"),
-            "No; set it (EDGEWISE_CLOUD_KEY).",
-        ),
+        (UsageError("No", hint="set it", setting="cloud_key"), "No; set it (EDGEWISE_CLOUD_KEY)."),
         (UsageError("No", hint="drop it", setting="figure"), "No; drop it (--plot)."),
         (UsageError("No", hint="drop it", setting="router"), "No; drop it."),
         (UsageError("No", hint="drop it", setting="elsewhere"), "No; drop it."),

@@ -86,11 +86,7 @@ def test_an_own_router_answers_as_the_one_that_it_is(own: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "recorded"),
-    [
-        ("linear", "linear"),
-        ("./mine_too.py:Linear", "../mine_too.py:Linear"),
-    ],
+    ("kind", "recorded"), [("linear", "linear"), ("./mine_too.py:Linear", "../mine_too.py:Linear")]
 )
 def test_an_own_router_is_trained_with_an_own_label(
     own: Run, packages: Path, tmp_path: Path, kind: str, recorded: str
@@ -111,11 +107,7 @@ def test_an_own_router_is_trained_with_an_own_label(
 
 def test_an_own_task_is_evaluated_and_trained_on(own: Run, tmp_path: Path) -> None:
     told = json.loads(passed(own("eval", "alphabet", *QUICK, "--out", "done")))
-    assert (told["task"], told["questions"], list(told["families"])) == (
-        "alphabet",
-        3,
-        ["letters"],
-    )
+    assert (told["task"], told["questions"], list(told["families"])) == ("alphabet", 3, ["letters"])
     outcomes = (tmp_path / "done" / "outcomes.jsonl").read_text().splitlines()
     asked = {json.loads(line)["outcome"]["question"] for line in outcomes}
     assert asked == {"m", "n", "o"}

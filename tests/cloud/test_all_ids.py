@@ -20,12 +20,7 @@ from edgewise.engines import detokenization as all_ids
 from edgewise.engines import vocabulary_check
 from edgewise.engines.base import Client
 from edgewise.engines.detokenization import compare_all
-from edgewise.errors import (
-    CloudProtocolError,
-    CloudRejected,
-    OtherVocabulary,
-    VocabularyMismatch,
-)
+from edgewise.errors import CloudProtocolError, CloudRejected, OtherVocabulary, VocabularyMismatch
 from edgewise.prompts import Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests import models
@@ -163,11 +158,7 @@ class Decoding(PlainEngine):
 
 @pytest.mark.parametrize("kind", ["bpe", "spm", "bundled"])
 def test_the_library_tokenizers_writes_the_same(
-    kind: str,
-    bpe_path: Path,
-    spm_path: Path,
-    vocabularies: dict[str, Tokenizer],
-    tmp_path: Path,
+    kind: str, bpe_path: Path, spm_path: Path, vocabularies: dict[str, Tokenizer], tmp_path: Path
 ) -> None:
     """Byte-level, and pieces with bytes to fall back to, of which it drops the first blank."""
     path = {"bpe": bpe_path, "spm": spm_path, "bundled": bundled("edge")}[kind]

@@ -37,10 +37,7 @@ from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.doubles.completing import completing
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.doubles.scripted_text import (
-    Habit,
-    ScriptedText,
-)
+from tests.doubles.scripted_text import Habit, ScriptedText
 from tests.llama_server_process import llama_server
 from tests.pocket_models import OTHER
 from tests.server.serving import serving
@@ -137,11 +134,7 @@ def test_an_unknown_api_is_asked_by_text_as_it_likes(
 
 @pytest.mark.parametrize(
     ("habit", "why"),
-    [
-        ("restart", "restarts"),
-        ("refuse", "does not accept"),
-        ("strip", "leading space"),
-    ],
+    [("restart", "restarts"), ("refuse", "does not accept"), ("strip", "leading space")],
 )
 def test_one_that_goes_on_in_no_dialect_is_one_sentence(habit: Habit, why: str) -> None:
     with closing(ScriptedText(habit=habit)) as server:

@@ -14,12 +14,7 @@ from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.local import LocalCloud, LocalSession
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
-from edgewise.errors import (
-    CloudError,
-    CloudTimeout,
-    CloudUnavailable,
-    ModelError,
-)
+from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable, ModelError
 from edgewise.events import Pending
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy

@@ -73,12 +73,7 @@ class Wired:
         return self
 
     def answered(
-        self,
-        messages: list[Message],
-        *,
-        seed: int = 0,
-        deadline: float = 5.0,
-        ahead: int = 4,
+        self, messages: list[Message], *, seed: int = 0, deadline: float = 5.0, ahead: int = 4
     ) -> list[Event]:
         """The events of an answer that consults and prefetches much, and goes other ways."""
         decoder = Decoder(
@@ -262,11 +257,7 @@ def test_across_an_adapter_the_record_is_in_the_clouds_ids(tmp_path: Path) -> No
     """What travels, and what it says, by the vocabulary that it travels in."""
     file = tmp_path / "sent.jsonl"
     chosen = Settings(
-        edge=str(OTHER),
-        cloud_tokenizer="bundled",
-        router="random",
-        threshold=0.5,
-        threads=1,
+        edge=str(OTHER), cloud_tokenizer="bundled", router="random", threshold=0.5, threads=1
     )
     with llama_server(bundled("cloud")) as engine, recording(engine) as recorder:
         with open_pair(replace(chosen, cloud=recorder.url), sent_file=file) as pair:

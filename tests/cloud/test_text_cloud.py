@@ -78,11 +78,7 @@ def test_a_long_word_is_asked_for_again_with_what_came() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("so it is not, as you know", NothingUsable),
-        ("", CloudRejected),
-    ],
+    ("text", "error"), [("so it is not, as you know", NothingUsable), ("", CloudRejected)]
 )
 def test_a_reply_that_is_none_is_refused(text: str, error: type[Exception]) -> None:
     class Says(TextDouble):
@@ -216,13 +212,7 @@ TEXTS = st.lists(
     ahead=st.sampled_from([0, 6]),
 )
 def test_no_blank_is_lost_or_doubled_wherever_an_answer_is_cut(
-    text: str,
-    echoes: bool,
-    trims: bool,
-    seed: int,
-    threshold: float,
-    span: int,
-    ahead: int,
+    text: str, echoes: bool, trims: bool, seed: int, threshold: float, span: int, ahead: int
 ) -> None:
     """The edge would write the same text, so that whatever the cloud's words make of it shows."""
     assume(text[:1].strip())
@@ -358,13 +348,7 @@ def test_one_that_takes_the_beginning_for_a_turn_of_its_own_is_refused() -> None
 
 @pytest.mark.parametrize(
     "speaks",
-    [
-        writing(""),
-        writing("A heron is a bird."),
-        always(" la" * 20),
-        always("x" * 40),
-        always(""),
-    ],
+    [writing(""), writing("A heron is a bird."), always(" la" * 20), always("x" * 40), always("")],
 )
 def test_a_model_that_cannot_count_may_go_on_all_the_same(speaks: Speaks) -> None:
     seen = found(TextDouble(speaks))

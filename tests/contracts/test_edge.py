@@ -69,9 +69,7 @@ class Backend:
         return model.computed if isinstance(model, ScriptedEdge) else sum(self.runs)
 
 
-@pytest.fixture(
-    params=["bpe", "spm", "onnx", "scripted", "gemma3", *HYBRIDS],
-)
+@pytest.fixture(params=["bpe", "spm", "onnx", "scripted", "gemma3", *HYBRIDS])
 def backend(
     request: pytest.FixtureRequest,
     bpe_path: Path,

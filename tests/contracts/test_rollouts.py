@@ -190,9 +190,7 @@ def test_the_first_failure_of_the_cloud_is_told_and_the_rest_is_kept() -> None:
 
 some_prefixes = st.lists(
     st.builds(
-        Prefix,
-        st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple),
-        st.integers(1, 5),
+        Prefix, st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), st.integers(1, 5)
     ),
     max_size=12,
 )
@@ -207,10 +205,7 @@ def endless(ids: Sequence[int]) -> Floats:
 
 class TestTogether:
     @given(
-        asked=some_prefixes,
-        width=st.integers(1, 5),
-        room=st.integers(1, 9),
-        rewinds=st.booleans(),
+        asked=some_prefixes, width=st.integers(1, 5), room=st.integers(1, 9), rewinds=st.booleans()
     )
     def test_any_prefixes_in_any_width_are_continued_as_one_by_one(
         self, asked: list[Prefix], width: int, room: int, rewinds: bool

@@ -70,10 +70,7 @@ LLAMA_SERVER = {
     "chat at llama-server": "chat",
     "completions at llama-server": "completions",
 }
-VLLM = {
-    "vllm-text at vLLM": "vllm-text",
-    "completions at vLLM": "completions",
-}
+VLLM = {"vllm-text at vLLM": "vllm-text", "completions at vLLM": "completions"}
 REAL = [*LLAMA_SERVER, *(VLLM if "VLLM_PYTHON" in os.environ else ())]  # see `make test-vllm`
 
 

@@ -80,12 +80,7 @@ class Scores:
 
 
 def conversation(
-    seed: int,
-    provider: str,
-    *,
-    loses: float = 0.0,
-    late: float = 0.0,
-    limits: Limits | None = None,
+    seed: int, provider: str, *, loses: float = 0.0, late: float = 0.0, limits: Limits | None = None
 ) -> list[Simulated]:
     """Turns of one conversation; parts of the consults lose the cache, or come too late."""
     rng = random.Random(seed)

@@ -343,9 +343,7 @@ def test_closing_while_others_tokenise_and_decode_ends_in_sentences() -> None:
         said: list[str] = []
 
         def work(
-            model: LlamaModel = model,
-            started: threading.Barrier = started,
-            said: list[str] = said,
+            model: LlamaModel = model, started: threading.Barrier = started, said: list[str] = said
         ) -> None:
             session = model.session(Needs.LOGITS)
             started.wait()

@@ -154,11 +154,7 @@ class TestByAddress:
             assert_close(logits_after(edge, PROMPT), logits_after(own, PROMPT))
 
     @pytest.mark.parametrize(
-        ("options", "told"),
-        [
-            ({"gpu_layers": 3}, "one device"),
-            ({"threads": 2}, "mlx"),
-        ],
+        ("options", "told"), [({"gpu_layers": 3}, "one device"), ({"threads": 2}, "mlx")]
     )
     def test_options_that_it_lacks(
         self, folders: Folders, options: dict[str, Any], told: str

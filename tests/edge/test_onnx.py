@@ -156,10 +156,7 @@ USELESS = {
     "an encoder": (section("model.encoder", {"filename": "e.onnx"}), "no decoder-only"),
     "no sizes": (section("model.vocab_size", "many"), "no description of a language model"),
     "nothing": (section("model.vocab_size", 0), "vocab_size"),
-    "more ids than logits": (
-        section("model.vocab_size", 9999),
-        "9999",
-    ),
+    "more ids than logits": (section("model.vocab_size", 9999), "9999"),
     "fewer ids than the tokenizer": (section("model.vocab_size", 10), "has 267 ids and its model"),
     "a lost file": (section("model.decoder.filename", "none.onnx"), "cannot load"),
     "a kind of its own": (section("model.type", "unheard-of"), "unheard-of"),

@@ -61,8 +61,7 @@ def load(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [(EPSILON, -1.0), (EPSILON, float("nan")), ("llama.block_count", 1 << 20)],
+    ("key", "value"), [(EPSILON, -1.0), (EPSILON, float("nan")), ("llama.block_count", 1 << 20)]
 )
 def test_what_ends_llama_cpp_is_a_sentence(tmp_path: Path, key: str, value: float) -> None:
     path = broken(tmp_path / "broken.gguf", key, value)
@@ -162,10 +161,7 @@ def test_what_lies_in_the_current_folder_is_not_run(
 
 
 def test_where_no_process_can_be_started_the_file_is_loaded_untried(
-    tried: Tried,
-    sound: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tried: Tried, sound: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     load(sound)

@@ -36,11 +36,7 @@ def outcomes(right: str, *, family: str = "f", cloud: int = 0, **more: float) ->
     ]
 
 
-FOUND = {
-    EDGE: outcomes("x..."),
-    CLOUD: outcomes("xX.x", cloud=10),
-    PAIR: outcomes("Xx..", cloud=2),
-}
+FOUND = {EDGE: outcomes("x..."), CLOUD: outcomes("xX.x", cloud=10), PAIR: outcomes("Xx..", cloud=2)}
 
 
 def figures(cell: Cell, found: dict[Cell, list[Outcome]] = FOUND) -> Figures:

@@ -268,11 +268,7 @@ def test_one_prompt_never_stands_on_both_sides(tmp_path: Path) -> None:
         ({"name": "pocketqa", "check": "exact"}, "drop the check", "check"),
         ({"name": "gsm8k", "check": "number"}, "drop the check", "check"),
         ({"name": "mine.jsonl", "data": "x"}, "is a file of its own", "data"),
-        (
-            {"name": "no.jsonl"},
-            "commonsenseqa-letter, gsm8k, pocketqa or a JSON Lines",
-            None,
-        ),
+        ({"name": "no.jsonl"}, "commonsenseqa-letter, gsm8k, pocketqa or a JSON Lines", None),
         ({"name": "."}, "There is no task '.'", None),
     ],
 )
@@ -316,7 +312,7 @@ def test_prompts_alone_and_conversations(tmp_path: Path) -> None:
     alone, chat = open_task(str(path)).questions
     assert (alone.known, alone.check, chat.known, chat.check) == (False, "words", False, "words")
     assert [(turn.role, turn.content) for turn in chat.messages] == [
-        *(("system", "Be brief."), ("user", "2 + 2?"), ("assistant", "4"), ("user", "And 3?")),
+        *(("system", "Be brief."), ("user", "2 + 2?"), ("assistant", "4"), ("user", "And 3?"))
     ]
     assert "2 + 2?" in chat.text
     task, held_out = opened(path, "train", calibration=None, known=False)

@@ -118,10 +118,7 @@ def models(running: Running, key: str) -> httpx2.Response:
 
 
 def test_nobody_gets_in_without_a_key(
-    engine: ScriptedEngine,
-    keys: Path,
-    add: Callable[..., str],
-    capfd: pytest.CaptureFixture[str],
+    engine: ScriptedEngine, keys: Path, add: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     secret = add("device")
     with gateway([engine.url], keys=keys) as running:

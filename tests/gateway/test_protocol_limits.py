@@ -169,10 +169,7 @@ ASKS: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
         {"tokens_per_day": 10, "limits": FailingLimits()},
         [[1, 0, [72]]],
     ),
-    "the engine's queue is full": (
-        {"concurrency": 1, "queue": 0, "busy": True},
-        [[1, 0, [72]]],
-    ),
+    "the engine's queue is full": ({"concurrency": 1, "queue": 0, "busy": True}, [[1, 0, [72]]]),
     "the deadline passed": ({"waiting": 0}, [[1, 0, [72], 1, 50]]),
     "the prefix has no ids": ({}, [[1, 0, []]]),
     "sampling out of range": ({}, [[1, 0, [72], 1, 5000, 0, [-1.0, 0, 1.0, 0.0, 1]]]),

@@ -111,11 +111,7 @@ METER, NOTHING = (1, 1, 0.5), (None, None, None)
     ],
 )
 def test_the_meter_is_told_where_caches_are_apart_or_all_are_one(
-    keys: Path,
-    add: Add,
-    salts: Sequence[bool | None],
-    with_keys: bool,
-    told: tuple[object, ...],
+    keys: Path, add: Add, salts: Sequence[bool | None], with_keys: bool, told: tuple[object, ...]
 ) -> None:
     """None is an engine that has not been seen."""
     secrets = [add("laptop"), add("phone")]

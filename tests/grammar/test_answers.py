@@ -18,14 +18,7 @@ from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import (
-    EOS,
-    ByteTokenizer,
-    Script,
-    ScriptedEdge,
-    noise,
-    replying,
-)
+from edgewise.testing.scripted_edge import EOS, ByteTokenizer, Script, ScriptedEdge, noise, replying
 from tests.doubles.around import WordAdapter
 from tests.doubles.completing import completing
 

@@ -249,11 +249,7 @@ def test_calls_that_are_none_are_refused(messages: list[Message], said: str) -> 
 
 @pytest.mark.parametrize(
     ("template", "said"),
-    [
-        (None, "support tools"),
-        ("{{ messages }}", "support tools"),
-        (OTHER, "unknown format"),
-    ],
+    [(None, "support tools"), ("{{ messages }}", "support tools"), (OTHER, "unknown format")],
 )
 def test_a_model_without_tools_says_so(template: str | None, said: str) -> None:
     tokenizer = ToolTokenizer(template)

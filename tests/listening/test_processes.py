@@ -133,10 +133,7 @@ def test_the_other_version_of_the_internet(engine: ScriptedEngine) -> None:
 
 def test_a_taken_port_is_a_sentence(gateway: ServerProcess) -> None:
     port = str(gateway.port)
-    for words in (
-        ("gateway", "--engine", "bundled", "--port", port),
-        ("serve", "--port", port),
-    ):
+    for words in (("gateway", "--engine", "bundled", "--port", port), ("serve", "--port", port)):
         done = python("-m", "edgewise", *words, code=2)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert f"127.0.0.1:{port}" in done.stderr

@@ -16,12 +16,7 @@ from edgewise.loop.health import (
     Breaker,
     Latency,
 )
-from edgewise.loop.policy import (
-    LONGEST_DEADLINE,
-    LONGEST_READING,
-    SHORTEST_DEADLINE,
-    Policy,
-)
+from edgewise.loop.policy import LONGEST_DEADLINE, LONGEST_READING, SHORTEST_DEADLINE, Policy
 from edgewise.routers.untrained import Constant
 from edgewise.testing import ByteTokenizer, ScriptedEdge, noise
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted

@@ -18,14 +18,7 @@ from edgewise.loop.policy import Budget, Policy
 from edgewise.routers.untrained import MaxProb, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import (
-    EOS,
-    ByteTokenizer,
-    Script,
-    ScriptedEdge,
-    noise,
-    replying,
-)
+from edgewise.testing.scripted_edge import EOS, ByteTokenizer, Script, ScriptedEdge, noise, replying
 from tests.doubles.around import NeverOpen, WordAdapter, late
 
 PROMPT = "Q: sky? A:"

@@ -16,15 +16,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
 from edgewise.errors import UsageError
-from edgewise.prompts import (
-    Message,
-    Prompt,
-    Tool,
-    ToolCall,
-    last_turn,
-    prompt_from,
-    prompt_ids,
-)
+from edgewise.prompts import Message, Prompt, Tool, ToolCall, last_turn, prompt_from, prompt_ids
 from edgewise.prompts.rendering import render
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests import models
@@ -68,9 +60,7 @@ def tokenizers(model_folder: Path, bpe_path: Path, spm_path: Path) -> Iterator[T
         | {"tokens": [*plain.tokens, *more], "kinds": [*plain.kinds, *[plain.kinds[-1]] * 3]}
     )
     thinking = replace(
-        plain,
-        tokens=[*plain.tokens, "<think>"],
-        kinds=[*plain.kinds, gguf.TokenType.USER_DEFINED],
+        plain, tokens=[*plain.tokens, "<think>"], kinds=[*plain.kinds, gguf.TokenType.USER_DEFINED]
     )
     paths = {
         "bundled": bundled("edge"),
@@ -211,9 +201,7 @@ def test_without_a_template_nothing_is_a_control_token(tokenizers: Tokenizers) -
     assert control(tokenizer, prompt_ids(tokenizer, conversation("<s></s>", "a"))) == [1]
 
 
-def test_words_that_a_model_writes_are_read_as_it_wrote_them(
-    tokenizers: Tokenizers,
-) -> None:
+def test_words_that_a_model_writes_are_read_as_it_wrote_them(tokenizers: Tokenizers) -> None:
     """User-defined tokens are text: an answer with one has the same id in the next turn."""
     tokenizer = tokenizers["thinking"]
     (think,) = tokenizer.encode("<think>")

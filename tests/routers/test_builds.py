@@ -104,8 +104,5 @@ def test_another_training(bpe_path: Path, tmp_path: Path, trained: str) -> None:
     other = halved(bpe_path, file) if more else models.write_byte_level(file, seed=9)
     with LlamaModel(bpe_path, threads=1) as model:
         folder = card_of(model, tmp_path / "router", **more)
-    with (
-        LlamaModel(other, threads=1) as model,
-        pytest.raises(RouterMismatch, match="another file"),
-    ):
+    with LlamaModel(other, threads=1) as model, pytest.raises(RouterMismatch, match="another file"):
         opened(model, folder)

@@ -17,14 +17,7 @@ from edgewise.errors import StaleStepError
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, prompt_of
-from edgewise.routers.signals import (
-    SIGNALS,
-    needs_of,
-    ranks_of,
-    reader_of,
-    top_of,
-    width_of,
-)
+from edgewise.routers.signals import SIGNALS, needs_of, ranks_of, reader_of, top_of, width_of
 from edgewise.routers.text import NAMES, TAIL, text_of
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, noise

@@ -185,10 +185,7 @@ def test_the_threshold_stands_beside_the_score() -> None:
 
 # Alone the edge always says the same; a pair whose share is steered depends on when completions
 # come.
-ASK = {
-    "model": "edgewise:edge",
-    "messages": [{"role": "user", "content": "Tell me about copper."}],
-}
+ASK = {"model": "edgewise:edge", "messages": [{"role": "user", "content": "Tell me about copper."}]}
 ASK_HARD = [{"role": "user", "content": HARD}]
 
 

@@ -13,16 +13,7 @@ from starlette.testclient import TestClient
 
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
 from tests.gateway.processes import until
-from tests.server.in_process import (
-    ASK,
-    CHAT,
-    NUMBER,
-    HeldEdge,
-    answering_of,
-    app,
-    at_port,
-    form_of,
-)
+from tests.server.in_process import ASK, CHAT, NUMBER, HeldEdge, answering_of, app, at_port, form_of
 from tests.server.serving import running
 from tests.tool_models import ToolTokenizer, saying
 

@@ -12,14 +12,7 @@ from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, ScriptedEdge, replying
 from edgewise_lab.evaluation.systems import paired
 from edgewise_lab.evaluation.tasks.base import Grading, Question
-from edgewise_lab.rollouts import (
-    Continuation,
-    Done,
-    Prefix,
-    Rollouts,
-    SequentialRollouts,
-    ignore,
-)
+from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts, SequentialRollouts, ignore
 from edgewise_lab.training.collect import PairRollouts, Sample
 from edgewise_lab.training.labels.base import (
     Case,
@@ -93,10 +86,7 @@ ANSWERS = (
         ("..^^^^^^^^^", "..^^^^^^^^.", "..^^^^^^^^.", "..^^^^^^^^."),
     ),
     Told(  # nothing differs
-        "So it is 7.",
-        ["So it is 7."],
-        ["So it is 7."],
-        ("...........",) * 4,
+        "So it is 7.", ["So it is 7."], ["So it is 7."], ("...........",) * 4
     ),
 )
 
@@ -174,12 +164,7 @@ PREFERENCES = (
 @pytest.mark.parametrize("by", ["edge", "pair"])
 @pytest.mark.parametrize(("edge", "cloud", "ends", "preferred"), PREFERENCES)
 def test_preferences_of_citer(
-    edge: list[str],
-    cloud: list[str],
-    ends: list[str],
-    preferred: str,
-    by: Writer,
-    tmp_path: Path,
+    edge: list[str], cloud: list[str], ends: list[str], preferred: str, by: Writer, tmp_path: Path
 ) -> None:
     """In the second round the pair writes what in the first one the edge does, and only that."""
     label = next(label for label in labels_named("citer") if by in label.writers)

@@ -219,11 +219,14 @@ def _within(work: Callable[[], Grammar]) -> Grammar:
 
     def run() -> None:
         try:
-            done.set_result(work())
+            grammar = work()
         except BaseException as error:
-            done.set_exception(error)
-        finally:
             _places.release()
+            done.set_exception(error)
+        else:
+            # First, so that whoever waited can ask again at once.
+            _places.release()
+            done.set_result(grammar)
 
     with _starting:
         before = threading.stack_size(_STACK)

@@ -144,7 +144,15 @@ TokenLimit = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 TopLogprobs = Annotated[int, Field(ge=0, le=TOP_LOGPROBS)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 Stop = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None
-Zero = Annotated[float, Field(ge=0, le=0)]
+
+
+def _nothing(value: float) -> float:
+    if value:
+        raise PydanticCustomError("zero", "only 0 is supported")
+    return value
+
+
+Zero = Annotated[float, AfterValidator(_nothing)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Description = Annotated[str, Field(max_length=1 << 16)]
 CallId = Annotated[str, Field(min_length=1, max_length=200)]
