@@ -18,7 +18,8 @@ others are as `edgewise run --router` has them. At each share `query-level` is a
 FrugalGPT (arXiv 2305.05176): the edge's answer stays where its own mean confidence is high enough,
 else the cloud writes it anew. Its threshold is the best for the very questions that are measured,
 and its tokens are those of both models. `--oracle` asks for as many tokens as an answer needs to be
-right.
+right. `--unlike P` is a router that knows what the cloud would write: it asks wherever the cloud
+gives the edge's token a probability below P.
 
 Where answers are long, `--mismatches` draws the places of each wrong answer whose rollout is run;
 the other places at which the cloud would have written another token get the mean of those drawn.
@@ -69,6 +70,8 @@ from edgewise_lab.evaluation.systems import (
     paired,
     query_level,
     question_ids,
+    text_of,
+    written,
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
@@ -218,6 +221,38 @@ class _KnownCloudSession(AroundSession):
     def close(self) -> None: ...
 
 
+class Unlike:
+    """A system that asks where the cloud gives the edge's token a probability below `limit`."""
+
+    def __init__(self, edge: EdgeModel, cloud: EdgeModel, max_tokens: int, limit: float) -> None:
+        self._tokenizer, self._most, self._limit = edge.tokenizer, max_tokens, limit
+        self._edge, self._cloud = edge.session(), cloud.session(Needs.ENTROPY)
+
+    def answer(self, question: Question) -> Outcome:
+        """Greedy. The cloud reads every token, and writes those that it would hardly."""
+        begun, consults = time.monotonic(), 0
+        prompt = question_ids(self._tokenizer, question)
+        ids: list[int] = []
+        self._edge.open(prompt)
+        self._cloud.open(prompt)
+        while len(ids) < self._most and not (ids and ids[-1] in self._tokenizer.eos_ids):
+            self._edge.extend(ids[-1:])
+            self._cloud.extend(ids[-1:])
+            token, step = self._edge.step().proposed, self._cloud.step()
+            if step.proposed != token and step.logprob(token) < np.log(self._limit):
+                token, consults = step.proposed, consults + 1
+            ids.append(token)
+        return written(
+            question,
+            text_of(self._tokenizer, ids),
+            len(ids),
+            cloud_tokens=consults,
+            consults=consults,
+            changed=consults,
+            seconds=time.monotonic() - begun,
+        )
+
+
 class Measurement:
     """What is measured, and what of it is done."""
 
@@ -267,7 +302,14 @@ class Measurement:
             return checkpoint(also[name])
         return router_named(name), identity_named(name)
 
-    def systems(self, routers: Routers, cells: Sequence[Cell], *, oracle: bool = False) -> Systems:
+    def systems(
+        self,
+        routers: Routers,
+        cells: Sequence[Cell],
+        *,
+        oracle: bool = False,
+        unlike: float | None = None,
+    ) -> Systems:
         """`cells` are the pairs among them."""
         edge, cloud, most = self.edge, self.cloud, self.task.max_tokens
         found: Systems = {
@@ -279,6 +321,9 @@ class Measurement:
         if oracle:
             assert self._cloud.local is not None
             found[ORACLE] = "", Oracle(self._edge, self._cloud.local, most)
+        if unlike is not None:
+            assert self._cloud.local is not None
+            found[Cell(f"unlike-{unlike:g}")] = "", Unlike(self._edge, self._cloud.local, most, unlike)
         known = {cell: self.store.threshold(cell, routers[cell.system][1]) for cell in cells}
         lacking = [cell for cell, threshold in known.items() if threshold is None]
         for cell, threshold in self._thresholds(routers, lacking).items():
@@ -460,6 +505,7 @@ def main() -> None:
     parser.add_argument("--also", action="append", default=[], help="NAME=FOLDER of a checkpoint")
     parser.add_argument("--pair", action="append", default=[], help="NAME@SHARE (default: all)")
     parser.add_argument("--oracle", action="store_true")
+    parser.add_argument("--unlike", type=float, metavar="P")
     parser.add_argument("--timed", type=int, default=0, metavar="QUESTIONS")
     parser.add_argument("--round-trip", type=float, default=0.05, metavar="SECONDS")
     parser.add_argument("--threads", type=int, default=1)
@@ -490,7 +536,7 @@ def main() -> None:
     every = [f"{name}@{share}" for name in (*DEFAULT, *also) for share in SHARES]
     cells = [Cell(n, fraction(s)) for n, _, s in (p.partition("@") for p in chosen.pair or every)]
     routers = {cell.system: one.router(cell.system, also) for cell in cells}
-    systems = one.systems(routers, cells, oracle=chosen.oracle)
+    systems = one.systems(routers, cells, oracle=chosen.oracle, unlike=chosen.unlike)
     one.answer(systems, until)
     found = one.done(systems)
     print(f"{len(found[EDGE])} questions\n")

@@ -215,7 +215,7 @@ class Answering:
     def _warn_if_alone(self, usage: Usage) -> None:
         """Say in the log that no consult of an answer succeeded: once, until one does."""
         if usage.alone and not self._alone:
-            _log.warning("every consult of an answer failed, so the edge model wrote all of it")
+            _log.warning("no consult of an answer could be used: the edge model wrote all of it")
         if usage.cloud_calls:
             self._alone = usage.alone
 
