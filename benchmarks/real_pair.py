@@ -323,7 +323,8 @@ class Measurement:
             found[ORACLE] = "", Oracle(self._edge, self._cloud.local, most)
         if unlike is not None:
             assert self._cloud.local is not None
-            found[Cell(f"unlike-{unlike:g}")] = "", Unlike(self._edge, self._cloud.local, most, unlike)
+            both = self._edge, self._cloud.local
+            found[Cell(f"unlike-{unlike:g}")] = "", Unlike(*both, most, unlike)
         known = {cell: self.store.threshold(cell, routers[cell.system][1]) for cell in cells}
         lacking = [cell for cell, threshold in known.items() if threshold is None]
         for cell, threshold in self._thresholds(routers, lacking).items():
