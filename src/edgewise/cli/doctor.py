@@ -43,7 +43,7 @@ _LINES = (70, 12)
 _TRAIN = "edgewise train PROMPTS.jsonl, for this pair and your own prompts, makes a better one"
 _MEASURED = {
     "entropy": "at 5% it recovered none of the gap between two real models",
-    "max-prob": "at 5% it recovered 41% (22 to 60) of the gap between two real models",
+    "max-prob": "at 5% it recovered 40% (26 to 57) of the gap between two real models",
 }
 """Measured results of routers that need no training: docs/records/real-pair.md."""
 
