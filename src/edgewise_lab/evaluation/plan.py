@@ -406,9 +406,9 @@ def _made_for_others(task: Task, contender: Contender) -> str | None:
     for verb, made in (("trained", card.trained_on), ("calibrated", card.calibrated_on)):
         if made and made.rpartition(", ")[0] != task.name:
             return (
-                f"The router {contender.name!r} was {verb} on other questions ({made}): its cloud "
-                "share may miss the target here. edgewise tune sets thresholds for these, edgewise "
-                "train makes a router."
+                f"The router {contender.name!r} was {verb} on {made}, not on {task.name}: its "
+                "cloud share may miss the target here. edgewise tune sets thresholds for these, "
+                "edgewise train makes a router."
             )
     return None
 
