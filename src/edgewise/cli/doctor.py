@@ -239,9 +239,10 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
     auto = chosen.router in (None, parts.AUTO)
     _, card = parts.open_router(chosen, model)
     identity = parts.router_identity(replace(chosen, router=name))
-    if tuned_thresholds(model, identity, parts.nearest_cloud(chosen)):
-        return Check("router", "ok", f"{Path(name).name}, with thresholds tuned for this pair")
+    tuned = tuned_thresholds(model, identity, parts.nearest_cloud(chosen))
     if card is None:
+        if tuned:
+            return Check("router", "ok", f"{name}, tuned for this pair")
         why = ": no trained one is known for this edge model" if auto else ""
         bought = f"; {_MEASURED[name]}" if name in _MEASURED else ""
         return Check("router", "warn", f"{name}{why}{bought}", _TRAIN)
@@ -252,7 +253,8 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
         return Check("router", "warn", warnings[0], "edgewise router show names all there is")
     shares = ", ".join(card.thresholds)
     text = f"{Path(name).name} ({card.kind}), fits the edge model, "
-    text += f"calibrated at {shares}" if shares else f"not calibrated for this pair: {_TRAIN}"
+    done = "tuned for this pair" if tuned else f"calibrated at {shares}" if shares else ""
+    text += done or f"not calibrated for this pair: {_TRAIN}"
     return Check("router", "ok", f"{text}; {card.measured}" if card.measured else text)
 
 
