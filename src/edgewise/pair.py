@@ -176,7 +176,7 @@ class Pair:
         """Begin new budgets and a new record of what was sent, as for a new conversation."""
         self._budgets.clear()
         for tier in self.decoder.tiers:
-            tier.shared = SharedBudget()
+            tier.forget()
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:

@@ -38,7 +38,7 @@ from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, read_card, start_at
 from edgewise.routers.named import identity_named, identity_of, is_router, router_named, router_of
-from edgewise.routers.start import FLOOR, KEEP, TIERS, own_thresholds, tuned_thresholds
+from edgewise.routers.start import KEEP, TIERS, own_thresholds, tuned_thresholds
 from edgewise.sampling import Sampling
 from edgewise.settings import NAMES, Settings, fraction, require_default, spelled
 
@@ -303,8 +303,7 @@ def starts_of(
     starts = tuned_thresholds(edge, identity, nearest_cloud(settings))
     if not starts and card is not None:
         starts = card.thresholds
-    floor = {} if card is None else {FLOOR: card.floor}
-    return {**(starts or own_thresholds(edge, router, identity)), **floor}
+    return starts or own_thresholds(edge, router, identity)
 
 
 def router_identity(settings: Settings) -> str:
@@ -345,15 +344,12 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
     share, fixed = settings.cloud_share, settings.threshold
     if fixed is None and share is None and (fixed := starts.get(KEEP)) is None:
         share = DEFAULT_SHARE
-    by_share = {name: value for name, value in starts.items() if name not in (KEEP, FLOOR)}
-    floor = starts.get(FLOOR, 0.0)
+    by_share = {name: value for name, value in starts.items() if name != KEEP}
     fitting = None if share is None else start_at(by_share, share)
     start = fitting if fixed is None else fixed
     own = [name for name in Policy.__struct_fields__ if name in NAMES]
     values: dict[str, Any] = {name: getattr(settings, name) for name in own}
     values |= {"threshold": 0.5 if start is None else start, "cloud_share": share}
-    if share is not None:
-        values |= {"threshold": max(values["threshold"], floor), "floor": floor}
     return Policy(**values)
 
 

@@ -23,7 +23,7 @@ from edgewise.errors import (
 )
 from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import Policy
+from edgewise.loop.policy import INITIAL_BUCKET, Policy
 from edgewise.pair import Pair
 from edgewise.prompts import Prompt
 from edgewise.routers.untrained import Constant
@@ -297,11 +297,11 @@ def test_what_costs_hold_back_does_not_wind_the_threshold_down() -> None:
     )
     with decoder.stream(IDS) as events:
         tokens = [event for event in events if isinstance(event, Token)]
-        shift = events.budget.shift
+        bucket = events.budget.bucket
     assert [token.source for token in tokens] == ["cloud", *["edge"] * len(text)]
     assert {token.reason for token in tokens[1:]} == {"cost"}
-    # One token by the cloud: half of what it is more than its share.
-    assert shift == pytest.approx(0.4)
+    # One token by the cloud, whose share of itself is earned.
+    assert bucket == pytest.approx(INITIAL_BUCKET - 0.8)
 
 
 @pytest.mark.parametrize("billing", [None, Billing(PRICE), Billing(PRICE, limits=FREE)])

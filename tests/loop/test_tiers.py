@@ -20,9 +20,9 @@ from edgewise.errors import (
     UsageError,
 )
 from edgewise.events import Consult
-from edgewise.loop.consults import Tier
+from edgewise.loop.consults import TIER_CREDIT, Tier
 from edgewise.loop.decoder import Answer, Decoder, collect
-from edgewise.loop.policy import INITIAL_BUCKET, Budget, Policy
+from edgewise.loop.policy import Budget, Policy
 from edgewise.pair import Pair
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.untrained import Constant, Random
@@ -171,9 +171,9 @@ def test_where_all_fail_the_edge_writes_or_the_answer_ends() -> None:
 def test_without_credit_the_next_is_not_asked_where_the_nearest_fails() -> None:
     near, far = saying("b", fault=lambda _: CloudUnavailable("gone")), saying("x" * 40)
     answer = decoder(near, far, share=0.0, script=noise()).generate(IDS, max_tokens=40)
-    assert len(far.asks) == INITIAL_BUCKET
+    assert len(far.asks) == TIER_CREDIT / 2
     assert answer.usage.tiers[1].wanted == 40
-    assert answer.usage.cloud_tokens == INITIAL_BUCKET
+    assert answer.usage.cloud_tokens == TIER_CREDIT / 2
 
 
 @pytest.mark.parametrize("cap", [1, 2, 5])
@@ -233,7 +233,7 @@ def test_three_tiers_hold_their_budgets(
             for at, (_, n) in enumerate(cloud.asks)
             if not (error := fault(at)) or isinstance(error, CloudTimeout)
         )
-        assert answered <= INITIAL_BUCKET + most * output + 1e-6
+        assert answered <= TIER_CREDIT + most * output + 1e-6
 
 
 @given(st.integers(0, 99), st.sampled_from([0.1, 0.4]), st.integers(1, 3))
@@ -280,7 +280,7 @@ def test_what_is_local_reaches_a_trusted_cloud_alone(
         Tier(one, share=1.0 if at else None, trusted=at == trusted) for at, one in enumerate(clouds)
     ]
     loop = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=policy, tiers=tiers)
-    with loop.stream(prompt, max_tokens=8, budget=Budget(bucket=7.0, shift=1.0)) as events:
+    with loop.stream(prompt, max_tokens=8, budget=Budget(bucket=7.0)) as events:
         assert list(events)
         left = events.budget
     for at, cloud in enumerate(clouds):
@@ -288,7 +288,7 @@ def test_what_is_local_reaches_a_trusted_cloud_alone(
         assert not cloud.prefetches or at == trusted
     if trusted is None:
         # It neither spends nor earns.
-        assert (left.bucket, left.shift) == (7.0, 1.0)
+        assert left.bucket == 7.0
     loop.generate(IDS, max_tokens=8)
     assert clouds[0].opened
 
@@ -419,7 +419,7 @@ def test_a_new_conversation_has_new_budgets_with_every_cloud() -> None:
         for _ in range(2):
             before = len(clouds[1].asks)
             pair.ask(IDS, max_tokens=5)
-            assert len(clouds[1].asks) - before == INITIAL_BUCKET
+            assert len(clouds[1].asks) - before == TIER_CREDIT / 2
             pair.forget()
 
 

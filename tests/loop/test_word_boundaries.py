@@ -14,7 +14,7 @@ from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Consult, Pending
 from edgewise.loop.decoder import Answer, Decoder, collect
-from edgewise.loop.policy import Budget, Policy
+from edgewise.loop.policy import INITIAL_BUCKET, Budget, Policy
 from edgewise.prompts import Message, prompt_of
 from edgewise.routers.untrained import Constant, MaxProb, Random
 from edgewise.sampling import Sampling
@@ -86,7 +86,7 @@ def test_the_share_holds_over_a_conversation(share: float) -> None:
         written += usage.edge_tokens + usage.cloud_tokens
         cloud += usage.cloud_tokens + usage.wasted_tokens
         longest = max([longest, *(e.answered for e in seen if isinstance(e, Consult))])
-        assert cloud <= share * written + 2 + longest
+        assert cloud <= share * written + INITIAL_BUCKET + longest
     assert cloud > 0.5 * share * written
 
 

@@ -92,17 +92,6 @@ def test_thresholds_start_at_scores_of_the_edges_own_writing(
         assert parts.starts_of(settings, router, None, edge) == found
 
 
-def test_no_share_moves_the_threshold_to_scores_that_never_paid() -> None:
-    settings = Settings(edge=EDGE, cloud="bundled")
-    card = read_card(bundled("router"))
-    card = replace(card, probability=((0.0, 0.0), (0.3, 0.0), (0.4, 0.5)))
-    with closing(parts.open_edge(settings)) as edge:
-        router = parts.open_router(settings, edge)[0]
-        policy = parts.make_policy(settings, parts.starts_of(settings, router, card, edge))
-    assert policy.cloud_share == 0.05
-    assert policy.floor == policy.threshold == 0.3
-
-
 def test_what_is_tuned_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     large = Settings(edge=EDGE, cloud="https://api.example", cloud_model="a", router="entropy")

@@ -184,7 +184,6 @@ def transcript(
             "failed": end.usage.failed_calls,
             "cloudShare": end.usage.cloud_share,
             "bucket": budget.bucket,
-            "shift": budget.shift,
         },
     }
 

@@ -85,12 +85,10 @@ export class Mlp extends MaxProb {
 export function routerNamed(name: "max-prob" | "entropy"): Router;
 export class Budget {
   readonly bucket: number;
-  readonly shift: number;
   readonly charged: number;
 }
 export interface Rules {
   threshold?: number;
-  floor?: number;
   cloudShare?: number | null;
   maxCloudTokens?: number | null;
   span?: number;

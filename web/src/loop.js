@@ -97,7 +97,9 @@ class Answer {
     }
     const score = router.score(step);
     if (!(score >= 0 && score <= 1)) throw new UsageError(`The router gave the score ${score}, which is not from 0 to 1.`);
-    return { id, logprob, score, candidates: step.top.slice(0, 5) };
+    // The one that decides: a consult moves it.
+    const threshold = this.policy.asks ? this.policy.thresholdNow(this.budget) : null;
+    return { id, logprob, score, threshold, candidates: step.top.slice(0, 5) };
   }
 
   /** Ask for `ask` tokens; the completion is in the queue, or the reason why there is none. */
@@ -172,14 +174,12 @@ class Answer {
   /** Append the answer's next token. */
   async write(id, source, reason, { read, logprob, cloud = [], ends = false }) {
     const { policy, edge, index } = this;
-    const threshold = read && policy.asks ? policy.thresholdNow(this.budget) : null;
-    const byCloud = source === "cloud";
     const ended = ends || edge.eosIds.has(id);
     const piece = ended ? new Uint8Array() : edge.piece(id);
     this.pieces.push(edge.piece(id));
     if (this.pieces.length > TAIL) this.pieces.shift();
     this.ids.push(id);
-    this.budget = policy.written(this.budget, byCloud);
+    this.budget = policy.written(this.budget);
     this.counts[source] += 1;
     if (ended) this.end = "stop";
     else if (this.index === this.maxTokens || this.ids.length > edge.context) this.end = "length";
@@ -196,7 +196,7 @@ class Answer {
       source,
       reason,
       score: read?.score ?? null,
-      threshold,
+      threshold: read?.threshold ?? null,
       logprob,
       edge: read?.candidates ?? [],
       cloud,

@@ -1,10 +1,9 @@
 // When to consult (loop/policy.py): threshold, cloud share, cap, span and deadline live here alone.
 import { UsageError } from "./errors.js";
 
-const INITIAL_BUCKET = 2;
-const MAX_BUCKET = 16;
-const MAX_LOG_ODDS = 12;
-const GAIN = 0.5;
+const INITIAL_BUCKET = 16;
+const MAX_BUCKET = 64;
+const GAIN = 0.1;
 const PATIENCE = 4;
 const SHORTEST_DEADLINE = 0.5;
 const LONGEST_DEADLINE = 5;
@@ -13,12 +12,11 @@ const UNKNOWN_READING = 0.02;
 
 /**
  * What the policy remembers from token to token; immutable. `bucket`: tokens that the cloud may write
- * now; `shift`: what the controller added to the log-odds of the threshold; `charged`: what counts
- * against the cap.
+ * now; `charged`: what counts against the cap.
  */
 export class Budget {
-  constructor({ bucket = INITIAL_BUCKET, shift = 0, charged = 0 } = {}) {
-    Object.assign(this, { bucket, shift, charged });
+  constructor({ bucket = INITIAL_BUCKET, charged = 0 } = {}) {
+    Object.assign(this, { bucket, charged });
     Object.freeze(this);
   }
 
@@ -33,11 +31,11 @@ const logOdds = (score) => {
 };
 
 /**
- * The one dial. Without `cloudShare` the threshold is static; with it a token bucket bounds the share
- * and an integral controller moves the threshold from `threshold` on, not below `floor`.
+ * The one dial. Without `cloudShare` the threshold is static; with it a token bucket bounds the share,
+ * and its level moves the threshold: below `threshold` where it is full, above where it is empty.
  */
 export class Policy {
-  constructor({ threshold = 0.5, floor = 0, cloudShare = null, maxCloudTokens = null, span = 1, deadline = null } = {}) {
+  constructor({ threshold = 0.5, cloudShare = null, maxCloudTokens = null, span = 1, deadline = null } = {}) {
     const fraction = (value) => value >= 0 && value <= 1;
     for (const [name, holds, bound] of [
       ["threshold", fraction(threshold), "from 0 to 1"],
@@ -48,7 +46,7 @@ export class Policy {
     ]) {
       if (!holds) throw new UsageError(`${name} must be ${bound}.`);
     }
-    Object.assign(this, { threshold, floor, cloudShare, maxCloudTokens, span, deadline });
+    Object.assign(this, { threshold, cloudShare, maxCloudTokens, span, deadline });
     Object.freeze(this);
   }
 
@@ -71,7 +69,7 @@ export class Policy {
   thresholdNow(budget) {
     if (this.cloudShare === null) return this.threshold;
     if (this.cloudShare === 0 || this.cloudShare === 1) return this.cloudShare ? 0 : 2;
-    return 1 / (1 + Math.exp(-(logOdds(this.threshold) + budget.shift)));
+    return 1 / (1 + Math.exp(-(logOdds(this.threshold) + GAIN * (INITIAL_BUCKET - budget.bucket))));
   }
 
   mayAsk(budget) {
@@ -101,15 +99,10 @@ export class Policy {
     return budget.with({ bucket: budget.bucket - tokens, charged: budget.charged + tokens });
   }
 
-  /** The budget after one more token of the answer. */
-  written(budget, byCloud) {
+  /** The budget after one more token of the answer, which earns the share. */
+  written(budget) {
     if (this.cloudShare === null) return budget;
-    const shift = budget.shift + GAIN * (Number(byCloud) - this.cloudShare);
-    const lowest = Math.max(-MAX_LOG_ODDS, logOdds(this.floor) - logOdds(this.threshold));
-    return budget.with({
-      bucket: Math.min(budget.bucket + this.cloudShare, MAX_BUCKET),
-      shift: Math.max(lowest, Math.min(shift, MAX_LOG_ODDS)),
-    });
+    return budget.with({ bucket: Math.min(budget.bucket + this.cloudShare, MAX_BUCKET) });
   }
 
   /** The budget with which a conversation's next answer starts; `wasted` tokens are paid for here. */

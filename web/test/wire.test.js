@@ -138,13 +138,15 @@ test("a gateway that lost the session is given it again", async () => {
   assert.equal(text, "bbbbbb");
 });
 
-test("no share moves the threshold below the floor", () => {
-  const policy = new Policy({ cloudShare: 0.05, threshold: 0.4, floor: 0.2 });
-  let budget = new Budget();
-  for (let i = 0; i < 10_000; i += 1) budget = policy.written(budget, false);
-  assert.equal(policy.decide(0.19, budget).ask, 0);
-  assert.equal(policy.decide(0.21, budget).ask, 1);
-  assert.ok(policy.thresholdNow(policy.written(budget, true)) > 0.25);
+test("the level of the bucket moves the threshold, a refusal does not", () => {
+  const policy = new Policy({ cloudShare: 0.05, threshold: 0.4 });
+  assert.equal(policy.thresholdNow(new Budget()), 0.4);
+  const empty = new Budget({ bucket: 0 });
+  assert.equal(policy.decide(1, empty).reason, "budget");
+  assert.ok(policy.thresholdNow(policy.written(empty)) > 0.4);
+  let saved = new Budget();
+  for (let i = 0; i < 10_000; i += 1) saved = policy.written(saved);
+  assert.ok(policy.thresholdNow(saved) > 0.005);
 });
 
 test("nothing is sent, and nothing opened, at a share of 0", async () => {

@@ -24,6 +24,9 @@ from edgewise.prompts import Prompt
 TIER_THRESHOLD, TIER_SHARE = 0.5, 0.01
 """Defaults of a further cloud."""
 
+TIER_CREDIT = 4.0
+"""Tokens that a further cloud may write before its share has earned them; an answer takes half."""
+
 UNKNOWN = 0.5
 """Error estimate of a cloud without logprobs, before its first comparison."""
 
@@ -74,7 +77,11 @@ class Tier:
         require(share is None or 0 <= share <= 1, "tier_share", "from 0 to 1", share)
         self.cloud, self.threshold, self.share, self.trusted = cloud, threshold, share, trusted
         self.breaker, self.latency = breaker or Breaker(), Latency()
-        self.shared = SharedBudget()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin a new budget, as for a new conversation."""
+        self.shared = SharedBudget(TIER_CREDIT)
 
     def may_see(self, prompt: Prompt) -> bool:
         """Whether an answer to it may be sent there."""
@@ -255,7 +262,7 @@ class Consults:
 
     def _earn(self) -> None:
         written, self._earned = len(self._ids) - self._earned, len(self._ids)
-        self._budget = self._budget.plus(written * (self.tier.share or 0.0), 0.0)
+        self._budget = self._budget.plus(written * (self.tier.share or 0.0))
 
     def _charge(self, tokens: int) -> None:
         self.charged += tokens

@@ -11,8 +11,14 @@ from edgewise.errors import require
 from edgewise.events import Reason
 from edgewise.loop.health import Latency
 
-INITIAL_BUCKET = 2.0
-"""Consults that an answer may make before it has earned them, tokens."""
+INITIAL_BUCKET = 16.0
+"""Tokens that the cloud may write before the edge has earned them, over the life of a pair.
+
+An answer takes half of the bucket: a few decisive tokens lie close together more often than evenly.
+"""
+
+MAX_BUCKET = 64.0
+"""Size of the token bucket: what easy answers save for hard ones, not what a night of them does."""
 
 SHORTEST_DEADLINE, LONGEST_DEADLINE = 0.5, 5.0
 """Bounds of a deadline that follows the latency, seconds. A lost packet costs 0.2 s or more."""
@@ -26,30 +32,28 @@ _UNKNOWN_READING = 0.02
 CLOUD_SPAN = 16
 """Tokens per consult where the cloud writes all of them."""
 
+# A reply rarely takes four times the median of the last ones, and then a packet was lost.
 _PATIENCE = 4.0
-_GAIN = 0.5
-MAX_BUCKET = 16.0
-"""Size of the token bucket."""
 
-MAX_LOG_ODDS = 12.0
-"""Most that the controller may move the threshold, in log-odds."""
+# Log-odds by which a token above the share raises the threshold. Ten raise the odds by e, so that
+# no single consult shuts out the next one, and a whole bucket by as much as calibration may miss.
+_GAIN = 0.1
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """The policy's state from token to token, part of `State`.
 
-    `bucket` is the token bucket (tokens the cloud may write now), `shift` what the controller
-    has added to the log-odds of the threshold, `charged` what counts against the cap.
+    `bucket` is the token bucket (tokens the cloud may write now), `reserve` what the pair has
+    beside it, `charged` what counts against the cap.
     """
 
     bucket: float = INITIAL_BUCKET
-    shift: float = 0.0
+    reserve: float = 0.0
     charged: int = 0
 
-    def plus(self, tokens: float, shift: float, lowest: float = -MAX_LOG_ODDS) -> "Budget":
-        """Adds to bucket and shift, within bounds; `lowest` is the shift's."""
-        shift = max(lowest, min(self.shift + shift, MAX_LOG_ODDS))
-        return replace(self, bucket=min(self.bucket + tokens, MAX_BUCKET), shift=shift)
+    def plus(self, tokens: float) -> "Budget":
+        """Adds tokens to the bucket, as many as it holds."""
+        return replace(self, bucket=min(self.bucket + tokens, MAX_BUCKET))
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -64,15 +68,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     Without `cloud_share` the `threshold` is static: the cloud is asked if the score reaches it.
     With `cloud_share` (fraction of output tokens the cloud may write) a token bucket bounds the
-    share over a conversation, and an integral controller moves the threshold on the log-odds axis
-    towards it, from `threshold` on, but not below `floor`. `max_cloud_tokens` caps an answer: every
-    token asked for counts, unless the consult failed before its deadline. `span` is tokens per
-    consult (words, if the vocabularies differ), `deadline` seconds per consult; without one it
+    share over all answers, and its level moves the threshold along the log-odds axis: full, the
+    threshold falls below `threshold`; empty, it rises above. `max_cloud_tokens` caps an answer:
+    every token asked for counts, unless the consult failed before its deadline. `span` is tokens
+    per consult (words, if the vocabularies differ), `deadline` seconds per consult; without one it
     follows the measured latency. Up to `speculate` draft tokens are written during a consult.
     """
 
     threshold: float = 0.5
-    floor: float = 0.0
     cloud_share: float | None = None
     max_cloud_tokens: int | None = None
     span: int = 1
@@ -137,15 +140,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return Decision(min(self.span, room, affordable), "critical")
 
     def threshold_now(self, budget: Budget) -> float:
-        """The threshold in force, after the controller moved it along the log-odds axis."""
+        """The threshold in force, as the level of the bucket moves it."""
         if self.cloud_share is None:
             return self.threshold
         if self.cloud_share in (0.0, 1.0):
             # A share of one is everything, and a share of nothing asks for nothing.
             return 0.0 if self.cloud_share else 2.0
-        moved = 1 / (1 + math.exp(-(_log_odds(self.threshold) + budget.shift)))
-        # Answers side by side add up their shifts.
-        return max(self.floor, moved)
+        spent = INITIAL_BUCKET - budget.bucket - budget.reserve
+        return 1 / (1 + math.exp(-(_log_odds(self.threshold) + _GAIN * spent)))
 
     def deadline_now(self, latency: Latency, *, first: bool, prompt: int = 0) -> float:
         """Seconds that a consult sent now may take; `first` where an answer had none before.
@@ -173,13 +175,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """The budget after asking for `tokens`."""
         return replace(budget, bucket=budget.bucket - tokens, charged=budget.charged + tokens)
 
-    def written(self, budget: Budget, *, by_cloud: bool, steers: bool = True) -> Budget:
-        """The budget after one more output token; unless it `steers` the threshold stays."""
-        if self.cloud_share is None:
-            return budget
-        step = _GAIN * (float(by_cloud) - self.cloud_share) if steers else 0.0
-        lowest = max(-MAX_LOG_ODDS, _log_odds(self.floor) - _log_odds(self.threshold))
-        return budget.plus(self.cloud_share, step, lowest)
+    def written(self, budget: Budget) -> Budget:
+        """The budget after one more output token, which earns the share."""
+        return budget if self.cloud_share is None else budget.plus(self.cloud_share)
 
     def next_answer(self, budget: Budget, wasted: int = 0) -> Budget:
         """The budget with which a conversation's next answer starts: the cap begins anew.
@@ -205,22 +203,25 @@ def _log_odds(score: float) -> float:
 class SharedBudget:
     """One budget for many answers, over the life of a pair; thread-safe.
 
-    Each answer takes all of the bucket and returns the rest. One that starts meanwhile has none and
-    earns its own. So over all answers the cloud's tokens, used and wasted, stay within share x
-    output tokens + the one initial bucket, but for what was wasted last.
+    Each answer takes half of the bucket and returns what is left. So answers side by side have
+    some, and over all of them the cloud's tokens, used and wasted, stay within share x output
+    tokens + the one `initial` bucket, but for what was wasted last.
     """
 
-    def __init__(self) -> None:
-        self._free = Budget()
+    def __init__(self, initial: float = INITIAL_BUCKET) -> None:
+        self._free = self._level = initial
         self._lock = threading.Lock()
 
     def take(self) -> Budget:
-        """The budget that an answer starts with: all of the bucket, or the debt."""
+        """The budget that an answer starts with: half of the bucket, or the debt."""
         with self._lock:
-            taken, self._free = self._free, replace(self._free, bucket=0.0)
-        return taken
+            taken = self._free / 2 if self._free > 0 else self._free
+            self._free -= taken
+            return Budget(bucket=taken, reserve=self._level - taken)
 
     def settle(self, taken: Budget, left: Budget) -> None:
         """Puts back what is `left` of an answer that started with `taken` (`Generation.budget`)."""
         with self._lock:
-            self._free = self._free.plus(left.bucket, left.shift - taken.shift)
+            gone = max(0.0, self._free + left.bucket - MAX_BUCKET)
+            self._free += left.bucket - gone
+            self._level += left.bucket - taken.bucket - gone

@@ -146,8 +146,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     `held` is text that cannot be shown yet. `queue` is the rest of a completion; while speculating,
     `owed` counts the tokens (or words) that an expected one will still bring. `over_budget`: the
-    last consult was refused for its cost or privacy; until one is sent the threshold controller
-    is frozen, since its share cannot be reached. `usage` counts what the cloud wrote and was
+    last consult was refused for its cost or privacy; until one is sent the answer earns
+    nothing, since its share cannot be reached. `usage` counts what the cloud wrote and was
     asked; dropped consults are counted by `Consults`. `end` is set if the answer is over,
     `stopped` if a stop string ended it.
     """
@@ -267,7 +267,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             boundary = Boundary(pending, len(self.queue) == 1 and self.queue[0].last)
         after = State(
             index=index,
-            budget=rules.policy.written(budget, by_cloud=by_cloud, steers=not over_budget),
+            budget=budget if over_budget else rules.policy.written(budget),
             held=held,
             queue=self.queue[1:],
             owed=owed,

@@ -126,11 +126,6 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         inside = bool(known) and min(known) <= share <= max(known)
         return start_at(self.thresholds, share) if inside else None
 
-    @property
-    def floor(self) -> float:
-        """The highest score at which no consult was worth it in training; 0 without such."""
-        return max((score for score, worth in self.probability if not worth), default=0.0)
-
     def probability_at(self, score: float) -> float | None:
         """Calibrated probability of a score, between the two nearest knots; None without any."""
         if not self.probability:

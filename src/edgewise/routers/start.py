@@ -38,14 +38,11 @@ TOKENS = 40
 KEEP = "keep"
 """Names the threshold that `edgewise tune --keep` found, among those by cloud share."""
 
-FLOOR = "floor"
-"""Names the score that the controller's threshold stays above."""
-
 TIERS = "tiers"
 """Stands for a router's identity in what is kept of a further cloud, which any router leads to."""
 
 _Thresholds = dict[
-    Annotated[str, msgspec.Meta(pattern=rf"^({SHARE}|keep|floor)$")],
+    Annotated[str, msgspec.Meta(pattern=rf"^({SHARE}|keep)$")],
     Annotated[float, msgspec.Meta(ge=0, le=1)],
 ]
 """Thresholds by cloud share. A file that somebody changed is measured anew."""

@@ -62,7 +62,7 @@ export async function trainedRouter(described) {
   const [card, weights] = await Promise.all(described.files.map((name) => fetch(described.url + name)));
   try {
     const read = await card.json();
-    return { router: new Mlp(read, await weights.arrayBuffer()), thresholds: thresholdsOf(read), floor: floorOf(read) };
+    return { router: new Mlp(read, await weights.arrayBuffer()), thresholds: thresholdsOf(read) };
   } catch (error) {
     if (error instanceof UsageError) return null;
     throw error;
@@ -73,9 +73,6 @@ const thresholdsOf = (card) =>
   Object.entries(card.thresholds)
     .map(([share, threshold]) => [Number(share), threshold])
     .sort(([a], [b]) => a - b);
-
-/** The highest score at which no consult was worth it in training. */
-const floorOf = (card) => Math.max(0, ...card.probability.filter(([, worth]) => !worth).map(([score]) => score));
 
 /** Where the threshold of `router` starts beside this edge, by share: measured once, then kept. */
 export async function startsOf(edge, name, router, id, onPart) {

@@ -134,8 +134,8 @@ async function answer(question) {
   try {
     const cloudShare = byId("share").value / 100;
     const asks = Boolean(cloudShare && state.gateway?.allowed);
-    const { router, thresholds, floor = 0 } = await measured(edge, byId("router").value, asks);
-    const policy = new Policy({ cloudShare, floor, threshold: Math.max(floor, thresholdAt(thresholds, cloudShare)) });
+    const { router, thresholds } = await measured(edge, byId("router").value, asks);
+    const policy = new Policy({ cloudShare, threshold: thresholdAt(thresholds, cloudShare) });
     const prompt = await edge.promptIds(worded(state.messages));
     const { gateway, breaker, latency, budget, running } = state;
     const maxTokens = Math.min(Math.max(1, byId("limit").valueAsNumber || 128), 4096);
