@@ -211,7 +211,7 @@ class TransformersModel(EngineModel):
         takes = signature(model.forward).parameters
         self._keeps = "logits_to_keep" in takes
         # Before 5.24 all but a few models had the other name.
-        self._held = "cache" if "cache" in takes else "past_key_values"
+        self._takes = "cache" if "cache" in takes else "past_key_values"
         self._seen: Any | None = None
         head = model.get_output_embeddings()
         if head is not None:
@@ -239,7 +239,7 @@ class TransformersModel(EngineModel):
         self._seen = None
         with self.torch.inference_mode():
             batch = self.torch.tensor([ids], device=self._model.device)
-            kept |= {self._held: cache}
+            kept[self._takes] = cache
             made = self._model(input_ids=batch, use_cache=True, return_dict=True, **kept)
         count = len(ids) if every else 1
         hidden = None if self._seen is None else self._seen[0][-count:]
