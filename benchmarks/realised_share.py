@@ -1,13 +1,16 @@
-"""What share of the tokens a cloud writes for the one asked: `python -m benchmarks.realised_share`.
+"""What a cloud share buys as served: `python -m benchmarks.realised_share TASK --edge --cloud`.
 
 Opens the pair once for each router and share, as `edgewise serve` does: one budget for all answers,
 the threshold started and moved as it is for users. Every `--router` and `--cloud-share` answers the
-first questions behind `--skip`. Prints Markdown: the realised share with its 95% interval over
-questions, right answers, dropped tokens, seconds. Interrupted, it goes on.
+first questions behind `--skip`. The second row of each is the threshold that it starts at, held: if
+it has more right at the same share, the controller is at fault. Prints Markdown: right answers and
+the realised share with 95% intervals over questions, dropped tokens, seconds. Interrupted, it goes
+on.
 """
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -32,13 +35,13 @@ class Answered(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def measured(task: Task, path: Path, **settings: object) -> list[Answered]:
+def measured(task: Task, path: Path, pair: Pair) -> list[Answered]:
     """What `path` has of the task's questions, or all of them anew: a budget has a past."""
-    kept = read(path, Answered)
-    if len(kept) >= len(task.questions):
-        return kept[: len(task.questions)]
-    path.unlink(missing_ok=True)
-    with Pair(**settings) as pair:  # pyright: ignore[reportArgumentType]
+    with pair:
+        kept = read(path, Answered)
+        if len(kept) >= len(task.questions):
+            return kept[: len(task.questions)]
+        path.unlink(missing_ok=True)
         for question in task.questions:
             begun = time.monotonic()
             answer = pair.ask(question.prompt, max_tokens=task.max_tokens)
@@ -55,17 +58,17 @@ def measured(task: Task, path: Path, **settings: object) -> list[Answered]:
     return read(path, Answered)
 
 
-def row(router: str, share: float, found: list[Answered]) -> list[str]:
+def row(named: str, share: float, found: list[Answered]) -> list[str]:
     tokens, cloud = [one.tokens for one in found], [one.by_cloud for one in found]
     low, high = ratio_interval(cloud, tokens)
     right = [float(one.right) for one in found]
     ends = mean_interval(right)
     return line(
         [
-            router,
+            named,
             f"{share:.0%}",
-            f"{sum(cloud) / sum(tokens):.1%} ({low:.1%} to {high:.1%})",
             f"{sum(right) / len(right):.1%} ({ends[0]:.1%} to {ends[1]:.1%})",
+            f"{sum(cloud) / sum(tokens):.1%} ({low:.1%} to {high:.1%})",
             f"{sum(tokens) / len(found):.1f}",
             f"{sum(one.wasted for one in found) / len(found):.1f}",
             f"{sum(one.seconds for one in found) / len(found):.2f}",
@@ -90,22 +93,25 @@ def main() -> None:
     questions = task.questions[chosen.skip : chosen.skip + chosen.questions]
     task = msgspec.structs.replace(task, questions=questions)
     chosen.work.mkdir(parents=True, exist_ok=True)
-    head = ["router", "asked", "realised", "right", "tokens an answer", "dropped", "seconds"]
+    head = ["router", "asked", "right", "realised", "tokens an answer", "dropped", "seconds"]
     print("\n".join(line(head, head=True)), flush=True)
     for share in chosen.cloud_share or [0.05, 0.1]:
         for router in chosen.router or ["auto"]:
-            path = chosen.work / f"{Path(router).name}-{share:g}.jsonl"
-            found = measured(
-                task,
-                path,
+            opened = partial(
+                Pair,
                 edge=chosen.edge,
                 cloud=chosen.cloud,
                 router=router,
-                cloud_share=share,
                 threads=chosen.threads,
                 temperature=0.0,
             )
-            print("\n".join(row(router, share, found)), flush=True)
+            served = opened(cloud_share=share)
+            name, start = Path(router).name, served.policy.threshold
+            found = measured(task, chosen.work / f"{name}-{share:g}.jsonl", served)
+            print("\n".join(row(f"{name}, as served", share, found)), flush=True)
+            path = chosen.work / f"{name}-{share:g}-static.jsonl"
+            found = measured(task, path, opened(threshold=start))
+            print("\n".join(row(f"{name}, threshold {start:.3g}", share, found)), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import DEFAULT_SHARE
 from edgewise.settings import Settings
+from edgewise_lab.commands.eval import served
 from edgewise_lab.commands.shared import figures_tables
 from edgewise_lab.evaluation.plan import Contender, Evaluation
 from edgewise_lab.evaluation.report import Row, Summary, rows, summary
@@ -40,7 +41,7 @@ def demo(
     questions: Annotated[int, typer.Option(help="Number of held-out questions.")] = 100,
     cloud_share: Annotated[
         float | None,
-        options.share_option("Use the calibrated threshold of this cloud share; default: 0.05."),
+        options.share_option("Target cloud share; default: 0.05."),
     ] = None,
     details: Annotated[
         bool, typer.Option("--details", help="Show the tables, with intervals.")
@@ -88,7 +89,7 @@ def _compared(
 ) -> list[Row]:
     """The figures of edge, pair and cloud."""
     edge, cloud = pair.both()
-    bar = progress.add_task("answers", total=3 * len(questions.questions))
+    bar = progress.add_task("answers", total=4 * len(questions.questions))
     evaluation = Evaluation(
         questions,
         pocketqa("calibration"),
@@ -98,7 +99,8 @@ def _compared(
         deadline=deadline,
         done=lambda: progress.advance(bar),
     )
-    contender = Contender("pair", pair.router, pair.card)
+    policies = served(replace(pair.settings, router=None), pair.router, pair.card, edge, [share])
+    contender = Contender("pair", pair.router, pair.card, served=policies)
     return rows(evaluation.run([contender], [share], baselines=False))
 
 

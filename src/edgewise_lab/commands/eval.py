@@ -14,7 +14,9 @@ from edgewise.cli import options, render
 from edgewise.cli.options import DRAWS, MACHINE, MODELS, PRIVACY, takes
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
-from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.loop.policy import LONGEST_DEADLINE, Policy
+from edgewise.routers.base import Router
+from edgewise.routers.card import RouterCard
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.shared import figures_tables, resume_hint
@@ -117,7 +119,7 @@ def _compared(
     questions, held_out = tasks
     with pair.open_models(chosen) as models, render.progress() as progress:
         edge, cloud = models.both()
-        contenders = contenders_of(routers, chosen, edge, questions)
+        contenders = contenders_of(routers, chosen, edge, questions, shares)
         bar = progress.add_task("answers", total=None)
         deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
         names = [contender.name for contender in contenders]
@@ -165,7 +167,11 @@ def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
 
 
 def contenders_of(
-    names: Sequence[str | None], chosen: Settings, edge: EdgeModel, task: Task
+    names: Sequence[str | None],
+    chosen: Settings,
+    edge: EdgeModel,
+    task: Task,
+    shares: Sequence[float] = (),
 ) -> list[Contender]:
     found: dict[str, Contender] = {}
     for name in names:
@@ -176,8 +182,31 @@ def contenders_of(
         shown = Path(str(named.router)).name
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
-        found[shown] = Contender(shown, router, card, parts.router_identity(named))
+        found[shown] = Contender(
+            shown,
+            router,
+            card,
+            parts.router_identity(named),
+            served(named, router, card, edge, shares),
+        )
     return list(found.values())
+
+
+def served(
+    chosen: Settings,
+    router: Router,
+    card: RouterCard | None,
+    edge: EdgeModel,
+    shares: Sequence[float],
+) -> dict[float, Policy]:
+    """The policy that users of `router` get with each share, but that a failing cloud ends it."""
+    as_set = [
+        replace(chosen, cloud_share=one, threshold=None, on_cloud_error="raise") for one in shares
+    ]
+    return {
+        share: parts.make_policy(one, parts.starts_of(one, router, card, edge))
+        for share, one in zip(shares, as_set, strict=True)
+    }
 
 
 def _require_unseen(folder: Path | None, task: Task) -> None:

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import EdgewiseError
-from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.pair import Pair, open_models
 from edgewise.parts import open_router
 from edgewise.routers.base import Router
@@ -29,13 +30,14 @@ from edgewise.routers.named import identity_named, router_named
 from edgewise.settings import Settings
 from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
 from edgewise_lab.evaluation.oracle import Oracle
-from edgewise_lab.evaluation.report import CLOUD, EDGE, Figures, Row
+from edgewise_lab.evaluation.report import CLOUD, EDGE, SERVED, Figures, Row
 from edgewise_lab.evaluation.store import Answers, Cell, Store, run
 from edgewise_lab.evaluation.systems import (
     CloudAlone,
     CommitPoint,
     Decoded,
     Outcome,
+    Served,
     System,
     cloud_identity,
     edge_alone,
@@ -198,13 +200,14 @@ class Contender(msgspec.Struct, frozen=True):
     """A router with what its card says, under the name that figures show.
 
     `identity` tells it from any other router (`router_identity`): a store on disk keeps its
-    outcomes under that, and none without it.
+    outcomes under that, and none without it. `served` are the policies that users get, by share.
     """
 
     name: str
     router: Router
     card: RouterCard | None = None
     identity: str | None = None
+    served: Mapping[float, Policy] = {}
 
     def thresholds(
         self,
@@ -265,6 +268,7 @@ class Evaluation:
         """Outcomes of every system, in the order of the report."""
         found = self.alone()
         for contender in contenders:
+            found |= self.served(contender)
             found |= self.pairs(contender, shares)
         if baselines:
             for name in _others(contenders):
@@ -284,7 +288,8 @@ class Evaluation:
             routers += len(_others(contenders))
             bounds += any(question.choices for question in self.task.questions)
             bounds += self.cloud.local is not None
-        return (2 + routers * len(shares) + bounds) * len(self.task.questions)
+        served = sum(len(contender.served) for contender in contenders)
+        return (2 + routers * len(shares) + served + bounds) * len(self.task.questions)
 
     def alone(self) -> dict[Cell, list[Outcome]]:
         """The edge model and the cloud model, each by itself.
@@ -297,6 +302,23 @@ class Evaluation:
         self.task = agreeing_task(self.task, {one.question: one.text for one in replies})
         cloud = [graded(*both) for both in zip(self.task.questions, replies, strict=True)]
         return {EDGE: self._cell(EDGE, Job("edge"), edge_alone(self.edge, tokens)), CLOUD: cloud}
+
+    def served(self, contender: Contender) -> dict[Cell, list[Outcome]]:
+        """A router as users get it. Answers depend on those before: some alone are worth nothing,
+        so all are here, and all or none are kept."""
+        found: dict[Cell, list[Outcome]] = {}
+        store, router = self._store_of(contender), contender.identity or ""
+        questions = self.task.questions
+        for share, policy in contender.served.items():
+            cell = Cell(contender.name + SERVED, share)
+            decoder = Decoder(self.edge, router=contender.router, policy=policy, cloud=self.cloud)
+            answers = partial(map, Served(decoder, self.task.max_tokens).answer)
+            whole = all(store.get(cell, one, router) for one in questions)
+            kept = store if whole else Store(None, {}, Outcome)
+            found[cell] = run(cell, answers, questions, kept, self._done, router=router)
+            for outcome in () if whole else found[cell]:
+                store.add(cell, outcome, router)
+        return found
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
         """A router at every share; only what no card and no earlier run has is calibrated."""

@@ -21,6 +21,9 @@ from edgewise_lab.evaluation.systems import Outcome, changed_share, cloud_share
 
 EDGE, CLOUD = Cell("edge"), Cell("cloud")
 
+SERVED = ", as served"
+"""Ends the name of a router's system with the controller and its share, as users have it."""
+
 Outcomes = Mapping[Cell, Sequence[Outcome]]
 Grade = Callable[[Outcome], bool]
 
@@ -201,11 +204,12 @@ class Summary(Compared, frozen=True, kw_only=True):
 
 
 def summary(task: str, router: str, table: Sequence[Row], warnings: Sequence[str] = ()) -> Summary:
-    """Summary of `router` at its first share in `table`."""
+    """Summary of `router` at its first share in `table`, as served where that is in it."""
     first: dict[str, Row] = {}
     for row in table:
         first.setdefault(row.overall.system, row)
-    edge, pair, cloud = first[EDGE.system], first[router], first[CLOUD.system]
+    edge, pair, cloud = first[EDGE.system], first.get(router + SERVED), first[CLOUD.system]
+    pair = pair or first[router]
     whole = _compared(edge.overall, pair.overall, cloud.overall)
     return Summary(
         **asdict(whole),

@@ -9,8 +9,9 @@ import msgspec
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.edge.base import EdgeModel, Needs, Step, Tokenizer
 from edgewise.errors import ContextOverflow
-from edgewise.loop.decoder import Answer, Decoder
-from edgewise.loop.policy import LONGEST_DEADLINE, Policy
+from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.generation import Generation
+from edgewise.loop.policy import LONGEST_DEADLINE, Budget, Policy, SharedBudget
 from edgewise.prompts import Prompt, prompt_of
 from edgewise.routers.base import Router
 from edgewise.routers.untrained import MaxProb
@@ -121,17 +122,36 @@ class Decoded:
         self.decoder = decoder
         self._max_tokens = max_tokens
 
-    def ask(self, question: Question) -> Answer:
-        """The answer with its tokens."""
+    def stream(self, question: Question, *, budget: Budget | None = None) -> Generation:
+        """The answer event by event."""
         edge = self.decoder.edge
         prompt = question_prompt(edge.tokenizer, question)
         # Beyond the smaller context there would be no consult.
         contexts = contexts_of(edge, self.decoder.cloud)
         longest = max_answer_tokens(len(prompt.ids), self._max_tokens, *contexts)
-        return self.decoder.generate(prompt, max_tokens=longest)
+        return self.decoder.stream(prompt, max_tokens=longest, budget=budget)
+
+    def ask(self, question: Question) -> Answer:
+        """The answer with its tokens."""
+        with self.stream(question) as events:
+            return collect(events)
 
     def answer(self, question: Question) -> Outcome:
         return outcome_of(question, self.ask(question))
+
+
+class Served:
+    """The pair as `edgewise serve` has it: one budget over all questions, in their order."""
+
+    def __init__(self, decoder: Decoder, max_tokens: int) -> None:
+        self._asked, self._budgets = Decoded(decoder, max_tokens), SharedBudget()
+
+    def answer(self, question: Question) -> Outcome:
+        taken = self._budgets.take()
+        with self._asked.stream(question, budget=taken) as events:
+            answer = collect(events)
+            self._budgets.settle(taken, events.budget)
+        return outcome_of(question, answer)
 
 
 def edge_alone(edge: EdgeModel, max_tokens: int, router: Router | None = None) -> Decoded:
