@@ -41,7 +41,8 @@ def test_json_tells_the_pair_and_every_system(edgewise: Edgewise) -> None:
     assert told["accuracy"]["pair"] == pair["accuracy"]
     assert (cloud["cloud_share"], cloud["cloud_work"]) == (1.0, 1.0)
     assert (edge["cloud_work"], edge["prompt_computed"]) == (0.0, 0)
-    work = [one["prompt_computed"] + one["cloud_tokens"] for one in (pair, cloud)]
+    counted = ("prompt_computed", "cloud_tokens", "wasted_tokens")
+    work = [sum(one[name] for name in counted) for one in (pair, cloud)]
     assert pair["cloud_work"] == pytest.approx(work[0] / work[1])
     assert told["cloud_work"] == pair["cloud_work"]
 
