@@ -10,11 +10,13 @@ from playwright.sync_api import Browser, Page, expect
 
 from edgewise.testing.link import Link
 from tests.server.page_asking import (
+    COMPOSING,
     END,
     QUESTION,
     another_turn,
     ask,
     choose,
+    compose,
     done,
     hold,
     reply,
@@ -95,6 +97,26 @@ def test_a_question_is_edited_and_what_follows_is_dropped(page: Page) -> None:
     roles = [message["role"] for message in json.loads(bodies[-1])["messages"]]
     assert roles == ["user", "assistant", "user"]
     assert "copper" not in bodies[-1]
+
+
+def test_a_key_of_an_input_method_sends_nothing(page: Page) -> None:
+    bodies = sent_bodies(page)
+    reply(page, [token(0, "Tin"), END, usage()])
+    ask(page, "tin")
+    page.get_by_role("button", name="Edit").click()
+    for name in ("Message", "Question"):
+        field = page.get_by_label(name, exact=True)
+        for how in COMPOSING:
+            for key in ("Enter", "Escape"):
+                compose(field, key, how)
+    assert len(bodies) == 1
+    expect(page.locator(".turn")).to_have_count(1)
+    # What is edited is still there.
+    expect(field).to_have_value("にほんご")
+    with another_turn(page):
+        field.press("Enter")
+    done(page)
+    assert len(bodies) == 2
 
 
 def test_an_answer_is_stopped(page: Page, linked: tuple[str, Link]) -> None:

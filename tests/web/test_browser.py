@@ -28,7 +28,7 @@ from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.gateway.running import Running, gateway
 from tests.server.conftest import browser
-from tests.server.page_asking import PATIENCE, ask, ask_example
+from tests.server.page_asking import COMPOSING, PATIENCE, ask, ask_example, compose
 
 __all__ = ["browser"]  # a fixture
 
@@ -225,6 +225,13 @@ def test_an_answer_says_who_wrote_what(page: Page) -> None:
     expect(page.locator(".meters")).to_contain_text("tokens/s")
     expect(page.locator("#sent-sum")).to_contain_text(re.compile(r"[1-9]\d* token ids in"))
     expect(page.get_by_label("Message")).to_be_focused()
+
+
+def test_a_key_of_an_input_method_sends_nothing(page: Page) -> None:
+    for how in COMPOSING:
+        compose(page.get_by_label("Message"), "Enter", how)
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(page.get_by_label("Message")).to_have_value("にほんご")
 
 
 def test_nothing_leaves_at_a_share_of_0_or_disconnected(

@@ -196,6 +196,9 @@ function keyFromAddress() {
   byId("key").value = sessionStorage.getItem("edgewise.key") ?? "";
 }
 
+/** Whether an input method is composing. Safari ends that before the Enter which confirms it; the key's code still tells. */
+const composes = (event) => event.isComposing || event.keyCode === 229;
+
 function newChat() {
   state.messages = [];
   byId("turns").replaceChildren();
@@ -212,7 +215,7 @@ byId("ask").addEventListener("submit", (event) => {
   return answer(question);
 });
 byId("prompt").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (event.key !== "Enter" || event.shiftKey || composes(event)) return;
   event.preventDefault();
   if (!state.running) byId("ask").requestSubmit();
 });
@@ -252,8 +255,8 @@ function toggleSettings(open) {
   byId("settings-button").setAttribute("aria-expanded", `${open}`);
 }
 byId("settings-button").addEventListener("click", () => toggleSettings(byId("settings").hidden));
-document.addEventListener("keydown", ({ key: pressed }) => {
-  if (pressed !== "Escape" || byId("settings").hidden) return;
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || composes(event) || byId("settings").hidden) return;
   toggleSettings(false);
   byId("settings-button").focus();
 });
