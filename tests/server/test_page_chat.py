@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from edgewise.testing.link import Link
+from tests.server.conftest import opened
 from tests.server.page_asking import (
     COMPOSING,
     END,
@@ -324,6 +325,32 @@ def test_a_conversation_that_cannot_be_read_is_a_new_one(page: Page) -> None:
     reply(page, [token(0, "Zinc"), END, usage()])
     ask(page, "zinc")
     expect(page.locator(".text").last).to_have_text("Zinc")
+
+
+BLOCKED = """
+for (const name of ["localStorage", "sessionStorage", "caches"])
+    Object.defineProperty(window, name, {
+        get() { throw new DOMException("Access is denied.", "SecurityError"); },
+    });
+"""
+
+
+def test_a_browser_that_blocks_storage_has_the_page(
+    browser: Browser, linked: tuple[str, Link], problems: list[str]
+) -> None:
+    """It says so, and keeps nothing."""
+    context = browser.new_context()
+    context.add_init_script(BLOCKED)
+    with opened(browser, linked[0], problems, context) as page:
+        reply(page, [token(0, "Tin"), END, usage()])
+        for _ in range(2):
+            expect(page.locator("#warning")).to_contain_text("keeps nothing")
+            ask(page, "tin")
+            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+            expect(page.locator(".turn")).to_have_count(1)
+            expect(page.locator("#warning")).to_contain_text("keeps nothing")
+            page.reload()
+        expect(page.locator(".turn")).to_have_count(0)
 
 
 def test_what_left_is_not_said_to_be_nothing_where_nobody_tells(
