@@ -92,8 +92,13 @@ def candidate(text: str) -> dict[str, object]:
 
 
 def cloud_token(index: int, text: str, guess: str | None) -> dict[str, Any]:
-    edge = [] if guess is None else [candidate(guess)]
-    return token(index, text, source="cloud", edge=edge, cloud=[candidate(text)])
+    """A chunk with a token of the cloud's, where the edge would have written `guess`."""
+    if guess is None:
+        return token(index, text, source="cloud", cloud=[candidate(text)])
+    draft = {"id": index if guess == text else 1000, "text": guess}
+    return token(
+        index, text, source="cloud", edge=[candidate(guess)], cloud=[candidate(text)], draft=draft
+    )
 
 
 END: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "stop"}]}

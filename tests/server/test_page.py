@@ -46,7 +46,7 @@ def test_an_answer_shows_who_wrote_what(page: Page) -> None:
     page.locator(".meters summary").click()
     for counter, form in (
         ("tokens", r"^\d+ tokens$"),
-        ("share", r"^\d+ by the cloud \(\d+\.\d%\)$"),
+        ("share", r"^\d+ by the cloud \(used \d+\.\d% of 29%\)$"),
         ("time", r"^\d+\.\d s$"),
         ("rate", r"^\d+ tokens/s$"),
         ("first", r"\d"),
@@ -127,6 +127,88 @@ def test_a_sentence_says_what_the_cloud_did(page: Page) -> None:
         expect(page.locator(".caption").last).to_contain_text(said)
     # Nobody knows what is right.
     expect(page.locator(".right, .wrong")).to_have_count(0)
+
+
+def test_one_thing_is_called_a_change(page: Page) -> None:
+    """Another token than the edge would have written, be that its likeliest or another draw."""
+    same = cloud_token(1, " a", " a")
+    same["edgewise"]["token"] |= {"edge": [candidate(" no"), candidate(" a")]}
+    other = cloud_token(1, " a", " no")
+    other["edgewise"]["token"] |= {"edge": [candidate(" a"), candidate(" no")]}
+    counted = usage(correction_tokens=3, cloud_calls=1, cloud_share=0.3)
+    for chunk, kind, said, counts in (
+        (same, "confirmed", "1 of 3 tokens and agreed", "0 / 1"),
+        (other, "changed", "1 of 3 tokens: no → a", "1 / 1"),
+    ):
+        reply(page, [token(0, "Tin"), chunk, token(2, "."), END, counted])
+        ask(page, "tin")
+        turn = page.locator(".turn").last
+        expect(turn.locator(".caption")).to_contain_text(said)
+        expect(turn.locator(f".text .{kind}")).to_have_count(1)
+        turn.locator(".meters summary").click()
+        expect(turn.locator("[data-counter=calls]")).to_have_text(counts)
+    page.reload()
+    for kind in ("confirmed", "changed"):
+        expect(page.locator(f".text .{kind}")).to_have_count(1)
+
+
+def test_what_was_used_of_the_share_stands_beside_it(page: Page) -> None:
+    page.get_by_label("Cloud share").fill("5")
+    low = {"score": 0.1, "threshold": 0.5, "reason": "below_threshold"}
+    said = [cloud_token(0, "Tin", "Tin"), *(token(place, " ", **low) for place in range(1, 200))]
+    reply(page, [*said, END, usage(cloud_calls=1, cloud_share=0.005)])
+    ask(page, "tin")
+    used = "1 by the cloud (used 0.5% of 5%)"
+    expect(page.locator("[data-counter=share]")).to_have_text(used)
+    page.locator(".meters summary").click()
+    expect(page.locator(".meters")).to_contain_text("below its threshold")
+    expect(page.locator(".meters")).not_to_contain_text("above the share")
+    said[7] = token(7, " ", reason="budget")
+    reply(page, [*said, END, usage(cloud_calls=1, cloud_share=0.005)])
+    ask(page, "tin")
+    page.locator(".meters summary").last.click()
+    expect(page.locator(".meters").last).to_contain_text("the share is spent for now")
+
+
+def test_the_cloud_alone_has_neither_drafts_nor_consults(page: Page) -> None:
+    bodies = sent_bodies(page)
+    choose(page, "Cloud")
+    reply(page, [cloud_token(0, "Tin", "Tin"), cloud_token(1, " is", " a"), END, usage()])
+    ask(page, "tin")
+    choose(page, "Pair")
+    ask(page, "tin")
+    asked = [json.loads(body)["edgewise"] for body in bodies]
+    assert [one["pending"] for one in asked] == [False, True]
+    cloud = page.locator(".turn").first
+    cloud.locator(".meters summary").click()
+    expect(cloud.locator("[data-counter=calls]")).to_have_count(0)
+    expect(cloud.locator(".text .alone")).to_have_count(2)
+    for shown in range(2):
+        cloud.locator(".text .token").nth(shown).hover()
+        expect(page.locator("#details")).to_contain_text("written by the cloud")
+        expect(page.locator("#details")).not_to_contain_text("edge would")
+
+
+def test_side_by_side_all_draw_alike(page: Page) -> None:
+    """So that luck tells no two of them apart."""
+    bodies = sent_bodies(page)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Temperature").fill("1.5")
+    page.keyboard.press("Escape")
+    page.get_by_label("Cloud share").fill("0")
+    choose(page, "Side by side")
+    ask(page, QUESTION)
+    pair, edge, _ = page.locator(".text").all_inner_texts()
+    assert pair == edge
+    with another_turn(page):
+        page.get_by_role("button", name="Ask again").click()
+    done(page)
+    seeds = [json.loads(body)["seed"] for body in bodies]
+    assert len({*seeds[:3]}) == len({*seeds[3:]}) == 1
+    assert seeds[0] != seeds[3]
+    choose(page, "Pair")
+    ask(page, QUESTION)
+    assert "seed" not in json.loads(bodies[-1])
 
 
 def test_tokens_are_reached_by_keyboard(page: Page) -> None:

@@ -17,6 +17,7 @@ from tests.server.page_asking import (
     another_turn,
     ask,
     choose,
+    cloud_token,
     compose,
     done,
     hold,
@@ -32,8 +33,7 @@ from tests.server.serving import serving
 
 def test_an_answer_is_saved_as_one_file(page: Page) -> None:
     """It shows who wrote what, loads nothing and runs nothing."""
-    both = {"edge": [{"token": " no", "logprob": -1}], "cloud": [{"token": " a", "logprob": -1}]}
-    reply(page, [token(0, "<img src=x>"), token(1, " a", source="cloud", **both), END])
+    reply(page, [token(0, "<img src=x>"), cloud_token(1, " a", " no"), END])
     ask(page, "tin?")
     page.locator(".meters summary").click()
     with page.expect_download() as downloading:
@@ -53,8 +53,7 @@ def test_an_answer_is_saved_as_one_file(page: Page) -> None:
 
 def test_an_answer_is_copied_without_what_was_struck(page: Page) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    both = {"edge": [{"token": " no", "logprob": -1}], "cloud": [{"token": " a", "logprob": -1}]}
-    reply(page, [token(0, "Tin is"), token(1, " a", source="cloud", **both), END])
+    reply(page, [token(0, "Tin is"), cloud_token(1, " a", " no"), END])
     ask(page, "tin")
     expect(page.locator(".text rt")).to_have_text("no")
     page.get_by_role("button", name="Copy").click()

@@ -44,7 +44,7 @@ function done(turn, answer) {
   return [`Nothing was asked of the cloud: ${reason(turn, answer)}. `];
 }
 
-const change = (token) => el("span", { class: "change" }, el("del", {}, visible(token.edge[0].token)), " → ", el("b", {}, visible(token.shown)));
+const change = (token) => el("span", { class: "change" }, el("del", {}, visible(token.draft.text)), " → ", el("b", {}, visible(token.shown)));
 
 // Of the examples it is known what is right, and what the edge alone says.
 function judged(turn, answer) {
@@ -56,11 +56,14 @@ function judged(turn, answer) {
   return right ? el("b", { class: "right" }, `${example.right} is right.`) : el("span", {}, "That is ", el("b", { class: "wrong" }, "wrong"), `: it is ${example.right}.`);
 }
 
+// Why a consult that was wanted was not made, if there is one.
+export const heldBack = ({ tokens }) => HELD[Object.keys(HELD).find((name) => tokens.some((token) => token.reason === name))];
+
 function reason(turn, { model, local, tokens }) {
   if (turn.local || local) return "the conversation is local";
   if (model.endsWith("@0")) return "the share is 0";
-  const held = Object.keys(HELD).find((name) => tokens.some((token) => token.reason === name));
-  if (held) return HELD[held];
+  const held = heldBack({ tokens });
+  if (held) return held;
   const scored = tokens.filter((token) => token.score != null && token.threshold != null);
   if (!scored.length) return "by the server's settings nothing of this conversation may leave, or nothing at all";
   const best = scored.reduce((one, other) => (other.score - other.threshold > one.score - one.threshold ? other : one));

@@ -30,6 +30,7 @@ export function reasonInWords(token) {
 export const visible = (text) => text.trim() || (text.includes("\n") ? "⏎" : text ? "␣" : "∎");
 
 export const milliseconds = (seconds) => `${(1000 * seconds).toFixed(0)} ms`;
+export const inPercent = (share) => Number((100 * share).toFixed(4));
 export const percent = (share) => `${(100 * share).toFixed(1)}%`;
 export const plural = (count, one) => `${count.toLocaleString("en")} ${one}${count === 1 ? "" : "s"}`;
 
