@@ -58,7 +58,11 @@ def test_an_answer_shows_who_wrote_what(page: Page) -> None:
     cloud.hover()
     details = page.locator("#details")
     expect(details).to_contain_text("by the cloud")
-    expect(details).to_contain_text(re.compile(r"score \d\.\d+ \(threshold \d\.\d+"))
+    # What only who knows routers reads stands behind a word.
+    expect(details.locator("details")).not_to_have_attribute("open", "")
+    expect(details.locator("details")).to_contain_text(
+        re.compile(r"critical, score \d\.\d+ \(threshold \d\.\d+")
+    )
     expect(details.locator("tr")).not_to_have_count(1)
 
 
@@ -150,6 +154,32 @@ def test_one_thing_is_called_a_change(page: Page) -> None:
     page.reload()
     for kind in ("confirmed", "changed"):
         expect(page.locator(f".text .{kind}")).to_have_count(1)
+
+
+def test_the_legend_has_what_the_answers_have(page: Page) -> None:
+    shown = page.get_by_label("Legend").locator("li").filter(visible=True)
+    expect(shown).to_have_count(7)
+    reply(page, [token(0, "Tin"), cloud_token(1, " a", " no"), END, usage()])
+    ask(page, "tin")
+    expect(shown).to_have_count(2)
+    reply(page, KINDS)
+    ask(page, "tin")
+    expect(shown).to_have_count(5)
+
+
+def test_a_cloud_that_was_faster_is_said_to_be(page: Page) -> None:
+    hold(page)
+    choose(page, "Side by side")
+    with another_turn(page):
+        page.get_by_label("Message").fill("tin")
+        page.keyboard.press("Enter")
+    until(page, "window.replies.length === 3")
+    for wrote in ("the cloud", "the edge", "the pair"):
+        say(page, token(0, wrote), END, over=True)
+        page.evaluate("replies.pop()")
+        page.wait_for_timeout(50)
+    done(page)
+    expect(page.locator(".caption", has_text="cloud alone was faster")).to_have_count(1)
 
 
 def test_what_was_used_of_the_share_stands_beside_it(page: Page) -> None:
@@ -279,7 +309,7 @@ def test_the_drawer_says_what_left(page: Page, linked: tuple[str, Link]) -> None
 
 def test_a_local_conversation_stays_local_until_a_new_one(page: Page) -> None:
     bodies = sent_bodies(page)
-    switch = page.get_by_role("button", name="Local")
+    switch = page.get_by_role("button", name=re.compile("^Keep"))
     page.get_by_label("Cloud share").fill("30")
     choose(page, "Cloud")
     switch.click()
@@ -354,7 +384,7 @@ def test_what_an_answer_cost(browser: Browser, page: Page) -> None:
             expect(priced.locator(f"[data-counter={counter}]")).to_have_text(re.compile(r"0\.\d"))
         expect(priced.locator(".text .token").first).to_have_attribute("data-reason", "critical")
         priced.locator(".token[data-reason=cost]").first.hover()
-        expect(priced.locator("#details")).to_contain_text("dearer than the cloud alone")
+        expect(priced.locator("#details")).to_contain_text("would cost more")
         priced.close()
 
 

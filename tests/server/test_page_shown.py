@@ -1,6 +1,7 @@
 """What the page shows: states, sizes, colours, axe, examples that win, markdown as nodes."""
 
 import os
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -72,7 +73,7 @@ def shows(page: Page, what: str) -> None:
     if what == "side by side":
         ask_example(page)
     if what == "local":
-        page.get_by_role("button", name="Local").click()
+        page.get_by_role("button", name=re.compile("^Keep")).click()
         ask(page, "In private: what is pennon?")
     if what == "writing":
         hold(page)

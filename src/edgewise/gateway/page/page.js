@@ -7,6 +7,13 @@ import { Breaker, Gateway, Latency, Policy, UsageError, stream, thresholdAt } fr
 import { LARGE, allowed, edgeOf, fileOf, forgetAll, isKept, routerNamed, startsOf, trainedRouter } from "./model.js";
 
 const byId = (id) => document.getElementById(id);
+const NEUTRAL = [
+  ["Explain", "Why is the sky blue?"],
+  ["Write", "Write a short poem about a lighthouse."],
+  ["Program", "Write a Python function that reverses the words of a sentence."],
+  ["Calculate", "A train leaves at 9:40 and takes 85 minutes. When does it arrive? Think step by step."],
+];
+/** What the bundled pair knows. */
 const EXAMPLES = [
   ["A sum", "Leo starts the day with 72 cards. Leo buys 10 more. Tara starts the day with 78 cards. Tara looks at all of them. Tara buys 8 more. What is the number of cards that Tara has at the end? Write the sums."],
   ["Another sum", "Ines has 37 books. Ines sells 10 of them. Ines leaves 1 at school. Eva has 85 books. Eva wins 9 in a game. What is the number of books that Eva has at the end? Put it as sums."],
@@ -45,6 +52,7 @@ async function start() {
   if (!response.ok) throw new UsageError(`The gateway does not say what it serves (HTTP ${response.status}).`);
   state.config = await response.json();
   const { model, gateway, cloud_share: share } = state.config;
+  showExamples(model.name);
   byId("key-label").hidden = !gateway.keys;
   byId("share").value = Math.round(100 * share);
   showShare();
@@ -77,6 +85,7 @@ async function use(file, name, id) {
   if (same) connect();
   byId("disconnect").disabled = !same;
   showModels();
+  showExamples(name);
   byId("send").disabled = false;
   say(status === 401 ? alone() : "Ready.");
 }
@@ -153,14 +162,14 @@ async function answer(question) {
   const spelled = (id) => new TextDecoder().decode(edge.piece(id));
   state.messages.push({ role: "user", content: question });
   state.answers += 1;
-  const view = new AnswerView(question, spelled);
+  const cloudShare = byId("share").value / 100;
+  const view = new AnswerView(question, spelled, cloudShare);
   byId("first").hidden = true;
   byId("turns").append(view.node);
   view.node.scrollIntoView({ block: "end" });
   state.running = new AbortController();
   showRunning();
   try {
-    const cloudShare = byId("share").value / 100;
     const asks = Boolean(cloudShare && state.gateway?.allowed);
     const { router, thresholds, floor = 0 } = await measured(edge, byId("router").value, asks);
     const policy = new Policy({ cloudShare, floor, threshold: Math.max(floor, thresholdAt(thresholds, cloudShare)) });
@@ -234,6 +243,19 @@ async function useKey() {
 /** Whether an input method is composing. Safari ends that before the Enter which confirms it; the key's code still tells. */
 const composes = (event) => event.isComposing || event.keyCode === 229;
 
+function showExamples(name) {
+  byId("examples").replaceChildren(...(name === "bundled" ? EXAMPLES : NEUTRAL).map(example));
+}
+
+function example([title, question]) {
+  const choose = () => {
+    newChat();
+    byId("prompt").value = question;
+    byId("ask").requestSubmit();
+  };
+  return el("li", {}, el("button", { type: "button", onclick: choose }, el("b", {}, title), el("span", {}, question)));
+}
+
 function newChat() {
   state.messages = [];
   byId("turns").replaceChildren();
@@ -297,17 +319,6 @@ document.addEventListener("keydown", (event) => {
   toggleSettings(false);
   byId("settings-button").focus();
 });
-byId("examples").replaceChildren(
-  ...EXAMPLES.map(([title, question]) => {
-    const choose = () => {
-      newChat();
-      byId("prompt").value = question;
-      byId("ask").requestSubmit();
-    };
-    return el("li", {}, el("button", { type: "button", onclick: choose }, el("b", {}, title), el("span", {}, question)));
-  }),
-);
-
 function failed(error) {
   progress(null);
   say(error.message);

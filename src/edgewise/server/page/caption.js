@@ -2,19 +2,9 @@
 import { inVain } from "./answer.js";
 import { el } from "./dom.js";
 import { state } from "./state.js";
-import { isWrapped, plural, visible, wrapped } from "./wording.js";
+import { heldBack, isWrapped, plural, visible, wrapped } from "./wording.js";
 
 const SHOWN = 3; // changes
-
-const HELD = {
-  circuit_open: "consults are paused after failures; one is tried again soon",
-  budget: "the share is spent for now, and comes back with every token",
-  cap: "the answer's cap is spent",
-  cost: "a consult would cost more than the cloud alone, or a limit is spent",
-  blocked: "what would be sent may not leave this device",
-  mid_word: "the cloud is asked between words, and no wish came there",
-  reasoning: "the cloud cannot go on inside of a block of reasoning",
-};
 
 // Nodes.
 export function caption(turn, answer) {
@@ -22,7 +12,7 @@ export function caption(turn, answer) {
   if (answer.busy || !answer.tokens.length) return [];
   const toy = state.health?.bundled && !isWrapped(turn.prompt);
   const told = toy && el("span", { class: "note" }, "The bundled pair knows sums and word puzzles alone. For real questions: edgewise serve --edge smollm2");
-  return [...done(turn, answer), judged(turn, answer), told];
+  return [...done(turn, answer), judged(turn, answer), slower(turn, answer), told];
 }
 
 function done(turn, answer) {
@@ -56,8 +46,11 @@ function judged(turn, answer) {
   return right ? el("b", { class: "right" }, `${example.right} is right.`) : el("span", {}, "That is ", el("b", { class: "wrong" }, "wrong"), `: it is ${example.right}.`);
 }
 
-// Why a consult that was wanted was not made, if there is one.
-export const heldBack = ({ tokens }) => HELD[Object.keys(HELD).find((name) => tokens.some((token) => token.reason === name))];
+// Side by side, of the pair: the cloud alone was done before.
+function slower({ answers: { cloud } }, { mode, lasted, paced, phase }) {
+  if (mode !== "pair" || paced || phase !== "done" || cloud?.phase !== "done" || cloud.lasted >= lasted) return null;
+  return el("span", {}, ` Here the cloud alone was faster: ${cloud.lasted.toFixed(1)} s.`);
+}
 
 function reason(turn, { model, local, tokens }) {
   if (turn.local || local) return "the conversation is local";

@@ -1,10 +1,9 @@
 // An answer's counts: one line, then the rest.
 import { inVain } from "./answer.js";
-import { heldBack } from "./caption.js";
 import { el } from "./dom.js";
 import { CLOUD, DISTANCE, EDGE } from "./pace.js";
 import { state } from "./state.js";
-import { inPercent, milliseconds, percent, plural } from "./wording.js";
+import { heldBack, inPercent, milliseconds, percent, plural } from "./wording.js";
 
 const cloudOf = ({ tokens }) => tokens.filter((token) => token.source === "cloud").length;
 

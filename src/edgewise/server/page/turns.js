@@ -73,7 +73,7 @@ function turnView(turn) {
   }
 
   function draw() {
-    const local = turn.local ? el("span", { class: "badge" }, "local") : null;
+    const local = turn.local ? el("span", { class: "badge" }, "kept here") : null;
     fill(question, [editing, turn.local], () => (editing ? [editor(turn, () => toggle(false))] : [el("h2", { dir: "auto" }, bare(turn.prompt)), local]));
     actions.hidden = editing;
     actions.classList.toggle("away", Boolean(state.underWay));
