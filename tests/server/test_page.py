@@ -320,7 +320,7 @@ def test_a_local_conversation_stays_local_until_a_new_one(page: Page) -> None:
     expect(page.get_by_label("Cloud share")).to_be_disabled()
     expect(page.get_by_role("radio", name="Pair")).to_be_checked()
     ask(page, "Tell me in private about tin.")
-    expect(page.locator(".caption")).to_contain_text("the conversation is local")
+    expect(page.locator(".caption")).to_contain_text("kept here")
     expect(page.locator(".question .badge")).to_have_count(1)
     switch.click(force=True)
     expect(switch).to_have_attribute("aria-pressed", "true")

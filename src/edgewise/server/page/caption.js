@@ -53,7 +53,7 @@ function slower({ answers: { cloud } }, { mode, lasted, paced, phase }) {
 }
 
 function reason(turn, { model, local, tokens }) {
-  if (turn.local || local) return "the conversation is local";
+  if (turn.local || local) return "this chat is kept here";
   if (model.endsWith("@0")) return "the share is 0";
   const held = heldBack({ tokens });
   if (held) return held;
