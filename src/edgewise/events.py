@@ -48,7 +48,8 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     compared with, None if the answer can never ask the cloud. `logprob` (nats) is from the model
     that wrote the token, None if that does not report it. `seconds` since the last token (the
     first: since the start), `wait` of them spent waiting for the cloud. `edge` and `cloud` are both
-    models' candidates, if known.
+    models' candidates, if known; `draft` is the edge's own token at a consult, None elsewhere. With
+    a temperature it need not be the likeliest.
     """
 
     index: int
@@ -63,6 +64,7 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     threshold: float | None = None
     edge: tuple[Candidate, ...] = ()
     cloud: tuple[Candidate, ...] = ()
+    draft: int | None = None
 
 
 class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):

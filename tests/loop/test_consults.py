@@ -342,5 +342,6 @@ def test_corrections_are_counted_against_what_would_have_been_written() -> None:
     decoder = Decoder(
         edge, router=Constant(1.0), policy=Policy(), cloud=ScriptedCloud(lambda ids: always)
     )
-    usage = decoder.generate(IDS, max_tokens=40, sampling=sampling).usage
-    assert (usage.cloud_tokens, usage.correction_tokens) == (40, truth)
+    answer = decoder.generate(IDS, max_tokens=40, sampling=sampling)
+    assert (answer.usage.cloud_tokens, answer.usage.correction_tokens) == (40, truth)
+    assert [token.draft for token in answer.tokens] == [token.id for token in drawn.tokens]

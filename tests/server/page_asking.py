@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
@@ -34,6 +34,24 @@ def ask_example(page: Page, title: str = "A sum") -> None:
 def choose(page: Page, mode: str) -> None:
     """Who writes from now on."""
     page.get_by_role("radio", name=mode, exact=True).check()
+
+
+COMPOSED = """(field, [key, isComposing, keyCode]) => {
+    field.value = "にほんご";
+    const about = { bubbles: true, cancelable: true };
+    if (!isComposing) {
+        field.dispatchEvent(new CompositionEvent("compositionstart", about));
+        field.dispatchEvent(new CompositionEvent("compositionend", { ...about, data: "日本語" }));
+    }
+    field.dispatchEvent(new KeyboardEvent("keydown", { ...about, key, isComposing, keyCode }));
+}"""
+COMPOSING = [(True, 229), (False, 229)]
+"""What the key that confirms a composition says of itself: in most browsers, and in Safari."""
+
+
+def compose(field: Locator, key: str, how: tuple[bool, int]) -> None:
+    """Press a key that belongs to an input method, in a field where something was composed."""
+    field.evaluate(COMPOSED, [key, *how])
 
 
 @contextmanager
@@ -74,8 +92,13 @@ def candidate(text: str) -> dict[str, object]:
 
 
 def cloud_token(index: int, text: str, guess: str | None) -> dict[str, Any]:
-    edge = [] if guess is None else [candidate(guess)]
-    return token(index, text, source="cloud", edge=edge, cloud=[candidate(text)])
+    """A chunk with a token of the cloud's, where the edge would have written `guess`."""
+    if guess is None:
+        return token(index, text, source="cloud", cloud=[candidate(text)])
+    draft = {"id": index if guess == text else 1000, "text": guess}
+    return token(
+        index, text, source="cloud", edge=[candidate(guess)], cloud=[candidate(text)], draft=draft
+    )
 
 
 END: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "stop"}]}

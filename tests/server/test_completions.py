@@ -164,6 +164,18 @@ def test_prompts_ids_come_once_and_only_where_asked_for() -> None:
             assert whole["edgewise"]["prompt_token_ids"] == list(b"sky: ")
 
 
+def test_a_correction_is_told_by_what_the_edge_would_have_written() -> None:
+    body = {**IN_PROCESS, "model": "edgewise"}
+    with app(ScriptedCloud(replying(OTHER, prompt="sky: ")), threshold=0.7) as client:
+        told = {**body, "edgewise": {"provenance": True}}
+        reply = client.post("/v1/completions", json=told).json()
+    drafts = [one["draft"] for one in reply["edgewise"]["tokens"] if one["source"] == "cloud"]
+    changed = [one for one in reply["edgewise"]["tokens"] if one["draft"]["id"] != one["id"]]
+    assert len(drafts) == len(reply["edgewise"]["tokens"])
+    assert len(changed) == reply["usage"]["edgewise"]["correction_tokens"] > 0
+    assert all(one["draft"]["text"] == one["edge"][0]["token"] for one in changed)
+
+
 def test_the_threshold_stands_beside_the_score() -> None:
     told = {**IN_PROCESS, "edgewise": {"provenance": True}}
 

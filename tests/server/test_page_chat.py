@@ -9,12 +9,16 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from edgewise.testing.link import Link
+from tests.server.conftest import opened
 from tests.server.page_asking import (
+    COMPOSING,
     END,
     QUESTION,
     another_turn,
     ask,
     choose,
+    cloud_token,
+    compose,
     done,
     hold,
     reply,
@@ -29,8 +33,7 @@ from tests.server.serving import serving
 
 def test_an_answer_is_saved_as_one_file(page: Page) -> None:
     """It shows who wrote what, loads nothing and runs nothing."""
-    both = {"edge": [{"token": " no", "logprob": -1}], "cloud": [{"token": " a", "logprob": -1}]}
-    reply(page, [token(0, "<img src=x>"), token(1, " a", source="cloud", **both), END])
+    reply(page, [token(0, "<img src=x>"), cloud_token(1, " a", " no"), END])
     ask(page, "tin?")
     page.locator(".meters summary").click()
     with page.expect_download() as downloading:
@@ -50,8 +53,7 @@ def test_an_answer_is_saved_as_one_file(page: Page) -> None:
 
 def test_an_answer_is_copied_without_what_was_struck(page: Page) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    both = {"edge": [{"token": " no", "logprob": -1}], "cloud": [{"token": " a", "logprob": -1}]}
-    reply(page, [token(0, "Tin is"), token(1, " a", source="cloud", **both), END])
+    reply(page, [token(0, "Tin is"), cloud_token(1, " a", " no"), END])
     ask(page, "tin")
     expect(page.locator(".text rt")).to_have_text("no")
     page.get_by_role("button", name="Copy").click()
@@ -95,6 +97,26 @@ def test_a_question_is_edited_and_what_follows_is_dropped(page: Page) -> None:
     roles = [message["role"] for message in json.loads(bodies[-1])["messages"]]
     assert roles == ["user", "assistant", "user"]
     assert "copper" not in bodies[-1]
+
+
+def test_a_key_of_an_input_method_sends_nothing(page: Page) -> None:
+    bodies = sent_bodies(page)
+    reply(page, [token(0, "Tin"), END, usage()])
+    ask(page, "tin")
+    page.get_by_role("button", name="Edit").click()
+    for name in ("Message", "Question"):
+        field = page.get_by_label(name, exact=True)
+        for how in COMPOSING:
+            for key in ("Enter", "Escape"):
+                compose(field, key, how)
+    assert len(bodies) == 1
+    expect(page.locator(".turn")).to_have_count(1)
+    # What is edited is still there.
+    expect(field).to_have_value("にほんご")
+    with another_turn(page):
+        field.press("Enter")
+    done(page)
+    assert len(bodies) == 2
 
 
 def test_an_answer_is_stopped(page: Page, linked: tuple[str, Link]) -> None:
@@ -302,6 +324,32 @@ def test_a_conversation_that_cannot_be_read_is_a_new_one(page: Page) -> None:
     reply(page, [token(0, "Zinc"), END, usage()])
     ask(page, "zinc")
     expect(page.locator(".text").last).to_have_text("Zinc")
+
+
+BLOCKED = """
+for (const name of ["localStorage", "sessionStorage", "caches"])
+    Object.defineProperty(window, name, {
+        get() { throw new DOMException("Access is denied.", "SecurityError"); },
+    });
+"""
+
+
+def test_a_browser_that_blocks_storage_has_the_page(
+    browser: Browser, linked: tuple[str, Link], problems: list[str]
+) -> None:
+    """It says so, and keeps nothing."""
+    context = browser.new_context()
+    context.add_init_script(BLOCKED)
+    with opened(browser, linked[0], problems, context) as page:
+        reply(page, [token(0, "Tin"), END, usage()])
+        for _ in range(2):
+            expect(page.locator("#warning")).to_contain_text("keeps nothing")
+            ask(page, "tin")
+            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+            expect(page.locator(".turn")).to_have_count(1)
+            expect(page.locator("#warning")).to_contain_text("keeps nothing")
+            page.reload()
+        expect(page.locator(".turn")).to_have_count(0)
 
 
 def test_what_left_is_not_said_to_be_nothing_where_nobody_tells(

@@ -1,6 +1,7 @@
 """What the page shows: states, sizes, colours, axe, examples that win, markdown as nodes."""
 
 import os
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -72,7 +73,7 @@ def shows(page: Page, what: str) -> None:
     if what == "side by side":
         ask_example(page)
     if what == "local":
-        page.get_by_role("button", name="Local").click()
+        page.get_by_role("button", name=re.compile("^Keep")).click()
         ask(page, "In private: what is pennon?")
     if what == "writing":
         hold(page)
@@ -243,8 +244,26 @@ DRAWINGS = {
     TABLE: '<div class="scroll" tabindex="0"><table><thead><tr><th>a</th><th>b</th></tr></thead>'
     "<tbody><tr><td>1</td><td>|</td></tr></tbody></table></div><p>c</p>",
     "": "",
+    **{
+        formula: f"<p>{formula}</p>"
+        for formula in (
+            r"\[ 72 - 10_a = \text{b}_{1} \boxed{62} \]",
+            "\\[\n72\n- 10\n= *62*\n\\].",
+            "$$\nx_{1} * y_{2} * z\n$$",
+            r"so \(a_{1} * b_{2} * c\) and $\text{a}_{1} + \text{b}_{2}$ and $$*d*$$",
+            r"\frac{1}{2} \{a\} 5\% 3 \, \text{cm}",
+            "\\[ *not\nclosed* *yet",
+            r"\( not closed",
+        )
+    },
+    r"\[ a \] is *b*": r"<p>\[ a \] is <em>b</em></p>",
+    "so\n\\[\n_a_\n\\]\n_b_": "<p>so</p><p>\\[\n_a_\n\\]</p><p><em>b</em></p>",
+    "- a\n  \\[\n  + b\n  \\]": "<ul><li><p>a</p><p>\\[\n+ b\n\\]</p></li></ul>",
+    "*$5* to $6, *$7*": "<p><em>$5</em> to $6, <em>$7</em></p>",
+    r"\$5 and $x": "<p>$5 and $x</p>",
 }
 HARD = (
+    *("\\(", "\\[", "\\[ a\n", "$", "$a", "$$", "$\\$", "$$a\n", "\\(a\n"),
     *("*a ", "**a ", "`", "[", "[a](", "> ", "- ", "  - a\n", "|", "_a", "\\", "https://", "~~ "),
     "a|b\n-|-\n",
     "[a](" + " " * 100_000 + "x",

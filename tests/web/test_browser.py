@@ -28,7 +28,7 @@ from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.gateway.running import Running, gateway
 from tests.server.conftest import browser
-from tests.server.page_asking import PATIENCE, ask, ask_example
+from tests.server.page_asking import COMPOSING, PATIENCE, ask, ask_example, compose
 
 __all__ = ["browser"]  # a fixture
 
@@ -227,6 +227,13 @@ def test_an_answer_says_who_wrote_what(page: Page) -> None:
     expect(page.get_by_label("Message")).to_be_focused()
 
 
+def test_a_key_of_an_input_method_sends_nothing(page: Page) -> None:
+    for how in COMPOSING:
+        compose(page.get_by_label("Message"), "Enter", how)
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(page.get_by_label("Message")).to_have_value("にほんご")
+
+
 def test_nothing_leaves_at_a_share_of_0_or_disconnected(
     context: BrowserContext, served: str
 ) -> None:
@@ -284,8 +291,106 @@ def test_a_key_comes_with_the_address_and_leaves_it(browser: Browser, tmp_path: 
         page.get_by_label("Cloud share").fill("30")
         ask(page, SUM)
         expect(page.locator(".problem")).to_contain_text("the edge wrote instead")
+        page.evaluate("location.hash = 'key=ew-wrong'")
         expect(page.locator("#state")).to_contain_text("does not accept")
+        # In a page that is open it is taken as well.
+        page.evaluate("(key) => { location.hash = `key=${key}` }", secret)
+        expect(page.locator("#state")).to_have_text("Ready.")
+        assert secret not in page.url
+        ask(page, SUM)
+        expect(page.locator(".caption").last).to_contain_text("The cloud wrote")
         context.close()
+
+
+KEPT = """async () => {
+    const addresses = [];
+    for (const name of await caches.keys())
+        for (const { url } of await (await caches.open(name)).keys()) addresses.push(url);
+    const storages = [{ ...localStorage }, { ...sessionStorage }, document.cookie];
+    const field = document.getElementById("key").value;
+    const workers = await navigator.serviceWorker.getRegistrations();
+    return { addresses, storages, field, workers: workers.length };
+}"""
+
+
+def test_a_key_is_kept_in_its_tab_alone_and_forgotten(browser: Browser, tmp_path: Path) -> None:
+    """Not in the worker's files, though they were asked for with it; then nowhere."""
+    keys = tmp_path / "keys.json"
+    secret = add_key(keys, "phone")
+    with serving(keys) as running:
+        context = browser.new_context()
+        page = open_page(context, running.url, f"/page/#key={secret}")
+        page.evaluate("() => navigator.serviceWorker.ready.then(() => null)")
+        page.close()
+        # The worker is in control from here on.
+        page = open_page(context, running.url, f"/page/?key={secret}#key={secret}")
+        assert page.evaluate("() => navigator.serviceWorker.controller !== null")
+        assert secret not in page.url
+        kept = page.evaluate(KEPT)
+        assert kept["addresses"]
+        assert secret not in json.dumps(kept["addresses"])
+        assert kept["storages"] == [{}, {"edgewise.key": secret}, ""]
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_role("button", name="Forget").click()
+        expect(page.locator("#kept")).not_to_be_empty()
+        assert page.evaluate(KEPT) == {
+            "addresses": [],
+            "storages": [{}, {}, ""],
+            "field": "",
+            "workers": 0,
+        }
+        page.keyboard.press("Escape")
+        page.get_by_label("Cloud share").fill("30")
+        ask(page, SUM)
+        expect(page.locator(".problem")).to_contain_text("the edge wrote instead")
+        context.close()
+
+
+BLOCKED = """
+const blocked = { get() { throw new DOMException("Access is denied.", "SecurityError"); } };
+for (const name of ["localStorage", "sessionStorage", "caches"])
+    Object.defineProperty(window, name, blocked);
+Object.defineProperty(Navigator.prototype, "serviceWorker", blocked);
+"""
+
+
+def test_a_browser_that_blocks_storage_has_the_page(browser: Browser, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    secret = add_key(keys, "phone")
+    problems: list[str] = []
+    with serving(keys) as running:
+        context = browser.new_context()
+        context.add_init_script(BLOCKED)
+        context.on("weberror", lambda error: problems.append(str(error.error)))
+        page = open_page(context, running.url, f"/page/#key={secret}")
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Router").select_option("max-prob")
+        page.get_by_role("button", name="Forget").click()
+        expect(page.locator("#kept")).not_to_be_empty()
+        page.get_by_label("Key of the gateway").fill(secret)
+        page.keyboard.press("Escape")
+        page.get_by_label("Cloud share").fill("30")
+        ask(page, SUM)
+        expect(page.locator(".caption")).to_contain_text("The cloud wrote")
+        context.close()
+    assert problems == []
+
+
+def test_the_page_needs_no_name_of_the_gateways_model(context: BrowserContext, served: str) -> None:
+    """The file that anybody may read does not tell it; who has a key is told."""
+
+    def named(name: str) -> None:
+        config = context.request.get(f"{served}/page/config.json").json()
+        gateway = {key: config["gateway"][key] for key in ("tokenizer", "keys")}
+        context.route(
+            "**/page/config.json", lambda route: route.fulfill(json={**config, "gateway": gateway})
+        )
+        page = open_page(context, served)
+        expect(page.locator("#models")).to_contain_text(name)
+
+    named(context.request.get(f"{served}/v1/models").json()["data"][0]["id"])
+    context.route("**/v1/models", lambda route: route.abort())
+    named("the gateway's model")
 
 
 def test_a_large_model_is_announced(browser: Browser, served: str) -> None:

@@ -1,5 +1,5 @@
 // The session protocol between a device and a gateway, version 1: docs/protocol.md.
-import { protocolError } from "./errors.js";
+import { CloudError, protocolError } from "./errors.js";
 import { decode, encode } from "./msgpack.js";
 
 export const VERSION = 1;
@@ -74,13 +74,19 @@ export function fromGateway(data) {
   if (data.byteLength > MAX_FRAME) throw protocolError(`A frame has more than ${MAX_FRAME} bytes.`);
   const parts = decode(data);
   const [kind, ...rest] = Array.isArray(parts) ? parts : [];
-  const read = READERS[kind];
+  const read = READERS.get(kind);
   if (!read) throw protocolError("Unknown gateway frame.");
-  return read(rest);
+  try {
+    return read(rest);
+  } catch (error) {
+    // An answer goes on after any frame, also after one that a reader did not foresee.
+    throw error instanceof CloudError ? error : protocolError(`The gateway's frame is not valid: ${error.message}.`);
+  }
 }
 
-const READERS = {
-  16: ([version, session, known, check, engine, model = ""]) => ({
+/** By kind. A Map, since an object also has the members that every object inherits. */
+const READERS = new Map([
+  [16, ([version, session, known, check, engine, model = ""]) => ({
     kind: "opened",
     version: count(version, "version"),
     session: text(session, 64, "session"),
@@ -88,8 +94,8 @@ const READERS = {
     check: BigInt(whole(check, "check")),
     engine: text(engine, 64, "engine"),
     model: text(model, MAX_FRAME, "model"),
-  }),
-  17: ([ask, ids, logprobs, stopped = false, cached = null, computed = null, seconds = null, top = []]) => ({
+  })],
+  [17, ([ask, ids, logprobs, stopped = false, cached = null, computed = null, seconds = null, top = []]) => ({
     kind: "reply",
     ask: count(ask, "ask"),
     ids: list(ids, "ids").map((id) => count(id, "ids")),
@@ -99,17 +105,17 @@ const READERS = {
     computed: computed === null ? null : count(computed, "computed"),
     engineSeconds: seconds === null ? null : number(seconds, "engine_seconds"),
     top: list(top, "top").map((one) => list(one, "top").map(candidate)),
-  }),
-  18: ([ask = null]) => ({ kind: "need full", ask: ask === null ? null : count(ask, "ask") }),
-  19: ([ask, reason, message, retryAfter = null, requestId = null]) => ({
+  })],
+  [18, ([ask = null]) => ({ kind: "need full", ask: ask === null ? null : count(ask, "ask") })],
+  [19, ([ask, reason, message, retryAfter = null, requestId = null]) => ({
     kind: "failed",
     ask: ask === null ? null : count(ask, "ask"),
     reason: text(reason, 64, "reason"),
     message: text(message, MAX_FRAME, "message"),
     retryAfter: retryAfter === null ? null : count(retryAfter, "retry_after"),
     requestId: requestId === null ? null : text(requestId, 64, "request_id"),
-  }),
-};
+  })],
+]);
 
 /** A reply as a completion, or a `CloudError`: `n` tokens were asked for after `prefix` ids. */
 export function completionOf(reply, { n, prefix, size, eosIds }) {

@@ -24,7 +24,7 @@ export class Entropy {
 }
 
 /** Inputs by name. wllama hands out neither hidden states nor logits, so `hidden` and `scalars` are not here. */
-const SIGNALS = {
+const SIGNALS = new Map(Object.entries({
   top_logprobs: {
     needs: (k) => ({ top: k }),
     width: (k) => k,
@@ -40,7 +40,7 @@ const SIGNALS = {
     width: () => 6,
     read: (step, { reference }) => ranksOf(uncertainties(step), reference),
   },
-};
+}));
 
 /** A perceptron over a step's signals: a checkpoint that `edgewise train` wrote (routers/mlp.py). */
 export class Mlp {
@@ -52,10 +52,12 @@ export class Mlp {
    * @param {ArrayBuffer} weights its model.safetensors
    */
   constructor(card, weights) {
-    const missing = card.kind === "mlp" ? (card.inputs ?? []).find((name) => !SIGNALS[name]) : card.kind;
-    if (missing !== undefined) throw new UsageError(`A browser cannot read what this router reads: ${missing}.`);
+    const inputs = card?.kind === "mlp" && Array.isArray(card.inputs) ? card.inputs : [card?.kind];
+    const missing = inputs.filter((name) => !SIGNALS.has(name));
+    if (missing.length) throw new UsageError(`A browser cannot read what this router reads: ${missing.join(", ")}.`);
+    if (inputs.includes("ranks") && !isReference(card.reference)) throw new UsageError("The router's card has no reference scores.");
     this.#card = card;
-    const signals = card.inputs.map((name) => SIGNALS[name]);
+    const signals = inputs.map((name) => SIGNALS.get(name));
     const needs = signals.map((one) => one.needs(card.top_k));
     this.needs = {
       top: Math.max(1, ...needs.map((one) => one.top ?? 1)),
@@ -67,7 +69,7 @@ export class Mlp {
   }
 
   score(step) {
-    let x = this.#card.inputs.flatMap((name) => SIGNALS[name].read(step, this.#card));
+    let x = this.#card.inputs.flatMap((name) => SIGNALS.get(name).read(step, this.#card));
     this.#layers.forEach(({ rows, bias }, index) => {
       x = rows.map((row, at) => row.reduce((sum, weight, i) => sum + weight * x[i], bias[at]));
       if (index < this.#layers.length - 1) x = x.map((one) => Math.max(one, 0));
@@ -116,6 +118,10 @@ function ranksOf(values, reference) {
   });
   return [...ranks, ...ranks.map((rank) => Math.log(rank / (1 - rank)))];
 }
+
+/** Ascending values of each uncertainty. */
+const isReference = (found) =>
+  Array.isArray(found) && found.length === 3 && found.every((known) => Array.isArray(known) && known.length > 1 && known.every(Number.isFinite));
 
 /** Where `value` stands among ascending `known`, from 0 to 1. */
 function interpolated(value, known) {

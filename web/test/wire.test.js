@@ -1,7 +1,7 @@
 // What a gateway may do wrong, and what an answer makes of it.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Budget, Gateway, Policy, routerNamed, stream } from "../src/index.js";
+import { Budget, Gateway, Mlp, Policy, routerNamed, stream } from "../src/index.js";
 import { decode, encode } from "../src/msgpack.js";
 import { PROBES, fingerprint, fromGateway } from "../src/protocol.js";
 
@@ -82,6 +82,62 @@ test("a frame that is not of the protocol is refused", () => {
     }),
   ];
   for (const data of wrong) assert.throws(() => fromGateway(data), { name: "CloudError", reason: "protocol" });
+});
+
+/** The same numbers in every run, from 0 to 1. */
+function numbers(seed) {
+  return () => {
+    seed = (seed + 0x6d2b79f5) | 0;
+    let mixed = Math.imul(seed ^ (seed >>> 15), 1 | seed);
+    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed);
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+
+const INHERITED = Object.getOwnPropertyNames(Object.prototype);
+
+/** Frames as a hostile gateway may make them: most begin with a kind, or with what looks like one. */
+function hostile(random) {
+  const one = (of) => of[Math.floor(random() * of.length)];
+  const value = (depth) =>
+    one([
+      () => null,
+      () => random() < 0.5,
+      () => one([0, 1, 5, 2 ** 32, 0.5, 2n ** 63n]),
+      () => one([...INHERITED, "", "16", "\ud83d\ude42"]),
+      () => (depth ? Array.from({ length: random() * 5 }, () => value(depth - 1)) : []),
+    ])();
+  const kind = one([() => one([16, 17, 18, 19]), () => one(INHERITED), () => [17], () => value(1)])();
+  return [kind, ...Array.from({ length: random() * 9 }, () => value(3))];
+}
+
+test("whatever a gateway sends is read, or is an error of the protocol", () => {
+  const random = numbers(1);
+  for (let i = 0; i < 20_000; i += 1) {
+    const bytes = encode(hostile(random));
+    if (i % 2) bytes[Math.floor(random() * bytes.length)] = random() * 256;
+    try {
+      assert.equal(typeof fromGateway(bytes).kind, "string");
+    } catch (error) {
+      assert.deepEqual([error.name, error.reason], ["CloudError", "protocol"], `${bytes}`);
+    }
+  }
+});
+
+test("whatever a gateway sends, the edge writes the answer to its end", async () => {
+  const random = numbers(2);
+  for (let i = 0; i < 300; i += 1) {
+    const { text, events } = await answered(serving((frame) => (frame[0] === 3 ? hostile(random) : null)), { deadline: 0.01 });
+    assert.match(text, /^.{6}$/);
+    assert.equal(events.at(-1).finishReason, "length");
+  }
+});
+
+test("a router's card that is none is refused in a sentence", () => {
+  const cards = [...INHERITED.map((name) => ({ inputs: [name] })), { inputs: "text" }, { inputs: [["text"]] }, {}, { inputs: [], top_k: 1 }, { inputs: ["ranks"], reference: [[0, 1]] }];
+  for (const card of [null, "mlp", ...cards.map((one) => ({ kind: "mlp", top_k: 5, ...one }))]) {
+    assert.throws(() => new Mlp(card, new ArrayBuffer(0)), { name: "UsageError" });
+  }
 });
 
 for (const [name, reply] of Object.entries({

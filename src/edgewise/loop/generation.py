@@ -249,6 +249,7 @@ class Generation(Iterator[Event]):
                 else None,
                 edge=read.candidates if read and (queued or rules.candidates) else (),
                 cloud=queued.top if queued else (),
+                draft=read.token if read and queued else None,
             )
         )
         self._last, self._waited = now, waited

@@ -212,7 +212,9 @@ class ChunkWriter(Writer):
             names = ("index", "id", "source", "reason", "score", "threshold", "seconds", "wait")
             token = {name: getattr(event, name) for name in names} | {"text": self.text(event.id)}
             both = {"edge": self.candidates(event.edge), "cloud": self.candidates(event.cloud)}
-            return {"token": token | both}
+            draft = event.draft
+            own = None if draft is None else {"id": draft, "text": self.text(draft)}
+            return {"token": token | both | {"draft": own}}
         if self.request.edgewise.provenance and isinstance(event, Finished):
             return {"timing": msgspec.to_builtins(event.timing)}
         return None

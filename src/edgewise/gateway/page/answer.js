@@ -14,9 +14,9 @@ export function el(name, attributes = {}, ...children) {
 const shown = (text) => text.replaceAll("\n", "↵ ") || "∎";
 
 export class AnswerView {
-  /** @param {(id: number) => string} textOf what an id stands for */
-  constructor(question, textOf) {
-    this.textOf = textOf;
+  /** @param {(id: number) => string} textOf what an id stands for @param {number} allowed the cloud share */
+  constructor(question, textOf, allowed) {
+    Object.assign(this, { textOf, allowed });
     this.text = el("p", { class: "text" });
     this.caption = el("p", { class: "caption" });
     this.problem = el("p", { class: "problem" });
@@ -42,15 +42,16 @@ export class AnswerView {
     this.answer.setAttribute("aria-busy", "false");
   }
 
-  #token({ text, source, reason, edge, index }) {
+  #token({ id, text, source, reason, edge, index }) {
     this.plain += text;
     this.tokens[source] += 1;
     const cloud = source === "cloud";
-    const before = edge[0] ? this.textOf(edge[0].id) : null;
-    const changed = cloud && before !== null && before !== text;
+    // It is greedy: the edge would have written its likeliest token.
+    const changed = cloud && edge.length > 0 && edge[0].id !== id;
     const failed = ["timeout", "unavailable", "refused", "rejected", "protocol"].includes(reason);
-    const node = el("span", { class: `token${cloud ? ` cloud ${changed || before === null ? "changed" : "confirmed"}` : failed ? " fallback" : ""}` });
+    const node = el("span", { class: `token${cloud ? ` cloud ${changed ? "changed" : "confirmed"}` : failed ? " fallback" : ""}` });
     if (changed) {
+      const before = this.textOf(edge[0].id);
       this.changes.push({ index, before, after: text });
       // Blanks stand outside, so that no line is struck that is not a word.
       const [, blank, word] = /^(\s*)(.*)$/s.exec(text);
@@ -66,7 +67,7 @@ export class AnswerView {
     this.problem.textContent = `The cloud failed ${this.failed === 1 ? "once" : `${this.failed} times`} (${message}); the edge wrote instead.`;
   }
 
-  #finish({ text, finishReason }) {
+  #finish({ text, finishReason, cloudShare }) {
     this.plain += text;
     this.text.append(text);
     this.answer.setAttribute("aria-busy", "false");
@@ -76,13 +77,14 @@ export class AnswerView {
     this.caption.textContent = cloud
       ? `The cloud wrote ${cloud} of ${edge + cloud} tokens${changes.length ? `: ${changes.join(", ")}` : ", all as the edge would have"}.${end}`
       : `All by this device.${end}`;
-    this.#measure();
+    this.#measure(cloudShare);
   }
 
-  #measure() {
+  /** `used`: the share with what was dropped, known at the end. */
+  #measure(used = this.tokens.cloud / Math.max(1, this.tokens.edge + this.tokens.cloud)) {
     const { edge, cloud } = this.tokens;
     const seconds = (performance.now() - this.begun) / 1000;
-    const share = Math.round((100 * cloud) / Math.max(1, edge + cloud));
-    this.meters.textContent = `${((edge + cloud) / seconds).toFixed(1)} tokens/s · ${share}% by the cloud`;
+    const share = `used ${(100 * used).toFixed(1)}% of ${Math.round(100 * this.allowed)}%`;
+    this.meters.textContent = `${edge + cloud} tokens · ${cloud} by the cloud (${share}) · ${((edge + cloud) / seconds).toFixed(1)} tokens/s`;
   }
 }

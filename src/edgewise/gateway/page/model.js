@@ -5,18 +5,30 @@ const KEPT = "edgewise-models";
 /** Bytes from which on the page asks before it loads. */
 export const LARGE = 100e6;
 
-// Without TLS a browser keeps nothing for a page of another machine.
-const storage = () => (globalThis.caches ? caches.open(KEPT) : null);
+/**
+ * What `does` finds or keeps in this browser; null where it has no room, or keeps nothing for this page:
+ * without TLS, in some private windows, and where all cookies are blocked. Then any touch throws.
+ */
+export function allowed(does) {
+  try {
+    const found = does();
+    return found?.catch ? found.catch(() => null) : found;
+  } catch {
+    return null;
+  }
+}
+
 const keyOf = (model) => `${model.url}?sha256=${model.sha256}`;
 
 export async function isKept(model) {
-  return Boolean(await (await storage())?.match(keyOf(model)));
+  return Boolean(await keptModel(model));
 }
+
+const keptModel = (model) => allowed(() => caches.match(keyOf(model), { cacheName: KEPT }));
 
 /** The model's file; `onPart` is called with the part that has come. Throws where it is not what was named. */
 export async function fileOf(model, onPart) {
-  const cache = await storage();
-  const kept = await cache?.match(keyOf(model));
+  const kept = await keptModel(model);
   if (kept) return kept.blob();
   const response = await fetch(model.url, { cache: "no-store" });
   if (!response.ok) throw new UsageError(`The gateway does not hand out the model (HTTP ${response.status}).`);
@@ -32,11 +44,7 @@ export async function fileOf(model, onPart) {
   }
   const file = new Blob(parts, { type: "application/octet-stream" });
   await requireSame(file, model);
-  try {
-    await cache?.put(keyOf(model), new Response(file));
-  } catch {
-    // The device has no room for it: it is loaded again next time.
-  }
+  await allowed(async () => (await caches.open(KEPT)).put(keyOf(model), new Response(file)));
   return file;
 }
 
@@ -77,21 +85,24 @@ const thresholdsOf = (card) =>
 /** Where the threshold of `router` starts beside this edge, by share: measured once, then kept. */
 export async function startsOf(edge, name, router, id, onPart) {
   const key = `edgewise.starts ${name} ${id}`;
-  try {
-    const kept = JSON.parse(localStorage.getItem(key));
-    if (Array.isArray(kept) && kept.every((pair) => pair.length === 2 && pair.every((one) => one >= 0 && one <= 1))) return kept;
-  } catch {
-    // Changed by hand: measured again.
-  }
+  // Changed by hand, it is measured again.
+  const kept = allowed(() => JSON.parse(localStorage.getItem(key)));
+  if (Array.isArray(kept) && kept.every((pair) => pair?.length === 2 && pair.every((one) => one >= 0 && one <= 1))) return kept;
   const measured = await ownThresholds(edge, router, onPart);
-  localStorage.setItem(key, JSON.stringify(measured));
+  allowed(() => localStorage.setItem(key, JSON.stringify(measured)));
   return measured;
 }
 
 export { routerNamed };
 
+/** Everything that the page has kept, the key and the worker too. */
 export async function forgetAll() {
-  for (const key of Object.keys(localStorage)) if (key.startsWith("edgewise.")) localStorage.removeItem(key);
-  if (!globalThis.caches) return;
-  for (const name of await caches.keys()) await caches.delete(name);
+  for (const kind of ["localStorage", "sessionStorage"]) {
+    allowed(() => Object.keys(window[kind]).filter(isOwn).forEach((name) => window[kind].removeItem(name)));
+  }
+  // First the worker, which would keep the files again.
+  await allowed(async () => (await navigator.serviceWorker.getRegistration())?.unregister());
+  await allowed(async () => Promise.all((await caches.keys()).filter(isOwn).map((name) => caches.delete(name))));
 }
+
+const isOwn = (name) => /^edgewise[.-]/.test(name);

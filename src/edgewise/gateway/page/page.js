@@ -4,9 +4,16 @@
 //   lib/       edgewise-web: edge, router, policy, gateway, the loop
 import { AnswerView, el } from "./answer.js";
 import { Breaker, Gateway, Latency, Policy, UsageError, stream, thresholdAt } from "./lib/index.js";
-import { LARGE, edgeOf, fileOf, forgetAll, isKept, routerNamed, startsOf, trainedRouter } from "./model.js";
+import { LARGE, allowed, edgeOf, fileOf, forgetAll, isKept, routerNamed, startsOf, trainedRouter } from "./model.js";
 
 const byId = (id) => document.getElementById(id);
+const NEUTRAL = [
+  ["Explain", "Why is the sky blue?"],
+  ["Write", "Write a short poem about a lighthouse."],
+  ["Program", "Write a Python function that reverses the words of a sentence."],
+  ["Calculate", "A train leaves at 9:40 and takes 85 minutes. When does it arrive? Think step by step."],
+];
+/** What the bundled pair knows. */
 const EXAMPLES = [
   ["A sum", "Leo starts the day with 72 cards. Leo buys 10 more. Tara starts the day with 78 cards. Tara looks at all of them. Tara buys 8 more. What is the number of cards that Tara has at the end? Write the sums."],
   ["Another sum", "Ines has 37 books. Ines sells 10 of them. Ines leaves 1 at school. Eva has 85 books. Eva wins 9 in a game. What is the number of books that Eva has at the end? Put it as sums."],
@@ -39,12 +46,13 @@ function progress(part) {
 }
 
 async function start() {
-  if (navigator.serviceWorker) navigator.serviceWorker.register("sw.js");
+  allowed(() => navigator.serviceWorker?.register("sw.js"));
   keyFromAddress();
   const response = await fetch("config.json");
   if (!response.ok) throw new UsageError(`The gateway does not say what it serves (HTTP ${response.status}).`);
   state.config = await response.json();
   const { model, gateway, cloud_share: share } = state.config;
+  showExamples(model.name);
   byId("key-label").hidden = !gateway.keys;
   byId("share").value = Math.round(100 * share);
   showShare();
@@ -69,18 +77,47 @@ async function use(file, name, id) {
   await state.edge?.close();
   state.gateway?.close();
   state.edge = null;
-  const edge = await edgeOf(file);
-  await readRouters(id);
+  const [edge, , status] = await Promise.all([edgeOf(file), readRouters(id), askCloud()]);
   const same = edge.tokenizer === config.gateway.tokenizer;
   state.edge = edge;
   state.name = name;
-  state.gateway = same ? new Gateway(location.href, edge, { key: key(), onSent: left }) : null;
-  if (state.disconnected) state.gateway?.disconnect();
+  state.gateway = null;
+  if (same) connect();
   byId("disconnect").disabled = !same;
-  const cloud = same ? config.gateway.model || config.gateway.engine : "no cloud: another vocabulary than the gateway's";
-  byId("models").textContent = `${name} here + ${cloud}`;
+  showModels();
+  showExamples(name);
   byId("send").disabled = false;
-  say(config.gateway.keys && !key() ? "Ready, alone: the gateway wants a key (Settings)." : "Ready.");
+  say(status === 401 ? alone() : "Ready.");
+}
+
+/** A gateway for this edge and this key; the one before is closed. */
+function connect() {
+  state.gateway?.close();
+  state.gateway = new Gateway(location.href, state.edge, { key: key(), onSent: left });
+  if (state.disconnected) state.gateway.disconnect();
+  state.breaker = new Breaker();
+}
+
+const alone = () => `This device answers alone: the gateway ${key() ? "does not accept this key" : "wants a key"} (Settings).`;
+
+function showModels() {
+  const cloud = state.gateway ? state.cloud || "the gateway's model" : "no cloud: another vocabulary than the gateway's";
+  byId("models").textContent = `${state.name} here + ${cloud}`;
+}
+
+/** Reads what the gateway serves, which it tells nobody without its key. Returns the reply's status, 0 without one. */
+async function askCloud() {
+  state.cloud = "";
+  if (state.config.gateway.keys && !key()) return 401;
+  const headers = key() ? { Authorization: `Bearer ${key()}` } : {};
+  try {
+    const response = await fetch("../v1/models", { headers, signal: AbortSignal.timeout(5000) });
+    if (response.ok) state.cloud = `${(await response.json()).data[0].id}`;
+    return response.status;
+  } catch {
+    // Without a network the page has no name for it, and answers alone.
+    return 0;
+  }
 }
 
 async function readRouters(id) {
@@ -125,14 +162,14 @@ async function answer(question) {
   const spelled = (id) => new TextDecoder().decode(edge.piece(id));
   state.messages.push({ role: "user", content: question });
   state.answers += 1;
-  const view = new AnswerView(question, spelled);
+  const cloudShare = byId("share").value / 100;
+  const view = new AnswerView(question, spelled, cloudShare);
   byId("first").hidden = true;
   byId("turns").append(view.node);
   view.node.scrollIntoView({ block: "end" });
   state.running = new AbortController();
   showRunning();
   try {
-    const cloudShare = byId("share").value / 100;
     const asks = Boolean(cloudShare && state.gateway?.allowed);
     const { router, thresholds } = await measured(edge, byId("router").value, asks);
     const policy = new Policy({ cloudShare, threshold: thresholdAt(thresholds, cloudShare) });
@@ -163,9 +200,7 @@ async function answer(question) {
 
 /** A browser does not tell a page that a key was refused; a request does. */
 async function explain() {
-  const headers = key() ? { Authorization: `Bearer ${key()}` } : {};
-  const response = await fetch("../v1/models", { headers }).catch(() => null);
-  if (response?.status === 401) say("The gateway wants a key, or does not accept this one (Settings).");
+  if ((await askCloud()) === 401) say(alone());
 }
 
 /** The bundled model is a toy: it knows single questions, in the wording of the demo. */
@@ -184,16 +219,41 @@ function showShare() {
   byId("share-value").textContent = `${byId("share").value}%`;
 }
 
+const KEY = "edgewise.key";
 const key = () => byId("key").value.trim();
 
 /** A link may bring the key after `#`, which no browser sends; it is taken out of the address. */
 function keyFromAddress() {
   const given = new URLSearchParams(location.hash.slice(1)).get("key");
-  if (given) {
-    sessionStorage.setItem("edgewise.key", given);
-    history.replaceState(null, "", location.pathname + location.search);
-  }
-  byId("key").value = sessionStorage.getItem("edgewise.key") ?? "";
+  byId("key").value = given ?? allowed(() => sessionStorage.getItem(KEY)) ?? "";
+  if (!given) return;
+  history.replaceState(null, "", location.pathname);
+  allowed(() => sessionStorage.setItem(KEY, given));
+}
+
+/** Consults with the key that the field has now. */
+async function useKey() {
+  if (!state.gateway) return;
+  connect();
+  const status = await askCloud();
+  showModels();
+  if (!state.running) say(status === 401 ? alone() : "Ready.");
+}
+
+/** Whether an input method is composing. Safari ends that before the Enter which confirms it; the key's code still tells. */
+const composes = (event) => event.isComposing || event.keyCode === 229;
+
+function showExamples(name) {
+  byId("examples").replaceChildren(...(name === "bundled" ? EXAMPLES : NEUTRAL).map(example));
+}
+
+function example([title, question]) {
+  const choose = () => {
+    newChat();
+    byId("prompt").value = question;
+    byId("ask").requestSubmit();
+  };
+  return el("li", {}, el("button", { type: "button", onclick: choose }, el("b", {}, title), el("span", {}, question)));
 }
 
 function newChat() {
@@ -212,7 +272,7 @@ byId("ask").addEventListener("submit", (event) => {
   return answer(question);
 });
 byId("prompt").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (event.key !== "Enter" || event.shiftKey || composes(event)) return;
   event.preventDefault();
   if (!state.running) byId("ask").requestSubmit();
 });
@@ -229,12 +289,13 @@ byId("disconnect").addEventListener("click", () => {
 byId("share").addEventListener("input", showShare);
 byId("new").addEventListener("click", newChat);
 byId("key").addEventListener("change", () => {
-  sessionStorage.setItem("edgewise.key", key());
-  if (!state.gateway) return;
-  state.gateway.close();
-  state.gateway = new Gateway(location.href, state.edge, { key: key(), onSent: left });
-  if (state.disconnected) state.gateway.disconnect();
-  state.breaker = new Breaker();
+  allowed(() => sessionStorage.setItem(KEY, key()));
+  useKey();
+});
+// Such a link in the address of a page that is open loads nothing.
+addEventListener("hashchange", () => {
+  keyFromAddress();
+  useKey();
 });
 byId("router").addEventListener("change", () => (state.budget = undefined));
 byId("file").addEventListener("change", async ({ target }) => {
@@ -244,7 +305,8 @@ byId("file").addEventListener("change", async ({ target }) => {
   use(file, file.name, `${file.name} ${file.size}`).catch(failed);
 });
 byId("forget").addEventListener("click", async () => {
-  await forgetAll();
+  byId("key").value = "";
+  await Promise.all([forgetAll(), useKey()]);
   byId("kept").textContent = "Nothing is kept any more; the next visit loads the model again.";
 });
 function toggleSettings(open) {
@@ -252,22 +314,11 @@ function toggleSettings(open) {
   byId("settings-button").setAttribute("aria-expanded", `${open}`);
 }
 byId("settings-button").addEventListener("click", () => toggleSettings(byId("settings").hidden));
-document.addEventListener("keydown", ({ key: pressed }) => {
-  if (pressed !== "Escape" || byId("settings").hidden) return;
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || composes(event) || byId("settings").hidden) return;
   toggleSettings(false);
   byId("settings-button").focus();
 });
-byId("examples").replaceChildren(
-  ...EXAMPLES.map(([title, question]) => {
-    const choose = () => {
-      newChat();
-      byId("prompt").value = question;
-      byId("ask").requestSubmit();
-    };
-    return el("li", {}, el("button", { type: "button", onclick: choose }, el("b", {}, title), el("span", {}, question)));
-  }),
-);
-
 function failed(error) {
   progress(null);
   say(error.message);

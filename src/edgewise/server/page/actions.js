@@ -36,10 +36,13 @@ async function answerTurn(turn) {
   const { conversation } = state;
   const underWay = new AbortController();
   state.underWay = underWay;
-  for (const mode of modesNow()) {
+  const modes = modesNow();
+  // Side by side all draw alike, so that luck tells no two of them apart.
+  const seed = modes.length > 1 ? crypto.getRandomValues(new Uint32Array(1))[0] : null;
+  for (const mode of modes) {
     const model = modelOf(mode);
     const paced = Boolean(state.health?.bundled) && state.settings.paced;
-    turn.answers[mode] = new Answer(mode, model, { greedy: isGreedy(), paced });
+    turn.answers[mode] = new Answer(mode, model, { greedy: isGreedy(), paced, seed });
   }
   changed();
   const writing = turn.modes.map(async (mode) => {
@@ -62,7 +65,7 @@ async function write(answer, messages, signal) {
   clouds.set(answer, cloud);
   const either = AbortSignal.any([signal, cloud.signal]);
   try {
-    await take(answer, ask(answer.model, messages, either), either).catch((error) => {
+    await take(answer, ask(answer, messages, either), either).catch((error) => {
       if (signal.aborted || !cloud.signal.aborted) throw error;
       return take(answer, restOf(answer, signal), signal);
     });

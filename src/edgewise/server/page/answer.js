@@ -2,14 +2,16 @@
 //
 //   mode       "pair", "edge" or "cloud"; `model` is the id that was asked for
 //   phase      "waiting", "writing", "done", "stopped" or "failed"
-//   tokens     [{index, id, text, source, reason, score, seconds, wait, edge, cloud, shown, kind}]:
+//   tokens     [{index, id, text, source, reason, score, seconds, wait, edge, cloud, draft, shown, kind}]:
 //              the server's provenance, the text that it brought (`shown`) and its kind (`kindOf`);
-//              `edge` and `cloud` are candidates, best first: {token, logprob}
+//              `edge` and `cloud` are candidates, best first: {token, logprob}; `draft` is what the
+//              edge would have written where the cloud did: {id, text}
 //   pending    [{index, text}], draft tokens of the edge's during a consult
 //   tail       text that no token brought: what was held back until the end
 //   problem    "" or a sentence
 //   usage, timing, finish   as the server says them at the end, else null; `finish` may be "repeats"
 //   greedy     nothing was drawn
+//   seed       of the draws, null if the server chose one; not kept
 //   paced      shown at the pace of larger models
 //   promptIds  the prompt's ids, as the server says them; not kept
 //   cut        how many tokens it had when the cloud was disconnected, else null
@@ -35,8 +37,8 @@ export class Answer {
   version = 0; // grows with every change
   #same = new Array(LONGEST_PERIOD + 1).fill(0); // per period, how many of the last ids repeat those one period before
 
-  constructor(mode, model, { greedy = false, paced = false } = {}) {
-    Object.assign(this, { mode, model, greedy, paced, phase: "waiting", tokens: [], pending: [] });
+  constructor(mode, model, { greedy = false, paced = false, seed = null } = {}) {
+    Object.assign(this, { mode, model, greedy, paced, seed, phase: "waiting", tokens: [], pending: [] });
     Object.assign(this, { tail: "", problem: "", usage: null, timing: null, finish: null, local: false });
     Object.assign(this, { began: performance.now(), seconds: null, promptIds: null, cut: null });
   }
@@ -84,7 +86,7 @@ export class Answer {
     for (let period = 1; period <= Math.min(LONGEST_PERIOD, this.tokens.length); period += 1) {
       this.#same[period] = this.tokens.at(-period).id === token.id ? this.#same[period] + 1 : 0;
     }
-    this.tokens.push({ ...token, edge: token.edge ?? [], cloud: token.cloud ?? [], shown: text, kind: kindOf(token) });
+    this.tokens.push({ ...token, edge: token.edge ?? [], cloud: token.cloud ?? [], shown: text, kind: kindOf(token, this.mode) });
     // A pause follows from what failed before it, which says more.
     const fault = faultOf(token);
     if (fault && !(this.problem && token.reason === "circuit_open")) {
@@ -119,7 +121,7 @@ export class Answer {
   static from(kept) {
     const answer = new Answer(kept.mode, kept.model);
     for (const name of KEPT) answer[name] = kept[name] ?? answer[name];
-    answer.tokens = kept.tokens;
+    answer.tokens = kept.tokens.map((token) => ({ ...token, kind: kindOf(token, kept.mode) }));
     if (answer.busy) answer.phase = "stopped";
     return answer;
   }
@@ -136,17 +138,10 @@ export function inVain(token) {
 }
 
 // "edge", "fallback" (the cloud failed, now or before), "confirmed" (the cloud's token is what the edge
-// would have written), "changed", or "alone" where nobody knows what the edge would have written.
-export function kindOf(token) {
+// would have written), "changed", or "alone" where nobody knows what the edge would have written, or
+// the cloud was to write all.
+function kindOf(token, mode) {
   if (token.source !== "cloud") return faultOf(token) ? "fallback" : "edge";
-  const likeliest = token.edge?.[0];
-  if (!likeliest) return "alone";
-  return isSame(likeliest, token) ? "confirmed" : "changed";
-}
-
-// Ids stand for candidates' bytes: parts of characters all look alike.
-function isSame(likeliest, token) {
-  if (likeliest.token !== token.text) return false;
-  const own = token.cloud?.find((one) => one.token === token.text);
-  return !own?.bytes || !likeliest.bytes || String(own.bytes) === String(likeliest.bytes);
+  if (!token.draft || mode === "cloud") return "alone";
+  return token.draft.id === token.id ? "confirmed" : "changed";
 }

@@ -69,7 +69,7 @@ function ended({ finish, phase }) {
 // The text as nodes, of which each token is at least one, unless it is all markup.
 function written(answer, struck, formatted) {
   const items = [
-    ...answer.tokens.map((token, number) => ({ text: token.shown, kind: answer.mode === "cloud" ? "alone" : token.kind, number, token })),
+    ...answer.tokens.map((token, number) => ({ text: token.shown, kind: token.kind, number, token })),
     { text: answer.tail, kind: "tail" },
     ...answer.pending.map(({ text }) => ({ text, kind: "pending" })),
   ];
@@ -113,7 +113,7 @@ function tokenNode({ kind, number, token }, piece, struck) {
   // Spaces stand outside of what is marked.
   const space = kind === "alone" ? "" : /^\s*/.exec(piece)[0];
   const shown = piece.slice(space.length) || (kind === "changed" ? el("i", {}, visible(piece)) : "");
-  const struckOut = kind === "changed" && struck ? el("rt", {}, el("del", {}, visible(token.edge[0].token))) : null;
+  const struckOut = kind === "changed" && struck ? el("rt", {}, el("del", {}, visible(token.draft.text))) : null;
   return el("span", attributes, shown ? [space, el("mark", {}, struckOut ? el("ruby", {}, shown, struckOut) : shown)] : space);
 }
 

@@ -1,6 +1,7 @@
 // Requests to the server.
 import { isChunk, isExamples, isHealth, isSent } from "./shapes.js";
 import { redraw, state } from "./state.js";
+import { inPercent } from "./wording.js";
 
 function headers() {
   return { "Content-Type": "application/json", ...(state.key ? { Authorization: `Bearer ${state.key}` } : {}) };
@@ -15,18 +16,20 @@ export function modelOf(mode) {
 export function shareNow() {
   const { health, settings } = state;
   if (settings.share !== "") return Number(settings.share);
-  return health?.cloud_share == null ? null : Number((100 * health.cloud_share).toFixed(4));
+  return health?.cloud_share == null ? null : inPercent(health.cloud_share);
 }
 
 // A streamed reply. Raises an Error with the server's sentence where it refuses.
-export function ask(model, messages, signal) {
+export function ask({ model, mode, seed }, messages, signal) {
   const { limit, system } = state.settings;
   return streamed("v1/chat/completions", signal, {
     model,
     messages: [...(system.trim() ? [{ role: "system", content: system }] : []), ...messages],
     ...(limit === "" ? {} : { max_completion_tokens: Number(limit) }),
+    ...(seed === null ? {} : { seed }),
     stream_options: { include_usage: true },
-    edgewise: { provenance: true, pending: true },
+    // Where the cloud is to write all, what the edge drafts meanwhile is nobody's concern.
+    edgewise: { provenance: true, pending: mode !== "cloud" },
   });
 }
 

@@ -2,19 +2,9 @@
 import { inVain } from "./answer.js";
 import { el } from "./dom.js";
 import { state } from "./state.js";
-import { isWrapped, plural, visible, wrapped } from "./wording.js";
+import { heldBack, isWrapped, plural, visible, wrapped } from "./wording.js";
 
 const SHOWN = 3; // changes
-
-const HELD = {
-  circuit_open: "consults are paused after failures; one is tried again soon",
-  budget: "the share is spent for now, and comes back with every token",
-  cap: "the answer's cap is spent",
-  cost: "a consult would cost more than the cloud alone, or a limit is spent",
-  blocked: "what would be sent may not leave this device",
-  mid_word: "the cloud is asked between words, and no wish came there",
-  reasoning: "the cloud cannot go on inside of a block of reasoning",
-};
 
 // Nodes.
 export function caption(turn, answer) {
@@ -22,7 +12,7 @@ export function caption(turn, answer) {
   if (answer.busy || !answer.tokens.length) return [];
   const toy = state.health?.bundled && !isWrapped(turn.prompt);
   const told = toy && el("span", { class: "note" }, "The bundled pair knows sums and word puzzles alone. For real questions: edgewise serve --edge smollm2");
-  return [...done(turn, answer), judged(turn, answer), told];
+  return [...done(turn, answer), judged(turn, answer), slower(turn, answer), told];
 }
 
 function done(turn, answer) {
@@ -44,7 +34,7 @@ function done(turn, answer) {
   return [`Nothing was asked of the cloud: ${reason(turn, answer)}. `];
 }
 
-const change = (token) => el("span", { class: "change" }, el("del", {}, visible(token.edge[0].token)), " → ", el("b", {}, visible(token.shown)));
+const change = (token) => el("span", { class: "change" }, el("del", {}, visible(token.draft.text)), " → ", el("b", {}, visible(token.shown)));
 
 // Of the examples it is known what is right, and what the edge alone says.
 function judged(turn, answer) {
@@ -56,11 +46,17 @@ function judged(turn, answer) {
   return right ? el("b", { class: "right" }, `${example.right} is right.`) : el("span", {}, "That is ", el("b", { class: "wrong" }, "wrong"), `: it is ${example.right}.`);
 }
 
+// Side by side, of the pair: the cloud alone was done before.
+function slower({ answers: { cloud } }, { mode, lasted, paced, phase }) {
+  if (mode !== "pair" || paced || phase !== "done" || cloud?.phase !== "done" || cloud.lasted >= lasted) return null;
+  return el("span", {}, ` Here the cloud alone was faster: ${cloud.lasted.toFixed(1)} s.`);
+}
+
 function reason(turn, { model, local, tokens }) {
-  if (turn.local || local) return "the conversation is local";
+  if (turn.local || local) return "this chat is kept here";
   if (model.endsWith("@0")) return "the share is 0";
-  const held = Object.keys(HELD).find((name) => tokens.some((token) => token.reason === name));
-  if (held) return HELD[held];
+  const held = heldBack({ tokens });
+  if (held) return held;
   const scored = tokens.filter((token) => token.score != null && token.threshold != null);
   if (!scored.length) return "by the server's settings nothing of this conversation may leave, or nothing at all";
   const best = scored.reduce((one, other) => (other.score - other.threshold > one.score - one.threshold ? other : one));

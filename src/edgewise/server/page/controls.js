@@ -23,7 +23,7 @@ function header() {
   byId("local").setAttribute("aria-pressed", conversation.local);
   byId("local").setAttribute("aria-disabled", fixed());
   document.body.classList.toggle("local", conversation.local);
-  const note = conversation.local ? "Local: nothing from here on leaves this device, until a new chat begins." : "";
+  const note = conversation.local ? "Nothing of this chat from here on leaves this device, until a new one begins." : "";
   if (byId("local-note").textContent !== note) byId("local-note").textContent = note;
   byId("warning").textContent = state.warning;
 }

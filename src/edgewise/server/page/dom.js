@@ -1,6 +1,10 @@
 // Nodes. Text is always set as text: nothing that a model or a server writes becomes markup.
 export const byId = (id) => document.getElementById(id);
 
+// Whether a key belongs to an input method (Japanese, Chinese, ...), which is still composing. Safari
+// ends a composition before the Enter that confirms it, and leaves only the key's code to tell.
+export const composes = (event) => event.isComposing || event.keyCode === 229;
+
 // An element; `attributes` whose names begin with "on" are listeners, false ones are left out.
 export function el(name, attributes = {}, ...children) {
   const node = document.createElement(name);

@@ -9,7 +9,7 @@ const NEUTRAL = [
   { title: "Explain", question: "Why is the sky blue?" },
   { title: "Write", question: "Write a short poem about a lighthouse." },
   { title: "Program", question: "Write a Python function that reverses the words of a sentence." },
-  { title: "Reckon", question: "A train leaves at 9:40 and takes 85 minutes. When does it arrive? Think step by step." },
+  { title: "Calculate", question: "A train leaves at 9:40 and takes 85 minutes. When does it arrive? Think step by step." },
 ];
 
 export function drawFirstScreen() {

@@ -1,6 +1,6 @@
 // Markdown as nodes. It never makes text: `leaf(start, end)` returns the nodes of a piece of the
 // source, so that whoever calls knows which tokens a piece is made of. Of links only those to the
-// web stay; pictures are their names, and HTML is text.
+// web stay; pictures are their names, HTML is text, and formulas stay as they are written.
 import { el } from "./dom.js";
 
 const DEEPEST = 8; // lists and quotes in each other
@@ -10,7 +10,11 @@ const RULE = /^ {0,3}([-*_])([ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,12})([-*+]|\d{1,9}[.)])([ \t]+|$)/;
 const COLUMNS = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*(\|[ \t]*)?$/;
-const MARK = /\\[!-/:-@[-`{-~]|`+|\*\*|__|~~|[*_]|!?\[|https?:\/\/[^\s<>()[\]"'*]*[^\s<>()[\]"'*.,;:!?]/g;
+const FORMULAS = { "\\(": "\\)", "\\[": "\\]", $$: "$$" };
+// A dollar sign may be money: one that closes a formula has no digit behind it.
+const DOLLARS = /\$(?!\s)(?:[^$\\\n]|\\.)*?[^\s$\\]\$(?!\d)/y;
+const DISPLAYED = /^ {0,3}(\\\[|\$\$)/;
+const MARK = /\\[([]|\$\$?|\\[$\\`*_#+.|<>~-]|`+|\*\*|__|~~|[*_]|!?\[|https?:\/\/[^\s<>()[\]"'*]*[^\s<>()[\]"'*.,;:!?]/g;
 const LINK = /!?\[([^[\]\n]*)\]\(\s{0,8}<?([^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)?)>?(?:\s{1,8}"[^"\n]*")?\s{0,8}\)/y;
 const TAGS = { "**": "strong", __: "strong", "~~": "del", "*": "em", _: "em" };
 
@@ -43,6 +47,7 @@ export function markdown(text, leaf) {
     const line = said(lines[at]);
     if (!line.trim()) return [null, at + 1];
     if (FENCE.test(line)) return code(lines, at, FENCE.exec(line)[1]);
+    if (DISPLAYED.test(line)) return displayed(lines, at, DISPLAYED.exec(line)[1]);
     const heading = HEADING.exec(line);
     if (heading) return [el(`h${Math.min(6, heading[1].length + 3)}`, {}, inline(lines[at].start + heading[0].length, lines[at].end)), at + 1];
     if (RULE.test(line)) return [el("hr"), at + 1];
@@ -57,6 +62,17 @@ export function markdown(text, leaf) {
     while (end < lines.length && !said(lines[end]).trimStart().startsWith(fence)) end += 1;
     const body = lines.slice(at + 1, end).map((line) => leaf(line.start, Math.min(line.end + 1, text.length)));
     return [el("pre", { tabindex: 0 }, el("code", {}, body)), end + 1];
+  }
+
+  // A formula on lines of its own, to the end of its paragraph where nothing closes it.
+  function displayed(lines, at, mark) {
+    const [line, close] = [said(lines[at]), FORMULAS[mark]];
+    const closed = line.indexOf(close, line.indexOf(mark) + mark.length);
+    // What stands behind it in its line is text.
+    if (closed >= 0 && line.slice(closed + close.length).trim()) return paragraph(lines, at);
+    let end = at + 1;
+    for (let open = closed < 0; open && end < lines.length && said(lines[end]).trim(); end += 1) open = !said(lines[end]).includes(close);
+    return [el("p", {}, lines.slice(at, end).map((line, place) => leaf(line.start, at + place < end - 1 ? line.end + 1 : line.end))), end];
   }
 
   function quote(lines, at, depth) {
@@ -98,7 +114,7 @@ export function markdown(text, leaf) {
   }
 
   function begins(line) {
-    return FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || RULE.test(line);
+    return [FENCE, HEADING, QUOTE, RULE, DISPLAYED].some((one) => one.test(line));
   }
 
   function table(lines, at) {
@@ -159,6 +175,7 @@ export function markdown(text, leaf) {
   function marked(at, mark, end, depth, open) {
     const inside = at + mark.length;
     if (inside > end) return null;
+    if (mark === "$" || Object.hasOwn(FORMULAS, mark)) return formula(at, mark, end, open);
     if (mark[0] === "\\") return { nodes: leaf(at + 1, inside), end: inside };
     if (mark[0] === "h") return { nodes: [anchor(mark, leaf(at, Math.min(end, inside)))], end: Math.min(end, inside) };
     if (mark.endsWith("[")) return link(at, end, depth);
@@ -168,6 +185,19 @@ export function markdown(text, leaf) {
     if (close <= inside) return null;
     if (mark[0] === "`") return { nodes: [el("code", {}, leaf(inside, close))], end: close + mark.length };
     return { nodes: [el(TAGS[mark], {}, inline(inside, close, depth + 1))], end: close + mark.length };
+  }
+
+  // As it is written, with its marks.
+  function formula(at, mark, end, open) {
+    let after = at;
+    if (mark === "$") {
+      DOLLARS.lastIndex = at;
+      after = DOLLARS.test(text) ? DOLLARS.lastIndex : at;
+    } else if (!open.has(mark)) {
+      after = text.indexOf(FORMULAS[mark], at + 2) + 2;
+      if (after < at + 2 || after > end) open.add(mark);
+    }
+    return after > at && after <= end ? { nodes: leaf(at, after), end: after } : null;
   }
 
   // Where a mark is closed; -1 if it is not.

@@ -3,15 +3,27 @@ import { inVain } from "./answer.js";
 import { el } from "./dom.js";
 import { CLOUD, DISTANCE, EDGE } from "./pace.js";
 import { state } from "./state.js";
-import { milliseconds, percent, plural } from "./wording.js";
+import { heldBack, inPercent, milliseconds, percent, plural } from "./wording.js";
 
 const cloudOf = ({ tokens }) => tokens.filter((token) => token.source === "cloud").length;
 
+// The share that the answer may have; null where a threshold decides.
+const allowedTo = ({ model }) => (model.includes("@") ? Number(model.split("@")[1]) : (state.health?.cloud_share ?? null));
+
+// The share that it had, with what was asked for and dropped: that counts, too.
+function usedBy(answer) {
+  const late = answer.tokens.filter((token) => token.reason === "timeout").length;
+  return answer.usage?.edgewise.cloud_share ?? (cloudOf(answer) + late) / answer.tokens.length;
+}
+
 export function line(answer) {
   const { tokens, lasted, mode } = answer;
-  const cloud = cloudOf(answer);
+  const allowed = allowedTo(answer);
   const parts = [["tokens", plural(tokens.length, "token")]];
-  if (mode === "pair" && state.health?.cloud !== null) parts.push(["share", `${cloud} by the cloud (${percent(cloud / tokens.length)})`]);
+  if (mode === "pair" && state.health?.cloud !== null) {
+    const used = percent(usedBy(answer));
+    parts.push(["share", `${cloudOf(answer)} by the cloud (${allowed === null ? used : `used ${used} of ${inPercent(allowed)}%`})`]);
+  }
   if (lasted) parts.push(["time", `${lasted.toFixed(1)} s`], ["rate", `${(tokens.length / lasted).toFixed(0)} tokens/s`]);
   return parts.map(([name, text], place) => [place ? " · " : "", el("span", { "data-counter": name }, text)]);
 }
@@ -19,29 +31,30 @@ export function line(answer) {
 export function rest(answer) {
   return [
     el("dl", {}, counts(answer).map(([name, title, text]) => el("div", {}, el("dt", {}, title), el("dd", { "data-counter": name }, text)))),
-    aboveShare(answer) && el("p", {}, "A short answer may have two cloud tokens above the share."),
+    answer.mode === "pair" && !answer.busy && aboutShare(answer),
     answer.paced && el("p", {}, `Shown at the pace of larger models: the edge writes ${EDGE} tokens/s, the cloud ${CLOUD} and is ${DISTANCE} ms away.`),
   ];
 }
 
-function aboveShare(answer) {
-  const share = answer.model.includes("@") ? Number(answer.model.split("@")[1]) : state.health?.cloud_share;
-  return answer.mode === "pair" && share != null && cloudOf(answer) > share * answer.tokens.length;
+// Why it had more than was allowed, or much less.
+function aboutShare(answer) {
+  const [used, allowed] = [usedBy(answer), allowedTo(answer)];
+  if (allowed === null || !cloudOf(answer)) return null;
+  if (used > allowed) return el("p", {}, "A short answer may have two cloud tokens above the share.");
+  if (used >= allowed / 2) return null;
+  return el("p", {}, `Less than allowed: ${heldBack(answer) ?? "elsewhere the router was below its threshold"}.`);
 }
 
 // What nobody counted is a dash.
 function counts(answer) {
   const { tokens, usage, timing } = answer;
   const own = usage?.edgewise;
-  // Asked for in vain: the cloud share counts it, as the usage at the end does.
-  const late = tokens.filter((token) => token.reason === "timeout").length;
   const brought = tokens.filter((token) => token.source === "cloud" && token.reason !== "span");
   const changed = brought.filter((token) => token.kind === "changed").length;
-  const calls = brought.length + tokens.filter(inVain).length;
+  const calls = own?.cloud_calls ?? brought.length + tokens.filter(inVain).length;
   const found = [["first", "first token", milliseconds(timing?.ttft ?? tokens[0].seconds)]];
   if (answer.mode === "edge") return found;
-  found.push(["calls", "changed / consulted", `${own?.correction_tokens ?? changed} / ${own?.cloud_calls ?? calls}`]);
-  if (answer.mode === "pair") found.push(["dial", "share with what was dropped", percent(own?.cloud_share ?? (cloudOf(answer) + late) / tokens.length)]);
+  if (answer.mode === "pair") found.push(["calls", "changed / consulted", `${changed} / ${calls}`]);
   return own ? [...found, ...atTheEnd(own, cloudOf(answer))] : found;
 }
 

@@ -12,7 +12,7 @@
 // kept), and every view is drawn once in the next frame.
 import { readExamples, refresh } from "./api.js";
 import { drawControls, focusField, listen } from "./controls.js";
-import { byId } from "./dom.js";
+import { byId, composes } from "./dom.js";
 import { drawFirstScreen } from "./first_screen.js";
 import { drawSent } from "./sent.js";
 import { keep, redraw, restore, state, subscribe } from "./state.js";
@@ -33,7 +33,7 @@ focusField();
 
 // Escape closes what was opened last; the focus goes back to what opened it.
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape") return;
+  if (event.key !== "Escape" || composes(event)) return;
   const sent = byId("sent");
   if (state.token) closeTokenPanel();
   else if (state.settingsOpen) {

@@ -15,12 +15,12 @@ const candidates = maybe(list(record({ token: text, logprob: maybe(number), byte
 const token = {
   ...counts("index", "id", "seconds", "wait"),
   ...{ text, source: text, reason: text, score: maybe(number), threshold: maybe(number) },
-  ...{ edge: candidates, cloud: candidates },
+  ...{ edge: candidates, cloud: candidates, draft: maybe(record({ id: number, text })) },
 };
 const timing = record(counts("ttft", "total"));
 const usage = record({
   edgewise: record({
-    ...counts("cloud_share", "correction_tokens", "cloud_calls"),
+    ...counts("cloud_share", "cloud_calls"),
     ...{ cloud_prompt_cached: maybe(number), cloud_prompt_computed: maybe(number), cloud_completion_tokens: maybe(number) },
     sent: maybe(record({ bytes: maybe(number) })),
     tiers: maybe(list(record({ cloud: text, ...counts("wanted", "calls", "wrote") }))),

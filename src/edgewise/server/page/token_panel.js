@@ -11,29 +11,30 @@ export function drawTokenPanel() {
   const before = panel.classList.contains("pinned");
   panel.classList.toggle("pinned", pinned);
   panel.hidden = !token;
-  fill(panel, [pinned, token ?? null], () => (token ? about(token, pinned) : []));
+  fill(panel, [pinned, token ?? null], () => (token ? about(token, answer.mode, pinned) : []));
   if (pinned && !before) panel.querySelector("button").focus();
 }
 
-function about(token, pinned) {
+function about(token, mode, pinned) {
   const rows = Array.from({ length: Math.max(token.edge.length, token.cloud.length) });
   return [
     pinned && el("button", { class: "close", type: "button", onclick: closeTokenPanel }, "Close"),
     el("p", {}, el("bdi", {}, `“${token.text}”`), ` ${whoWrote(token)}`),
-    el("p", { class: "note" }, [reasonInWords(token), ...measured(token)].join(", ")),
+    el("p", { class: "note" }, reasonInWords(token, mode)),
     el(
       "table",
       {},
       el("thead", {}, el("tr", {}, el("th", { colspan: 2, scope: "col" }, "edge"), el("th", { colspan: 2, scope: "col" }, "cloud"))),
       el("tbody", {}, rows.map((_, place) => el("tr", {}, cells(token.edge[place]), cells(token.cloud[place])))),
     ),
+    el("details", { class: "note" }, el("summary", {}, "Details"), measured(token).join(", ")),
   ];
 }
 
 function measured(token) {
   const threshold = token.threshold?.toFixed(3) ?? "–";
   const score = token.score == null ? [] : [`score ${token.score.toFixed(3)} (threshold ${threshold})`];
-  return token.wait >= 0.001 ? [...score, `waited ${milliseconds(token.wait)}`] : score;
+  return [token.reason.replaceAll("_", " "), ...score, ...(token.wait >= 0.001 ? [`waited ${milliseconds(token.wait)}`] : [])];
 }
 
 function cells(one) {

@@ -1,7 +1,7 @@
 // Questions and their answers, and the scrolling.
 import { regenerate } from "./actions.js";
 import { answerView } from "./answer_view.js";
-import { byId, el, fill } from "./dom.js";
+import { byId, composes, el, fill } from "./dom.js";
 import { redraw, state } from "./state.js";
 import { bare, isWrapped, wrapped } from "./wording.js";
 
@@ -73,7 +73,7 @@ function turnView(turn) {
   }
 
   function draw() {
-    const local = turn.local ? el("span", { class: "badge" }, "local") : null;
+    const local = turn.local ? el("span", { class: "badge" }, "kept here") : null;
     fill(question, [editing, turn.local], () => (editing ? [editor(turn, () => toggle(false))] : [el("h2", { dir: "auto" }, bare(turn.prompt)), local]));
     actions.hidden = editing;
     actions.classList.toggle("away", Boolean(state.underWay));
@@ -98,7 +98,13 @@ function editor(turn, close) {
     const question = field.value.trim();
     if (question) regenerate(turn, isWrapped(turn.prompt) ? wrapped(question) : question);
   };
-  const keys = (event) => (event.key === "Escape" ? (event.stopPropagation(), close()) : onEnter(submit)(event));
+  const keys = (event) => {
+    if (event.key !== "Escape") onEnter(submit)(event);
+    else if (!composes(event)) {
+      event.stopPropagation();
+      close();
+    }
+  };
   field.addEventListener("keydown", keys);
   return el(
     "form",
@@ -112,6 +118,6 @@ function editor(turn, close) {
 
 export function onEnter(submit) {
   return (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+    if (event.key === "Enter" && !event.shiftKey && !composes(event)) submit(event);
   };
 }

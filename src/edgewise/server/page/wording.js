@@ -13,16 +13,42 @@ const KINDS = {
   edge: "written by the edge",
   fallback: "written by the edge; the consult failed",
   confirmed: "written by the cloud, as the edge would have",
-  changed: "written by the cloud, other than the edge would have",
   alone: "written by the cloud",
 };
 
-export const whoWrote = (token) => KINDS[token.kind === "fallback" && !inVain(token) ? "edge" : token.kind];
+export function whoWrote(token) {
+  if (token.kind === "changed") return `written by the cloud; the edge would have written “${visible(token.draft.text)}”`;
+  return KINDS[token.kind === "fallback" && !inVain(token) ? "edge" : token.kind];
+}
 
-export function reasonInWords(token) {
-  const name = token.reason.replaceAll("_", " ");
-  if (token.reason === "cost") return `${name}: another consult would make the answer dearer than the cloud alone, or a limit is spent`;
-  return faultOf(token) ? `${name}: the cloud ${faultOf(token)}` : name;
+// Why a consult that was wanted was not made.
+const HELD = {
+  circuit_open: "consults are paused after failures; one is tried again soon",
+  budget: "the share is spent for now, and comes back with every token",
+  cap: "the answer's cap is spent",
+  cost: "a consult would cost more than the cloud alone, or a limit is spent",
+  blocked: "what would be sent may not leave this device",
+  mid_word: "the cloud is asked between words, and no wish came there",
+  reasoning: "the cloud cannot go on inside of a block of reasoning",
+  no_cloud: "there is no cloud",
+};
+const OTHERS = {
+  below_threshold: "the router was sure enough of it",
+  critical: "the router was not sure of the edge's token",
+  span: "it came with the token before it",
+  forced: "the answer's form allows nothing else",
+  edge_lost: "the edge model's server is gone",
+};
+
+// Of the first reason that held one back in this answer, if there is one.
+export const heldBack = ({ tokens }) => HELD[Object.keys(HELD).find((name) => tokens.some((token) => token.reason === name))];
+
+export function reasonInWords(token, mode) {
+  const { reason, source, threshold } = token;
+  if (mode === "cloud" && source === "cloud") return "the cloud was to write all";
+  if (mode === "edge" || (reason === "below_threshold" && threshold === null)) return "the cloud was not to be asked";
+  if (faultOf(token) && inVain(token)) return `the cloud was asked, and ${faultOf(token)}`;
+  return HELD[reason] ? `the router was not sure of it, but ${HELD[reason]}` : (OTHERS[reason] ?? reason);
 }
 
 // What stands alone has no neighbours that show its spaces; a token without text ends the answer, or
@@ -30,6 +56,7 @@ export function reasonInWords(token) {
 export const visible = (text) => text.trim() || (text.includes("\n") ? "⏎" : text ? "␣" : "∎");
 
 export const milliseconds = (seconds) => `${(1000 * seconds).toFixed(0)} ms`;
+export const inPercent = (share) => Number((100 * share).toFixed(4));
 export const percent = (share) => `${(100 * share).toFixed(1)}%`;
 export const plural = (count, one) => `${count.toLocaleString("en")} ${one}${count === 1 ? "" : "s"}`;
 
