@@ -40,7 +40,7 @@ export function rest(answer) {
 function aboutShare(answer) {
   const [used, allowed] = [usedBy(answer), allowedTo(answer)];
   if (allowed === null || !cloudOf(answer)) return null;
-  if (used > allowed) return el("p", {}, "A short answer may have two cloud tokens above the share.");
+  if (used > allowed) return el("p", {}, "The share holds over all answers: one may have what others left, or eight tokens before any.");
   if (used >= allowed / 2) return null;
   return el("p", {}, `Less than allowed: ${heldBack(answer) ?? "elsewhere the router was below its threshold"}.`);
 }
