@@ -223,6 +223,17 @@ def test_a_call_that_is_cut_is_told_as_far_as_it_can_be(client: TestClient, path
         assert (reply["stop_reason"], len(reply["content"])) == ("max_tokens", 1)
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize("most", [55, 65, 75])
+def test_a_call_that_was_cut_is_sent_back(client: TestClient, path: str, most: int) -> None:
+    """Else no later turn of the conversation would be answered."""
+    reply = post(client, path, most=len("One moment.") + most)
+    user = {"role": "user", "content": "sky: "}
+    said = reply["output"] if path == RESPONSES else [reply["choices"][0]["message"]]
+    more = {"input" if path == RESPONSES else "messages": [user, *said, user]}
+    assert read(path, post(client, path, **more)) == [("text", "It is sunny.")]
+
+
 def test_a_stop_string_cuts_a_call_and_behind_one_is_not_why_it_ended(client: TestClient) -> None:
     """Nobody is told to make the call that was cut, as a text would have been."""
     cut = {"stop": ['"city']}

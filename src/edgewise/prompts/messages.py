@@ -25,7 +25,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call that an answer made; `arguments` is the JSON text of an object."""
+    """A call that an answer made; `arguments` is the JSON text of an object, or a part of it."""
 
     id: str
     name: str
@@ -83,7 +83,7 @@ def conversation(
 ) -> dict[str, object]:
     """The variables `messages` and, where there are any, `tools`.
 
-    `change` is applied to every text of a participant. Raises `UsageError` for invalid calls.
+    `change` is applied to every text of a participant.
     """
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     made: dict[str, object] = {"messages": [_turn(message, names, change) for message in messages]}
@@ -101,23 +101,23 @@ def conversation(
 
 
 def texts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
-    """Every text of a conversation that somebody said. Raises as `conversation`."""
+    """Every text of a conversation that somebody said."""
     texts: list[str] = []
     conversation(messages, tools, lambda text: texts.append(text) or text)
     return texts
 
 
-def arguments_of(call: ToolCall) -> Mapping[str, object]:
-    """Arguments of a call. Raises `UsageError` for anything but a JSON object."""
-    what = f"The arguments of the call {call.name[:60]!r}"
+def _arguments(call: ToolCall) -> object:
+    """Arguments of a call as templates read them: an object; the text itself where it is none.
+
+    So an answer that was cut inside a call is a history like any other.
+    """
     try:
-        found = msgspec.json.decode(call.arguments.encode(), type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-        raise UsageError(
-            f"{what} are not a JSON object", hint="send them as they came", setting="messages"
-        ) from error
-    require_shallow(found, what)
-    return found
+        found = msgspec.json.decode(call.arguments or "null", type=dict[str, Any] | None)
+        require_shallow(found, "The arguments")
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError, UsageError):
+        return call.arguments
+    return found or {}
 
 
 def require_shallow(value: object, what: str) -> None:
@@ -146,7 +146,7 @@ def _turn(message: Message, names: Mapping[str, str], change: Change) -> dict[st
 
 
 def _call(call: ToolCall, change: Change) -> dict[str, object]:
-    arguments = _changed(arguments_of(call), change)
+    arguments = _changed(_arguments(call), change)
     function = {"name": change(call.name), "arguments": arguments}
     return {"id": change(call.id), "type": "function", "function": function}
 

@@ -21,6 +21,8 @@ from edgewise.server.replies import ChunkWriter, Item, Writer, candidates_of, re
 from edgewise.server.requests import (
     MAX_ARGUMENTS,
     MAX_CALLS,
+    Arguments,
+    BoundedText,
     CallId,
     ChatTurn,
     ConversationAnswerRequest,
@@ -29,6 +31,8 @@ from edgewise.server.requests import (
     JsonSchema,
     OpenAIRequest,
     PlainFormat,
+    Returned,
+    RoleTurn,
     Strict,
     Texts,
     TokenLimit,
@@ -41,30 +45,31 @@ from edgewise.server.requests import (
 )
 
 
-class FunctionCall(Strict):
-    """A call; `arguments` is JSON text."""
+class FunctionCall(Returned):
+    """A call that an answer made."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)]
+    arguments: Arguments
 
 
-class MessageToolCall(Strict):
+class MessageToolCall(Returned):
     """A call that an assistant's message made."""
 
     id: CallId
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: FunctionCall
 
 
-class ChatMessage(Strict):
+class ChatMessage(RoleTurn):
     """A turn. `developer` is another name of `system`; `tool` has the result of a call."""
 
-    # Templates know roles alone, no names. OpenAI's own client sends the others back as they came.
-    ignores = frozenset({"name", "annotations"})
+    # Templates know roles alone, no names.
+    ignores = frozenset({"name", "annotations", "id", "cache_control"})
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Texts | None = None
     tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
+    refusal: BoundedText | None = None
     # Neither the message nor what follows it is ever sent to the cloud.
     edgewise: Annotated[
         dict[Literal["cloud"], Literal["none"]] | None, Field(min_length=1), at_most(1)
@@ -72,9 +77,17 @@ class ChatMessage(Strict):
 
     @model_validator(mode="after")
     def _says_something(self) -> "ChatMessage":
-        if self.content is None and not self.tool_calls:
+        # An answer may have come to nothing but reasoning; so may a tool.
+        reasoned = any(name.startswith(_REASONING) for name in self.model_extra or ())
+        empty = self.role in _MAY_BE_EMPTY and (reasoned or _SAID & self.model_fields_set)
+        if self.content is None and not self.tool_calls and not empty:
             raise PydanticCustomError("no_content", "it has neither content nor tool_calls")
         return self
+
+
+_SAID = frozenset({"content", "tool_calls", "refusal"})
+_REASONING = ("reasoning", "thinking")
+_MAY_BE_EMPTY = ("assistant", "tool")
 
 
 class FunctionTool(Strict):
@@ -131,7 +144,7 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
         return [
             turn(
                 one.role,
-                one.content,
+                one.content or one.refusal,
                 calls=[
                     ToolCall(call.id, call.function.name, call.function.arguments)
                     for call in one.tool_calls or ()

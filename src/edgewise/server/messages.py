@@ -21,6 +21,7 @@ from edgewise.server.models import pair_of, policy_for
 from edgewise.server.replies import EventWriter, Item, UsageCounts, admitted, unless_gone
 from edgewise.server.requests import (
     MAX_MESSAGES,
+    Arguments,
     BoundedText,
     CallId,
     ChatTurn,
@@ -31,6 +32,8 @@ from edgewise.server.requests import (
     FunctionDefinition,
     JsonRoute,
     Name,
+    Returned,
+    RoleTurn,
     Skipped,
     Stop,
     Strict,
@@ -48,14 +51,13 @@ from edgewise.server.requests import (
 )
 
 
-class ToolUse(Strict):
+class ToolUse(Returned):
     """A call that an earlier answer made."""
 
-    ignores = frozenset({"cache_control", "caller"})
     type: Literal["tool_use"]
     id: CallId
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    input: dict[str, Any]
+    input: Arguments
 
 
 class ToolResult(Strict):
@@ -76,7 +78,7 @@ Block = Annotated[
 ]
 
 
-class AnthropicTurn(Strict):
+class AnthropicTurn(RoleTurn):
     """A turn. Newer clients put later instructions between the turns."""
 
     role: Literal["user", "assistant", "system"]
@@ -89,7 +91,7 @@ class AnthropicTurn(Strict):
             if isinstance(block, ToolResult):
                 yield _turn("tool", block.content, call_id=block.tool_use_id)
         calls = [
-            ToolCall(block.id, block.name, msgspec.json.encode(block.input).decode())
+            ToolCall(block.id, block.name, block.input)
             for block in blocks
             if isinstance(block, ToolUse)
         ]
