@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -16,6 +17,8 @@ from msgspec.structs import replace
 
 from edgewise import Pair
 from edgewise.edge.base import Floats
+from edgewise.edge.llamacpp.model import LlamaModel
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import UsageError
 from edgewise.events import Consult, Token
 from edgewise.grammar import compiled
@@ -30,6 +33,7 @@ from edgewise.routers.untrained import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise
+from tests.models import write_with_tools
 from tests.pocket_models import OTHER as OTHER_CLOUD
 from tests.tool_models import (
     ARGS,
@@ -220,6 +224,18 @@ def test_a_conversation_with_tools_is_what_the_template_makes_of_it(name: str) -
     assert prompt.messages[2].content == tool_format(tokenizer).written([PARIS])
     assert "Sun." in prompt.messages[3].content
     assert prompt.messages[3].content.endswith("\nAnd now?")
+
+
+def test_a_template_for_tools_is_used_where_there_are_any(tmp_path: Path) -> None:
+    """As Hermes 2 Pro and Command R have them, beside one for other conversations."""
+    templates = {"default": "{{ messages[0].content }}", "tool_use": HERMES}
+    named = [{"name": name, "template": one} for name, one in templates.items()]
+    with LlamaModel(write_with_tools(tmp_path / "named.gguf", named), threads=1) as model:
+        tokenizer = model.tokenizer
+        alone, tools = (prompt_of(tokenizer, ASKED, given).ids for given in ((), TOOLS))
+        assert bytes_of(tokenizer, alone) == b"Weather?"
+        assert b"get_weather" in bytes_of(tokenizer, tools)
+        assert tool_format(tokenizer).opening == "<tool_call>"
 
 
 CALLED = Message("assistant", "", tool_calls=(replace(NOW, id="a"),))

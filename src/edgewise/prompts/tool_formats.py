@@ -63,9 +63,14 @@ MARKERS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
 """Texts in them for which a vocabulary may have control tokens."""
 
 
+def tool_template(tokenizer: Tokenizer) -> str | None:
+    """The template of conversations with tools: one of its own where the model's file has it."""
+    return getattr(tokenizer, "tool_template", None) or tokenizer.chat_template
+
+
 def tool_format(tokenizer: Tokenizer) -> ToolFormat:
     """The model's format of tool calls. Raises `UsageError` if its template has none."""
-    template = tokenizer.chat_template or ""
+    template = tool_template(tokenizer) or ""
     if "tools" not in template:
         raise UsageError(
             "The edge model's chat template does not support tools",

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from msgspec.structs import replace
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -14,6 +13,7 @@ from edgewise.events import Candidate, Token
 from edgewise.grammar.calls import CallBegun, call_reader
 from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import Message, Prompt, ToolCall
+from edgewise.prompts.messages import joined
 from edgewise.server.answering import Answering
 from edgewise.server.errors import ApiError
 from edgewise.server.models import decode_request, marked, pair_of
@@ -191,7 +191,7 @@ async def answered(
     answering = pair_of(request)
     marks = await marked(request, body.edgewise, body.turns())
     format = body.answer_format()
-    read = prompt_reader(answering, joined(marks) if joins else marks, format)
+    read = prompt_reader(answering, joined_turns(marks) if joins else marks, format)
     decoding = decode_request(answering, body, read, messages=marks, format=format)
     tokenizer = answering.edge.tokenizer
     writer = reply(body, tokenizer, calls=call_reader(tokenizer, format), local=marks[-1].local)
@@ -208,29 +208,11 @@ def prompt_reader(
     return partial(answering.pair.prompt, messages, tools=format.tools if format else ())
 
 
-def joined(turns: Sequence[Message]) -> list[Message]:
-    """The conversation with adjacent turns of one role as one, with a blank line between.
-
-    Agents send several system and user turns in a row, and most templates refuse them. An answer's
-    text and its calls become one turn as well. Raises `ApiError` if there is no turn.
-    """
+def joined_turns(turns: Sequence[Message]) -> list[Message]:
+    """`joined` turns, as agents send several in a row. Raises `ApiError` if there is none."""
     if not turns:
         raise ApiError(400, "The conversation has no message that can be read; send one.")
-    groups: list[list[Message]] = []
-    for one in turns:
-        if groups and groups[-1][0].role == one.role != "tool":
-            groups[-1].append(one)
-        else:
-            groups.append([one])
-    return [
-        replace(
-            group[0],
-            content="\n\n".join(one.content for one in group if one.content),
-            tool_calls=tuple(call for one in group for call in one.tool_calls),
-            local=any(one.local for one in group),
-        )
-        for group in groups
-    ]
+    return joined(turns)
 
 
 class ChatReply(ChunkWriter):

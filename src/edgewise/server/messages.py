@@ -15,7 +15,7 @@ from edgewise.events import Finished
 from edgewise.grammar.calls import CallBegun
 from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import ToolCall
-from edgewise.server.chat import answered, joined, prompt_reader
+from edgewise.server.chat import answered, joined_turns, prompt_reader
 from edgewise.server.errors import ApiError, anthropic_body
 from edgewise.server.models import pair_of, policy_for
 from edgewise.server.replies import EventWriter, Item, UsageCounts, admitted, unless_gone
@@ -207,7 +207,7 @@ async def count_tokens(body: CountRequest, request: Request, reply: Response) ->
     reply.headers.update(ignored_header(ignored(body)) or {})
     answering = pair_of(request)
     policy_for(answering, body.model)
-    turns = joined([one.message for one in body.turns()])
+    turns = joined_turns([one.message for one in body.turns()])
     read = prompt_reader(answering, turns, body.answer_format())
     async with admitted(request):
         prompt = await unless_gone(request, answering.read(read))
