@@ -22,7 +22,7 @@ from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import UsageError
 from edgewise.events import Consult, Token
 from edgewise.grammar import compiled
-from edgewise.grammar.calls import CallArguments, CallBegun, CallReader, Part, Said, collected
+from edgewise.grammar.calls import CallArguments, CallBegun, Part, Said, call_reader, collected
 from edgewise.grammar.compiled import Grammar
 from edgewise.grammar.response_format import ResponseFormat, grammar_of, response_format_from
 from edgewise.loop.decoder import Answer, Decoder
@@ -72,7 +72,9 @@ def written(name: str, script: Script, form: ResponseFormat, **options: Any) -> 
 
 
 def read(name: str, answer: Answer) -> tuple[str, list[tuple[str, str]]]:
-    text, calls = collected(CallReader(tool_format(TOKENIZERS[name])), answer.text)
+    reader = call_reader(TOKENIZERS[name], ResponseFormat(tools=TOOLS))
+    assert reader is not None
+    text, calls = collected(reader, answer.text)
     return text, [(call.name, call.arguments) for call in calls]
 
 
@@ -160,7 +162,8 @@ def test_calls_are_read_alike_in_pieces(name: str, cuts: list[int], text: str) -
     whole = style.written(calls if style.opening else calls[1:])
     whole = text + whole if style.opening else whole
     places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
-    reader = CallReader(style)
+    reader = call_reader(TOKENIZERS[name], ResponseFormat(tools=TOOLS))
+    assert reader is not None
     parts: list[Part] = []
     for start, end in pairwise(places):
         parts += reader.feed(whole[start:end])
@@ -179,6 +182,63 @@ def test_calls_are_read_alike_in_pieces(name: str, cuts: list[int], text: str) -
         (call.name, call.arguments) for call in expected
     ]
     assert all(len(one.id) == 9 and one.id.isalnum() for one in begun)
+
+
+BARE = [
+    '{"name": "get_weather", "arguments": {"city": "Paris"}}',
+    '```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n```',
+    '```\n{"name":"get_weather","parameters":{"city":"Paris"}}\n```\n',
+    ' {"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}',
+]
+
+
+@every
+@pytest.mark.parametrize("text", BARE)
+def test_a_call_without_its_form_is_one(name: str, text: str) -> None:
+    """As small models write it, though their template has another form."""
+    answer = written(name, saying(text), ResponseFormat(tools=TOOLS))
+    assert answer.text == text
+    said, ((called, arguments),) = read(name, answer)
+    assert (said, called, json.loads(arguments)) == ("", "get_weather", {"city": "Paris"})
+
+
+@every
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "get_money", "arguments": {"city": "Paris"}}',
+        '{"name": "Bob", "age": 3}',
+        '{"name": "get_weather"}',
+        '{"name": "get_weather", "city": "Paris"}',
+        '{"name": "get_ weather", "arguments": {"city": "Paris"}}',
+        '[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+        'Sure: {"name": "get_weather", "arguments": {"city": "Paris"}}',
+        '```json\n{"name": "Bob"}\n```',
+        "```python\nprint(3)\n```",
+        '{"name": "get_weather", "argu',
+    ],
+)
+def test_json_that_calls_no_tool_is_text(name: str, text: str) -> None:
+    answer = written(name, saying(text), ResponseFormat(tools=TOOLS))
+    assert read(name, answer) == (text, [])
+
+
+@every
+def test_a_bare_call_is_held_to_the_tool(name: str) -> None:
+    form = ResponseFormat(tools=TOOLS)
+    allowed = grammar_of(TOKENIZERS[name], form).constraint(0)
+    head = '{"name": "get_weather", "arguments": {"'
+    for begun, fits in (("city", True), ("town", False)):
+        ids = [*(head + begun).encode()]
+        assert (allowed.fitting([], ids) == len(ids)) is fits
+    ids = [*BARE[0].encode()]
+    assert allowed.fitting(ids, [*b" And?"]) <= 1
+    # With a schema that is what the text is.
+    shown = ResponseFormat(tools=TOOLS, schema={"type": "object"})
+    if name != "llama":
+        reader = call_reader(TOKENIZERS[name], shown)
+        assert reader is not None
+        assert collected(reader, BARE[0]) == (BARE[0], ())
 
 
 def test_a_marker_that_is_a_control_token_is_one() -> None:

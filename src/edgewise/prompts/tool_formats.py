@@ -59,6 +59,17 @@ FORMATS = (
 )
 """The first that fits is a model's."""
 
+BARE_END = r"\s{0,20}\}\s{0,20}(```\s{0,9})?"
+"""What follows the arguments of a bare call."""
+
+
+def bare_call(names: Sequence[str]) -> str:
+    """A pattern of the beginning of a call, up to its arguments, that is the whole answer."""
+    words = [r"(```(json)?)?", r"\{", r'("type"\s*:\s*"function"\s*,\s*)?"name"', ":"]
+    words += [f'"(?P<tool>{"|".join(names)})"', ",", '"(arguments|parameters)"', ":"]
+    return "".join(rf"\s*{word}" for word in words) + r"\s*"
+
+
 MARKERS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
 """Texts in them for which a vocabulary may have control tokens."""
 
