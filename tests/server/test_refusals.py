@@ -253,6 +253,44 @@ def test_what_is_not_honoured_is_refused(
     assert told in refused(client, path, BODIES[path] | fields, status)
 
 
+SAID: list[tuple[str, dict[str, Any], Sequence[str], str | None]] = [
+    # A bound is told, and of a union what the value's own kind lacks.
+    ("chat/completions", {"stop": ["a"] * 17}, ["16", "17"], None),
+    ("messages", {"stop_sequences": ["a"] * 17}, ["16", "17"], None),
+    ("chat/completions", {"stop": 5}, ["string", "list"], None),
+    ("chat/completions", {"stop": ["a", ""]}, ["stop.1"], None),
+    ("responses", {"input": []}, ["at least 1"], None),
+    ("completions", {"prompt": ["a", "b"]}, ["one prompt"], None),
+    # No words of a library's.
+    ("chat/completions", {"messages": ["a"]}, ["messages.0", "an object"], None),
+    ("chat/completions", {"response_format": "json"}, ["json_schema"], None),
+    ("chat/completions", {"response_format": form_of({}) | {"type": "json"}}, ["'json'"], None),
+    ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "?"}}},
+     ["response_format.json_schema.name", "A-Z"], None),
+    ("responses", {"text": {"format": {"type": "json_schema", "name": "?", "schema": {}}}},
+     ["text.format.name"], None),
+    # The tool that it is about.
+    ("chat/completions",
+     {"tools": [TIME, *function(parameters={"properties": {"x": {"type": "y"}}})["tools"]]},
+     ["'a'", "y"], None),
+    # A prompt far too long has the code of one that is too long.
+    ("chat/completions", said({"type": "text", "text": "a" * (5 << 20)}), ["4194304"],
+     "context_length_exceeded"),
+    ("completions", {"prompt": "a" * (5 << 20)}, ["4194304"], "context_length_exceeded"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "words", "code"), SAID)
+def test_a_refusal_says_what_is_wrong(
+    client: TestClient, path: str, fields: dict[str, Any], words: Sequence[str], code: str | None
+) -> None:
+    told = refused(client, path, BODIES[path] | fields)
+    assert all(word in told for word in words), told
+    assert "dictionary" not in told
+    error = client.post(f"/v1/{path}", json=BODIES[path] | fields).json()["error"]
+    assert error.get("code") == code
+
+
 NOTHING: dict[str, list[dict[str, Any]]] = {
     "completions": [{"best_of": 1}, {"best_of": None}, {"suffix": None}],
     "chat/completions": [

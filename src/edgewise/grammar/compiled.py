@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -41,6 +42,7 @@ _IN_NUMBERS = b"0123456789+-.eE,]} \t\r\n"
 _KEYWORD = re.compile(r"(?<=\")[$\w]+(?=\")|\b(?:format|oneOf)\b")
 _STACK = 64 << 20
 _LONGEST_REASON = 200
+_PLACE = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
 # Bytes of an id that no text makes begin so, for llguidance.
 _SPECIAL = b"\xff"
 
@@ -168,11 +170,17 @@ class Grammar:
 
 
 def compiled(
-    tokenizer: Tokenizer, lark: str, shown: Mapping[int, bytes], *, unheld: Collection[str] = ()
+    tokenizer: Tokenizer,
+    lark: str,
+    shown: Mapping[int, bytes],
+    *,
+    unheld: Collection[str] = (),
+    rules: Mapping[str, str] = MappingProxyType({}),
 ) -> Grammar:
     """The grammar that `lark` is, in llguidance's words; what it left out adds to `unheld`.
 
-    Raises `UsageError` for an invalid or too large grammar, or without the library.
+    `rules` says what a rule stands for, for errors. Raises `UsageError` for an invalid or too large
+    grammar, or without the library.
     """
     library, vocabulary = _library(), _vocabulary(tokenizer)
     limits = library.LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
@@ -180,10 +188,12 @@ def compiled(
     def compile() -> Grammar:
         matcher = library.LLMatcher(vocabulary, lark, log_level=0, limits=limits)
         if matcher.is_error():
-            raise UsageError(
-                f"Unsupported response format ({_reason(matcher.get_error())})",
-                hint="remove the unsupported part",
-            )
+            reason = _reason(matcher.get_error())
+            place = _PLACE.match(reason)
+            line = lark.splitlines()[int(place[1]) - 1] if place else ""
+            what = rules.get(line.partition(":")[0], "The response format")
+            reason = _PLACE.sub("", reason)
+            raise UsageError(f"{what} cannot be held to ({reason})", hint="remove that part")
         # Keywords that the library says it does not know, or knows in part.
         warned = "\n".join(matcher.get_grammar_warnings())
         left_out = {*unheld, *_KEYWORD.findall(warned)}

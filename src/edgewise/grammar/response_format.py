@@ -86,7 +86,12 @@ def grammar_of(tokenizer: Tokenizer, format: ResponseFormat) -> Grammar:
         style, special = tool_format(tokenizer), markers(tokenizer)
         shown = {token: text.encode() for text, token in special.items()}
         lark = _calling(format, style, special, left)
-        return compiled(tokenizer, lark, shown, unheld=left.unheld)
+        called = [tool.name for tool in format.tools if format.only in (None, tool.name)]
+        rules = {
+            f"arguments_{number}": f"The schema of the tool {name!r}"
+            for number, name in enumerate(called)
+        }
+        return compiled(tokenizer, lark, shown, unheld=left.unheld, rules=rules)
     except UsageError as error:
         error.setting = error.setting or ("tools" if format.tools else "json_schema")
         raise

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.errors import UsageError
+from edgewise.errors import ContextOverflow, UsageError
 
 MAX_PROMPT = 4 << 20
 """Longest text that is taken from a user or from a chat template, characters."""
@@ -77,7 +77,7 @@ def require_text(what: str, text: str) -> None:
     except UnicodeEncodeError as error:
         raise UsageError(f"{what} is not valid UTF-8", hint="convert it first") from error
     if len(text) > MAX_PROMPT:
-        raise UsageError(f"{what} has more than {MAX_PROMPT} characters", hint="shorten it")
+        raise ContextOverflow(f"{what} has more than {MAX_PROMPT} characters", hint="shorten it")
 
 
 def conversation(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from edgewise.events import Candidate, Token
@@ -21,6 +21,7 @@ from edgewise.server.replies import ChunkWriter, Item, Writer, candidates_of, re
 from edgewise.server.requests import (
     MAX_ARGUMENTS,
     MAX_CALLS,
+    AnyPlainFormat,
     Arguments,
     BoundedText,
     CallId,
@@ -30,7 +31,6 @@ from edgewise.server.requests import (
     JsonRoute,
     JsonSchema,
     OpenAIRequest,
-    PlainFormat,
     Returned,
     RoleTurn,
     Strict,
@@ -40,6 +40,7 @@ from edgewise.server.requests import (
     TopLogprobs,
     Turns,
     at_most,
+    by_type,
     response_format_of,
     turn,
 )
@@ -119,7 +120,8 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     response_format: (
-        Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")] | None
+        Annotated[AnyPlainFormat | Annotated[JsonSchemaFormat, Tag("(json_schema)")], by_type()]
+        | None
     ) = None
     tools: Tools[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionTool | None = None

@@ -259,7 +259,7 @@ def few_parts(turns: object) -> object:
         parts = [part for turn in first for part in _parts(turn)]
         if len(parts) + sum(len(_parts(part)) for part in parts[:MAX_PARTS]) > MAX_PARTS:
             raise PydanticCustomError(
-                "too_long", "at most {most} parts are taken", {"most": MAX_PARTS}
+                "too_many", "at most {most} parts are taken", {"most": MAX_PARTS}
             )
     return cast(object, turns)
 
@@ -275,9 +275,8 @@ def at_most(most: int) -> BeforeValidator:
 
     def few(given: object) -> object:
         if isinstance(given, dict) and len(cast(dict[object, object], given)) > most:
-            raise PydanticCustomError(
-                "too_long", "at most {most} entries are taken", {"most": most}
-            )
+            message = "at most {most} entries are taken" if most else "it has to be empty"
+            raise PydanticCustomError("too_many", message, {"most": most})
         return cast(object, given)
 
     return BeforeValidator(few)
@@ -309,6 +308,11 @@ class TypedJsonSchema(JsonSchema):
     """Answers are JSON that a schema allows."""
 
     type: Literal["json_schema"]
+
+
+AnyPlainFormat = (
+    Annotated[PlainFormat, Tag("(text)")] | Annotated[PlainFormat, Tag("(json_object)")]
+)
 
 
 class FunctionDefinition(Strict):

@@ -17,6 +17,7 @@ from edgewise.server.chat import FunctionCall, answered
 from edgewise.server.errors import ApiError
 from edgewise.server.replies import EventWriter, Item, UsageCounts
 from edgewise.server.requests import (
+    AnyPlainFormat,
     BoundedText,
     CallId,
     ChatTurn,
@@ -25,7 +26,6 @@ from edgewise.server.requests import (
     EdgewiseOptions,
     FunctionDefinition,
     JsonRoute,
-    PlainFormat,
     RoleTurn,
     Skipped,
     Strict,
@@ -92,7 +92,10 @@ class TextOptions(Strict):
     """How the answer is written."""
 
     ignores = frozenset({"verbosity"})
-    format: Annotated[PlainFormat | TypedJsonSchema, Field(discriminator="type")] | None = None
+    format: (
+        Annotated[AnyPlainFormat | Annotated[TypedJsonSchema, Tag("(json_schema)")], by_type()]
+        | None
+    ) = None
 
 
 class ResponsesRequest(ConversationAnswerRequest):
