@@ -328,7 +328,8 @@ READS_PARTS = CHAT.replace("{{ m['content'] }}", PARTS)
     "template", [READS_PARTS, READS_PARTS.replace(PARTS, "{{ m.content[0]['text'] | trim }}")]
 )
 def test_a_template_that_reads_parts_is_given_parts(template: str) -> None:
-    assert render(templated(template), TURNS) == render(templated(CHAT), TURNS)
+    turns = [*TURNS, Message("user", "And?"), Message("tool", "Sun.", tool_call_id="a")]
+    assert render(templated(template), turns) == render(templated(CHAT), turns)
 
 
 @pytest.mark.parametrize("template", ["chatml", "{{ bos_token }}", "{{ messages | length }}"])

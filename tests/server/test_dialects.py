@@ -109,7 +109,14 @@ def test_what_any_server_answered_is_a_turn(path: str, said: dict[str, Any]) -> 
     assert ("reasoning" in found.headers.get(IGNORED_HEADER, "").split(".")) == reasons
 
 
-@pytest.mark.parametrize("said", [{"refusal": "Never."}, {"type": "refusal", "refusal": "Never."}])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"refusal": "Never."},
+        {"content": "Ne", "refusal": "ver."},
+        {"type": "refusal", "refusal": "Never."},
+    ],
+)
 def test_a_refusal_was_said(said: dict[str, Any]) -> None:
     content = {"content": None, **said} if "type" not in said else {"content": [said]}
     told = {"edgewise": {"provenance": True}, "model": MODEL}

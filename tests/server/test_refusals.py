@@ -194,6 +194,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": [{"role": "assistant", "contents": "Yes."}]}, "messages.0"),
         ({"messages": [{"role": "user", "content": "a", "spam": 0}]}, "messages.0.spam"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "a", "refusal": "b"}]}, "messages.0.refusal"),
         (said({"type": "image_url", "image_url": {"url": "data:"}}), "'image_url'"),
         (said({"type": "text", "text": "a", "spam": 0}), "messages.0.content.0.spam"),
         (said(LONG and {"type": "text", "text": LONG}), "context"),

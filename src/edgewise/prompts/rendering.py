@@ -234,7 +234,8 @@ def render(
     if "system" in read or "system" not in roles:
         forms = [messages, alternating(messages, system=True), *forms]
     refusals: list[TemplateRefusal] = []
-    parts = [role for role in read if read[role]]
+    parts = {role for role in read if read[role]}
+    parts |= {"tool"} if "user" in parts else set()
     for turns in forms:
         variables = conversation(turns, tools, change, parts=parts)
         try:

@@ -42,6 +42,7 @@ from edgewise.server.requests import (
     at_most,
     by_type,
     response_format_of,
+    texts_in,
     turn,
 )
 
@@ -83,6 +84,8 @@ class ChatMessage(RoleTurn):
         empty = self.role in _MAY_BE_EMPTY and (reasoned or _SAID & self.model_fields_set)
         if self.content is None and not self.tool_calls and not empty:
             raise PydanticCustomError("no_content", "it has neither content nor tool_calls")
+        if self.refusal and self.role != "assistant":
+            raise PydanticCustomError("unknown", "{name}", {"name": "refusal"})
         return self
 
 
@@ -146,7 +149,7 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
         return [
             turn(
                 one.role,
-                one.content or one.refusal,
+                [*texts_in(one.content), *texts_in(one.refusal)],
                 calls=[
                     ToolCall(call.id, call.function.name, call.function.arguments)
                     for call in one.tool_calls or ()

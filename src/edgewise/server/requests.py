@@ -185,7 +185,7 @@ def _nothing(value: float) -> float:
 Zero = Annotated[float, AfterValidator(_nothing)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Description = Annotated[str, Field(max_length=1 << 16)]
-CallId = Annotated[str, Field(min_length=1, max_length=200)]
+CallId = Annotated[str, Field(max_length=200)]  # of some servers it is empty
 
 
 def _json_text(given: object) -> object:
@@ -228,9 +228,19 @@ class ChatTurn(NamedTuple):
     parts: Sequence[str]
 
 
+def texts_in(content: str | Sequence[Strict | str] | None) -> list[str]:
+    """The texts of a content, without its empty ones if it is no list."""
+    parts = [content] if isinstance(content, str) and content else content or ()
+    return [
+        one if isinstance(one, str) else one.text
+        for one in parts
+        if isinstance(one, TextPart | str)
+    ]
+
+
 def turn(
     role: Literal["system", "developer", "user", "assistant", "tool"],
-    content: str | Sequence[Strict] | None,
+    content: str | Sequence[Strict | str] | None,
     *,
     between: str = "",
     calls: Iterable[ToolCall] = (),
@@ -238,10 +248,7 @@ def turn(
     local: bool = False,
 ) -> ChatTurn:
     """Makes one; the texts among the parts of `content` are joined with `between`."""
-    if isinstance(content, str):
-        texts = [content] if content else []
-    else:
-        texts = [one.text for one in content or () if isinstance(one, TextPart)]
+    texts = texts_in(content)
     message = Message(
         "system" if role == "developer" else role,
         between.join(texts),
