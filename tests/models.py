@@ -46,7 +46,7 @@ class Vocabulary:
     scores: Sequence[float] = ()
     bos: str | None = None
     eos: str = TURN
-    template: str | None = None
+    template: str | Sequence[Mapping[str, str]] | None = None
 
     def describe(self, writer: gguf.GGUFWriter) -> None:
         """Add the tokenizer's keys."""
@@ -113,8 +113,8 @@ def write_byte_level(path: Path, *, seed: int = 0) -> Path:
     return write_transformer(path, byte_level(), seed=seed)
 
 
-def write_with_tools(path: Path, template: str) -> Path:
-    """(a) with another template, and room for what it makes of tools."""
+def write_with_tools(path: Path, template: str | Sequence[Mapping[str, str]]) -> Path:
+    """(a) with another template, or several by name, and room for what it makes of tools."""
     vocabulary = replace(byte_level(), template=template)
     return write_transformer(path, vocabulary, context=4096)
 

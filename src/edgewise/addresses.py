@@ -47,6 +47,7 @@ TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "generation_config.json",
     "config.json",
 )

@@ -200,6 +200,8 @@ class TestBeside:
     def test_templates_by_name(self, tmp_path: Path) -> None:
         named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
         assert self.configured(tmp_path, chat_template=named).chat_template == "D"
+        tools = [*named, {"name": "tool_use", "template": "U"}]
+        assert self.configured(tmp_path, chat_template=tools).tool_template == "U"
         assert self.configured(tmp_path, chat_template=named[:1]).chat_template == "T"
         assert self.configured(tmp_path, chat_template=[]).chat_template is None
 

@@ -59,6 +59,54 @@ def test_what_is_open_stays_open(schema: dict[str, Any], text: str) -> None:
     assert allows(schema, text)
 
 
+NUMBERS: dict[str, dict[str, Any]] = {
+    "integer": {"type": "integer"},
+    "number": {"type": "number"},
+    "at least": {"type": "integer", "minimum": 7},
+    "anything": {},
+    "a list of any": {"type": "array"},
+    "in an object": A | {"required": ["a"]},
+    "in a JSON object": {"type": "object"},
+}
+
+
+@pytest.mark.parametrize(
+    ("which", "text"),
+    [
+        *((which, "3") for which in NUMBERS),
+        *(
+            (which, text)
+            for which in ("number", "anything", "a list of any", "in a JSON object")
+            for text in ("3.3", "-33e3", "0.3e-3")
+        ),
+    ],
+)
+def test_a_number_ends(which: str, text: str) -> None:
+    """Whatever the model wants to write, and the cloud: a small one repeats a digit for ever."""
+    grammar = grammar_of(TOKENIZER, ResponseFormat(schema=NUMBERS[which])).constraint(0)
+    head = {"array": "[", "object": '{"a": '}.get(NUMBERS[which].get("type", ""), "")
+    ids = [*(head + text).encode()]
+    assert grammar.fitting([], ids) == len(ids)
+    before = len(ids)
+    while grammar.allowed(ids).mask[ord("3")]:
+        ids.append(ord("3"))
+        assert len(ids) < before + 40
+    assert grammar.fitting(ids[:before], [ord("3")] * 100) == len(ids) - before
+    assert grammar.allowed(ids).mask.any()
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "string"}, f'"{"3" * 99}"'),
+        ({"type": "string", "pattern": "^[0-9]{50}$"}, f'"{"3" * 50}"'),
+        ({}, f'["{"3" * 99}", "e333", 1e33]'),
+    ],
+)
+def test_other_digits_are_as_many_as_the_schema_has(schema: dict[str, Any], text: str) -> None:
+    assert allows(schema, text)
+
+
 def test_a_tool_without_parameters_is_given_none() -> None:
     tokenizer = ToolTokenizer()
 

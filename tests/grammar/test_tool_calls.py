@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -16,10 +17,12 @@ from msgspec.structs import replace
 
 from edgewise import Pair
 from edgewise.edge.base import Floats
+from edgewise.edge.llamacpp.model import LlamaModel
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import UsageError
 from edgewise.events import Consult, Token
 from edgewise.grammar import compiled
-from edgewise.grammar.calls import CallArguments, CallBegun, CallReader, Part, Said, collected
+from edgewise.grammar.calls import CallArguments, CallBegun, Part, Said, call_reader, collected
 from edgewise.grammar.compiled import Grammar
 from edgewise.grammar.response_format import ResponseFormat, grammar_of, response_format_from
 from edgewise.loop.decoder import Answer, Decoder
@@ -30,6 +33,7 @@ from edgewise.routers.untrained import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise
+from tests.models import write_with_tools
 from tests.pocket_models import OTHER as OTHER_CLOUD
 from tests.tool_models import (
     ARGS,
@@ -68,7 +72,9 @@ def written(name: str, script: Script, form: ResponseFormat, **options: Any) -> 
 
 
 def read(name: str, answer: Answer) -> tuple[str, list[tuple[str, str]]]:
-    text, calls = collected(CallReader(tool_format(TOKENIZERS[name])), answer.text)
+    reader = call_reader(TOKENIZERS[name], ResponseFormat(tools=TOOLS))
+    assert reader is not None
+    text, calls = collected(reader, answer.text)
     return text, [(call.name, call.arguments) for call in calls]
 
 
@@ -156,7 +162,8 @@ def test_calls_are_read_alike_in_pieces(name: str, cuts: list[int], text: str) -
     whole = style.written(calls if style.opening else calls[1:])
     whole = text + whole if style.opening else whole
     places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
-    reader = CallReader(style)
+    reader = call_reader(TOKENIZERS[name], ResponseFormat(tools=TOOLS))
+    assert reader is not None
     parts: list[Part] = []
     for start, end in pairwise(places):
         parts += reader.feed(whole[start:end])
@@ -175,6 +182,63 @@ def test_calls_are_read_alike_in_pieces(name: str, cuts: list[int], text: str) -
         (call.name, call.arguments) for call in expected
     ]
     assert all(len(one.id) == 9 and one.id.isalnum() for one in begun)
+
+
+BARE = [
+    '{"name": "get_weather", "arguments": {"city": "Paris"}}',
+    '```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n```',
+    '```\n{"name":"get_weather","parameters":{"city":"Paris"}}\n```\n',
+    ' {"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}',
+]
+
+
+@every
+@pytest.mark.parametrize("text", BARE)
+def test_a_call_without_its_form_is_one(name: str, text: str) -> None:
+    """As small models write it, though their template has another form."""
+    answer = written(name, saying(text), ResponseFormat(tools=TOOLS))
+    assert answer.text == text
+    said, ((called, arguments),) = read(name, answer)
+    assert (said, called, json.loads(arguments)) == ("", "get_weather", {"city": "Paris"})
+
+
+@every
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "get_money", "arguments": {"city": "Paris"}}',
+        '{"name": "Bob", "age": 3}',
+        '{"name": "get_weather"}',
+        '{"name": "get_weather", "city": "Paris"}',
+        '{"name": "get_ weather", "arguments": {"city": "Paris"}}',
+        '[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+        'Sure: {"name": "get_weather", "arguments": {"city": "Paris"}}',
+        '```json\n{"name": "Bob"}\n```',
+        "```python\nprint(3)\n```",
+        '{"name": "get_weather", "argu',
+    ],
+)
+def test_json_that_calls_no_tool_is_text(name: str, text: str) -> None:
+    answer = written(name, saying(text), ResponseFormat(tools=TOOLS))
+    assert read(name, answer) == (text, [])
+
+
+@every
+def test_a_bare_call_is_held_to_the_tool(name: str) -> None:
+    form = ResponseFormat(tools=TOOLS)
+    allowed = grammar_of(TOKENIZERS[name], form).constraint(0)
+    head = '{"name": "get_weather", "arguments": {"'
+    for begun, fits in (("city", True), ("town", False)):
+        ids = [*(head + begun).encode()]
+        assert (allowed.fitting([], ids) == len(ids)) is fits
+    ids = [*BARE[0].encode()]
+    assert allowed.fitting(ids, [*b" And?"]) <= 1
+    # With a schema that is what the text is.
+    shown = ResponseFormat(tools=TOOLS, schema={"type": "object"})
+    if name != "llama":
+        reader = call_reader(TOKENIZERS[name], shown)
+        assert reader is not None
+        assert collected(reader, BARE[0]) == (BARE[0], ())
 
 
 def test_a_marker_that_is_a_control_token_is_one() -> None:
@@ -222,11 +286,19 @@ def test_a_conversation_with_tools_is_what_the_template_makes_of_it(name: str) -
     assert prompt.messages[3].content.endswith("\nAnd now?")
 
 
+def test_a_template_for_tools_is_used_where_there_are_any(tmp_path: Path) -> None:
+    """As Hermes 2 Pro and Command R have them, beside one for other conversations."""
+    templates = {"default": "{{ messages[0].content }}", "tool_use": HERMES}
+    named = [{"name": name, "template": one} for name, one in templates.items()]
+    with LlamaModel(write_with_tools(tmp_path / "named.gguf", named), threads=1) as model:
+        tokenizer = model.tokenizer
+        alone, tools = (prompt_of(tokenizer, ASKED, given).ids for given in ((), TOOLS))
+        assert bytes_of(tokenizer, alone) == b"Weather?"
+        assert b"get_weather" in bytes_of(tokenizer, tools)
+        assert tool_format(tokenizer).opening == "<tool_call>"
+
+
 CALLED = Message("assistant", "", tool_calls=(replace(NOW, id="a"),))
-
-
-def calling(arguments: str) -> list[Message]:
-    return [Message("assistant", "", tool_calls=(ToolCall("a", "f", arguments),))]
 
 
 @pytest.mark.parametrize(
@@ -236,15 +308,30 @@ def calling(arguments: str) -> list[Message]:
         ([*ASKED, CALLED, Message("tool", "x")], "has a tool_call_id"),
         ([Message("user", "x", tool_calls=CALLED.tool_calls)], "Only an assistant's message"),
         ([Message("user", "x", tool_call_id="a"), CALLED], "has a tool_call_id"),
-        (calling("[1]"), "JSON object"),
-        (calling("{"), "JSON object"),
-        (calling('{"a":' * 900 + "1"), "JSON object"),
-        (calling('{"a":' * 90 + "1" + "}" * 90), "levels are nested in the arguments"),
     ],
 )
 def test_calls_that_are_none_are_refused(messages: list[Message], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         prompt_of(TOKENIZERS["hermes"], messages)
+
+
+@every
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"city": "Pa', r'"{\"city\": \"Pa"'),
+        ("", "{}"),
+        ("null", "{}"),
+        ("[1]", '"[1]"'),
+        ('{"a":' * 90 + "1" + "}" * 90, r'"{\"a\":{\"a\":'),
+    ],
+)
+def test_a_call_that_was_cut_is_a_history_like_any_other(
+    name: str, arguments: str, shown: str
+) -> None:
+    called = Message("assistant", "", tool_calls=(ToolCall("a", "f", arguments),))
+    prompt = prompt_of(TOKENIZERS[name], [*ASKED, called, *ASKED], TOOLS)
+    assert shown in bytes(one for one in prompt.ids if one < 256).decode()
 
 
 @pytest.mark.parametrize(

@@ -302,12 +302,78 @@ def test_a_template_sees_messages_and_the_generation_prompt() -> None:
 
 def test_a_template_sees_special_tokens_and_the_helpers_of_published_templates() -> None:
     template = (
-        "{{ bos_token }}{{ strftime_now('%Y') }}{{ messages[1].content | tojson }}"
-        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ loop.index }}"
-        "{% break %}{% endfor %}{{ eos_token }}"
+        "{{ bos_token }}{{ strftime_now('%Y') }}{{ messages[0].content | tojson }}"
+        "{% for m in [1, 2, 3] %}{% if loop.first %}{% continue %}{% endif %}{{ loop.index }}"
+        "{% break %}{% endfor %}{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, indent=1) }}"
+        "{% if tools is none %}{% generation %}{% set x = 1 %}!{% endgeneration %}{% endif %}"
+        "{{ x }}{{ eos_token }}"
     )
-    expected = f'<s>{time.strftime("%Y")}"é <&>"2</s>'
-    assert render(templated(template), [TURNS[0], Message("user", "é <&>")]) == expected
+    expected = f'<s>{time.strftime("%Y")}"é <&>"2{{\n "a": 2,\n "b": 1\n}}!</s>'
+    assert render(templated(template), [Message("user", "é <&>")]) == expected
+
+
+def test_what_is_trained_on_is_text_like_any_other() -> None:
+    """Templates mark it in a third of the published ones."""
+    begin, end = (f"{{%- {word} -%}}" for word in ("generation", "endgeneration"))
+    marked = CHAT.replace("{{ m['content'] }}", f"{begin}{{{{ m['content'] }}}}{end}{{{{ '' }}}}")
+    assert marked != CHAT
+    assert render(templated(marked), TURNS) == render(templated(CHAT), TURNS)
+
+
+PARTS = "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{{ '' }}"
+READS_PARTS = CHAT.replace("{{ m['content'] }}", PARTS)
+
+
+@pytest.mark.parametrize(
+    "template", [READS_PARTS, READS_PARTS.replace(PARTS, "{{ m.content[0]['text'] | trim }}")]
+)
+def test_a_template_that_reads_parts_is_given_parts(template: str) -> None:
+    turns = [*TURNS, Message("user", "And?"), Message("tool", "Sun.", tool_call_id="a")]
+    assert render(templated(template), turns) == render(templated(CHAT), turns)
+
+
+@pytest.mark.parametrize("template", ["chatml", "{{ bos_token }}", "{{ messages | length }}"])
+def test_a_template_that_leaves_out_what_is_said_is_refused(template: str) -> None:
+    with pytest.raises(ModelError, match="user") as refused:
+        prompt_ids(templated(template), TURNS)
+    assert repr(template) in str(refused.value)
+
+
+def test_so_is_one_that_leaves_out_the_answers() -> None:
+    tokenizer = templated("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
+    assert bytes(prompt_ids(tokenizer, [Message("user", "Hi")])) == b"Hi"
+    with pytest.raises(ModelError, match="assistant"):
+        prompt_ids(tokenizer, [*TURNS, Message("user", "And?")])
+
+
+REFUSES = "{{ raise_exception('No.') }}"
+NO_SYSTEM = f"{{% if messages[0].role == 'system' %}}{REFUSES}{{% endif %}}{CHAT}"
+DROPPED = CHAT.replace("{%- for m in messages", "{%- for m in messages if m.role != 'system'")
+ALTERNATE = (
+    "{% set turns = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{% for m in turns %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    f"{REFUSES}{{% endif %}}{{% endfor %}}{CHAT}"
+)
+BRIEF, HI, YES = Message("system", "Brief."), Message("user", "Hi"), Message("assistant", "Yes?")
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "expected"),
+    [
+        (NO_SYSTEM, [BRIEF, HI], "<user>Brief.\n\nHi\n"),
+        (DROPPED, [BRIEF, HI, YES, HI], "<user>Brief.\n\nHi\n<assistant>Yes?\n<user>Hi\n"),
+        (NO_SYSTEM, [HI, HI], "<user>Hi\n<user>Hi\n"),
+        (ALTERNATE, [HI, HI], "<user>Hi\n\nHi\n"),
+        (ALTERNATE, [BRIEF, BRIEF, HI, HI], "<system>Brief.\n\nBrief.\n<user>Hi\n\nHi\n"),
+        (ALTERNATE, [YES, HI], "<user>\n<assistant>Yes?\n<user>Hi\n"),
+        (ALTERNATE, [HI, YES, BRIEF, HI], "<user>Hi\n<assistant>Yes?\n<user>Brief.\n\nHi\n"),
+        (CHAT, [HI, HI, BRIEF], "<user>Hi\n<user>Hi\n<system>Brief.\n"),
+    ],
+)
+def test_turns_that_a_template_refuses_are_said_otherwise(
+    template: str, turns: list[Message], expected: str
+) -> None:
+    assert render(templated(template), turns) == expected + "<assistant>"
 
 
 @pytest.mark.parametrize(
@@ -341,6 +407,7 @@ def test_what_a_template_must_not_do_is_refused(template: str) -> None:
 
 
 def test_an_oversized_template_is_not_compiled() -> None:
-    assert render(templated("x" * MAX_TEMPLATE), TURNS) == "x" * MAX_TEMPLATE
+    longest = CHAT.ljust(MAX_TEMPLATE, "x")
+    assert render(templated(longest), TURNS).endswith("xxx")
     with pytest.raises(ModelError, match=f"has {MAX_TEMPLATE + 1} characters"):
         render(templated("x" * (MAX_TEMPLATE + 1)), TURNS)

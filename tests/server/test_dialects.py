@@ -1,17 +1,21 @@
 """One question in every dialect: the same text, streamed and whole, by the clients people have."""
 
 from functools import cache
-from typing import Any
+from typing import Any, Literal, cast
 
 import anthropic
 import httpx2
 import openai
 import pytest
+from pydantic import BaseModel
 
 from edgewise.cloud.engine import LlamaServer
+from edgewise.server.requests import IGNORED_HEADER
+from edgewise.testing import ScriptedEdge
 from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine
 from tests.server.in_process import BODIES, CHAT, TEXT, app, data_of
 from tests.server.serving import post
+from tests.tool_models import ToolTokenizer, saying
 
 QUESTION = "Tell me about copper."
 MODEL = "edgewise:edge"  # it says the same every time
@@ -51,6 +55,94 @@ def test_a_response_says_the_same(url: str, text: str) -> None:
     # An answer goes back as it came.
     history: list[Any] = [turn, *whole.output, {"role": "user", "content": "And iron?"}]
     assert client.responses.create(model=MODEL, input=history).output_text
+
+
+USER = {"role": "user", "content": "sky: "}
+SAID: dict[str, Any] = {"role": "assistant", "content": "Hello."}
+CALL: dict[str, Any] = {"type": "function", "function": {"name": "a", "arguments": "{}"}}
+TURNS: list[tuple[str, dict[str, Any]]] = [
+    *(
+        ("chat/completions", SAID | more)
+        for more in (
+            {"reasoning_content": "hm"},
+            {"reasoning": "hm"},
+            {"reasoning_details": [{"type": "reasoning.text", "text": "hm"}]},
+            {"thinking_blocks": [{"type": "thinking", "thinking": "hm"}]},
+            {"provider_specific_fields": {"a": 1}},
+            {"parsed": {"a": 1}, "id": "msg_1"},
+            {"audio": None, "function_call": None, "annotations": [{"type": "url_citation"}]},
+            {"content": None},
+            {"content": None, "tool_calls": []},
+            {"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}]},
+        )
+    ),
+    ("chat/completions", {"role": "assistant", "reasoning_content": "hm"}),
+    *(
+        ("responses", one)
+        for one in (
+            {"type": "reasoning", "id": "rs_1", "summary": []},
+            SAID | {"type": "message", "phase": "final_answer", "parsed": {"a": 1}},
+            CALL["function"] | {"type": "function_call", "call_id": "c", "parsed_arguments": {}},
+        )
+    ),
+    *(
+        ("messages", SAID | {"content": [one]})
+        for one in (
+            {"type": "redacted_thinking", "data": "x"},
+            {"type": "text", "text": "a", "citations": None, "parsed_output": {"a": 1}},
+        )
+    ),
+    ("messages", SAID | {"id": "msg_1", "model": "claude", "stop_reason": "end_turn", "usage": {}}),
+]
+
+
+@pytest.mark.parametrize(("path", "said"), TURNS)
+def test_what_any_server_answered_is_a_turn(path: str, said: dict[str, Any]) -> None:
+    """With the fields that it and its clients add; those that say something are in the prompt."""
+    edge = ScriptedEdge(saying("Yes."), tokenizer=ToolTokenizer())
+    field = "input" if path == "responses" else "messages"
+    with app(edge=edge) as client:
+        body = BODIES[path] | {field: [USER, said, USER]}
+        found = client.post(f"/v1/{path}", json=body)
+    assert found.status_code == 200, found.text
+    reasons = "reasoning" in {*said, said.get("type")}
+    assert ("reasoning" in found.headers.get(IGNORED_HEADER, "").split(".")) == reasons
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"refusal": "Never."},
+        {"content": "Ne", "refusal": "ver."},
+        {"type": "refusal", "refusal": "Never."},
+    ],
+)
+def test_a_refusal_was_said(said: dict[str, Any]) -> None:
+    content = {"content": None, **said} if "type" not in said else {"content": [said]}
+    told = {"edgewise": {"provenance": True}, "model": MODEL}
+    edge = ScriptedEdge(saying("Yes."), tokenizer=ToolTokenizer())
+    with app(edge=edge) as client:
+        turns = [USER, {"role": "assistant", **content}, USER]
+        found = client.post("/v1/chat/completions", json=CHAT | told | {"messages": turns})
+    assert b"<assistant>Never." in bytes(found.json()["edgewise"]["prompt_token_ids"])
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # the client's own
+def test_a_clients_own_objects_go_back(url: str) -> None:
+    """As its documentation shows, whole and dumped."""
+
+    class City(BaseModel):
+        city: Literal["Paris", "Rome"]
+
+    client, turns = asks(url), [USER]
+    parsed = client.chat.completions.parse(
+        model=MODEL, messages=cast(Any, turns), response_format=City
+    )
+    message = parsed.choices[0].message
+    assert message.parsed is not None
+    for one in (message, message.model_dump()):
+        history = cast(Any, [*turns, one, USER])
+        assert client.chat.completions.create(model=MODEL, messages=history, max_tokens=2)
 
 
 def test_a_response_streams_the_same(url: str, text: str) -> None:

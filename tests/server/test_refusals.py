@@ -191,9 +191,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"edgewise": {"colour": True}}, "edgewise.colour"),
         ({"messages": [{"role": "assistant"}]}, "messages.0"),
         ({"messages": [{"role": "tool", "tool_call_id": "x", "content": "x"}]}, "messages"),
-        ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"spam": 0}]}]},
-         "messages.0.tool_calls.0.spam"),
-        (said({"type": "image_url", "image_url": {"url": "data:"}}), "messages.0.content.0.type"),
+        ({"messages": [{"role": "assistant", "contents": "Yes."}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "a", "spam": 0}]}, "messages.0.spam"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "a", "refusal": "b"}]}, "messages.0.refusal"),
+        (said({"type": "image_url", "image_url": {"url": "data:"}}), "'image_url'"),
+        (said({"type": "text", "text": "a", "spam": 0}), "messages.0.content.0.spam"),
         (said(LONG and {"type": "text", "text": LONG}), "context"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": form_of({"not": {}})}, "response_format"),
@@ -215,7 +218,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"input": [[None]]}, "input.0"),
         ({"input": [{"type": "reasoning"}]}, "message"),
         (item(type="item_reference", id="x"), "'item_reference'"),
-        (item(role="user", content=[{"type": "input_image"}]), "input.1.content.0.type"),
+        (item(role="user", content=[{"type": "input_image"}]), "input.1.content.0"),
         ({"edgewise": {"provenance": True}}, "edgewise"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice."),
@@ -249,6 +252,44 @@ def test_what_is_not_honoured_is_refused(
 ) -> None:
     status = 404 if "model" in fields and "echo" not in fields else 400
     assert told in refused(client, path, BODIES[path] | fields, status)
+
+
+SAID: list[tuple[str, dict[str, Any], Sequence[str], str | None]] = [
+    # A bound is told, and of a union what the value's own kind lacks.
+    ("chat/completions", {"stop": ["a"] * 17}, ["16", "17"], None),
+    ("messages", {"stop_sequences": ["a"] * 17}, ["16", "17"], None),
+    ("chat/completions", {"stop": 5}, ["string", "list"], None),
+    ("chat/completions", {"stop": ["a", ""]}, ["stop.1"], None),
+    ("responses", {"input": []}, ["at least 1"], None),
+    ("completions", {"prompt": ["a", "b"]}, ["one prompt"], None),
+    # No words of a library's.
+    ("chat/completions", {"messages": ["a"]}, ["messages.0", "an object"], None),
+    ("chat/completions", {"response_format": "json"}, ["json_schema"], None),
+    ("chat/completions", {"response_format": form_of({}) | {"type": "json"}}, ["'json'"], None),
+    ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "?"}}},
+     ["response_format.json_schema.name", "A-Z"], None),
+    ("responses", {"text": {"format": {"type": "json_schema", "name": "?", "schema": {}}}},
+     ["text.format.name"], None),
+    # The tool that it is about.
+    ("chat/completions",
+     {"tools": [TIME, *function(parameters={"properties": {"x": {"type": "y"}}})["tools"]]},
+     ["'a'", "y"], None),
+    # A prompt far too long has the code of one that is too long.
+    ("chat/completions", said({"type": "text", "text": "a" * (5 << 20)}), ["4194304"],
+     "context_length_exceeded"),
+    ("completions", {"prompt": "a" * (5 << 20)}, ["4194304"], "context_length_exceeded"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "words", "code"), SAID)
+def test_a_refusal_says_what_is_wrong(
+    client: TestClient, path: str, fields: dict[str, Any], words: Sequence[str], code: str | None
+) -> None:
+    told = refused(client, path, BODIES[path] | fields)
+    assert all(word in told for word in words), told
+    assert "dictionary" not in told
+    error = client.post(f"/v1/{path}", json=BODIES[path] | fields).json()["error"]
+    assert error.get("code") == code
 
 
 NOTHING: dict[str, list[dict[str, Any]]] = {

@@ -185,6 +185,21 @@ def test_a_stream_tells_calls_as_they_come(client: TestClient, path: str) -> Non
         assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
+@pytest.mark.parametrize("path", APIS)
+def test_a_call_is_a_call_though_the_models_form_is_left_out(path: str) -> None:
+    call = '{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}'
+    other = call.replace("get_weather", "get_money")
+    for bare in (call, f"```json\n{call}\n```"):
+        with served(bare, "It is sunny.") as client:
+            for reply in (post(client, path), put_together(client, path)):
+                assert read(path, reply) == [("get_weather", {"city": "Paris"})]
+            if path == CHAT:
+                assert streamed(client, path)[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    with served(other) as client:
+        assert read(path, post(client, path)) == [("text", other)]
+        assert read(path, put_together(client, path)) == [("text", other)]
+
+
 def choices(path: str) -> tuple[Any, Any, Any, dict[str, Any]]:
     """No call, any one, the time's; and no two at once."""
     if path == MESSAGES:
@@ -221,6 +236,17 @@ def test_a_call_that_is_cut_is_told_as_far_as_it_can_be(client: TestClient, path
         assert reply["status"] == reply["output"][-1]["status"] == "incomplete"
     else:
         assert (reply["stop_reason"], len(reply["content"])) == ("max_tokens", 1)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize("most", [55, 65, 75])
+def test_a_call_that_was_cut_is_sent_back(client: TestClient, path: str, most: int) -> None:
+    """Else no later turn of the conversation would be answered."""
+    reply = post(client, path, most=len("One moment.") + most)
+    user = {"role": "user", "content": "sky: "}
+    said = reply["output"] if path == RESPONSES else [reply["choices"][0]["message"]]
+    more = {"input" if path == RESPONSES else "messages": [user, *said, user]}
+    assert read(path, post(client, path, **more)) == [("text", "It is sunny.")]
 
 
 def test_a_stop_string_cuts_a_call_and_behind_one_is_not_why_it_ended(client: TestClient) -> None:

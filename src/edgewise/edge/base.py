@@ -113,7 +113,7 @@ class Tokenizer(Protocol):
         ...
 
     chat_template: str | None
-    """The model's own Jinja template."""
+    """The model's own Jinja template. One for tools, where there is one, is `tool_template`."""
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of `text`. Only with `special` does text make special tokens."""

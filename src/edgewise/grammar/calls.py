@@ -1,15 +1,16 @@
 """Reading calls of tools out of an answer while it is written."""
 
+import re
 import secrets
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import ToolCall
-from edgewise.prompts.tool_formats import ToolFormat, tool_format
+from edgewise.prompts.tool_formats import ToolFormat, bare_call, tool_format
 
 _LETTERS = string.ascii_letters + string.digits
 _ID = 9
@@ -41,14 +42,24 @@ Part = Said | CallBegun | CallArguments
 
 
 class CallReader:
-    """Tells text and calls apart, in an answer whose grammar holds it to a form of calls."""
+    """Tells text and calls apart, in an answer whose grammar holds it to a form of calls.
 
-    def __init__(self, style: ToolFormat) -> None:
+    `bare` are the tools of which an answer may be a call without the form's opening.
+    """
+
+    def __init__(self, style: ToolFormat, bare: Sequence[str] = ()) -> None:
         self._style = style
+        self._bare = re.compile(rf"{bare_call(bare or ['(?!)'])}(?=\{{)")
+        self._bare_heads = [
+            f'{fence}{{{kind}"name":"{name}","{key}":{{'
+            for fence in ("", "```", "```json")
+            for kind in ("", '"type":"function",')
+            for name in bare
+            for key in ("arguments", "parameters")
+        ]
         self._text = ""
         self._calls = 0
-        # Without an opening a call is the whole answer.
-        self._place = self._outside if style.opening else self._beginning
+        self._place = self._beginning
         self._arguments = _Object()
 
     @property
@@ -74,7 +85,8 @@ class CallReader:
 
     def _outside(self) -> Iterator[Part]:
         opening = self._style.opening
-        before, found, behind = self._text.partition(opening)
+        # Without an opening a call is the whole answer.
+        before, found, behind = self._text.partition(opening) if opening else (self._text, "", "")
         if found:
             self._text, self._place = behind, self._name
         else:
@@ -84,28 +96,26 @@ class CallReader:
             yield Said(before)
 
     def _beginning(self) -> Iterator[Part]:
-        head = self._style.before_name
-        if self._text.startswith(head):
-            self._place = self._name
-        elif not head.startswith(self._text):
-            self._place = self._plain
-        yield from ()
-
-    def _plain(self) -> Iterator[Part]:
-        text, self._text = self._text, ""
-        yield Said(text)
+        squeezed = "".join(self._text.split())
+        if found := self._bare.match(self._text):
+            self._text = self._text[found.end() :]
+            yield self._begun(found["tool"])
+        elif not any(head.startswith(squeezed) for head in self._bare_heads):
+            self._place = self._outside
 
     def _name(self) -> Iterator[Part]:
         style = self._style
         head, found, behind = self._text.partition(style.before_arguments)
         if found:
-            self._text, self._place = behind, self._inside
-            self._arguments = _Object()
-            name = head.removeprefix(style.before_name)
-            yield CallBegun(
-                self._calls, "".join(secrets.choice(_LETTERS) for _ in range(_ID)), name
-            )
-            self._calls += 1
+            self._text = behind
+            yield self._begun(head.removeprefix(style.before_name))
+
+    def _begun(self, name: str) -> CallBegun:
+        """A call whose arguments come next."""
+        self._arguments, self._place = _Object(), self._inside
+        self._calls += 1
+        id = "".join(secrets.choice(_LETTERS) for _ in range(_ID))
+        return CallBegun(self._calls - 1, id, name)
 
     def _inside(self) -> Iterator[Part]:
         end = self._arguments.end(self._text)
@@ -150,7 +160,11 @@ class _Object:
 
 def call_reader(tokenizer: Tokenizer, format: ResponseFormat | None) -> CallReader | None:
     """The reader of an answer's tool calls; None if its format has no tools."""
-    return CallReader(tool_format(tokenizer)) if format is not None and format.tools else None
+    if format is None or not format.tools:
+        return None
+    # Where JSON of a schema is the text, a call has its opening.
+    bare = () if format.schema is not None else [tool.name for tool in format.tools]
+    return CallReader(tool_format(tokenizer), bare)
 
 
 def collected(reader: CallReader, answer: str) -> tuple[str, tuple[ToolCall, ...]]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.kv import common_prefix
-from edgewise.edge.vocabulary import ids_of_text, once
+from edgewise.edge.vocabulary import bytes_of, ids_of_text, once
 from edgewise.errors import UsageError
 
 INSTALL = "pip install 'edgewise[grammar]'"
@@ -31,9 +32,17 @@ FUEL = 100_000
 COMPILING = 2
 """Grammars that are compiled at a time; one that was given up counts until it ends."""
 
+DIGITS = 20
+"""Digits in a row after which a number ends, where its schema does not want more: a small model
+may repeat one for ever. No 64-bit number has more; an exponent ends after two."""
+
+_FULL = re.compile(rb"(?:\d{%d}|[eE][+-]?\d\d)\Z" % DIGITS)
+_TAIL = 24
+_IN_NUMBERS = b"0123456789+-.eE,]} \t\r\n"
 _KEYWORD = re.compile(r"(?<=\")[$\w]+(?=\")|\b(?:format|oneOf)\b")
 _STACK = 64 << 20
 _LONGEST_REASON = 200
+_PLACE = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
 # Bytes of an id that no text makes begin so, for llguidance.
 _SPECIAL = b"\xff"
 
@@ -51,11 +60,11 @@ class Allowed(NamedTuple):
 class Constraint:
     """An answer's grammar. Its position follows from the ids, so it rolls back with them."""
 
-    def __init__(self, matcher: Any, *, start: int, size: int, ends: frozenset[int]) -> None:
-        """The answer's ids begin at `start`; the vocabulary has `size`, and `ends` end it."""
-        self._matcher, self._start, self._ends = matcher, start, ends
-        self._size = size
-        self._bits = np.zeros((size + 31) // 32, np.uint32)
+    def __init__(self, matcher: Any, tokenizer: Tokenizer, *, start: int) -> None:
+        """The answer's ids begin at `start`."""
+        self._matcher, self._start, self._ends = matcher, start, tokenizer.eos_ids
+        self._size, self._tokenizer = tokenizer.size, tokenizer
+        self._bits = np.zeros((self._size + 31) // 32, np.uint32)
         self._held: list[int] = []
 
     def allowed(self, ids: Sequence[int], drafts: Sequence[int] = ()) -> Allowed:
@@ -64,8 +73,8 @@ class Constraint:
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._require_sound()
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
-        mask = bits.view(np.bool_)
-        count = int(np.bitwise_count(self._bits).sum())
+        mask = self._without_digits(bits.view(np.bool_))
+        count = int(mask.sum())
         ending = sum(bool(mask[token]) for token in self._ends)
         return Allowed(mask, count == 1 or count == ending)
 
@@ -82,10 +91,27 @@ class Constraint:
         )
         fit = int(self._matcher.validate_tokens(list(more[:end])))
         self._require_sound()
+        for at in range(fit):
+            before = [*ids[self._start :], *more[:at]]
+            if self._full(before) and not self.allowed(ids, more[:at]).mask[more[at]]:
+                return at
         if fit < end or end == len(more):
             return fit
         self._follow(ids, more[:end])
         return end + bool(self._matcher.is_accepting())
+
+    def _full(self, written: Sequence[int]) -> bool:
+        """Whether an answer ends with as many digits as a number has."""
+        return _FULL.search(bytes_of(self._tokenizer, written[-_TAIL:])) is not None
+
+    def _without_digits(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """The same ids, but for further digits of a number that could end here."""
+        if not self._full(self._held):
+            return mask
+        digits, others = _of_numbers(self._tokenizer)
+        left = mask & ~digits
+        # In a text, other characters could follow as well.
+        return mask if (left & others).any() or not left.any() else left
 
     def _follow(self, ids: Sequence[int], more: Sequence[int]) -> None:
         """Make the answer in `ids`, and `more`, what the matcher has read."""
@@ -109,6 +135,14 @@ class Constraint:
             )
 
 
+@once
+def _of_numbers(tokenizer: Tokenizer) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """The ids whose text begins with a digit, and those with which no number goes on or ends."""
+    firsts = [tokenizer.piece(token)[:1] for token in range(tokenizer.size)]
+    digits = np.array([first.isdigit() for first in firsts])
+    return digits, np.array([bool(first) and first not in _IN_NUMBERS for first in firsts])
+
+
 class Grammar:
     """A compiled grammar over a tokenizer's vocabulary; any number of answers follow it.
 
@@ -125,22 +159,28 @@ class Grammar:
         unheld: Sequence[str],
     ) -> None:
         self._matcher, self.shown, self.unheld = matcher, shown, unheld
-        self._size, self._ends = tokenizer.size, tokenizer.eos_ids
+        self._tokenizer = tokenizer
         self._lock = threading.Lock()
 
     def constraint(self, start: int) -> Constraint:
         """The constraint of an answer whose first id is at position `start`."""
         with self._lock:
             matcher = self._matcher.deep_copy()
-        return Constraint(matcher, start=start, size=self._size, ends=self._ends)
+        return Constraint(matcher, self._tokenizer, start=start)
 
 
 def compiled(
-    tokenizer: Tokenizer, lark: str, shown: Mapping[int, bytes], *, unheld: Collection[str] = ()
+    tokenizer: Tokenizer,
+    lark: str,
+    shown: Mapping[int, bytes],
+    *,
+    unheld: Collection[str] = (),
+    rules: Mapping[str, str] = MappingProxyType({}),
 ) -> Grammar:
     """The grammar that `lark` is, in llguidance's words; what it left out adds to `unheld`.
 
-    Raises `UsageError` for an invalid or too large grammar, or without the library.
+    `rules` says what a rule stands for, for errors. Raises `UsageError` for an invalid or too large
+    grammar, or without the library.
     """
     library, vocabulary = _library(), _vocabulary(tokenizer)
     limits = library.LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
@@ -148,10 +188,12 @@ def compiled(
     def compile() -> Grammar:
         matcher = library.LLMatcher(vocabulary, lark, log_level=0, limits=limits)
         if matcher.is_error():
-            raise UsageError(
-                f"Unsupported response format ({_reason(matcher.get_error())})",
-                hint="remove the unsupported part",
-            )
+            reason = _reason(matcher.get_error())
+            place = _PLACE.match(reason)
+            line = lark.splitlines()[int(place[1]) - 1] if place else ""
+            what = rules.get(line.partition(":")[0], "The response format")
+            reason = _PLACE.sub("", reason)
+            raise UsageError(f"{what} cannot be held to ({reason})", hint="remove that part")
         # Keywords that the library says it does not know, or knows in part.
         warned = "\n".join(matcher.get_grammar_warnings())
         left_out = {*unheld, *_KEYWORD.findall(warned)}

@@ -1,7 +1,7 @@
 """The response format that a request asks for: JSON of a schema, calls of tools, or either."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -12,7 +12,7 @@ from edgewise.grammar.compiled import Grammar, compiled
 from edgewise.grammar.schema import SchemaBudget, schema_text
 from edgewise.prompts import Tool
 from edgewise.prompts.messages import require_shallow
-from edgewise.prompts.tool_formats import ToolFormat, markers, tool_format
+from edgewise.prompts.tool_formats import BARE_END, ToolFormat, bare_call, markers, tool_format
 
 MAX_TOOLS = 128
 MAX_TOOLS_TEXT = 1 << 20
@@ -86,7 +86,12 @@ def grammar_of(tokenizer: Tokenizer, format: ResponseFormat) -> Grammar:
         style, special = tool_format(tokenizer), markers(tokenizer)
         shown = {token: text.encode() for text, token in special.items()}
         lark = _calling(format, style, special, left)
-        return compiled(tokenizer, lark, shown, unheld=left.unheld)
+        called = [tool.name for tool in format.tools if format.only in (None, tool.name)]
+        rules = {
+            f"arguments_{number}": f"The schema of the tool {name!r}"
+            for number, name in enumerate(called)
+        }
+        return compiled(tokenizer, lark, shown, unheld=left.unheld, rules=rules)
     except UsageError as error:
         error.setting = error.setting or ("tools" if format.tools else "json_schema")
         raise
@@ -121,7 +126,8 @@ def _calling(
     """The grammar of calls, and of the text that may come in their place.
 
     Text before a call is free up to the opening, from which on nothing but a call fits. Nothing
-    follows the calls.
+    follows the calls. Small models often leave out opening and end, or write JSON in a fence: an
+    answer that begins as such a call of a given tool is held to be one.
     """
     if format.schema is not None and not style.opening:
         raise UsageError(
@@ -153,13 +159,22 @@ def _start(format: ResponseFormat, style: ToolFormat, special: Mapping[str, int]
     if format.schema is not None:
         content = schema_text(format.schema, "The schema", SchemaBudget())
         return [f"start: content | {opening} calls", f"content: %json {content}"]
+    rules = [*_bare_calls(format.tools), rf"BARE_END: /{BARE_END}/"]
     if not style.opening:
-        return ["start: (TEXT | calls)?", r"TEXT: /[^{](.|\n)*/"]
-    text = r"TEXT: /(.|\n)*/"
+        return ["start: TEXT | bare", *rules]
     if any(marker in style.opening for marker in special):
         # No text makes a control token.
-        return [f"start: TEXT | TEXT {opening} calls", text]
-    return ["start: TEXT | opening calls", f"opening[lazy]: TEXT {opening}", text]
+        return [f"start: TEXT | TEXT {opening} calls | bare", *rules]
+    return ["start: TEXT | opening calls | bare", f"opening[lazy]: TEXT {opening}", *rules]
+
+
+def _bare_calls(tools: Sequence[Tool]) -> Iterator[str]:
+    """The rules of bare calls, and of text that begins as none."""
+    yield f"bare: {' | '.join(f'bare_{number}' for number in range(len(tools)))}"
+    for number, tool in enumerate(tools):
+        yield f"bare_{number}: BARE_{number} arguments_{number} BARE_END"
+        yield f"BARE_{number}: /{bare_call([tool.name])}/"
+    yield rf"TEXT: /(.|\n)*/ & ~/{bare_call([tool.name for tool in tools])}(.|\n)*/"
 
 
 def _terms(text: str, special: Mapping[str, int]) -> str:

@@ -1,11 +1,12 @@
 """Messages, tools and prompts as plain values, and the texts in them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from edgewise.errors import UsageError
+from edgewise.errors import ContextOverflow, UsageError
 
 MAX_PROMPT = 4 << 20
 """Longest text that is taken from a user or from a chat template, characters."""
@@ -14,6 +15,7 @@ MAX_DEPTH = 64
 """Most nesting of calls' arguments and of tools' parameters."""
 
 Change = Callable[[str], str]
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -25,7 +27,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call that an answer made; `arguments` is the JSON text of an object."""
+    """A call that an answer made; `arguments` is the JSON text of an object, or a part of it."""
 
     id: str
     name: str
@@ -39,7 +41,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     "tool" with the call's id.
     """
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: str
     local: bool = False
     tool_calls: tuple[ToolCall, ...] = ()
@@ -75,18 +77,27 @@ def require_text(what: str, text: str) -> None:
     except UnicodeEncodeError as error:
         raise UsageError(f"{what} is not valid UTF-8", hint="convert it first") from error
     if len(text) > MAX_PROMPT:
-        raise UsageError(f"{what} has more than {MAX_PROMPT} characters", hint="shorten it")
+        raise ContextOverflow(f"{what} has more than {MAX_PROMPT} characters", hint="shorten it")
 
 
 def conversation(
-    messages: Sequence[Message], tools: Sequence[Tool], change: Change
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    change: Change,
+    *,
+    parts: Collection[str] = (),
 ) -> dict[str, object]:
-    """The variables `messages` and, where there are any, `tools`.
+    """The variables `messages` and `tools`, which is None for none.
 
-    `change` is applied to every text of a participant. Raises `UsageError` for invalid calls.
+    `change` is applied to every text of a participant. Contents of the roles in `parts` are lists.
     """
     names = {call.id: call.name for message in messages for call in message.tool_calls}
-    made: dict[str, object] = {"messages": [_turn(message, names, change) for message in messages]}
+    made: dict[str, Any] = {"messages": [_turn(one, names, change) for one in messages]}
+    for turn in made["messages"]:
+        if turn["role"] in parts:
+            turn["content"] = [{"type": "text", "text": turn["content"]}]
+    # As transformers gives it, none too: a template may ask whether it is.
+    made["tools"] = None
     if tools:
         functions = [
             {
@@ -100,24 +111,61 @@ def conversation(
     return made
 
 
+def joined(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with adjacent turns of one role as one, with a blank line between.
+
+    An answer's text and its calls become one turn as well; results of calls stay apart.
+    """
+    groups: list[list[Message]] = []
+    for one in messages:
+        if groups and groups[-1][0].role == one.role != "tool":
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return [
+        replace(
+            group[0],
+            content="\n\n".join(one.content for one in group if one.content),
+            tool_calls=tuple(call for one in group for call in one.tool_calls),
+            local=any(one.local for one in group),
+        )
+        for group in groups
+    ]
+
+
+def alternating(messages: Sequence[Message], *, system: bool) -> list[Message]:
+    """The conversation in turns that alternate and begin with the user's.
+
+    The user says what `system` messages say: all of them, or with `system` those behind others.
+    """
+    leading = next((at for at, one in enumerate(messages) if one.role != "system"), len(messages))
+    kept = [*messages[: leading if system else 0]]
+    said = [
+        replace(one, role="user") if one.role == "system" else one for one in messages[len(kept) :]
+    ]
+    if said and said[0].role == "assistant":
+        said = [Message("user", ""), *said]
+    return joined([*kept, *said])
+
+
 def texts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
-    """Every text of a conversation that somebody said. Raises as `conversation`."""
+    """Every text of a conversation that somebody said."""
     texts: list[str] = []
     conversation(messages, tools, lambda text: texts.append(text) or text)
     return texts
 
 
-def arguments_of(call: ToolCall) -> Mapping[str, object]:
-    """Arguments of a call. Raises `UsageError` for anything but a JSON object."""
-    what = f"The arguments of the call {call.name[:60]!r}"
+def _arguments(call: ToolCall) -> object:
+    """Arguments of a call as templates read them: an object; the text itself where it is none.
+
+    So an answer that was cut inside a call is a history like any other.
+    """
     try:
-        found = msgspec.json.decode(call.arguments.encode(), type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-        raise UsageError(
-            f"{what} are not a JSON object", hint="send them as they came", setting="messages"
-        ) from error
-    require_shallow(found, what)
-    return found
+        found = msgspec.json.decode(call.arguments or "null", type=dict[str, Any] | None)
+        require_shallow(found, "The arguments")
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError, UsageError):
+        return call.arguments
+    return found or {}
 
 
 def require_shallow(value: object, what: str) -> None:
@@ -146,7 +194,7 @@ def _turn(message: Message, names: Mapping[str, str], change: Change) -> dict[st
 
 
 def _call(call: ToolCall, change: Change) -> dict[str, object]:
-    arguments = _changed(arguments_of(call), change)
+    arguments = _changed(_arguments(call), change)
     function = {"name": change(call.name), "arguments": arguments}
     return {"id": change(call.id), "type": "function", "function": function}
 

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -17,7 +18,16 @@ import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import ModelError, UsageError
-from edgewise.prompts.messages import MAX_PROMPT, Change, Message, Tool, conversation
+from edgewise.prompts.messages import (
+    MAX_PROMPT,
+    Change,
+    Message,
+    Role,
+    Tool,
+    alternating,
+    conversation,
+)
+from edgewise.prompts.tool_formats import has_tools, tool_template
 from edgewise.sandbox import Child, ChildEnded, Why
 
 MAX_TEMPLATE = 100_000
@@ -36,6 +46,10 @@ class _Reply(msgspec.Struct):
     text: str | None = None
     refused: Literal["template", "memory", "length"] = "template"
     reason: str = ""
+
+
+class TemplateRefusal(ModelError):
+    """A template that does not accept a conversation."""
 
 
 class Renderer:
@@ -81,7 +95,9 @@ class Renderer:
         if reply.text is not None:
             return reply.text
         if reply.refused == "template":
-            raise _unrendered(f"does not accept this conversation ({reply.reason})")
+            raise _unrendered(
+                f"does not accept this conversation ({reply.reason})", TemplateRefusal
+            )
         raise self._past(reply.refused)
 
     def close(self) -> None:
@@ -130,10 +146,9 @@ class Renderer:
         return _unrendered(said[limit])
 
 
-def _unrendered(what: str) -> ModelError:
-    return ModelError(
-        f"The model's chat template {what}", hint="send the text as it is", setting="no_template"
-    )
+def _unrendered(what: str, kind: type[ModelError] = ModelError) -> ModelError:
+    hint = "use another file of the model, or send raw text (run --no-template, /v1/completions)"
+    return kind(f"The model's chat template {what}", hint=hint)
 
 
 def _folders() -> list[str]:
@@ -155,6 +170,45 @@ def prepare() -> None:
         _RENDERER.start()
 
 
+_ANSWER = {"add_generation_prompt": True}
+_SHORT = 60
+_TRIALS: Mapping[Role, Sequence[Role]] = {
+    "system": ("system", "user"),
+    "user": ("user",),
+    "assistant": ("user", "assistant", "user"),
+}
+
+
+@lru_cache(maxsize=32)
+def _contents_read(template: str, bos: str, eos: str) -> Mapping[str, bool]:
+    """The roles whose contents a template reads, and whether it does as lists of parts alone.
+
+    Found by conversations that differ in one word: a template may know no system message, or be
+    nothing but a name. Of refused ones the real conversation says why, but for the system's.
+    """
+
+    def differ(role: Role, parts: Sequence[str]) -> bool | None:
+        made: set[str] = set()
+        for word in ("north", "south"):
+            turns = [Message(one, word if one == role else "x") for one in _TRIALS[role]]
+            variables = conversation(turns, (), str, parts=parts)
+            names = {"bos_token": bos, "eos_token": eos}
+            try:
+                made.add(_RENDERER.render(template, {**variables, **names, **_ANSWER}))
+            except TemplateRefusal:
+                return None
+        return len(made) > 1
+
+    read: dict[str, bool] = {}
+    for role in _TRIALS:
+        plain = differ(role, ())
+        if plain or differ(role, tuple(_TRIALS)):
+            read[role] = not plain
+        elif plain is None and role != "system":
+            read[role] = False
+    return read
+
+
 def render(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
@@ -164,14 +218,28 @@ def render(
 ) -> str:
     """The text that a tokenizer's own chat template makes of `messages`, and of `tools`.
 
-    All that somebody said is put through `change` first. Raises `ModelError` where the template
-    refuses it, or goes beyond its limits; `UsageError` for invalid tool calls.
+    All that somebody said is put through `change` first. Where the template has no system messages,
+    or wants turns that alternate, it gets the same in turns that it accepts. Raises `ModelError`
+    where it refuses these, too, leaves out what is said, or goes beyond its limits.
     """
-    assert tokenizer.chat_template is not None
-    variables = {
-        **conversation(messages, tools, change),
-        "add_generation_prompt": True,
-        "bos_token": tokenizer.special_text("bos"),
-        "eos_token": tokenizer.special_text("eos"),
-    }
-    return _RENDERER.render(tokenizer.chat_template, variables)
+    template = tool_template(tokenizer) if has_tools(messages, tools) else tokenizer.chat_template
+    assert template is not None
+    names = {f"{one}_token": tokenizer.special_text(one) for one in ("bos", "eos")}
+    read, roles = _contents_read(template, *names.values()), {one.role for one in messages}
+    for role in ("user", "assistant"):
+        if role in roles and role not in read:
+            shown = f"({template!r}) " if len(template) < _SHORT else ""
+            raise _unrendered(f"{shown}leaves out what the {role} says")
+    forms = [alternating(messages, system=False)]
+    if "system" in read or "system" not in roles:
+        forms = [messages, alternating(messages, system=True), *forms]
+    refusals: list[TemplateRefusal] = []
+    parts = {role for role in read if read[role]}
+    parts |= {"tool"} if "user" in parts else set()
+    for turns in forms:
+        variables = conversation(turns, tools, change, parts=parts)
+        try:
+            return _RENDERER.render(template, {**variables, **names, **_ANSWER})
+        except TemplateRefusal as error:
+            refusals.append(error)
+    raise refusals[0]

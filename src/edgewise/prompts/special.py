@@ -16,6 +16,7 @@ from edgewise.edge.vocabulary import ids_of_text, once
 from edgewise.errors import UsageError
 from edgewise.prompts.messages import Message, Tool, texts_of
 from edgewise.prompts.rendering import render
+from edgewise.prompts.tool_formats import tool_template
 
 _MARKS = (
     *map(chr, range(0xFDD0, 0xFDF0)),
@@ -137,7 +138,7 @@ def _prompt_ids(
     texts = texts_of(messages, tools)
     if not any(map(control.could_come_of, texts)):
         return tokenizer.encode_prompt(render(tokenizer, messages, tools))
-    mark = _unused(f"{tokenizer.chat_template}{''.join(texts)}")
+    mark = _unused(f"{tokenizer.chat_template}{tool_template(tokenizer)}{''.join(texts)}")
 
     def with_marks(marks: Callable[[str, str], str]) -> str:
         return render(tokenizer, messages, tools, change=lambda text: marks(text, mark))

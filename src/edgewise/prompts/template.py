@@ -6,8 +6,13 @@ A request is JSON with `template`, `variables` and the `longest` text, character
 
 import json
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NoReturn
+
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 LONGEST_REASON = 200
 """Characters of a template's own words that are passed on."""
@@ -51,19 +56,45 @@ def render(source: str, variables: dict[str, Any], longest: int) -> str:
     return "".join(pieces)
 
 
+class _Generation(Extension):
+    """`{% generation %}`: what is inside is trained on, which means nothing here."""
+
+    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
 @lru_cache(maxsize=8)
 def compiled(source: str) -> Any:
     """A template in Jinja's sandbox, with the helpers that published ones expect."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
     environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     del environment.globals["lipsum"]
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.filters["tojson"] = _json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _now
     return environment.from_string(source)
+
+
+def _json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers writes it: Jinja's own filter escapes what HTML does."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _now(layout: str) -> str:

@@ -7,7 +7,7 @@ import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
-from edgewise.prompts.messages import Message, Tool, ToolCall, arguments_of
+from edgewise.prompts.messages import Message, Tool, ToolCall
 
 
 class ToolFormat(NamedTuple):
@@ -59,13 +59,29 @@ FORMATS = (
 )
 """The first that fits is a model's."""
 
+BARE_END = r"\s{0,20}\}\s{0,20}(```\s{0,9})?"
+"""What follows the arguments of a bare call."""
+
+
+def bare_call(names: Sequence[str]) -> str:
+    """A pattern of the beginning of a call, up to its arguments, that is the whole answer."""
+    words = [r"(```(json)?)?", r"\{", r'("type"\s*:\s*"function"\s*,\s*)?"name"', ":"]
+    words += [f'"(?P<tool>{"|".join(names)})"', ",", '"(arguments|parameters)"', ":"]
+    return "".join(rf"\s*{word}" for word in words) + r"\s*"
+
+
 MARKERS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
 """Texts in them for which a vocabulary may have control tokens."""
 
 
+def tool_template(tokenizer: Tokenizer) -> str | None:
+    """The template of conversations with tools: one of its own where the model's file has it."""
+    return getattr(tokenizer, "tool_template", None) or tokenizer.chat_template
+
+
 def tool_format(tokenizer: Tokenizer) -> ToolFormat:
     """The model's format of tool calls. Raises `UsageError` if its template has none."""
-    template = tokenizer.chat_template or ""
+    template = tool_template(tokenizer) or ""
     if "tools" not in template:
         raise UsageError(
             "The edge model's chat template does not support tools",
@@ -132,7 +148,7 @@ def _described(format: ToolFormat, tools: Sequence[Tool]) -> str:
 
 
 def require_calls(messages: Sequence[Message]) -> None:
-    """Raises `UsageError` for invalid tool calls, and for results of calls that nobody made."""
+    """Raises `UsageError` for calls of others, and for results of calls that nobody made."""
     made: set[str] = set()
     for one in messages:
         if one.tool_calls and one.role != "assistant":
@@ -147,9 +163,7 @@ def require_calls(messages: Sequence[Message]) -> None:
                 f"There is no call {one.tool_call_id[:60]!r} before its result",
                 "send the assistant's message with its tool_calls, too",
             )
-        for call in one.tool_calls:
-            arguments_of(call)
-            made.add(call.id)
+        made.update(call.id for call in one.tool_calls)
 
 
 def _wrong(what: str, hint: str) -> UsageError:

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from msgspec.structs import replace
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from edgewise.events import Candidate, Token
 from edgewise.grammar.calls import CallBegun, call_reader
 from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import Message, Prompt, ToolCall
+from edgewise.prompts.messages import joined
 from edgewise.server.answering import Answering
 from edgewise.server.errors import ApiError
 from edgewise.server.models import decode_request, marked, pair_of
@@ -21,6 +21,9 @@ from edgewise.server.replies import ChunkWriter, Item, Writer, candidates_of, re
 from edgewise.server.requests import (
     MAX_ARGUMENTS,
     MAX_CALLS,
+    AnyPlainFormat,
+    Arguments,
+    BoundedText,
     CallId,
     ChatTurn,
     ConversationAnswerRequest,
@@ -28,7 +31,8 @@ from edgewise.server.requests import (
     JsonRoute,
     JsonSchema,
     OpenAIRequest,
-    PlainFormat,
+    Returned,
+    RoleTurn,
     Strict,
     Texts,
     TokenLimit,
@@ -36,35 +40,38 @@ from edgewise.server.requests import (
     TopLogprobs,
     Turns,
     at_most,
+    by_type,
     response_format_of,
+    texts_in,
     turn,
 )
 
 
-class FunctionCall(Strict):
-    """A call; `arguments` is JSON text."""
+class FunctionCall(Returned):
+    """A call that an answer made."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)]
+    arguments: Arguments
 
 
-class MessageToolCall(Strict):
+class MessageToolCall(Returned):
     """A call that an assistant's message made."""
 
     id: CallId
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: FunctionCall
 
 
-class ChatMessage(Strict):
+class ChatMessage(RoleTurn):
     """A turn. `developer` is another name of `system`; `tool` has the result of a call."""
 
-    # Templates know roles alone, no names. OpenAI's own client sends the others back as they came.
-    ignores = frozenset({"name", "annotations"})
+    # Templates know roles alone, no names.
+    ignores = frozenset({"name", "annotations", "id", "cache_control"})
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Texts | None = None
     tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
+    refusal: BoundedText | None = None
     # Neither the message nor what follows it is ever sent to the cloud.
     edgewise: Annotated[
         dict[Literal["cloud"], Literal["none"]] | None, Field(min_length=1), at_most(1)
@@ -72,9 +79,19 @@ class ChatMessage(Strict):
 
     @model_validator(mode="after")
     def _says_something(self) -> "ChatMessage":
-        if self.content is None and not self.tool_calls:
+        # An answer may have come to nothing but reasoning; so may a tool.
+        reasoned = any(name.startswith(_REASONING) for name in self.model_extra or ())
+        empty = self.role in _MAY_BE_EMPTY and (reasoned or _SAID & self.model_fields_set)
+        if self.content is None and not self.tool_calls and not empty:
             raise PydanticCustomError("no_content", "it has neither content nor tool_calls")
+        if self.refusal and self.role != "assistant":
+            raise PydanticCustomError("unknown", "{name}", {"name": "refusal"})
         return self
+
+
+_SAID = frozenset({"content", "tool_calls", "refusal"})
+_REASONING = ("reasoning", "thinking")
+_MAY_BE_EMPTY = ("assistant", "tool")
 
 
 class FunctionTool(Strict):
@@ -106,7 +123,8 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     response_format: (
-        Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")] | None
+        Annotated[AnyPlainFormat | Annotated[JsonSchemaFormat, Tag("(json_schema)")], by_type()]
+        | None
     ) = None
     tools: Tools[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionTool | None = None
@@ -131,7 +149,7 @@ class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
         return [
             turn(
                 one.role,
-                one.content,
+                [*texts_in(one.content), *texts_in(one.refusal)],
                 calls=[
                     ToolCall(call.id, call.function.name, call.function.arguments)
                     for call in one.tool_calls or ()
@@ -178,7 +196,7 @@ async def answered(
     answering = pair_of(request)
     marks = await marked(request, body.edgewise, body.turns())
     format = body.answer_format()
-    read = prompt_reader(answering, joined(marks) if joins else marks, format)
+    read = prompt_reader(answering, joined_turns(marks) if joins else marks, format)
     decoding = decode_request(answering, body, read, messages=marks, format=format)
     tokenizer = answering.edge.tokenizer
     writer = reply(body, tokenizer, calls=call_reader(tokenizer, format), local=marks[-1].local)
@@ -195,29 +213,11 @@ def prompt_reader(
     return partial(answering.pair.prompt, messages, tools=format.tools if format else ())
 
 
-def joined(turns: Sequence[Message]) -> list[Message]:
-    """The conversation with adjacent turns of one role as one, with a blank line between.
-
-    Agents send several system and user turns in a row, and most templates refuse them. An answer's
-    text and its calls become one turn as well. Raises `ApiError` if there is no turn.
-    """
+def joined_turns(turns: Sequence[Message]) -> list[Message]:
+    """`joined` turns, as agents send several in a row. Raises `ApiError` if there is none."""
     if not turns:
         raise ApiError(400, "The conversation has no message that can be read; send one.")
-    groups: list[list[Message]] = []
-    for one in turns:
-        if groups and groups[-1][0].role == one.role != "tool":
-            groups[-1].append(one)
-        else:
-            groups.append([one])
-    return [
-        replace(
-            group[0],
-            content="\n\n".join(one.content for one in group if one.content),
-            tool_calls=tuple(call for one in group for call in one.tool_calls),
-            local=any(one.local for one in group),
-        )
-        for group in groups
-    ]
+    return joined(turns)
 
 
 class ChatReply(ChunkWriter):

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.scoring import Scored
@@ -45,7 +46,11 @@ from edgewise.server.requests import (
 def _only(prompt: object) -> object:
     """A list of one prompt is that prompt."""
     given = cast(list[object], prompt) if isinstance(prompt, list) else []
-    return given[0] if len(given) == 1 and isinstance(given[0], str | list) else prompt
+    if not given or not isinstance(given[0], str | list):
+        return prompt
+    if len(given) > 1:
+        raise PydanticCustomError("many", "only one prompt is taken at a time")
+    return given[0]
 
 
 class CompletionRequest(OpenAIRequest):

@@ -124,30 +124,58 @@ def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
         return _invalid(error.errors())
     if isinstance(error, HTTPException):
         message = f"{error.detail}".rstrip(".") + "."
-        return ApiError(error.status_code, message, headers=error.headers)
+        code = "context_length_exceeded" if error.status_code == 413 else None
+        return ApiError(error.status_code, message, code=code, headers=error.headers)
     return ApiError(500, "The server failed; its log says how.", code="internal_error")
 
 
 def _invalid(problems: Sequence[Any]) -> ApiError:
-    """The first problem as a sentence; for a union, the one that got furthest."""
-    problem = max(problems, key=lambda one: len(one["loc"]))
-    kind = problem["type"]
+    """The first problem as a sentence; for a union, of the member that got furthest.
+
+    A member that wants another type is named only where all do.
+    """
+    deepest = max(len(_names(one["loc"])) for one in problems)
+    furthest = [one for one in problems if len(_names(one["loc"])) == deepest]
+    meant = [one for one in furthest if not one["type"].endswith("_type")]
+    problem = meant[0] if meant else furthest[0]
+    kind, context = problem["type"], problem.get("ctx", {})
     if kind == "json_invalid":
         return ApiError(400, "The body is not valid JSON.")
-    param = _path(problem["loc"])
+    param = ".".join(_names(problem["loc"])[:_DEEPEST]) or None
+    name, code = param or "The body", None
     if kind == "unknown":
-        param = ".".join(filter(None, (param, shown(problem["ctx"]["name"]))))
-        message = f"{param} is not supported; leave it out."
+        name = param = ".".join(filter(None, (param, shown(context["name"]))))
+        said = "is not supported; leave it out"
     elif kind == "missing":
-        message = f"{param or 'The body'} is missing."
+        said = "is missing"
     elif kind == "union_tag_invalid":
-        tag, known = (problem["ctx"][name] for name in ("tag", "expected_tags"))
-        known = known.translate(_UNQUOTED)
-        message = f"{param} has the type {shown(tag.strip('()'))!r}; supported are {known}."
+        tag, known = shown(context["tag"].strip("()")), context["expected_tags"]
+        has = f"has the type {tag!r}" if tag else "is no object with a type"
+        said = f"{has}; supported are {known.translate(_UNQUOTED)}"
     else:
-        message = f"{param or 'The body'} is not valid: {problem['msg'].lower()}."
-    return ApiError(400, message, param=param)
+        same = meant[:1] or [one for one in furthest if one["loc"][:2] == problem["loc"][:2]]
+        said = " or ".join(dict.fromkeys(map(_said, same))).replace(" or should be ", " or ")
+        far = kind.endswith("too_long") and context.get("max_length", 0) >= _FAR_TOO_LONG
+        code = "context_length_exceeded" if far else None
+    return ApiError(400, f"{name} {said}.", param=param, code=code)
 
+
+def _said(problem: Any) -> str:
+    """What is wrong with a value, without the library's own terms."""
+    _, should, rest = problem["msg"].partition(" should ")
+    for term, ours in _TERMS.items():
+        rest = rest.replace(term, ours)
+    message = problem["msg"]
+    return f"should {rest}" if should else f"is not valid: {message[:1].lower()}{message[1:]}"
+
+
+_TERMS = {
+    " after validation": "",
+    "a valid dictionary or object to extract fields from": "an object",
+    "a valid dictionary": "an object",
+}
+_FAR_TOO_LONG = 1 << 20
+"""A limit from here on is one of the prompt's length."""
 
 _UNQUOTED = str.maketrans("", "", "'()")
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
@@ -155,14 +183,13 @@ _LONGEST, _DEEPEST = 60, 8
 _KINDS = frozenset({"str", "int", "float", "bool", "list"})
 
 
-def _path(loc: Sequence[str | int]) -> str | None:
+def _names(loc: Sequence[str | int]) -> list[str]:
     """Path of an invalid value: fields and indices, without the types that were tried there."""
-    names = [
+    return [
         str(part)
         for at, part in enumerate(loc)
         if isinstance(part, int) or (at > 0 and part not in _KINDS and _FIELD.fullmatch(part))
     ]
-    return ".".join(names[:_DEEPEST]) or None
 
 
 def shown(word: str) -> str:

@@ -15,12 +15,13 @@ from edgewise.events import Finished
 from edgewise.grammar.calls import CallBegun
 from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import ToolCall
-from edgewise.server.chat import answered, joined, prompt_reader
+from edgewise.server.chat import answered, joined_turns, prompt_reader
 from edgewise.server.errors import ApiError, anthropic_body
 from edgewise.server.models import pair_of, policy_for
 from edgewise.server.replies import EventWriter, Item, UsageCounts, admitted, unless_gone
 from edgewise.server.requests import (
     MAX_MESSAGES,
+    Arguments,
     BoundedText,
     CallId,
     ChatTurn,
@@ -31,6 +32,8 @@ from edgewise.server.requests import (
     FunctionDefinition,
     JsonRoute,
     Name,
+    Returned,
+    RoleTurn,
     Skipped,
     Stop,
     Strict,
@@ -48,14 +51,13 @@ from edgewise.server.requests import (
 )
 
 
-class ToolUse(Strict):
+class ToolUse(Returned):
     """A call that an earlier answer made."""
 
-    ignores = frozenset({"cache_control", "caller"})
     type: Literal["tool_use"]
     id: CallId
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    input: dict[str, Any]
+    input: Arguments
 
 
 class ToolResult(Strict):
@@ -76,7 +78,7 @@ Block = Annotated[
 ]
 
 
-class AnthropicTurn(Strict):
+class AnthropicTurn(RoleTurn):
     """A turn. Newer clients put later instructions between the turns."""
 
     role: Literal["user", "assistant", "system"]
@@ -89,7 +91,7 @@ class AnthropicTurn(Strict):
             if isinstance(block, ToolResult):
                 yield _turn("tool", block.content, call_id=block.tool_use_id)
         calls = [
-            ToolCall(block.id, block.name, msgspec.json.encode(block.input).decode())
+            ToolCall(block.id, block.name, block.input)
             for block in blocks
             if isinstance(block, ToolUse)
         ]
@@ -205,7 +207,7 @@ async def count_tokens(body: CountRequest, request: Request, reply: Response) ->
     reply.headers.update(ignored_header(ignored(body)) or {})
     answering = pair_of(request)
     policy_for(answering, body.model)
-    turns = joined([one.message for one in body.turns()])
+    turns = joined_turns([one.message for one in body.turns()])
     read = prompt_reader(answering, turns, body.answer_format())
     async with admitted(request):
         prompt = await unless_gone(request, answering.read(read))

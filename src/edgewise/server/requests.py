@@ -16,10 +16,12 @@ from fastapi.routing import APIRoute
 from msgspec.structs import replace
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     Discriminator,
     Field,
+    Tag,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -83,9 +85,13 @@ class Strict(BaseModel, extra="allow", strict=True):
     def _known(self) -> Self:
         for name, value in (self.model_extra or {}).items():
             # One unknown field is enough: to report a million takes seconds. Null asks for nothing.
-            if name not in self.ignores and value is not None:
+            if value is not None and not self.ignores_field(name):
                 raise PydanticCustomError("unknown", "{name}", {"name": name})
         return self
+
+    def ignores_field(self, name: str) -> bool:
+        """Whether an unknown field of this name is ignored."""
+        return name in self.ignores
 
     def ignored_names(self) -> list[str]:
         """Fields of this object alone that are ignored. Null, false or empty asks for nothing."""
@@ -100,6 +106,24 @@ class Skipped(Strict, extra="ignore"):
 
     def ignored_names(self) -> list[str]:
         return [shown(self.type)]
+
+
+class Returned(Strict):
+    """A part of an answer that comes back: fields that its server or client added are ignored."""
+
+    def ignores_field(self, name: str) -> bool:
+        return True
+
+
+class RoleTurn(Strict):
+    """A turn of any API; an assistant's is an answer that comes back."""
+
+    role: Any
+
+    def ignores_field(self, name: str) -> bool:
+        # These two say something.
+        returned = self.role == "assistant" and name not in ("audio", "function_call")
+        return returned or super().ignores_field(name)
 
 
 def ignored(body: object, place: str = "") -> Iterator[str]:
@@ -121,6 +145,12 @@ def ignored_header(names: Iterable[str]) -> dict[str, str] | None:
     return {IGNORED_HEADER: ", ".join(unique[:_MOST_NAMES])} if unique else None
 
 
+_SAME_TYPES = {
+    **dict.fromkeys(("input_text", "output_text", "refusal"), "text"),
+    "redacted_thinking": "thinking",
+}
+
+
 def by_type(default: str = "", *, others: bool = False) -> Discriminator:
     """Chooses a union's member by `type`; its tags are in brackets, which error paths leave out.
 
@@ -130,7 +160,7 @@ def by_type(default: str = "", *, others: bool = False) -> Discriminator:
     def tag(value: object) -> str:
         plain = cast(dict[str, Any], value) if isinstance(value, dict) else {}
         kind = str(plain.get("type", getattr(value, "type", None)) or default)
-        return "(other)" if others and kind != default else f"({kind.removeprefix('redacted_')})"
+        return "(other)" if others and kind != default else f"({_SAME_TYPES.get(kind, kind)})"
 
     return Discriminator(tag)
 
@@ -155,20 +185,40 @@ def _nothing(value: float) -> float:
 Zero = Annotated[float, AfterValidator(_nothing)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Description = Annotated[str, Field(max_length=1 << 16)]
-CallId = Annotated[str, Field(min_length=1, max_length=200)]
+CallId = Annotated[str, Field(max_length=200)]  # of some servers it is empty
+
+
+def _json_text(given: object) -> object:
+    """Arguments as JSON text: some servers send an object, or null for none."""
+    if given is None or isinstance(given, dict):
+        return msgspec.json.encode(cast(object, given) or {}).decode()
+    return given
+
+
+Arguments = Annotated[str, Field(max_length=MAX_ARGUMENTS), BeforeValidator(_json_text)]
+"""JSON text of a call's arguments, as far as the answer was written."""
 
 
 class TextPart(Strict):
     """A part of a message; only text can be read. Parts of answers come back as they were."""
 
     ignores = frozenset(
-        {"annotations", "cache_control", "citations", "logprobs", "prompt_cache_breakpoint"}
+        {
+            *("annotations", "cache_control", "citations", "logprobs", "prompt_cache_breakpoint"),
+            *("id", "index", "parsed", "parsed_output"),
+        }
     )
-    type: Literal["text", "input_text", "output_text"]
-    text: BoundedText
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: Annotated[BoundedText, Field(validation_alias=AliasChoices("text", "refusal"))]
 
 
-Texts = BoundedText | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
+Part = Annotated[
+    Annotated[TextPart, Tag("(text)")]
+    | Annotated[Skipped, Tag("(thinking)")]
+    | Annotated[Skipped, Tag("(reasoning)")],
+    by_type(),
+]
+Texts = BoundedText | Annotated[list[Part], Field(max_length=MAX_MESSAGES)]
 
 
 class ChatTurn(NamedTuple):
@@ -178,9 +228,19 @@ class ChatTurn(NamedTuple):
     parts: Sequence[str]
 
 
+def texts_in(content: str | Sequence[Strict | str] | None) -> list[str]:
+    """The texts of a content, without its empty ones if it is no list."""
+    parts = [content] if isinstance(content, str) and content else content or ()
+    return [
+        one if isinstance(one, str) else one.text
+        for one in parts
+        if isinstance(one, TextPart | str)
+    ]
+
+
 def turn(
     role: Literal["system", "developer", "user", "assistant", "tool"],
-    content: str | Sequence[Strict] | None,
+    content: str | Sequence[Strict | str] | None,
     *,
     between: str = "",
     calls: Iterable[ToolCall] = (),
@@ -188,10 +248,7 @@ def turn(
     local: bool = False,
 ) -> ChatTurn:
     """Makes one; the texts among the parts of `content` are joined with `between`."""
-    if isinstance(content, str):
-        texts = [content] if content else []
-    else:
-        texts = [one.text for one in content or () if isinstance(one, TextPart)]
+    texts = texts_in(content)
     message = Message(
         "system" if role == "developer" else role,
         between.join(texts),
@@ -209,7 +266,7 @@ def few_parts(turns: object) -> object:
         parts = [part for turn in first for part in _parts(turn)]
         if len(parts) + sum(len(_parts(part)) for part in parts[:MAX_PARTS]) > MAX_PARTS:
             raise PydanticCustomError(
-                "too_long", "at most {most} parts are taken", {"most": MAX_PARTS}
+                "too_many", "at most {most} parts are taken", {"most": MAX_PARTS}
             )
     return cast(object, turns)
 
@@ -225,9 +282,8 @@ def at_most(most: int) -> BeforeValidator:
 
     def few(given: object) -> object:
         if isinstance(given, dict) and len(cast(dict[object, object], given)) > most:
-            raise PydanticCustomError(
-                "too_long", "at most {most} entries are taken", {"most": most}
-            )
+            message = "at most {most} entries are taken" if most else "it has to be empty"
+            raise PydanticCustomError("too_many", message, {"most": most})
         return cast(object, given)
 
     return BeforeValidator(few)
@@ -259,6 +315,11 @@ class TypedJsonSchema(JsonSchema):
     """Answers are JSON that a schema allows."""
 
     type: Literal["json_schema"]
+
+
+AnyPlainFormat = (
+    Annotated[PlainFormat, Tag("(text)")] | Annotated[PlainFormat, Tag("(json_object)")]
+)
 
 
 class FunctionDefinition(Strict):

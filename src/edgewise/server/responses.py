@@ -17,6 +17,7 @@ from edgewise.server.chat import FunctionCall, answered
 from edgewise.server.errors import ApiError
 from edgewise.server.replies import EventWriter, Item, UsageCounts
 from edgewise.server.requests import (
+    AnyPlainFormat,
     BoundedText,
     CallId,
     ChatTurn,
@@ -25,7 +26,7 @@ from edgewise.server.requests import (
     EdgewiseOptions,
     FunctionDefinition,
     JsonRoute,
-    PlainFormat,
+    RoleTurn,
     Skipped,
     Strict,
     Texts,
@@ -41,7 +42,7 @@ from edgewise.server.requests import (
 )
 
 
-class InputMessage(Strict):
+class InputMessage(RoleTurn):
     """A turn; an answer's comes back with its id and status."""
 
     ignores = frozenset({"id", "status", "phase"})
@@ -53,7 +54,6 @@ class InputMessage(Strict):
 class CallItem(FunctionCall):
     """A call that an earlier answer made."""
 
-    ignores = frozenset({"id", "status"})
     type: Literal["function_call"]
     call_id: CallId
 
@@ -61,7 +61,7 @@ class CallItem(FunctionCall):
 class OutputItem(Strict):
     """The result of a call."""
 
-    ignores = frozenset({"id", "status"})
+    ignores = frozenset({"id", "status", "created_by"})
     type: Literal["function_call_output"]
     call_id: CallId
     output: Texts
@@ -92,7 +92,10 @@ class TextOptions(Strict):
     """How the answer is written."""
 
     ignores = frozenset({"verbosity"})
-    format: Annotated[PlainFormat | TypedJsonSchema, Field(discriminator="type")] | None = None
+    format: (
+        Annotated[AnyPlainFormat | Annotated[TypedJsonSchema, Tag("(json_schema)")], by_type()]
+        | None
+    ) = None
 
 
 class ResponsesRequest(ConversationAnswerRequest):

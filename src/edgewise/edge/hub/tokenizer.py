@@ -19,6 +19,8 @@ from edgewise.edge.hub.folder import damaged, explained, read_bytes, read_json
 from edgewise.errors import ModelError, UsageError
 
 TOKENIZER = "tokenizer.json"
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+_TOOLS = "tool_use"
 MAX_TOKENIZER = 128 << 20
 """Largest tokenizer that is read, bytes: Gemma's has 33 MB."""
 
@@ -155,16 +157,20 @@ def _growth(step: object) -> float:
     return max(1.0, length / len(string)) if isinstance(string, str) and string else 1.0 + length
 
 
-def _template(folder: Path, config: _TokenizerConfig) -> str | None:
-    """The file of its own beats `tokenizer_config.json`, as in transformers."""
-    own = read_bytes(folder / "chat_template.jinja", MAX_TEMPLATE_FILE)
-    if own is not None:
-        return own.decode("utf-8", "replace")
-    found = config.chat_template
-    if not isinstance(found, list):
-        return found
-    named = {one.name: one.template for one in found}
-    return named.get("default", next(iter(named.values()), None))
+def _templates(folder: Path, config: _TokenizerConfig) -> tuple[str | None, str | None]:
+    """The template, and the one for tools if there is one.
+
+    Files of their own beat `tokenizer_config.json`, as in transformers.
+    """
+    given = config.chat_template
+    named = {"default": given} if isinstance(given, str) else {}
+    if isinstance(given, list):
+        named = {one.name: one.template for one in given}
+    files = (("default", "chat_template.jinja"), (_TOOLS, TOOL_TEMPLATE))
+    for name, file in files:
+        if (own := read_bytes(folder / file, MAX_TEMPLATE_FILE)) is not None:
+            named[name] = own.decode("utf-8", "replace")
+    return named.get("default", next(iter(named.values()), None)), named.get(_TOOLS)
 
 
 def _text(token: str | _Named | None) -> str:
@@ -201,7 +207,7 @@ class HubTokenizer:
             if i in self._control or i == model.unk_id or text == model.unk_token
         }
         config = read_json(folder / "tokenizer_config.json", _TokenizerConfig) or _TokenizerConfig()
-        self.chat_template = _template(folder, config)
+        self.chat_template, self.tool_template = _templates(folder, config)
         self._named = {"bos": _text(config.bos_token), "eos": _text(config.eos_token)}
         self.eos_ids = self._ends(folder)
         self.bos_id = self._first(config.add_bos_token)

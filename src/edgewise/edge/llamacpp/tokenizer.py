@@ -25,8 +25,12 @@ class LlamaTokenizer:
         named = {llama_cpp.llama_vocab_eos(self._handle), llama_cpp.llama_vocab_eot(self._handle)}
         marked = {i for i in range(self.size) if llama_cpp.llama_vocab_is_eog(self._handle, i)}
         self.eos_ids = frozenset((named | marked) - {-1})
-        template = llama_cpp.llama_model_chat_template(model, None)
-        self.chat_template = template.decode("utf-8", "replace") if template else None
+        self.chat_template, self.tool_template = (
+            found.decode("utf-8", "replace") if found else None
+            for found in (
+                llama_cpp.llama_model_chat_template(model, name) for name in (None, b"tool_use")
+            )
+        )
         self._special: Mapping[int, str] | None = None
         self._pieces: dict[int, bytes] = {}
 
