@@ -69,6 +69,8 @@ class Speculation:
         """
         if self.drafts and self.drafts[0] == token:
             del self.drafts[0]
+            # Within a completion nobody read it.
+            self._reads.pop(len(self._ids) - 1, None)
             # At this position the answer asked for nothing, or for more.
             return 0, self._consults.drop(0, len(self._ids)) if self._consults else 0
         dropped = len(self.drafts)
