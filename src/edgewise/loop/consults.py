@@ -352,7 +352,7 @@ class Consults:
             # A cloud in this process ends with the answer; that says nothing of the link.
             self._breaker.forgone()
         elif cancelled or not isinstance(error, NothingUsable | None):
-            self._breaker.failed()
+            self._breaker.failed(probe=True)
         else:
             self._breaker.succeeded()
 
