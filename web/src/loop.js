@@ -106,6 +106,7 @@ class Answer {
     if (!gateway?.allowed) return { reason: "no_cloud" };
     if (!breaker.allow()) return { reason: "circuit_open" };
     const { first, index } = this;
+    const probe = breaker.isOpen;
     const deadline = policy.deadlineNow(latency, { first, prompt: this.ids.length });
     const begun = performance.now();
     const asked = gateway.ask(this.ids, { n: ask, deadline, signal: this.stopping.signal });
@@ -120,12 +121,12 @@ class Answer {
       },
       (error) => {
         if (error.reason === "timeout") latency.timedOut(deadline, { first });
-        breaker.failed({ silent: error.reason === "timeout" });
+        breaker.failed({ silent: error.reason === "timeout", probe });
         throw error;
       },
     );
-    if (breaker.isOpen) {
-      // A probe: do not wait for a silent cloud. It decides on later consults.
+    if (probe) {
+      // Do not wait for a silent cloud. The probe decides on later consults.
       landed.catch(() => {});
       this.dropped += ask;
       return { reason: "circuit_open" };
