@@ -120,8 +120,11 @@ class Answer {
         return completion;
       },
       (error) => {
-        if (error.reason === "timeout") latency.timedOut(deadline, { first });
-        breaker.failed({ silent: error.reason === "timeout", probe });
+        const late = error.reason === "timeout";
+        if (late) latency.timedOut(deadline, { first });
+        // A link that could not be made for so long was as silent.
+        const slow = performance.now() - begun > 500 * deadline;
+        breaker.failed({ silent: late || slow, probe });
         throw error;
       },
     );

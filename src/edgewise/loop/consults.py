@@ -187,7 +187,9 @@ class Consults:
             if isinstance(error, NothingUsable):
                 self._breaker.succeeded()
             else:
-                self._breaker.failed(silent=late)
+                # A link that could not be made for so long was as silent.
+                slow = (flight.over or begun) - flight.begun > flight.deadline / 2
+                self._breaker.failed(silent=late or slow)
             return error
         finally:
             self.waited += time.monotonic() - begun
