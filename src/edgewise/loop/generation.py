@@ -160,7 +160,7 @@ class Generation(Iterator[Event]):
         assert self._consults is not None
         rules = self._rules
         ask = min(rules.policy.decide(1.0, state.budget).ask, rules.max_tokens - state.index)
-        requested = self._consults.ask(ask, 0) if ask else "cap"
+        requested = self._consults.ask(ask, None) if ask else "cap"
         if not isinstance(requested, int):
             raise lost
         self._awaited = requested, None
@@ -210,8 +210,11 @@ class Generation(Iterator[Event]):
             outcome = BreaksGrammar("The response format allows nothing that the cloud wrote here.")
         changed, kept = fit > 0 and completion.ids[0] != token, len(state.queue)
         self._events += self._consults.report(outcome, state.index, kept=kept, changed=changed)
-        if fit:
-            self._write(state, state.queue[0], "critical" if read else "edge_lost", read)
+        if fit and read is None:
+            held = state.held.before(self._rules.tokenizer.piece(token))
+            self._write(replace(state, held=held), state.queue[0], "edge_lost", None)
+        elif fit:
+            self._write(state, state.queue[0], "critical", read)
         elif read is not None:
             self._write(state, read, BreaksGrammar.reason, read)
         elif self._lost is not None:

@@ -108,6 +108,10 @@ class Held(NamedTuple):
             pending = decoder.getstate()[0]
         return self._shown(text, pending, stops)
 
+    def before(self, piece: bytes) -> "Held":
+        """Without the bytes of a character that does not go on with `piece`."""
+        return self if piece and piece[0] >> 6 == 0b10 else self._replace(pending=b"")
+
     def release(self, stops: Sequence[str]) -> tuple[str, str | None]:
         """The text that is still held where an answer ends; the stop string that is in it."""
         text, held, matched = self._shown(self.pending.decode("utf-8", "replace"), b"", stops)
