@@ -153,7 +153,9 @@ def test_the_answer_is_that_of_the_waiting_loop(
     assert (later.shift, later.charged) == (left.shift, left.charged)
     if cap is not None:
         for answer in (waiting, ahead):
-            assert answer.usage.cloud_tokens + answer.usage.wasted_tokens <= cap
+            assert answer.usage.cloud_tokens <= cap
+            if vocabulary == "same":  # the length of a word is not known before it is there
+                assert answer.usage.cloud_tokens + answer.usage.wasted_tokens <= cap
 
 
 def drafting(

@@ -200,7 +200,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def answered(self, completion: Completion, token: int, fit: int, rules: Rules) -> "State":
         """The state after a consult, if the edge would have written `token`.
 
-        The grammar allows the first `fit` ids of the completion; the others are wasted.
+        The grammar allows the first `fit` ids of the completion; those beyond them, and what the
+        cap has no room for, are wasted.
         """
         usage, ids, tops = self.usage, completion.ids, completion.top
         kept, last = rules.policy.kept(self.budget, len(ids)), len(ids) - 1
@@ -217,12 +218,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return replace(
             self,
             queue=queue,
-            budget=rules.policy.charge(self.budget, kept),
+            budget=rules.policy.charge(self.budget, len(ids)),
             usage=replace(
                 usage,
                 cloud_calls=usage.cloud_calls + 1,
                 failed_calls=usage.failed_calls + (not fit),
-                wasted_tokens=usage.wasted_tokens + kept - len(queue),
+                wasted_tokens=usage.wasted_tokens + len(ids) - len(queue),
                 correction_tokens=usage.correction_tokens + (fit > 0 and ids[0] != token),
                 cloud_prompt_cached=metered(usage.cloud_prompt_cached, completion.cached),
                 cloud_prompt_computed=metered(usage.cloud_prompt_computed, completion.computed),
