@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
 from edgewise.cli import render
-from edgewise.cli.render import printable, repeats
+from edgewise.cli.render import printable
 from edgewise.errors import CloudUnavailable
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
@@ -311,22 +311,6 @@ def test_help_fits_a_screen_and_the_rest_is_asked_for(edgewise: Edgewise, comman
     assert max(map(len, common)) <= 80
     assert any("--edge MODEL" in line for line in common)
     assert "--cloud-engine" not in "\n".join(common)
-
-
-@pytest.mark.parametrize(
-    ("ids", "circles"),
-    [
-        ([7] * 40, True),
-        ([1, 2, 3, 4, 5] * 8, True),
-        ([*range(100), *list(range(50, 60)) * 5], True),
-        (list(range(300)), False),
-        ([1, 2, 3] * 5 + list(range(200)), False),
-        ([*range(40), *range(40), *range(40)], False),
-    ],
-)
-def test_an_answer_that_goes_round_in_circles_is_seen(ids: list[int], circles: bool) -> None:
-    assert repeats(ids) is circles
-    assert not any(repeats(ids[:end]) for end in range(20))
 
 
 @pytest.mark.deep

@@ -6,6 +6,23 @@ import { Budget } from "./policy.js";
 import { writtenOf } from "./routers.js";
 import { TAIL } from "./text.js";
 
+const LONGEST_CYCLE = 64;
+const ENDLESS = 256;
+
+/** How many of the last `ids` repeat a cycle, in an answer from `start` on; at most `ENDLESS`. */
+function repeated(ids, start) {
+  let longest = 0;
+  const last = ids.length - 1;
+  for (let cycle = 1; cycle <= Math.min(LONGEST_CYCLE, last - start); cycle++) {
+    let run = 0;
+    const most = Math.min(ENDLESS, last + 1 - start - cycle);
+    while (run < most && ids[last - run] === ids[last - run - cycle]) run++;
+    longest = Math.max(longest, run);
+    if (run > LONGEST_CYCLE) break; // longer cycles are multiples of it
+  }
+  return longest;
+}
+
 /**
  * Answer the ids `prompt`, event by event: `token`, `consult`, and at last `finished`.
  * `budget` is what the conversation's last answer left, in its `finished`; `breaker` and `latency` are
@@ -40,7 +57,7 @@ class Answer {
     this.queue = [];
     this.first = true;
     this.end = null;
-    this.counts = { edge: 0, cloud: 0, corrections: 0, calls: 0, failed: 0, wasted: 0 };
+    this.counts = { edge: 0, cloud: 0, corrections: 0, calls: 0, failed: 0, wasted: 0, repeats: false };
     this.dropped = 0;
   }
 
@@ -187,7 +204,10 @@ class Answer {
     this.counts[source] += 1;
     if (ended) this.end = "stop";
     else if (this.index === this.maxTokens || this.ids.length > edge.context) this.end = "length";
-    else {
+    else if (repeated(this.ids, this.prompt.length) === ENDLESS) {
+      this.end = "length";
+      this.counts.repeats = true;
+    } else {
       edge.extend([id]);
       this.prefetch();
     }

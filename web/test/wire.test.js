@@ -179,3 +179,10 @@ test("an answer that is stopped while it waits ends", async () => {
   for await (const event of stream(PROMPT, options)) last = event;
   assert.equal(last.finishReason, "stopped");
 });
+
+test("an answer that goes round in circles is cut", async () => {
+  const { text, events } = await answered(serving(replying), { maxTokens: 600, cloudShare: 0 });
+  assert.equal(text.length, 257);
+  const { finishReason, usage } = events.at(-1);
+  assert.deepEqual([finishReason, usage.repeats], ["length", true]);
+});

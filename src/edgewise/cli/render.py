@@ -2,7 +2,7 @@
 
 import signal
 import unicodedata
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
@@ -25,10 +25,6 @@ err = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap
 
 _WIDEST = 10_000
 
-_LONGEST_PERIOD, _LEAST_REPEATED = 64, 32
-"""Longest cycle that is looked for, and fewest ids that must repeat, tokens."""
-_LONGEST_CYCLES = 4 * _LONGEST_PERIOD
-
 CLOUD = Style(color="red", bold=True, underline=True)
 """Bold and underlined, so that it shows without colour too."""
 
@@ -46,25 +42,8 @@ def printable(text: str) -> str:
     )
 
 
-def repeats(ids: Sequence[int]) -> bool:
-    """Whether the last ids are one cycle, at least four times.
-
-    Small models that write greedily often go round in circles.
-    """
-    for period in range(1, _LONGEST_PERIOD + 1):
-        length = max(3 * period, _LEAST_REPEATED)
-        if len(ids) < length + period:
-            return False
-        if ids[-length:] == ids[-length - period : -period]:
-            return True
-    return False
-
-
-def watched(events: Iterable[Event]) -> tuple[list[Token], Finished | None, bool]:
-    """Show an answer as it comes: its tokens, its end, and whether it repeats itself.
-
-    Without an end it was interrupted (Ctrl-C), or ended here since it repeats itself.
-    """
+def watched(events: Iterable[Event]) -> tuple[list[Token], Finished | None]:
+    """Show an answer as it comes: its tokens and its end, None if it was interrupted (Ctrl-C)."""
     tokens: list[Token] = []
     end: Finished | None = None
     with _interruptible() as interrupted:
@@ -73,11 +52,9 @@ def watched(events: Iterable[Event]) -> tuple[list[Token], Finished | None, bool
                 end = event
             elif isinstance(event, Token):
                 tokens.append(event)
-                if repeats([token.id for token in tokens[-_LONGEST_CYCLES:]]):
-                    return tokens, None, True
             if interrupted():
                 break
-    return tokens, end, False
+    return tokens, end
 
 
 @contextmanager
@@ -160,7 +137,8 @@ def summary(answer: Finished, *, cloud: bool, share: float | None = None) -> str
     else:
         parts = [f"{total} tokens", f"{total / seconds:.0f} tokens/s"]
     if answer.finish_reason == "length":
-        parts.append(f"cut at {total} tokens")
+        why = ", since the answer repeats itself" if usage.repeats else ""
+        parts.append(f"cut at {total} tokens{why}")
     if share is not None and share * total < by_cloud <= share * total + INITIAL_BUCKET:
         parts.append(f"a short answer may have {INITIAL_BUCKET:g} above the share")
     if usage.cost:

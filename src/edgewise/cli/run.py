@@ -93,7 +93,7 @@ def run(
 
 def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
     """The answer as it comes, and what it came to, interrupted or not."""
-    tokens, end, repeats = render.watched(events)
+    tokens, end = render.watched(events)
     if end is not None:
         share = pair.policy.cloud_share
         render.note(render.summary(end, cloud=pair.cloud is not None, share=share))
@@ -103,9 +103,6 @@ def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
         return
     by_cloud = sum(token.source == "cloud" for token in tokens)
     render.out.print()
-    if repeats:
-        render.note(f"ended after {len(tokens)} tokens, since the answer repeats itself")
-        return
     render.note(f"interrupted after {len(tokens)} tokens, {by_cloud} by the cloud")
     raise typer.Exit(130)
 
