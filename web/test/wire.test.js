@@ -13,7 +13,7 @@ const opened = ["session", 0, 0, "engine", "model"];
 /** Writes the letter a, unsure of it. */
 const edge = () => ({
   size: 257,
-  context: 64,
+  context: 640,
   eosIds,
   open() {},
   extend() {},
