@@ -126,7 +126,7 @@ class Conversation:
             render.note(f"the context is full: dropped the oldest questions and answers, {gone}")
             self._first = first
         with stream as events:
-            tokens, end = render.watched(events)
+            tokens, end = render.watched(events, self._pair)
         text = "".join(event.text for event in [*tokens, *([end] if end else [])])
         if text or end:
             self.turns.append(Turn(question, text, tuple(tokens), end is not None, local))

@@ -73,6 +73,15 @@ class Generation(Iterator[Event]):
         wasted = self._consults.wasted if self._consults else 0
         return self._rules.policy.next_answer(self._state.budget, wasted)
 
+    @property
+    def reading(self) -> tuple[Source, int, int]:
+        """Before the first token: which model reads the prompt, how many ids the edge has, of all.
+
+        For another thread, while this one waits.
+        """
+        by: Source = "edge" if self._awaited is None else "cloud"
+        return by, self._speculation.computed, self._rules.prompt
+
     def close(self) -> None:
         """Give back the sessions; no further events come."""
         if self._closed:
@@ -182,10 +191,10 @@ class Generation(Iterator[Event]):
                     text = self._rules.tokenizer.piece(draft).decode("utf-8", "replace")
                     self._events.append(Pending(index, draft, text))
                 return
-        self._awaited = None
         try:
             completion = self._consults.completion()
         except CloudError as error:
+            self._awaited = None
             if read is None:
                 assert self._lost is not None
                 raise self._lost from error
@@ -195,6 +204,7 @@ class Generation(Iterator[Event]):
             state = state.failed(error, self._consults.requested, self._rules)
             self._write(state, read, error.reason, read)
         else:
+            self._awaited = None
             self._take(completion, read)
 
     def _take(self, completion: Completion, read: Read | None) -> None:

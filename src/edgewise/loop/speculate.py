@@ -33,6 +33,11 @@ class Speculation:
         self._reads: dict[int, Read] = {}
         self._tip: State | None = None
 
+    @property
+    def computed(self) -> int:
+        """How many ids the edge has computed, as far as its engine tells."""
+        return self._edge.computed
+
     def read(self) -> Read:
         """The step at the next position: reused from speculation, or computed now.
 
