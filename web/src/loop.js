@@ -9,18 +9,15 @@ import { TAIL } from "./text.js";
 const LONGEST_CYCLE = 64;
 const ENDLESS = 256;
 
-/** How many of the last `ids` repeat a cycle, in an answer from `start` on; at most `ENDLESS`. */
-function repeated(ids, start) {
-  let longest = 0;
+/** Whether the last `ENDLESS` ids of an answer from `start` on repeat one cycle. */
+function circles(ids, start) {
   const last = ids.length - 1;
-  for (let cycle = 1; cycle <= Math.min(LONGEST_CYCLE, last - start); cycle++) {
+  for (let cycle = 1; cycle <= Math.min(LONGEST_CYCLE, ids.length - start - ENDLESS); cycle++) {
     let run = 0;
-    const most = Math.min(ENDLESS, last + 1 - start - cycle);
-    while (run < most && ids[last - run] === ids[last - run - cycle]) run++;
-    longest = Math.max(longest, run);
-    if (run > LONGEST_CYCLE) break; // longer cycles are multiples of it
+    while (run < ENDLESS && ids[last - run] === ids[last - run - cycle]) run++;
+    if (run === ENDLESS) return true;
   }
-  return longest;
+  return false;
 }
 
 /**
@@ -204,7 +201,7 @@ class Answer {
     this.counts[source] += 1;
     if (ended) this.end = "stop";
     else if (this.index === this.maxTokens || this.ids.length > edge.context) this.end = "length";
-    else if (repeated(this.ids, this.prompt.length) === ENDLESS) {
+    else if (circles(this.ids, this.prompt.length)) {
       this.end = "length";
       this.counts.repeats = true;
     } else {

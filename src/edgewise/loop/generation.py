@@ -28,7 +28,7 @@ from edgewise.events import (
 )
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
-from edgewise.loop.state import ENDLESS, Queued, Read, Rules, State, repeated
+from edgewise.loop.state import Queued, Read, Rules, State, circles
 from edgewise.loop.tiers import Cascade
 
 _log = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ class Generation(Iterator[Event]):
         now, waited = time.monotonic(), consults.waited if consults else 0.0
         self._ttft = self._ttft or now - self._started
         self._ids.append(token)
-        if after.end is None and repeated(self._ids, rules.prompt) == ENDLESS:
+        if after.end is None and circles(self._ids, rules.prompt):
             after = replace(after, end="length", usage=replace(after.usage, repeats=True))
         self._state = after
         self._events.append(

@@ -21,11 +21,8 @@ from edgewise.grammar.compiled import Constraint
 from edgewise.loop.policy import Budget, Decision, Policy
 from edgewise.sampling import Sampling
 
-LONGEST_CYCLE = 64
-"""Longest cycle that is looked for in an answer, tokens."""
-
-ENDLESS = 256
-"""Tokens that repeat a cycle, after which an answer ends: at least four rounds of it."""
+LONGEST_CYCLE, ENDLESS = 64, 256
+"""Tokens of a cycle that is looked for, at most, and that repeat one where an answer is cut."""
 
 CANDIDATES = 5
 """Edge candidates reported with a token that the cloud was asked for."""
@@ -34,21 +31,16 @@ CANDIDATES = 5
 _REFUSED = ("cost", "blocked")
 
 
-def repeated(ids: Sequence[int], start: int) -> int:
-    """How many of the last `ids` repeat a cycle, in an answer from `start` on; at most `ENDLESS`.
+def circles(ids: Sequence[int], start: int) -> bool:
+    """Whether the last `ENDLESS` ids of an answer from `start` on repeat one cycle.
 
     Small models that write greedily often go round in circles. So do tables, rows of zeros and
     what was to be said twenty times, but seldom for so long.
     """
-    longest, last = 0, len(ids) - 1
-    for cycle in range(1, min(LONGEST_CYCLE, last - start) + 1):
-        run, most = 0, min(ENDLESS, last + 1 - start - cycle)
-        while run < most and ids[last - run] == ids[last - run - cycle]:
-            run += 1
-        longest = max(longest, run)
-        if run > LONGEST_CYCLE:
-            break  # longer cycles are multiples of it
-    return longest
+    for cycle in range(1, min(LONGEST_CYCLE, len(ids) - start - ENDLESS) + 1):
+        if ids[-1] == ids[-1 - cycle] and ids[-ENDLESS:] == ids[-ENDLESS - cycle : -cycle]:
+            return True
+    return False
 
 
 class Read(NamedTuple):
