@@ -30,10 +30,11 @@ class Sent:
 
     A session adds to it in whichever thread sends; nothing travels to a model in this process.
     `requests` of its messages were about tokens; `repeats` of them had been sent before. Of no more
-    than `most` may be sent. `prefix` is the whole sequence that is asked about, in ids of the
-    cloud's vocabulary. `request_id` is what logs on the way call the consult, once the session has
-    named it; `under_way` is a prefetch that nobody waits for. `unusable` is the meter of an
-    answered consult that failed, since nothing of its completion can be used.
+    than `most` may be sent. `prefix` up to `end` is the whole sequence that is asked about, in ids
+    of the cloud's vocabulary; it is no copy, and may grow. `request_id` is what logs on the way
+    call the consult, once the session has named it; `under_way` is a prefetch that nobody waits
+    for. `unusable` is the meter of an answered consult that failed, since nothing of its completion
+    can be used.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Sent:
     ) -> None:
         """`leaves` is called before each message leaves, and may raise a `CloudError`."""
         self.ids = self.bytes = self.requests = self.repeats = 0
-        self.prefix, self._leaves = list(prefix), leaves
+        self.prefix, self.end, self._leaves = prefix, len(prefix), leaves
         self.most: int | None = None
         self.request_id: str | None = None
         self.under_way: Future[None] | None = None

@@ -30,7 +30,8 @@ Reason = Literal[
 """Reasons why this model wrote the token, if no consult failed."""
 
 FinishReason = Literal["stop", "length"]
-"""`stop`: an end-of-sequence token or a stop string; `length`: max tokens or a full context."""
+"""`stop`: an end-of-sequence token or a stop string; `length`: max tokens, a full context, or an
+answer that repeats itself (`Usage.repeats`)."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -169,8 +170,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     written. `cloud_prompt_cached` and `cloud_prompt_computed` are of answered consults, by the
     engine's meter, None if it left one out; `cloud_completion_tokens` is what the cloud wrote in
     them, in its own vocabulary. `edge_error` says why the cloud went on without the edge, None if
-    it did not. `sent` had left when the answer ended, `cost` is what that came to, if a price is
-    known. `tiers` are the clouds, nearest first, where there are several.
+    it did not. `repeats`: the answer was cut since it went round in circles. `sent` had left when
+    the answer ended, `cost` is what that came to, if a price is known. `tiers` are the clouds,
+    nearest first, where there are several.
     """
 
     prompt_tokens: int
@@ -186,6 +188,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cloud_prompt_computed: int | None = 0
     cloud_completion_tokens: int = 0
     edge_error: str | None = None
+    repeats: bool = False
     sent: SentCounts = SentCounts()
     cost: AnswerCost | None = None
     tiers: tuple[TierUsage, ...] = ()

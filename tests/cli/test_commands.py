@@ -1,11 +1,14 @@
 """The commands' good paths, on the bundled pair."""
 
+import io
 import json
 import re
 import signal
 import subprocess
 import sys
+import time
 import unicodedata
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from edgewise.addresses import bundled
 from edgewise.cli import render
-from edgewise.cli.render import printable, repeats
+from edgewise.cli.render import printable
+from edgewise.cloud.local import LocalCloud
+from edgewise.edge.base import Floats
 from edgewise.errors import CloudUnavailable
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
+from edgewise.pair import Pair
 from edgewise.routers.untrained import Constant
 from edgewise.testing import ScriptedCloud, ScriptedEdge, replying
 from edgewise.testing.link import Link, Quality
@@ -313,22 +320,6 @@ def test_help_fits_a_screen_and_the_rest_is_asked_for(edgewise: Edgewise, comman
     assert "--cloud-engine" not in "\n".join(common)
 
 
-@pytest.mark.parametrize(
-    ("ids", "circles"),
-    [
-        ([7] * 40, True),
-        ([1, 2, 3, 4, 5] * 8, True),
-        ([*range(100), *list(range(50, 60)) * 5], True),
-        (list(range(300)), False),
-        ([1, 2, 3] * 5 + list(range(200)), False),
-        ([*range(40), *range(40), *range(40)], False),
-    ],
-)
-def test_an_answer_that_goes_round_in_circles_is_seen(ids: list[int], circles: bool) -> None:
-    assert repeats(ids) is circles
-    assert not any(repeats(ids[:end]) for end in range(20))
-
-
 @pytest.mark.deep
 def test_a_real_model_is_stopped_where_it_repeats_itself(edgewise: Edgewise) -> None:
     smollm2_or_skip()
@@ -386,3 +377,64 @@ def test_a_cloud_that_never_helped_is_a_warning(
     said = capsys.readouterr().err
     assert ("gone" in said) == (warned is not None)
     assert ("Warning" in said) == bool(warned)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What a terminal is told."""
+    told = io.StringIO()
+    monkeypatch.setattr(render, "err", Console(file=told, force_terminal=True, width=80))
+    return told
+
+
+def reading(told: io.StringIO, said: str, prompt: str) -> Callable[[Sequence[int]], Floats]:
+    """A model that has read all of its prompt once the terminal was told so."""
+    script = replying("blue", prompt=prompt)
+
+    def slow(ids: Sequence[int]) -> Floats:
+        if len(ids) == len(prompt):
+            until = time.monotonic() + 60
+            while said not in told.getvalue() and time.monotonic() < until:
+                time.sleep(0.01)
+        return script(ids)
+
+    return slow
+
+
+LINE_IS_ERASED = "\x1b[2K"
+
+
+@pytest.mark.parametrize("who", ["edge", "cloud"])
+def test_a_terminal_is_told_what_is_read_before_the_first_token(
+    told: io.StringIO, who: str
+) -> None:
+    prompt = "sky? " * 20
+    said = "reading 100 tokens, 99%" if who == "edge" else "the cloud, which reads 100 tokens"
+    slow, quick = reading(told, said, prompt), replying("blue", prompt=prompt)
+    edge = ScriptedEdge(slow if who == "edge" else quick)
+    cloud = LocalCloud(ScriptedEdge(quick if who == "edge" else slow))
+    router = Constant(0.0 if who == "edge" else 1.0)
+    with (
+        closing(cloud),
+        Pair(edge, cloud=cloud, router=router, threshold=0.5) as pair,
+        pair.stream(list(prompt.encode())) as events,
+    ):
+        tokens, end = render.watched(events, pair)
+    assert (len(tokens), end is not None) == (5, True)
+    assert said in told.getvalue()
+    assert LINE_IS_ERASED in told.getvalue().rpartition(said)[2]
+
+
+def test_a_cloud_of_this_process_that_will_read_as_much_is_foretold(
+    told: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render, "LONG_READING", 0.0)
+    edge, large = (ScriptedEdge(replying("blue", prompt="sky? ")) for _ in range(2))
+    edge.parameters, large.parameters = 10, 10**9
+    with closing(LocalCloud(large)) as cloud:
+        for share, foretold in ((0.05, True), (0.0, False)):
+            told.truncate(0)
+            options: Any = {"cloud": cloud, "router": Constant(0.0), "cloud_share": share}
+            with Pair(edge, **options) as pair, pair.stream(list(b"sky? ")) as events:
+                render.watched(events, pair)
+            assert ("reads these 5 tokens" in told.getvalue()) is foretold

@@ -76,5 +76,5 @@ class WordAdapter(Adapter):
 class NeverOpen(Breaker):
     """Consults that fly already cannot know that an earlier one will fail."""
 
-    def failed(self, *, silent: bool = False) -> None:
+    def failed(self, *, silent: bool = False, probe: bool = False) -> None:
         pass

@@ -310,6 +310,13 @@ def test_only_the_probe_makes_way_for_the_next_one() -> None:
     assert not breaker.allow()
 
 
+def test_a_link_that_is_made_in_vain_until_the_deadline_is_silent_once() -> None:
+    """As one that says nothing at all is."""
+    gone = cloud_saying("blue", fault=lambda _: CloudUnavailable("refused"), delay=0.2)
+    answer = asking(gone, Policy(threshold=0.0, deadline=0.3), text="blue " * 8).generate(IDS)
+    assert [token.reason for token in answer.tokens].count("unavailable") == 1
+
+
 def interrupted(breaker: Breaker) -> Flying:
     breaker.failed(silent=True)
     assert breaker.allow() == "probe"

@@ -18,6 +18,7 @@ from edgewise.events import Consult, Token
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
+from edgewise.loop.state import ENDLESS
 from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_cloud import ID_BYTES
 from edgewise.testing.scripted_edge import EOS, ScriptedEdge, replying
@@ -155,3 +156,37 @@ def test_bad_input_is_refused_and_frees_the_session(
     with pytest.raises(error):
         decoder.stream(prompt, **options)
     assert decoder.edge.sessions == 0  # type: ignore[attr-defined]
+
+
+CIRCLE = "So it is said, and "
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (f"Well:\n{CIRCLE * 60}", len(f"Well:\n{CIRCLE}") + ENDLESS),
+        ("0" * 600, 1 + ENDLESS),
+        (CIRCLE * 12, None),  # so much may be meant
+        ("".join(f"{n} is a number, " for n in range(60)), None),
+    ],
+)
+@pytest.mark.parametrize("who", ["edge", "cloud", "drafted"])
+def test_an_answer_that_goes_round_in_circles_is_cut(
+    text: str, written: int | None, who: str
+) -> None:
+    """Whoever writes it, and wherever it goes: in a pipe and behind a server, too."""
+    policy = Policy(threshold=0.5, span=16, speculate=8 * (who == "drafted"))
+    cloud = cloud_saying(text) if who != "edge" else None
+    answer = asking(cloud, policy, text=text).generate(IDS)
+    assert answer.usage.repeats == (written is not None)
+    assert answer.finish_reason == ("length" if written else "stop")
+    assert len(answer.tokens) == (written or len(text) + 1)
+    assert text.startswith(answer.text)
+
+
+def test_a_circle_of_the_prompt_is_none_of_the_answer() -> None:
+    prompt = CIRCLE * 40
+    decoder = Decoder(
+        ScriptedEdge(replying(CIRCLE, prompt=prompt)), router=Constant(0.0), policy=Policy()
+    )
+    assert decoder.generate(list(prompt.encode())).finish_reason == "stop"

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from edgewise import Pair
+from edgewise.cloud.base import CloudModel
 from edgewise.costs.meter import Billing
 from edgewise.costs.price import Price
 from edgewise.edge.base import Floats
-from edgewise.errors import EdgeError
+from edgewise.errors import CloudUnavailable, EdgeError
 from edgewise.events import Finished, Token
+from edgewise.loop.consults import Tier
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
@@ -20,6 +22,7 @@ from edgewise.routers.untrained import MaxProb
 from edgewise.testing import ScriptedCloud, ScriptedEdge, replying
 from tests.doubles.around import late
 from tests.doubles.served_edge import Event, LlamaEdge, llama_edge
+from tests.loop.test_speculate import other_vocabulary
 
 ASKED, LENGTH = "Where is Honduras?", 12
 
@@ -119,6 +122,47 @@ def test_neither_a_price_nor_a_pause_ends_what_the_cloud_alone_writes(priced: bo
         billing=Billing(price) if priced else None,
     )
     assert len(decoder.generate(list(PROMPT.encode()), max_tokens=100).tokens) == 100
+
+
+TEXT = "sky, 日本 sea"
+
+
+def behind(*kinds: str) -> list[CloudModel]:
+    """Clouds that write `TEXT`, by ids of the edge's or of their own, or fail."""
+    gone = lambda _: CloudUnavailable("gone")  # noqa: E731
+    made: dict[str, Callable[[], CloudModel]] = {
+        "ids": lambda: ScriptedCloud(replying(TEXT, prompt=PROMPT)),
+        "words": lambda: other_vocabulary(replying(TEXT, prompt=PROMPT)),
+        "gone": lambda: ScriptedCloud(replying(TEXT, prompt=PROMPT), fault=gone),
+    }
+    return [made[kind]() for kind in kinds]
+
+
+@pytest.mark.parametrize("kinds", [("words",), ("ids",), ("gone", "words")])
+@pytest.mark.parametrize("at", range(3, 10))
+def test_an_edge_that_is_lost_inside_a_character_leaves_nothing_of_it(
+    at: int, kinds: Sequence[str]
+) -> None:
+    """A cloud of another vocabulary writes that anew; what nobody was shown is dropped."""
+    script = replying(TEXT, prompt=PROMPT)
+
+    def dying(ids: Sequence[int]) -> Floats:
+        if len(ids) == len(PROMPT) + at:
+            raise EdgeError("the server is gone")
+        return script(ids)
+
+    nearest, *further = behind(*kinds)
+    policy = Policy(on_edge_error="cloud", threshold=0.9, span=2, deadline=60)
+    decoder = Decoder(
+        ScriptedEdge(dying),
+        router=MaxProb(),
+        policy=policy,
+        cloud=nearest,
+        tiers=[Tier(one, share=1.0) for one in further],
+    )
+    answer = decoder.generate(list(PROMPT.encode()))
+    assert (answer.text, answer.finish_reason) == (TEXT, "stop")
+    assert answer.tokens[at].reason == "edge_lost"
 
 
 def test_later_answers_do_not_pay_for_it(served: LlamaEdge) -> None:

@@ -137,7 +137,7 @@ def test_one_probe_goes_when_the_pause_is_over_and_pauses_double_up_to_a_bound()
         assert not breaker.allow()
         now[0] += 0.001
         assert [breaker.allow() for _ in range(3)] == ["probe", "", ""]
-        breaker.failed()
+        breaker.failed(probe=True)
         pause = min(2 * pause, LONGEST_PAUSE)
     assert pause == LONGEST_PAUSE
     now[0] += pause
@@ -145,3 +145,18 @@ def test_one_probe_goes_when_the_pause_is_over_and_pauses_double_up_to_a_bound()
     breaker.succeeded()
     assert breaker.allow()
     assert not breaker.is_open
+
+
+def test_other_answers_failures_leave_a_probe_and_its_pause_alone() -> None:
+    """They were sent before it: on a dead link the first pause is 1 s, however many answers."""
+    now = [0.0]
+    breaker = Breaker(clock=lambda: now[0])
+    breaker.failed(silent=True)
+    assert breaker.allow() == "probe"
+    for _ in range(4):
+        breaker.failed(silent=True)
+    now[0] = LONGEST_PAUSE
+    assert not breaker.allow()  # the probe still flies
+    breaker.failed(probe=True)
+    now[0] += 2 * FIRST_PAUSE
+    assert breaker.allow() == "probe"

@@ -430,6 +430,15 @@ def test_a_consult_took_as_long_as_its_own_cloud_did() -> None:
     assert first < 0.3 <= second
 
 
+def test_how_often_drafts_are_rejected_is_known_of_the_nearest() -> None:
+    """It is drafted beyond the nearest's consults, whoever overrules it."""
+    pair = decoder(saying("gray", unsure=[0]), saying("blue"))
+    before = [tier.latency.changed for tier in pair.tiers]
+    pair.generate(IDS, max_tokens=1)
+    after = [tier.latency.changed for tier in pair.tiers]
+    assert (after[0] > before[0], after[1]) == (True, before[1])
+
+
 def test_behind_a_cloud_that_is_asked_between_words_the_next_is_too() -> None:
     own = ByteTokenizer("<other>")
     near = ScriptedCloud(noise(2), tokenizer=own)

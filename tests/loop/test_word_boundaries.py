@@ -93,7 +93,13 @@ def test_the_share_holds_over_a_conversation(share: float) -> None:
 @pytest.mark.parametrize("cap", range(1, 8))
 def test_a_cap_holds_inside_a_word(cap: int) -> None:
     decoder = decoder_for("a grey sky", "a great sea", unsure=(1,), span=2, max_cloud_tokens=cap)
-    assert len(of_cloud(decoder.generate(IDS))) == cap
+    with decoder.stream(IDS) as events:
+        answer = collect(events)
+        paid = Budget().bucket - events.budget.bucket
+    assert len(of_cloud(answer)) == cap
+    # What is beyond it was brought as well.
+    brought = len(" great") if cap == 1 else len([*" great sea", "the end"])
+    assert answer.usage.cloud_tokens + answer.usage.wasted_tokens == paid == brought
 
 
 @pytest.mark.parametrize("words", [False, True])

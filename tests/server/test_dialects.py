@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from edgewise.cloud.engine import LlamaServer
 from edgewise.server.requests import IGNORED_HEADER
-from edgewise.testing import ScriptedEdge
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine
 from tests.server.in_process import BODIES, CHAT, TEXT, app, data_of
 from tests.server.serving import post
@@ -372,3 +372,19 @@ def test_the_longest_conversation_of_one_role_is_one_turn(url: str) -> None:
 
     said = [str(number) for number in range(80)]
     assert counted(*said) == counted("\n\n".join(said))
+
+
+def test_an_answer_that_goes_round_in_circles_ends_in_every_dialects_words() -> None:
+    edge = ScriptedEdge(replying("round and " * 200, prompt="sky: "))
+    said: dict[str, Any] = {}
+    with app(edge=edge) as client:
+        for name, body in BODIES.items():
+            if name != "messages/count_tokens":
+                asked = {key: value for key, value in body.items() if key != "max_tokens"}
+                limit = {"max_tokens": 2000} if name == "messages" else {}
+                said[name] = client.post(f"/v1/{name}", json={**asked, **limit}).json()
+    for name in ("completions", "chat/completions"):
+        assert said[name]["choices"][0]["finish_reason"] == "length"
+        assert said[name]["usage"]["edgewise"]["repeats"] is True
+    assert said["responses"]["status"] == "incomplete"
+    assert said["messages"]["stop_reason"] == "max_tokens"

@@ -1,5 +1,6 @@
 // The large model behind a gateway: one WebSocket, only new ids travel (cloud/gateway_link.py).
-// A link that breaks is made anew, with growing random pauses, as long as a consult's deadline allows.
+// A link that breaks, or cannot be made, is tried again with growing random pauses, as long as a consult's
+// deadline allows.
 import { CloudError, protocolError, timedOut, unavailable } from "./errors.js";
 import { KEY_PROTOCOL, Ledger, PATH, SUBPROTOCOL, VERSION, completionOf, frames, fromGateway } from "./protocol.js";
 
@@ -157,7 +158,9 @@ export class Gateway {
         forgotten += 1;
       } catch (error) {
         if (!(error instanceof Broken)) throw error;
-        await later(Math.random() * pause);
+        const left = end - this.#now();
+        if (left < 2 * FIRST_PAUSE && error.cause) throw error.cause;
+        await later(Math.min(Math.random() * pause, Math.max(left / 2, FIRST_PAUSE)));
         pause = Math.min(2 * pause, LONGEST_PAUSE);
       }
     }
@@ -166,7 +169,9 @@ export class Gateway {
 
   async #reply(ids, n, end, given) {
     const reply = await this.#inTurn(async () => {
-      await this.#connected();
+      await this.#connected().catch((error) => {
+        throw this.#allowed && error.reason === "unavailable" ? new Broken("", { cause: error }) : error;
+      });
       if (given.up) throw protocolError("The consult was given up.");
       const [position, added] = this.#put(ids);
       this.#count = (this.#count + 1) % 2 ** 32;

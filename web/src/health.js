@@ -39,13 +39,18 @@ export class Breaker {
     this.#probing = false;
   }
 
-  /** `silent` where the answer waited until the deadline: one such failure opens the breaker. */
-  failed({ silent = false } = {}) {
+  /**
+   * `silent` where the answer waited until the deadline: one such failure opens the breaker.
+   * Only the `probe` itself ends that and doubles the pause: others were sent before it.
+   */
+  failed({ silent = false, probe = false } = {}) {
     this.#failures += 1;
-    if (this.#probing) this.#pause = Math.min(2 * this.#pause, LONGEST_PAUSE);
-    if (this.#probing || this.#failures >= FAILURES) this.#until = this.#now() + this.#pause;
+    if (probe && this.#probing) {
+      this.#pause = Math.min(2 * this.#pause, LONGEST_PAUSE);
+      this.#probing = false;
+      this.#until = this.#now() + this.#pause;
+    } else if (this.#failures >= FAILURES) this.#until = this.#now() + this.#pause;
     else if (silent && this.#until === null) this.#until = this.#now();
-    this.#probing = false;
   }
 }
 

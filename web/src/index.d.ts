@@ -46,7 +46,7 @@ export interface FinishedEvent {
   type: "finished";
   text: string;
   finishReason: "stop" | "length" | "stopped";
-  usage: Record<"promptTokens" | "edge" | "cloud" | "corrections" | "calls" | "failed" | "wasted", number>;
+  usage: Record<"promptTokens" | "edge" | "cloud" | "corrections" | "calls" | "failed" | "wasted", number> & { repeats: boolean };
   cloudShare: number;
   budget: Budget;
 }

@@ -6,6 +6,20 @@ import { Budget } from "./policy.js";
 import { writtenOf } from "./routers.js";
 import { TAIL } from "./text.js";
 
+const LONGEST_CYCLE = 64;
+const ENDLESS = 256;
+
+/** Whether the last `ENDLESS` ids of an answer from `start` on repeat one cycle. */
+function circles(ids, start) {
+  const last = ids.length - 1;
+  for (let cycle = 1; cycle <= Math.min(LONGEST_CYCLE, ids.length - start - ENDLESS); cycle++) {
+    let run = 0;
+    while (run < ENDLESS && ids[last - run] === ids[last - run - cycle]) run++;
+    if (run === ENDLESS) return true;
+  }
+  return false;
+}
+
 /**
  * Answer the ids `prompt`, event by event: `token`, `consult`, and at last `finished`.
  * `budget` is what the conversation's last answer left, in its `finished`; `breaker` and `latency` are
@@ -40,7 +54,7 @@ class Answer {
     this.queue = [];
     this.first = true;
     this.end = null;
-    this.counts = { edge: 0, cloud: 0, corrections: 0, calls: 0, failed: 0, wasted: 0 };
+    this.counts = { edge: 0, cloud: 0, corrections: 0, calls: 0, failed: 0, wasted: 0, repeats: false };
     this.dropped = 0;
   }
 
@@ -108,6 +122,7 @@ class Answer {
     if (!gateway?.allowed) return { reason: "no_cloud" };
     if (!breaker.allow()) return { reason: "circuit_open" };
     const { first, index } = this;
+    const probe = breaker.isOpen;
     const deadline = policy.deadlineNow(latency, { first, prompt: this.ids.length });
     const begun = performance.now();
     const asked = gateway.ask(this.ids, { n: ask, deadline, signal: this.stopping.signal });
@@ -121,13 +136,16 @@ class Answer {
         return completion;
       },
       (error) => {
-        if (error.reason === "timeout") latency.timedOut(deadline, { first });
-        breaker.failed({ silent: error.reason === "timeout" });
+        const late = error.reason === "timeout";
+        if (late) latency.timedOut(deadline, { first });
+        // A link that could not be made for so long was as silent.
+        const slow = performance.now() - begun > 500 * deadline;
+        breaker.failed({ silent: late || slow, probe });
         throw error;
       },
     );
-    if (breaker.isOpen) {
-      // A probe: do not wait for a silent cloud. It decides on later consults.
+    if (probe) {
+      // Do not wait for a silent cloud. The probe decides on later consults.
       landed.catch(() => {});
       this.dropped += ask;
       return { reason: "circuit_open" };
@@ -183,7 +201,10 @@ class Answer {
     this.counts[source] += 1;
     if (ended) this.end = "stop";
     else if (this.index === this.maxTokens || this.ids.length > edge.context) this.end = "length";
-    else {
+    else if (circles(this.ids, this.prompt.length)) {
+      this.end = "length";
+      this.counts.repeats = true;
+    } else {
       edge.extend([id]);
       this.prefetch();
     }

@@ -13,7 +13,7 @@ const opened = ["session", 0, 0, "engine", "model"];
 /** Writes the letter a, unsure of it. */
 const edge = () => ({
   size: 257,
-  context: 64,
+  context: 640,
   eosIds,
   open() {},
   extend() {},
@@ -155,11 +155,11 @@ for (const [name, reply] of Object.entries({
   });
 }
 
-test("a gateway that cannot be reached ends no answer, and is left alone after three failures", async () => {
+test("a gateway that cannot be reached ends no answer, and is waited for once", async () => {
   const state = serving(replying, { open: () => null });
   const { text, reasons } = await answered(state);
   assert.equal(text, "aaaaaa");
-  assert.deepEqual(reasons.slice(0, 4), ["unavailable", "unavailable", "unavailable", "circuit_open"]);
+  assert.deepEqual(reasons.slice(0, 2), ["unavailable", "circuit_open"]);
 });
 
 test("a silent gateway is waited for once", async () => {
@@ -236,4 +236,11 @@ test("an answer that is stopped while it waits ends", async () => {
   let last;
   for await (const event of stream(PROMPT, options)) last = event;
   assert.equal(last.finishReason, "stopped");
+});
+
+test("an answer that goes round in circles is cut", async () => {
+  const { text, events } = await answered(serving(replying), { maxTokens: 600, cloudShare: 0 });
+  assert.equal(text.length, 257);
+  const { finishReason, usage } = events.at(-1);
+  assert.deepEqual([finishReason, usage.repeats], ["length", true]);
 });

@@ -126,7 +126,7 @@ class Conversation:
             render.note(f"the context is full: dropped the oldest questions and answers, {gone}")
             self._first = first
         with stream as events:
-            tokens, end, repeats = render.watched(events)
+            tokens, end = render.watched(events, self._pair)
         text = "".join(event.text for event in [*tokens, *([end] if end else [])])
         if text or end:
             self.turns.append(Turn(question, text, tuple(tokens), end is not None, local))
@@ -135,8 +135,7 @@ class Conversation:
             render.note(render.summary(end, cloud=cloud) + self._cost())
         else:
             render.out.print()
-            why = "ended, since the answer repeats itself" if repeats else "interrupted"
-            render.note(f"{why}; the text so far is kept{self._cost()}")
+            render.note(f"interrupted; the text so far is kept{self._cost()}")
 
     def _sampling(self) -> Sampling | None:
         """Sampling settings of this chat; None for those of the settings."""

@@ -1,13 +1,15 @@
 """Terminal output. Data go to stdout, everything else to stderr."""
 
 import signal
+import threading
 import unicodedata
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from types import FrameType
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.segment import Segment, Segments
 from rich.style import Style
@@ -15,7 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from edgewise.events import AnswerCost, Consult, Event, Finished, Timing, Token, Usage
+from edgewise.loop.generation import Generation
 from edgewise.loop.policy import INITIAL_BUCKET
+from edgewise.pair import Pair
 from edgewise.settings import Settings
 
 # Without NO_COLOR's colours bold and underline stay. What models and files say is text, whatever
@@ -25,9 +29,10 @@ err = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap
 
 _WIDEST = 10_000
 
-_LONGEST_PERIOD, _LEAST_REPEATED = 64, 32
-"""Longest cycle that is looked for, and fewest ids that must repeat, tokens."""
-_LONGEST_CYCLES = 4 * _LONGEST_PERIOD
+PATIENCE, LONG_READING = 1.0, 5.0
+"""Seconds of reading a prompt after which that is told, and after which the cloud's is foretold."""
+
+_DIM = Style(dim=True)
 
 CLOUD = Style(color="red", bold=True, underline=True)
 """Bold and underlined, so that it shows without colour too."""
@@ -46,38 +51,55 @@ def printable(text: str) -> str:
     )
 
 
-def repeats(ids: Sequence[int]) -> bool:
-    """Whether the last ids are one cycle, at least four times.
-
-    Small models that write greedily often go round in circles.
-    """
-    for period in range(1, _LONGEST_PERIOD + 1):
-        length = max(3 * period, _LEAST_REPEATED)
-        if len(ids) < length + period:
-            return False
-        if ids[-length:] == ids[-length - period : -period]:
-            return True
-    return False
-
-
-def watched(events: Iterable[Event]) -> tuple[list[Token], Finished | None, bool]:
-    """Show an answer as it comes: its tokens, its end, and whether it repeats itself.
-
-    Without an end it was interrupted (Ctrl-C), or ended here since it repeats itself.
-    """
+def watched(events: Generation, pair: Pair) -> tuple[list[Token], Finished | None]:
+    """Show an answer as it comes: its tokens and its end, None if it was interrupted (Ctrl-C)."""
     tokens: list[Token] = []
     end: Finished | None = None
     with _interruptible() as interrupted:
-        for event in painted(events):
+        for event in painted(_begun(events, pair)):
             if isinstance(event, Finished):
                 end = event
             elif isinstance(event, Token):
                 tokens.append(event)
-                if repeats([token.id for token in tokens[-_LONGEST_CYCLES:]]):
-                    return tokens, None, True
             if interrupted():
                 break
-    return tokens, end, False
+    return tokens, end
+
+
+def _begun(events: Generation, pair: Pair) -> Iterator[Event]:
+    """The same events. On a terminal a line says what is read before the first token comes."""
+    _, kept, tokens = events.reading
+    line = Live(get_renderable=lambda: _reading(events), console=err, transient=True)
+    timer = threading.Timer(PATIENCE, line.start)
+    with ExitStack() as shown:
+        if err.is_terminal:
+            timer.start()
+            for ends in (line.stop, timer.join, timer.cancel):
+                shown.callback(ends)
+        for event in events:
+            if isinstance(event, Token):
+                shown.close()
+                if err.is_terminal and event.index == 0 and event.source == "edge":
+                    _warn_of_reading(pair, tokens - kept, event)
+            yield event
+
+
+def _reading(events: Generation) -> Text:
+    by, done, tokens = events.reading
+    if by == "cloud":
+        return Text(f"waiting for the cloud, which reads {tokens:,} tokens first", _DIM)
+    part = f", {min(1.0, done / tokens):.0%}" if done else ""
+    return Text(f"reading {tokens:,} tokens{part}", _DIM)
+
+
+def _warn_of_reading(pair: Pair, tokens: int, first: Token) -> None:
+    """Tell before the text what cannot be told in its middle: the first consult may take long."""
+    cloud, took = pair.cloud, first.seconds - first.wait
+    if cloud is None or not cloud.here or first.threshold is None or took < LONG_READING:
+        return
+    large, small = cloud.local.parameters if cloud.local else None, pair.edge.parameters
+    about = f", about {took * large / small:.0f} s" if large and small else ""
+    note(f"where the cloud is first asked it reads these {tokens:,} tokens, too{about}")
 
 
 @contextmanager
@@ -127,7 +149,7 @@ def _write(text: str, style: Style) -> None:
 
 def note(text: str) -> None:
     """A dim line on stderr."""
-    err.print(Text(printable(text), Style(dim=True)))
+    err.print(Text(printable(text), _DIM))
 
 
 def warn(text: str) -> None:
@@ -160,7 +182,8 @@ def summary(answer: Finished, *, cloud: bool, share: float | None = None) -> str
     else:
         parts = [f"{total} tokens", f"{total / seconds:.0f} tokens/s"]
     if answer.finish_reason == "length":
-        parts.append(f"cut at {total} tokens")
+        why = ", since the answer repeats itself" if usage.repeats else ""
+        parts.append(f"cut at {total} tokens{why}")
     if share is not None and share * total < by_cloud <= share * total + INITIAL_BUCKET:
         parts.append(f"a short answer may have {INITIAL_BUCKET:g} above the share")
     if usage.cost:

@@ -4,7 +4,6 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -16,9 +15,9 @@ from edgewise.cli import options, render
 from edgewise.cli.options import ANSWERING, takes
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
-from edgewise.events import Event
 from edgewise.grammar.schema import MAX_SCHEMA
 from edgewise.loop.decoder import collect
+from edgewise.loop.generation import Generation
 from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, require_text
 from edgewise.settings import Settings, file_bytes
@@ -91,9 +90,9 @@ def run(
             _show(pair, events, stats=stats)
 
 
-def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
+def _show(pair: Pair, events: Generation, *, stats: bool) -> None:
     """The answer as it comes, and what it came to, interrupted or not."""
-    tokens, end, repeats = render.watched(events)
+    tokens, end = render.watched(events, pair)
     if end is not None:
         share = pair.policy.cloud_share
         render.note(render.summary(end, cloud=pair.cloud is not None, share=share))
@@ -103,9 +102,6 @@ def _show(pair: Pair, events: Iterator[Event], *, stats: bool) -> None:
         return
     by_cloud = sum(token.source == "cloud" for token in tokens)
     render.out.print()
-    if repeats:
-        render.note(f"ended after {len(tokens)} tokens, since the answer repeats itself")
-        return
     render.note(f"interrupted after {len(tokens)} tokens, {by_cloud} by the cloud")
     raise typer.Exit(130)
 

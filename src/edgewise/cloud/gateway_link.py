@@ -1,7 +1,7 @@
 """A device's session with a gateway, over connections that come and go.
 
-A link that breaks is made anew, with jittered pauses, as long as a consult's deadline allows; the
-gateway says how much of the session it still holds, and the rest is sent again.
+A link that breaks, or cannot be made, is tried again with jittered pauses as long as a consult's
+deadline allows; the gateway says how much of the session it still holds, the rest is sent again.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ _log = logging.getLogger(__name__)
 
 
 class Broken(Exception):
-    """The link broke in the middle; what was asked may be asked again."""
+    """The link broke or could not be made (its cause); what was asked may be asked again."""
 
 
 class GatewayLink:
@@ -124,9 +124,12 @@ class GatewayLink:
         while forgotten < TRIES:
             try:
                 reply = await self._reply(request, end)
-            except Broken:
-                # Until the deadline, at which this is cancelled.
-                await asyncio.sleep(random.uniform(0.0, pause))
+            except Broken as error:
+                # Until the deadline, at which this is cancelled, or says why there is no link.
+                left = end - time.monotonic()
+                if left < 2 * FIRST_PAUSE and isinstance(error.__cause__, CloudUnavailable):
+                    raise error.__cause__ from None
+                await asyncio.sleep(min(random.uniform(0.0, pause), max(left / 2, FIRST_PAUSE)))
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
             if isinstance(reply, Reply):
@@ -145,12 +148,12 @@ class GatewayLink:
 
     async def prefetch(self, ids: list[int], sent: Sent) -> None:
         """Send what the gateway does not hold; raises a `CloudError`."""
-        async with self._sending:
-            await self._connected(sent)
-            held = len(self._ledger.ids)
-            position, new_ids = self._put(ids)
-            if new_ids or position < held:
-                with contextlib.suppress(Broken):
+        with contextlib.suppress(Broken):
+            async with self._sending:
+                await self._connected(sent)
+                held = len(self._ledger.ids)
+                position, new_ids = self._put(ids)
+                if new_ids or position < held:
                     await self._send(Prefetch(position, new_ids, self._ledger.check), sent)
 
     async def connect(self, sent: Sent) -> Opened:
@@ -228,7 +231,10 @@ class GatewayLink:
 
     async def _connected(self, sent: Sent) -> None:
         if self._socket is None or self._socket.closed:
-            await self.connect(sent)
+            try:
+                await self.connect(sent)
+            except CloudUnavailable as error:
+                raise Broken from error
 
     def _put(self, ids: Sequence[int]) -> tuple[int, list[int]]:
         """Position and ids of `ids` that are new to the gateway; adds them to the ledger."""

@@ -161,7 +161,7 @@ class SentAnswer:
     def _payload(
         self, kind: str, number: int, sent: Sent, ids: int, message: bytes
     ) -> dict[str, object]:
-        prefix = sent.prefix[len(sent.prefix) - ids :]
+        prefix = sent.prefix[sent.end - ids : sent.end]
         json = message[:1] == b"{"
         return {
             "at": time.time(),

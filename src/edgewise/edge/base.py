@@ -155,6 +155,11 @@ class EdgeSession(ABC):
         """Number of ids that the session holds, computed and queued."""
         return len(self._ids)
 
+    @property
+    def computed(self) -> int:
+        """How many of them are computed, as far as the engine tells."""
+        return 0
+
     @abstractmethod
     def open(self, ids: Sequence[int]) -> int:
         """Make `ids` the sequence; returns how many of them the KV cache already held."""

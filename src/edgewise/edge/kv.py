@@ -168,16 +168,16 @@ class KvSession(EdgeSession):
         self._ids, self._opened = list(ids), True
         self._cache.prompt = len(ids)
         if self._checkpointed and ids:
-            if self._computed == len(ids) and not self._at_hand():
+            if self.computed == len(ids) and not self._at_hand():
                 # As `step` will: what is reported as kept is not read again.
                 self._forget(len(ids) - 1)
             self.checkpoint(len(ids) - 1)
-        return self._computed
+        return self.computed
 
     def step(self) -> LogitsStep:
         self._require_ids()
         wanted = len(self._ids)
-        if self._computed == wanted:
+        if self.computed == wanted:
             self._check_open()
             if self._last and self._at_hand():
                 return self._last
@@ -194,7 +194,7 @@ class KvSession(EdgeSession):
         self._check(start, ids)
         if self._batched and len(ids) > self._slots.batch:
             raise UsageError(f"At most {self._slots.batch} steps fit in one batch, not {len(ids)}.")
-        if self._computed < start:
+        if self.computed < start:
             self.step()
         self.extend(ids)
         if self._batched:
@@ -209,11 +209,11 @@ class KvSession(EdgeSession):
     def rewind(self, position: int) -> None:
         super().rewind(position)
         self._wanted = {at for at in self._wanted if at <= position}
-        if position < self._computed:
+        if position < self.computed:
             self._forget(position)
 
     def checkpoint(self, position: int) -> None:
-        if self._checkpointed and position >= max(1, self._computed):
+        if self._checkpointed and position >= max(1, self.computed):
             self._wanted.add(position)
 
     def close(self) -> None:
@@ -222,15 +222,15 @@ class KvSession(EdgeSession):
             self._slots.give_back(self._cache)
 
     @property
-    def _computed(self) -> int:
+    def computed(self) -> int:
         return 0 if self._cache is None else self._cache.length
 
     def _next_end(self, wanted: int) -> int:
         """End of the next run: a prompt except its last id is computed without outputs."""
-        stops = self._wanted and [at for at in self._wanted if self._computed < at < wanted]
-        if wanted - self._computed <= self._few and not stops:
+        stops = self._wanted and [at for at in self._wanted if self.computed < at < wanted]
+        if wanted - self.computed <= self._few and not stops:
             return wanted
-        return min(wanted - 1, self._computed + self._slots.turn, *stops)
+        return min(wanted - 1, self.computed + self._slots.turn, *stops)
 
     def _at_hand(self) -> bool:
         last = self._last
@@ -248,7 +248,7 @@ class KvSession(EdgeSession):
 
     def _run(self, end: int, outputs: Outputs, needs: Needs) -> list[LogitsStep]:
         assert self._cache is not None
-        start, cache, slots = self._computed, self._cache, self._slots
+        start, cache, slots = self.computed, self._cache, self._slots
         with slots.lock:
             self._check_open()
             try:

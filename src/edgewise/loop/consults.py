@@ -194,7 +194,9 @@ class Consults:
             if isinstance(error, NothingUsable):
                 self._breaker.succeeded()
             else:
-                self._breaker.failed(silent=late)
+                # A link that could not be made for so long was as silent.
+                slow = (flight.over or begun) - flight.begun > flight.deadline / 2
+                self._breaker.failed(silent=late or slow)
             return error
         finally:
             self.waited += time.monotonic() - begun
@@ -359,7 +361,7 @@ class Consults:
             # A cloud in this process ends with the answer; that says nothing of the link.
             self._breaker.forgone()
         elif cancelled or not isinstance(error, NothingUsable | None):
-            self._breaker.failed()
+            self._breaker.failed(probe=True)
         else:
             self._breaker.succeeded()
 

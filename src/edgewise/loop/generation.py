@@ -28,7 +28,7 @@ from edgewise.events import (
 )
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
-from edgewise.loop.state import Queued, Read, Rules, State
+from edgewise.loop.state import Queued, Read, Rules, State, circles
 from edgewise.loop.tiers import Cascade
 
 _log = logging.getLogger(__name__)
@@ -72,6 +72,15 @@ class Generation(Iterator[Event]):
         """The policy's state, to pass to the conversation's next answer."""
         wasted = self._consults.wasted if self._consults else 0
         return self._rules.policy.next_answer(self._state.budget, wasted)
+
+    @property
+    def reading(self) -> tuple[Source, int, int]:
+        """Before the first token: which model reads the prompt, how many ids the edge has, of all.
+
+        For another thread, while this one waits.
+        """
+        by: Source = "edge" if self._awaited is None else "cloud"
+        return by, self._speculation.computed, self._rules.prompt
 
     def close(self) -> None:
         """Give back the sessions; no further events come."""
@@ -160,7 +169,7 @@ class Generation(Iterator[Event]):
         assert self._consults is not None
         rules = self._rules
         ask = min(rules.policy.decide(1.0, state.budget).ask, rules.max_tokens - state.index)
-        requested = self._consults.ask(ask, 0) if ask else "cap"
+        requested = self._consults.ask(ask, None) if ask else "cap"
         if not isinstance(requested, int):
             raise lost
         self._awaited = requested, None
@@ -182,10 +191,10 @@ class Generation(Iterator[Event]):
                     text = self._rules.tokenizer.piece(draft).decode("utf-8", "replace")
                     self._events.append(Pending(index, draft, text))
                 return
-        self._awaited = None
         try:
             completion = self._consults.completion()
         except CloudError as error:
+            self._awaited = None
             if read is None:
                 assert self._lost is not None
                 raise self._lost from error
@@ -195,6 +204,7 @@ class Generation(Iterator[Event]):
             state = state.failed(error, self._consults.requested, self._rules)
             self._write(state, read, error.reason, read)
         else:
+            self._awaited = None
             self._take(completion, read)
 
     def _take(self, completion: Completion, read: Read | None) -> None:
@@ -210,8 +220,11 @@ class Generation(Iterator[Event]):
             outcome = BreaksGrammar("The response format allows nothing that the cloud wrote here.")
         changed, kept = fit > 0 and completion.ids[0] != token, len(state.queue)
         self._events += self._consults.report(outcome, state.index, kept=kept, changed=changed)
-        if fit:
-            self._write(state, state.queue[0], "critical" if read else "edge_lost", read)
+        if fit and read is None:
+            held = state.held.before(self._rules.tokenizer.piece(token))
+            self._write(replace(state, held=held), state.queue[0], "edge_lost", None)
+        elif fit:
+            self._write(state, state.queue[0], "critical", read)
         elif read is not None:
             self._write(state, read, BreaksGrammar.reason, read)
         elif self._lost is not None:
@@ -232,6 +245,8 @@ class Generation(Iterator[Event]):
         now, waited = time.monotonic(), consults.waited if consults else 0.0
         self._ttft = self._ttft or now - self._started
         self._ids.append(token)
+        if after.end is None and circles(self._ids, rules.prompt):
+            after = replace(after, end="length", usage=replace(after.usage, repeats=True))
         self._state = after
         self._events.append(
             Token(

@@ -48,20 +48,21 @@ class Breaker:
         with self._lock:
             self._probing = False
 
-    def failed(self, *, silent: bool = False) -> None:
+    def failed(self, *, silent: bool = False, probe: bool = False) -> None:
         """A consult failed; `silent` where the answer waited for it until its deadline.
 
-        Such a wait is the worst a user sees, so one opens the breaker; a probe may go at once.
+        Such a wait is the worst a user sees, so one opens the breaker; a probe may go at once. Only
+        the `probe` itself ends that and doubles the pause: others were sent before it.
         """
         with self._lock:
             self._failures += 1
-            if self._probing:
-                self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            if self._probing or self._failures >= FAILURES:
+            if probe and self._probing:
+                self._pause, self._probing = min(2 * self._pause, LONGEST_PAUSE), False
+                self._until = self._clock() + self._pause
+            elif self._failures >= FAILURES:
                 self._until = self._clock() + self._pause
             elif silent and self._until is None:
                 self._until = self._clock()
-            self._probing = False
 
 
 RECENT, ENOUGH = 16, 3

@@ -33,6 +33,11 @@ class Speculation:
         self._reads: dict[int, Read] = {}
         self._tip: State | None = None
 
+    @property
+    def computed(self) -> int:
+        """How many ids the edge has computed, as far as its engine tells."""
+        return self._edge.computed
+
     def read(self) -> Read:
         """The step at the next position: reused from speculation, or computed now.
 
@@ -69,6 +74,8 @@ class Speculation:
         """
         if self.drafts and self.drafts[0] == token:
             del self.drafts[0]
+            # Within a completion nobody read it.
+            self._reads.pop(len(self._ids) - 1, None)
             # At this position the answer asked for nothing, or for more.
             return 0, self._consults.drop(0, len(self._ids)) if self._consults else 0
         dropped = len(self.drafts)

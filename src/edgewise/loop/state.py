@@ -21,11 +21,26 @@ from edgewise.grammar.compiled import Constraint
 from edgewise.loop.policy import Budget, Decision, Policy
 from edgewise.sampling import Sampling
 
+LONGEST_CYCLE, ENDLESS = 64, 256
+"""Tokens of a cycle that is looked for, at most, and that repeat one where an answer is cut."""
+
 CANDIDATES = 5
 """Edge candidates reported with a token that the cloud was asked for."""
 
 # Reasons for which the share cannot be reached, whatever the threshold.
 _REFUSED = ("cost", "blocked")
+
+
+def circles(ids: Sequence[int], start: int) -> bool:
+    """Whether the last `ENDLESS` ids of an answer from `start` on repeat one cycle.
+
+    Small models that write greedily often go round in circles. So do tables, rows of zeros and
+    what was to be said twenty times, but seldom for so long.
+    """
+    for cycle in range(1, min(LONGEST_CYCLE, len(ids) - start - ENDLESS) + 1):
+        if ids[-1] == ids[-1 - cycle] and ids[-ENDLESS:] == ids[-ENDLESS - cycle : -cycle]:
+            return True
+    return False
 
 
 class Read(NamedTuple):
@@ -107,6 +122,10 @@ class Held(NamedTuple):
             text = decoder.decode(self.pending + piece)
             pending = decoder.getstate()[0]
         return self._shown(text, pending, stops)
+
+    def before(self, piece: bytes) -> "Held":
+        """Without the bytes of a character that does not go on with `piece`."""
+        return self if piece and piece[0] >> 6 == 0b10 else self._replace(pending=b"")
 
     def release(self, stops: Sequence[str]) -> tuple[str, str | None]:
         """The text that is still held where an answer ends; the stop string that is in it."""
@@ -196,7 +215,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def answered(self, completion: Completion, token: int, fit: int, rules: Rules) -> "State":
         """The state after a consult, if the edge would have written `token`.
 
-        The grammar allows the first `fit` ids of the completion; the others are wasted.
+        The grammar allows the first `fit` ids of the completion; those beyond them, and what the
+        cap has no room for, are wasted.
         """
         usage, ids, tops = self.usage, completion.ids, completion.top
         kept, last = rules.policy.kept(self.budget, len(ids)), len(ids) - 1
@@ -213,12 +233,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return replace(
             self,
             queue=queue,
-            budget=rules.policy.charge(self.budget, kept),
+            budget=rules.policy.charge(self.budget, len(ids)),
             usage=replace(
                 usage,
                 cloud_calls=usage.cloud_calls + 1,
                 failed_calls=usage.failed_calls + (not fit),
-                wasted_tokens=usage.wasted_tokens + kept - len(queue),
+                wasted_tokens=usage.wasted_tokens + len(ids) - len(queue),
                 correction_tokens=usage.correction_tokens + (fit > 0 and ids[0] != token),
                 cloud_prompt_cached=metered(usage.cloud_prompt_cached, completion.cached),
                 cloud_prompt_computed=metered(usage.cloud_prompt_computed, completion.computed),

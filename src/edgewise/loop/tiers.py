@@ -27,7 +27,8 @@ class Cascade:
         nearest = clouds[0]
         self._clouds, self._several, self._cap = clouds, several, cap if several else None
         self.latency = nearest.latency
-        self._n = self._token = 0
+        self._n = 0
+        self._token: int | None = None
         self._over: list[tuple[Consults, Flight, Completion | CloudError]] = []
         self._flying: tuple[Consults, Flight] | None = None
         # Whose words are to be taken, among those that are over; then whose were.
@@ -52,10 +53,11 @@ class Cascade:
         """Tokens that were asked for and not used, also those of a cloud that was overruled."""
         return self._unused + sum(cloud.wasted for cloud in self._clouds)
 
-    def ask(self, n: int, token: int) -> int | Refusal:
+    def ask(self, n: int, token: int | None) -> int | Refusal:
         """Ask the nearest cloud that can be asked for `n` tokens; the edge would write `token`.
 
-        Returns how many were requested, or why none were.
+        None: there is no edge, and no word boundary is waited for. Returns how many were requested,
+        or why none were.
         """
         self._n, self._token, self._best = n, token, None
         self._over.clear()
@@ -88,7 +90,8 @@ class Cascade:
         So many tokens of the completion are `kept`; `changed`: the first is not the edge's.
         """
         if self._best is not None:
-            self._best[0].latency.judged(changed=changed)
+            # Only the nearest's consults are drafted beyond, whoever overrules it.
+            self.latency.judged(changed=changed)
             self._best[0].wrote += kept
         events: list[Consult] = []
         for cloud, asked, own in self._over:
@@ -147,7 +150,7 @@ class Cascade:
             return "cap"
         for cloud in self._clouds[place:]:
             first = cloud is self._clouds[0]  # of which the state knows the word boundaries
-            if not first and cloud.inside_word(self._token):
+            if not first and self._token is not None and cloud.inside_word(self._token):
                 continue
             outcome = cloud.ask(n, score)
             if isinstance(outcome, Flight):

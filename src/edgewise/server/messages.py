@@ -262,7 +262,7 @@ class MessagesWriter(EventWriter):
         """The fields of the reply that say why it ended."""
         kind, written = self.finish_reason(end), end.usage.edge_tokens + end.usage.cloud_tokens
         if kind == "length":
-            full = written < self.request.max_tokens
+            full = written < self.request.max_tokens and not end.usage.repeats
             reason = "model_context_window_exceeded" if full else "max_tokens"
         elif kind == "tool_calls":
             reason = "tool_use"

@@ -19,7 +19,6 @@ from edgewise.cloud.adapter.word_boundary import (
     characters,
     held_back,
     kept,
-    written_text,
 )
 from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest, failed, with_end
 from edgewise.cloud.redaction.filter import Context, FilteredAnswer, Redacted, RedactedContext
@@ -31,7 +30,6 @@ from edgewise.errors import (
     Blocked,
     CloudError,
     CloudProtocolError,
-    CloudRejected,
     EdgewiseError,
     NothingUsable,
     VocabularyMismatch,
@@ -138,7 +136,7 @@ class AdaptedSession(CloudSession, ABC):
         """Check what `request` brought. Raises a `CloudError` for an invalid reply."""
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """Ask for `n` words after the ids, which must not end inside of a character.
+        """Ask for `n` words after the ids, but for the bytes of a character that is not whole.
 
         Raises `Blocked` if nothing may be sent.
         """
@@ -155,17 +153,12 @@ class AdaptedSession(CloudSession, ABC):
         return WordConsult(self, request, shown, end).begin()
 
     def _shown(self, ids: Sequence[int]) -> str:
-        """The answer as the cloud reads it.
-
-        Raises `CloudRejected` where it ends inside of a character.
-        """
+        """The answer as the cloud reads it."""
         start, block = len(self.prompt.ids), "none"
         left = ids[start:]
         if self.leaves_thoughts:
             block, left = self._reasoning.parted(ids, start)
-        text = written_text(bytes_of(self.edge, left))
-        if text is None:
-            raise CloudRejected("A consult cannot start inside a UTF-8 character.")
+        text = bytes_of(self.edge, left).decode("utf-8", "ignore")
         if block == "open":
             # The sign that clouds know, whatever the edge's own is.
             return f"{THINK}\n{text.lstrip().removeprefix(THINK).lstrip()}"
@@ -175,7 +168,7 @@ class AdaptedSession(CloudSession, ABC):
         """The answer with the control tokens that are signs of calls."""
         answer = ids[len(self.prompt.ids) :]
         pieces = [self._markers.get(token) or self.edge.piece(token) for token in answer]
-        return b"".join(pieces).decode("utf-8", "replace")
+        return b"".join(pieces).decode("utf-8", "ignore")
 
     def _begin(self) -> None:
         """Begin the conversation, with what the context filter leaves. Raises a `CloudError`."""
