@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import os
+import signal
 import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -26,6 +29,7 @@ from tests.programs import python
 from tests.server.in_process import ASK as ASKED
 from tests.server.in_process import BODIES, HeldEdge, answering_of, at_port
 from tests.server.serving import get, post, running, serving
+from tests.server_process import answers
 
 
 def test_health_says_what_runs(url: str) -> None:
@@ -263,6 +267,22 @@ def test_who_leaves_a_whole_answer_is_counted(path: str, caplog: pytest.LogCaptu
         edge.gate.set()
         until(lambda: answering.admission.running == 0, "its slot")
     assert [one for one in caplog.records if one.exc_info] == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_under_way_is_finished_after_a_signal(stream: bool) -> None:
+    edge = HeldEdge()
+    with ThreadPoolExecutor(1) as pool, at_port(answering_of(edge), grace=60) as url:
+        asked = pool.submit(post, url, "v1/completions", **ASKED, stream=stream)
+        assert edge.begun.wait(60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: not answers(f"{url}/health"), "the end of new connections")
+        # Time for whatever watches for the end of the process.
+        time.sleep(1.2)
+        edge.gate.set()
+        reply = asked.result(60)
+    assert reply.status_code == 200
+    assert (reply.text.split()[-1] == "[DONE]") if stream else reply.json()["choices"]
 
 
 def test_pings_come_while_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,9 @@ was sent."""
 MAX_HEADER = 16 << 10
 """A request's first line and headers, bytes."""
 
+PROBE_SECONDS = 1.0
+"""From a peer's last byte to the first look whether it still waits; each next takes twice as long."""
+
 log = logging.getLogger("edgewise.listening")
 
 Awaited = Literal["no whole request came", "it does not read"]
@@ -98,7 +101,9 @@ class _Counted(asyncio.Protocol):
 
 
 class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
-    """uvicorn's HTTP/1.1, among `connections`."""
+    """uvicorn's HTTP/1.1, among `connections`. A peer may end its side before it is answered."""
+
+    _ended = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -115,6 +120,35 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
             self._connections.wait(self.transport, "no whole request came")
         else:
             self._connections.done(self.transport, "no whole request came")
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Keep the connection for the answer to a whole request; False hangs up.
+
+        Whoever has left altogether looks the same until something is sent. In HTTP/1.0 nothing may
+        be sent before the answer, and proxies that speak it leave with their clients.
+        """
+        whole = self._answering and self.conn.their_state is not h11.SEND_BODY
+        begun = whole and (self.cycle.response_started or self.scope["http_version"] != "1.0")
+        self._ended = begun and self.scheme == "http"  # TLS has no such end
+        if self._ended:
+            self._probe(PROBE_SECONDS)
+        return self._ended
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._ended and not self._answering:
+            self.transport.close()
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _probe(self, seconds: float) -> None:
+        """Send what every HTTP/1.1 client skips: the second one fails where the peer has left."""
+        if self.transport.is_closing() or not self._answering or self.cycle.response_started:
+            return
+        self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.loop.call_later(seconds, self._probe, 2 * seconds)
 
     def send_400_response(self, msg: str) -> None:
         """If an answer is under way, no other one can be sent: hang up."""

@@ -14,6 +14,9 @@ from starlette.types import ASGIApp
 from edgewise.listening.connections import MAX_HEADER, Connections, HttpProtocol, WebSocketProtocol
 from edgewise.listening.sockets import ACCEPTS, BACKLOG
 
+GRACE_SECONDS = 20
+"""Seconds that answers under way have to end after a signal."""
+
 TICK_SECONDS = 0.1
 """How often a drain checks for a second signal, as uvicorn does for the first."""
 
@@ -29,7 +32,7 @@ class Listener(uvicorn.Server):
         connections: int,
         tls: ssl.SSLContext | None = None,
         max_message: int | None = None,
-        grace: int = 5,
+        grace: int = GRACE_SECONDS,
         drain: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """Accepts at most `connections`. WebSockets need `max_message`, bytes.
