@@ -420,11 +420,39 @@ def test_a_long_object_is_refused_by_its_length(client: TestClient, path: str, p
     assert refused(client, path, BODIES[path] | more).endswith(f" {param}")
 
 
-def test_unknown_paths_and_methods_have_the_form_too(client: TestClient) -> None:
-    for response in (
-        client.get("/v1/nothing"),
-        client.put("/v1/completions"),
-        client.post("/v1/embeddings", json={}),
-    ):
-        assert response.status_code == 404
+UNKNOWN = {
+    ("GET", "/v1/nothing"): "GET '/v1/nothing'",
+    ("POST", "/v1/embeddings"): "POST '/v1/embeddings'",
+    # An address without its /v1.
+    ("POST", "/chat/completions"): "/v1",
+    ("DELETE", "/nothing"): "DELETE '/nothing'",
+    ("GET", "/../pyproject.toml"): "toml",
+}
+OTHERWISE = {
+    ("PUT", "/v1/completions"): "POST",
+    ("GET", "/v1/chat/completions"): "POST",
+    ("HEAD", "/v1/completions"): "POST",
+    ("POST", "/v1/models"): "GET",
+    ("POST", "/health"): "GET",
+    ("POST", "/page.js"): "GET",
+    ("DELETE", "/"): "GET",
+}
+
+
+@pytest.mark.parametrize(("asked", "told"), [*UNKNOWN.items(), *OTHERWISE.items()])
+def test_unknown_paths_and_methods_have_the_form_too(
+    client: TestClient, asked: tuple[str, str], told: str
+) -> None:
+    response = client.request(*asked)
+    assert response.status_code == (404 if asked in UNKNOWN else 405)
+    assert response.headers.get("allow") == OTHERWISE.get(asked)
+    if asked[0] != "HEAD":
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert told in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/health", "/metrics", "/v1/models", "/v1/sent"])
+def test_what_can_be_got_has_a_head(url: str, path: str) -> None:
+    found = httpx2.head(f"{url}{path}", trust_env=False)
+    assert (found.status_code, found.content) == (200, b"")
+    assert int(found.headers["content-length"]) > 0

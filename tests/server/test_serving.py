@@ -50,10 +50,17 @@ def test_browsers_are_told_to_load_nothing_from_elsewhere(url: str) -> None:
 def test_other_origins_are_let_in_only_where_told(url: str) -> None:
     ask = {"Origin": "https://my.page", "Access-Control-Request-Method": "POST"}
     allowed = "access-control-allow-origin"
-    with serving("--threads", "1", "--cors-origin", "https://my.page") as open_to_one:
+    flags = ("--cors-origin", "https://my.page", "--allow-host", "llm.example.org")
+    with serving("--threads", "1", *flags) as open_to_one:
         path = f"{open_to_one}/v1/chat/completions"
-        told = httpx2.options(path, headers=ask, trust_env=False)
+        private = {"Access-Control-Request-Private-Network": "true"}
+        told = httpx2.options(path, headers=ask | private, trust_env=False)
         assert told.headers[allowed] == "https://my.page"
+        assert told.headers["access-control-allow-private-network"] == "true"
+        # A proxy that passes the public name on.
+        for name, status in (("llm.example.org", 200), ("127.0.0.1", 200), ("evil.example", 400)):
+            found = get(f"{open_to_one}/v1/models", headers={"Host": name})
+            assert found.status_code == status
         other = httpx2.options(path, headers=ask | {"Origin": "https://x.y"}, trust_env=False)
         assert allowed not in other.headers
     assert allowed not in get(f"{url}/v1/models", headers={"Origin": "https://my.page"}).headers

@@ -90,11 +90,16 @@ class Gateway:
             Route("/metrics", self._metrics),
             *(page.routes() if page else ()),
         ]
-        middleware = [Middleware(OriginCheck, hosts=hosts, origins=origins)]
+        ways = ("--keys FILE", "--origin {}")
+        middleware = [Middleware(OriginCheck, hosts=hosts, origins=origins, ways=ways)]
         if origins:
             methods, headers = ["GET", "POST"], ["Authorization", "Content-Type"]
             shared = Middleware(
-                CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=headers
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=methods,
+                allow_headers=headers,
+                allow_private_network=True,
             )
             middleware.append(shared)
         return Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)

@@ -20,7 +20,7 @@ MAX_HEADER = 16 << 10
 """A request's first line and headers, bytes."""
 
 PROBE_SECONDS = 1.0
-"""From a peer's last byte to the first look whether it still waits; each next takes twice as long."""
+"""From a peer's end to the first look whether it still waits; each next takes twice as long."""
 
 log = logging.getLogger("edgewise.listening")
 
@@ -141,7 +141,7 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
 
     @property
     def _answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return bool(self.cycle) and not self.cycle.response_complete
 
     def _probe(self, seconds: float) -> None:
         """Send what every HTTP/1.1 client skips: the second one fails where the peer has left."""

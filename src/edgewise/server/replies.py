@@ -352,6 +352,8 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
         def seen(event: AnswerEvent) -> AnswerEvent:
             nonlocal text, beginning
             request.app.state.metrics.count(event)
+            if isinstance(event, Token):
+                request.state.written[event.source] += 1
             if beginning and isinstance(event, Token | Finished):
                 # Up to each token: the client may leave at any of them.
                 text += event.text
