@@ -158,6 +158,8 @@ def test_the_page_has_what_it_needs(served: Served) -> None:
         assert found.partition(";")[0] == kind
     config = httpx2.get(f"{base}config.json").json()
     assert config["gateway"]["keys"] is True
+    # Strangers are not told what the engine is called.
+    assert (config["gateway"]["model"], config["gateway"]["engine"]) == ("", "cloud")
     content = bundled("edge").read_bytes()
     assert config["model"]["bytes"] == len(content)
     assert config["model"]["sha256"] == hashlib.sha256(content).hexdigest()
@@ -219,6 +221,16 @@ async def test_a_page_that_cannot_work_is_refused(tmp_path: Path) -> None:
         page.require_same_vocabulary()
     assert refused.value.setting == "page_model"
     await fleet.close()
+
+
+@pytest.mark.parametrize("path", ["/home/alice/large.gguf", "C:\\alice\\large.gguf", "large.gguf"])
+def test_a_page_is_told_the_last_part_of_a_path(served: Served, path: str) -> None:
+    engine = BundledEngine()
+    with gateway([engine], page=MODEL, folder=served.keys.with_name("page")) as running:
+        running.gateway.fleet.model = path
+        told = httpx2.get(f"{running.url}/page/config.json")
+    assert told.json()["gateway"]["model"] == "large.gguf"
+    assert "alice" not in told.text
 
 
 def test_nobody_is_told_where_the_model_lies(tmp_path: Path) -> None:

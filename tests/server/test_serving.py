@@ -292,6 +292,25 @@ def test_an_answer_under_way_is_finished_after_a_signal(stream: bool) -> None:
     assert (reply.text.split()[-1] == "[DONE]") if stream else reply.json()["choices"]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_takes_too_long_then_is_cut(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    edge = HeldEdge()
+    with ThreadPoolExecutor(1) as pool, at_port(answering_of(edge), grace=0) as url:
+        asked = pool.submit(post, url, "v1/completions", **ASKED, stream=stream)
+        assert edge.begun.wait(60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        if stream:
+            with pytest.raises(httpx2.RemoteProtocolError):
+                asked.result(60)
+        else:
+            reply = asked.result(60)
+            assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+        edge.gate.set()
+    assert [one for one in caplog.records if one.exc_info] == []
+
+
 def test_pings_come_while_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "PING_SECONDS", 1)
     edge = HeldEdge()

@@ -3,6 +3,7 @@
 import hashlib
 import mimetypes
 import os
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -128,13 +129,9 @@ class Page:
 
     async def _configured(self, request: Request) -> Response:
         model, fleet = self._model, self._fleet
-        gateway = {
-            "model": fleet.model,
-            "tokenizer": fleet.tokenizer,
-            "vocabulary": fleet.size,
-            "engine": fleet.engine,
-            "keys": self._keys,
-        }
+        # Where there are keys, what the engine is called is for those who have one: /v1/models.
+        named = {"model": "", "engine": "cloud"} if self._keys else self._shown()
+        gateway = {**named, "tokenizer": fleet.tokenizer, "keys": self._keys}
         described = {
             "name": model.name,
             "url": "model.gguf",
@@ -145,3 +142,7 @@ class Page:
         router = {"url": "router/", "files": _ROUTER} if model.router else None
         content = {"protocol": VERSION, "gateway": gateway, "model": described, "router": router}
         return JSONResponse({**content, "cloud_share": model.cloud_share}, headers=HEADERS)
+
+    def _shown(self) -> dict[str, str]:
+        """The engine's kind and its model, of a path the last part."""
+        return {"model": re.split(r"[/\\]", self._fleet.model)[-1], "engine": self._fleet.engine}

@@ -13,10 +13,10 @@ WINDOW_SECONDS = 5.0
 BURST = 3
 """Lines of one kind that are written in a window; the others are counted."""
 
-REQUESTS, STRANGERS = "edgewise.requests", "edgewise.requests.strangers"
+REQUESTS, OTHERS = "edgewise.requests", "edgewise.requests.others"
 """Loggers of a line a request: of one that was admitted, and of any other."""
 
-_LIMITED = frozenset({"edgewise.listening", STRANGERS})
+_LIMITED = frozenset({"edgewise.listening", OTHERS})
 
 _EVENTS = frozenset({"refused", "ended"})
 """Lines of the gateway that anybody can cause who connects, as all lines of libraries."""

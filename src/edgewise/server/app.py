@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgewise.events import Consult, Finished, Token
 from edgewise.keys.keys import ANYBODY
-from edgewise.listening.logs import REQUESTS, STRANGERS
+from edgewise.listening.logs import OTHERS, REQUESTS
 from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.parts import sampling_of
 from edgewise.server import chat, completions, messages, responses
@@ -43,7 +43,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-requests, strangers = logging.getLogger(REQUESTS), logging.getLogger(STRANGERS)
+requests, others = logging.getLogger(REQUESTS), logging.getLogger(OTHERS)
 keyed = APIRouter()
 about = APIRouter()
 STARTED = int(time.time())
@@ -84,16 +84,18 @@ def sent(request: Request) -> dict[str, Any]:
 
 @about.get("/health")
 async def health(request: Request) -> dict[str, Any]:
-    """That it runs, with which models, and whether the cloud answers."""
-    answering = pair_of(request)
+    """That it runs, with which models, and whether the cloud answers. Without the server's key
+    models have no names, which may be addresses and paths."""
+    answering, known = pair_of(request), request.app.state.callers.find(request) is not None
+    clouds = ", ".join(one.name for one in answering.pair.clouds)
     policy = answering.pair.policy
     cloud = answering.cloud
     drawn = answering.pair.chat_sampling or sampling_of(answering.settings)
     return {
         "status": "ok",
-        "edge": answering.edge.name,
+        "edge": answering.edge.name if known else "edge",
         "edge_parameters": answering.edge.parameters,
-        "cloud": ", ".join(one.name for one in answering.pair.clouds) or None,
+        "cloud": (clouds if known else "cloud") if clouds else None,
         "cloud_parameters": cloud.local.parameters if cloud and cloud.local else None,
         "vocabulary": cloud.vocabulary_check if cloud else None,
         "cloud_paused": any(tier.breaker.is_open for tier in answering.pair.decoder.tiers[:1]),
@@ -231,8 +233,8 @@ class Guard:
                 count(500)
             seconds, written = time.monotonic() - begun, state["written"]
             tokens = f", {written['edge']} edge + {written['cloud']} cloud tokens"
-            # No query, which may hold a key. Strangers' lines are limited in number.
-            log = requests if "caller" in state else strangers
+            # No query, which may hold a key. Lines that a stranger can cause are limited.
+            log = requests if "caller" in state else others
             line = (method, shown(path), status, seconds, tokens if written else "")
             log.info("%s %s %d in %.2f s%s", *line)
 
