@@ -169,6 +169,13 @@ def test_a_cloud_of_another_vocabulary(edgewise: Edgewise, other_path: Path) -> 
     assert answer["usage"]["cloud_completion_tokens"]
 
 
+@pytest.mark.parametrize("command", ["", "run", "models", "models list", "keys", "router show"])
+def test_every_help_names_itself_alike(edgewise: Edgewise, command: str) -> None:
+    for flag in ("-h", "--help", "--help-all"):
+        found = re.findall(r"^ *-h.*?(?=  )", edgewise(*command.split(), flag).out, re.MULTILINE)
+        assert [one.strip() for one in found] == ["-h, --help"]
+
+
 @pytest.mark.parametrize("command", ["", "bench"])
 def test_a_command_that_is_told_nothing_shows_its_help(edgewise: Edgewise, command: str) -> None:
     result = edgewise(*command.split())
