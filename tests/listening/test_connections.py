@@ -121,6 +121,23 @@ def test_who_does_not_read_does_not_hold_an_answer() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_who_reads_too_slowly_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it reads a little before each deadline."""
+    monkeypatch.setattr("edgewise.listening.connections.LEAST_RATE", 1 << 40)
+    with listener() as here, here.connect() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.sendall(GET.replace(b"GET /", b"GET /endless"))
+
+        def ended() -> bool:
+            with contextlib.suppress(OSError):
+                slow.recv(1 << 18)
+            return here.ended == ["answer"]
+
+        until(ended)
+        until(lambda: not len(here.open))
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_websocket_that_reads_no_pongs_ends() -> None:
     """Pings are answered at once, so they would pile up here."""
     ping = b"\x89\xfd" + bytes(4) + bytes(125)

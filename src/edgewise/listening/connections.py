@@ -6,6 +6,7 @@ whole, and is closed first when another one needs its place: silent or slow peer
 
 import asyncio
 import logging
+import time
 from typing import Any, Literal
 
 import h11
@@ -21,6 +22,12 @@ MAX_HEADER = 16 << 10
 
 PROBE_SECONDS = 1.0
 """From a peer's end to the first look whether it still waits; each next takes twice as long."""
+
+LEAST_RATE = 8 << 10
+"""Bytes a second that a peer must read. One that falls `WAIT_SECONDS` behind is left."""
+
+_BETWEEN = 48 << 10
+"""Bytes that asyncio sends from a pause of writing to its end, at least."""
 
 log = logging.getLogger("edgewise.listening")
 
@@ -47,7 +54,7 @@ class Connections:
         """
         if len(self._open) >= self._most:
             oldest, _ = next(iter(self._waits), (transport, ""))
-            self._cut(oldest, "all places are taken")
+            self.cut(oldest, "all places are taken")
             if oldest is transport:
                 return
         self._open.add(transport)
@@ -57,7 +64,7 @@ class Connections:
         """Close it unless `done` comes in time. A wait that runs goes on."""
         if transport in self._open and (transport, awaited) not in self._waits:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(WAIT_SECONDS, self._cut, transport, awaited)
+            timer = loop.call_later(WAIT_SECONDS, self.cut, transport, awaited)
             self._waits[transport, awaited] = timer
 
     def done(self, transport: asyncio.Transport, awaited: Awaited) -> None:
@@ -71,7 +78,8 @@ class Connections:
         self.done(transport, "no whole request came")
         self.done(transport, "it does not read")
 
-    def _cut(self, transport: asyncio.Transport, why: str) -> None:
+    def cut(self, transport: asyncio.Transport, why: str) -> None:
+        """Close it at once."""
         peer = transport.get_extra_info("peername")
         log.info("a connection was closed: %s", why, extra={"peer": peer[0] if peer else "?"})
         self.remove(transport)
@@ -86,6 +94,7 @@ class _Counted(asyncio.Protocol):
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
         self._connections = connections
+        self._paused = self._behind = 0.0
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self.transport)
@@ -93,11 +102,16 @@ class _Counted(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._paused = time.monotonic()
         self._connections.wait(self.transport, "it does not read")
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._connections.done(self.transport, "it does not read")
+        late = time.monotonic() - self._paused - _BETWEEN / LEAST_RATE
+        self._behind = max(0.0, self._behind + late)
+        if self._behind > WAIT_SECONDS:
+            self._connections.cut(self.transport, "it reads too slowly")
 
 
 class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
