@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import struct
 from collections.abc import Iterator
@@ -193,6 +195,16 @@ def test_who_leaves_altogether_is_noticed(said: bytes, monkeypatch: pytest.Monke
             peer.sendall(said)
             until(lambda: gate.asked == 1)
         until(lambda: gate.left and not len(here.open))
+
+
+def test_what_outlasts_the_grace_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    with listener() as here, here.connect() as peer:
+        peer.sendall(GET.replace(b"GET /", b"GET /endless"))
+        assert peer.recv(4) == b"HTTP"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard(peer)
+    assert here.ended == ["answer"]
+    assert [one for one in caplog.records if one.exc_info] == []
 
 
 def test_half_a_body_is_no_request() -> None:

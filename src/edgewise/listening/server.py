@@ -1,6 +1,7 @@
 """A listening process: uvicorn with our limits, and a graceful end."""
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
@@ -9,7 +10,7 @@ from types import FrameType
 from typing import Any, cast
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgewise.listening.connections import MAX_HEADER, Connections, HttpProtocol, WebSocketProtocol
 from edgewise.listening.sockets import ACCEPTS, BACKLOG
@@ -45,10 +46,15 @@ class Listener(uvicorn.Server):
         def context(*_: object) -> Any:
             return tls
 
+        async def cancellable(scope: Scope, receive: Receive, send: Send) -> None:
+            # The end of the grace cancels what still runs, which is no fault to be logged.
+            with contextlib.suppress(asyncio.CancelledError):
+                await app(scope, receive, send)
+
         websocket = cast(Any, partial(WebSocketProtocol, self.open))
         super().__init__(
             uvicorn.Config(
-                app,
+                cast(Any, cancellable),
                 http=cast(Any, partial(HttpProtocol, self.open)),
                 ws="none" if max_message is None else websocket,
                 ws_max_size=max_message or 1,
