@@ -78,6 +78,11 @@ class Connections:
         self.done(transport, "no whole request came")
         self.done(transport, "it does not read")
 
+    def close(self) -> None:
+        """Close all of them at once."""
+        for transport in list(self._open):
+            self.cut(transport, "the server has ended")
+
     def cut(self, transport: asyncio.Transport, why: str) -> None:
         """Close it at once."""
         peer = transport.get_extra_info("peername")

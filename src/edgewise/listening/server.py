@@ -88,6 +88,11 @@ class Listener(uvicorn.Server):
                 await asyncio.sleep(TICK_SECONDS)
             draining.cancel()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's `shutdown`; whoever is still connected at its end is cut."""
+        await super().shutdown(sockets)
+        self.open.close()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the end. uvicorn's own would raise the signal again: an exit code of failure."""
         self.force_exit, self.should_exit = self.should_exit, True
