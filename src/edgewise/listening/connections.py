@@ -20,8 +20,9 @@ was sent."""
 MAX_HEADER = 16 << 10
 """A request's first line and headers, bytes."""
 
-PROBE_SECONDS = 1.0
-"""From a peer's end to the first look whether it still waits; each next takes twice as long."""
+PROBE_SECONDS = 2.0
+"""From a peer's end to the first look whether it still waits; the next comes as late,
+then each takes twice as long."""
 
 LEAST_RATE = 8 << 10
 """Bytes a second that a peer must read. One that falls `WAIT_SECONDS` behind is left."""
@@ -150,7 +151,7 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
         begun = whole and (self.cycle.response_started or self.scope["http_version"] != "1.0")
         self._ended = begun and self.scheme == "http"  # TLS has no such end
         if self._ended:
-            self._probe(PROBE_SECONDS)
+            self.loop.call_later(PROBE_SECONDS, self._probe, PROBE_SECONDS)
         return self._ended
 
     def on_response_complete(self) -> None:
