@@ -45,6 +45,7 @@ def test_why_shows_the_routed_tokens(edgewise: Edgewise) -> None:
     assert result.code == 0, result.err
     assert "There is no answer yet" in result.err
     assert "critical" in result.out
+    assert re.search(r"' \d+\.\d%", result.out)
     assert "cloud" in result.out
     assert "sent none" in result.err
 
@@ -63,6 +64,8 @@ def test_the_dial_and_the_modes(edgewise: Edgewise) -> None:
     ("line", "told"),
     [
         ("/dance", "no command /dance"),
+        ("/new ideas for a party", "/new takes no text"),
+        ("/quit it", "/quit takes no text"),
         ("/share lots", "'lots'"),
         ("/share 2", "from 0 to 1"),
         ("/mode both", "/mode needs"),
@@ -78,6 +81,38 @@ def test_a_mistake_costs_nothing(edgewise: Edgewise, line: str, told: str) -> No
     assert result.code == 0, result.err
     assert told in result.err
     assert "copper" in result.out
+
+
+@pytest.mark.parametrize("line", ["/etc/passwd what is this", "/etc/passwd", "/ or not", "/me too"])
+def test_a_line_that_begins_with_a_path_is_a_question(
+    edgewise: Edgewise, tmp_path: Path, line: str
+) -> None:
+    result = edgewise("chat", stdin=f"{line}\n/save talk.json\n".encode())
+    assert result.code == 0, result.err
+    assert "command" not in result.err
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert saved["messages"][0]["content"] == line
+
+
+def test_the_dial_tells_where_it_stands(edgewise: Edgewise) -> None:
+    told = edgewise("chat", "--cloud-share", "7%", stdin=b"/share\n/mode edge\n/share\n").err
+    assert re.findall(r"to (\d+)%", told) == ["7", "0"]
+    assert "0.25" in edgewise("chat", "--threshold", "0.25", stdin=b"/share\n").err
+
+
+@pytest.mark.parametrize(
+    ("cloud", "told"),
+    [
+        (None, "edge here, asks cloud (here) for up to 5% of the tokens; nothing leaves"),
+        ("none", "edge here; nothing leaves"),
+    ],
+)
+def test_a_chat_opens_with_what_leaves(tmp_path: Path, cloud: str | None, told: str) -> None:
+    terminal = Terminal(tmp_path, "chat", *(("--cloud", cloud) if cloud else ()), COLUMNS="200")
+    try:
+        assert told in terminal.wait_for("/help")
+    finally:
+        terminal.close()
 
 
 def test_what_goes_to_no_cloud_has_no_share(edgewise: Edgewise) -> None:
@@ -146,7 +181,8 @@ def test_an_interrupted_answer_is_kept(tmp_path: Path) -> None:
             terminal.wait_for("copper.")
             time.sleep(1.5)
             terminal.type("\x03")
-            terminal.wait_for("interrupted")
+            counts = terminal.wait_for("interrupted") + terminal.wait_for("text so far")
+            assert re.search(r"after \d+ edge \+ [1-9]\d* cloud tokens", counts)
             terminal.type("/save talk.json\r")
             terminal.wait_for("saved to talk.json")
             terminal.wait_for("2004h")

@@ -104,8 +104,17 @@ def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
     assert (result.code, result.out) == (0, text + "\n")
     summary = result.err.splitlines()[-1]
     assert re.fullmatch(
-        r"\d+ edge \+ \d+ cloud tokens · [\d.]+ s( · .*2 above the share)?", summary
+        r"\d+ edge \+ \d+ cloud tokens · [\d.]+ s · used [\d.]+% of the 5% allowed.*", summary
     )
+    # The router of a constant wants the cloud nowhere, or everywhere: then the bucket is empty.
+    found = [
+        edgewise("run", PROMPT, "--router", f"constant:{score}", "--cloud-share", "0.5%").err
+        for score in (0, 1)
+    ]
+    assert "used 0.0% of the 0.5% allowed: the router" in found[0]
+    assert "% of the 0.5% allowed, which" in found[1]
+    capped = ("--router", "constant:1", "--cloud-share", "90%", "--max-cloud-tokens", "1")
+    assert "of the 90% allowed: the answer's cap" in edgewise("run", PROMPT, *capped).err
     alone = edgewise("run", PROMPT, "--cloud", "none").err.splitlines()[-1]
     assert re.fullmatch(r"\d+ tokens · \d+ tokens/s", alone)
 
@@ -174,6 +183,13 @@ def test_a_cloud_of_another_vocabulary(edgewise: Edgewise, other_path: Path) -> 
     assert (result.code, result.err) == (0, "")
     assert "critical" in {token["reason"] for token in answer["tokens"]}
     assert answer["usage"]["cloud_completion_tokens"]
+
+
+@pytest.mark.parametrize("command", ["", "run", "models", "models list", "keys", "router show"])
+def test_every_help_names_itself_alike(edgewise: Edgewise, command: str) -> None:
+    for flag in ("-h", "--help", "--help-all"):
+        found = re.findall(r"^ *-h.*?(?=  )", edgewise(*command.split(), flag).out, re.MULTILINE)
+        assert [one.strip() for one in found] == ["-h, --help"]
 
 
 @pytest.mark.parametrize("command", ["", "bench"])

@@ -1,9 +1,11 @@
 """A gateway that pages in browsers may ask: origins, keys as subprotocols, the page's own files."""
 
 import hashlib
+import os
 import shutil
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -158,6 +160,8 @@ def test_the_page_has_what_it_needs(served: Served) -> None:
         assert found.partition(";")[0] == kind
     config = httpx2.get(f"{base}config.json").json()
     assert config["gateway"]["keys"] is True
+    # Strangers are not told what the engine is called.
+    assert (config["gateway"]["model"], config["gateway"]["engine"]) == ("", "cloud")
     content = bundled("edge").read_bytes()
     assert config["model"]["bytes"] == len(content)
     assert config["model"]["sha256"] == hashlib.sha256(content).hexdigest()
@@ -171,6 +175,59 @@ def test_the_page_has_what_it_needs(served: Served) -> None:
     for name in config["router"]["files"]:
         own = httpx2.get(base + config["router"]["url"] + name)
         assert own.content == (bundled("router") / name).read_bytes()
+
+
+RANGES = {
+    "bytes=0-3": (206, slice(0, 4)),
+    "bytes=4-": (206, slice(4, None)),
+    "bytes=-4": (206, slice(-4, None)),
+    "bytes=4-99999999999": (206, slice(4, None)),
+    "bytes=99999999999-": (416, slice(0, 0)),
+    "bytes=-0": (416, slice(0, 0)),
+    "bytes=5-4": (416, slice(0, 0)),
+    "bytes=-": (200, slice(None)),
+    "bytes=0-1,4-5": (200, slice(None)),
+    "lines=1-2": (200, slice(None)),
+}
+
+
+@pytest.mark.parametrize("asked", RANGES)
+def test_a_part_of_the_model(served: Served, asked: str) -> None:
+    address, content = f"{served.url}/page/model.gguf", bundled("edge").read_bytes()
+    status, part = RANGES[asked]
+    found = httpx2.get(address, headers={"Range": asked})
+    assert (found.status_code, found.content) == (status, content[part])
+    head = httpx2.head(address, headers={"Range": asked})
+    assert (head.status_code, head.content) == (status, b"")
+    assert status == 416 or int(head.headers["content-length"]) == len(content[part])
+    other = httpx2.get(address, headers={"Range": asked, "If-Range": '"of another"'})
+    assert other.content == content
+
+
+def test_a_download_holds_no_file_open(tmp_path: Path) -> None:
+    """Else strangers who read slowly would leave none for the keys, and for devices."""
+    page, large = tmp_path / "page", tmp_path / "large.gguf"
+    (page / ENGINE).parent.mkdir(parents=True)
+    for name in (ENGINE, "index.html"):
+        (page / name).write_text("export {};")
+    with large.open("wb") as file:
+        file.truncate(64 << 20)
+    model = MODEL._replace(file=large)
+
+    def descriptors() -> int:
+        links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        return sum(os.path.exists(one) and os.path.samefile(one, large) for one in links)
+
+    with gateway([BundledEngine()], page=model, folder=page) as running, ExitStack() as stack:
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        for number in range(20):
+            peer = stack.enter_context(socket.socket())
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.connect((host, int(port)))
+            part = "Range: bytes=1-\r\n" if number % 2 else ""
+            peer.sendall(f"GET /page/model.gguf HTTP/1.1\r\nHost: a\r\n{part}\r\n".encode())
+            assert peer.recv(9) == b"HTTP/1.1 "
+        assert descriptors() == 1
 
 
 def test_only_own_files_run_as_code(served: Served) -> None:
@@ -219,6 +276,16 @@ async def test_a_page_that_cannot_work_is_refused(tmp_path: Path) -> None:
         page.require_same_vocabulary()
     assert refused.value.setting == "page_model"
     await fleet.close()
+
+
+@pytest.mark.parametrize("path", ["/home/alice/large.gguf", "C:\\alice\\large.gguf", "large.gguf"])
+def test_a_page_is_told_the_last_part_of_a_path(served: Served, path: str) -> None:
+    engine = BundledEngine()
+    with gateway([engine], page=MODEL, folder=served.keys.with_name("page")) as running:
+        running.gateway.fleet.model = path
+        told = httpx2.get(f"{running.url}/page/config.json")
+    assert told.json()["gateway"]["model"] == "large.gguf"
+    assert "alice" not in told.text
 
 
 def test_nobody_is_told_where_the_model_lies(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Two gateways behind one address, by the haproxy and the configuration that `deploy/` ships."""
 
 import os
+import re
 import shutil
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -25,6 +27,7 @@ from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_edge import SIZE, ScriptedEdge
 from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 from tests.gateway.processes import GatewayProcess, lasting_port, metric, until
+from tests.listening.running import heard
 from tests.programs import run
 from tests.server_process import server_process
 
@@ -41,6 +44,8 @@ pytestmark = [
 ]
 
 DEVICES, TOKENS = 8, 50
+CONNECTIONS, REQUESTS, REFUSALS = 256, 1000, 60
+"""Of an address: what is held at a time, asked in 10 s, and refused in a minute."""
 FAULTS = {"unavailable", "timeout", "refused", "rejected", "protocol", "circuit_open"}
 
 
@@ -221,13 +226,13 @@ def test_the_gateway_knows_who_came_and_not_who_they_say_they_are(one: Address) 
 
 
 def test_strangers_keep_nobody_out_of_the_address(one: Address) -> None:
-    """1,100 that are silent, in half a TLS handshake, or send a body at a byte a second."""
+    """1,100 from several, silent, in half a TLS handshake, or with a body at a byte a second."""
     port, hello = int(one.url.rpartition(":")[2]), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
     slow = b"POST /detokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{"
     trust = ssl.create_default_context()
     with ExitStack() as stack:
         for number in range(1100):
-            peer = socket.create_connection(("127.0.0.1", port), timeout=60)
+            peer = connection(port, f"127.0.1.{number % 5}")
             stack.callback(peer.close)
             if number % 3 == 1:
                 peer.sendall(hello)
@@ -239,6 +244,60 @@ def test_strangers_keep_nobody_out_of_the_address(one: Address) -> None:
             require_whole(begin())
         # None of them has reached a gateway.
         assert one.a.count("connections") + one.b.count("connections") <= DEVICES
+
+
+def connection(port: int, source: str) -> socket.socket:
+    """A connection that comes from this address of the machine."""
+    return socket.create_connection(("127.0.0.1", port), 60, source_address=(source, 0))
+
+
+def asking(source: str) -> httpx2.Client:
+    """A client at this address of the machine, with a connection for each request."""
+    trust, none = ssl.create_default_context(), httpx2.Limits(max_keepalive_connections=0)
+    made = httpx2.HTTPTransport(verify=trust, local_address=source, limits=none)
+    return httpx2.Client(transport=made, timeout=60)
+
+
+def test_an_address_holds_so_many_connections(one: Address) -> None:
+    """Of which half are in a TLS handshake; others come in beside it."""
+    trust = ssl.create_default_context()
+    port = int(one.url.rpartition(":")[2])
+
+    def is_taken() -> bool:
+        try:
+            with connection(port, "127.0.0.2") as peer:
+                return bool(trust.wrap_socket(peer, server_hostname="localhost"))
+        except OSError:
+            return False
+
+    with ExitStack() as stack:
+        held = [stack.enter_context(connection(port, "127.0.0.2")) for _ in range(CONNECTIONS)]
+        secured = [trust.wrap_socket(peer, server_hostname="localhost") for peer in held[::2]]
+        for peer in secured:
+            stack.callback(peer.close)
+        assert not is_taken()
+        with asking("127.0.0.3") as http:
+            assert http.get(f"{one.url}/v1/models").status_code == 401
+
+
+def test_an_address_that_tries_keys_is_refused(one: Address) -> None:
+    with asking("127.0.0.4") as stranger, asking("127.0.0.5") as other:
+        tried = [stranger.get(f"{one.url}/v1/models").status_code for _ in range(REFUSALS + 10)]
+        assert tried[: REFUSALS + 1] == [401] * (REFUSALS + 1)
+        assert tried[-1] == 429
+        allowed = {"Authorization": f"Bearer {one.secret}"}
+        assert stranger.get(f"{one.url}/v1/models", headers=allowed).status_code == 429
+        assert other.get(f"{one.url}/v1/models", headers=allowed).status_code == 200
+
+
+def test_an_address_sends_so_many_requests(one: Address) -> None:
+    port, trust = int(one.url.rpartition(":")[2]), ssl.create_default_context()
+    with trust.wrap_socket(connection(port, "127.0.0.6"), server_hostname="localhost") as peer:
+        ask = b"GET /nothing HTTP/1.1\r\nHost: a\r\n"
+        peer.sendall((ask + b"\r\n") * (REQUESTS + 50) + ask + b"Connection: close\r\n\r\n")
+        told = heard(peer)
+    found = Counter(re.findall(rb"^HTTP/1.1 (\d+)", told, re.MULTILINE))
+    assert found == {b"404": REQUESTS, b"429": 51}
 
 
 @pytest.mark.parametrize("others", [[], ["/etc/haproxy/haproxy.cfg"]], ids=["alone", "debians"])

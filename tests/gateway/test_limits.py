@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import re
 import shutil
 import socket
+import socketserver
 import sqlite3
 import subprocess
 import threading
@@ -361,6 +363,37 @@ async def test_a_redis_that_holds_nonsense_grants_nothing(
     with pytest.raises(LimitsDown):
         await made.add(name, 20_000, 1, 5)
     await made.close()
+
+
+class _Lying(socketserver.BaseRequestHandler):
+    """Replies to a script with the server's `lie`, and +OK to all else."""
+
+    def handle(self) -> None:
+        while data := self.request.recv(1 << 16):
+            lies = b"EVALSHA" in data
+            commands = len(re.findall(rb"^\*\d", data, re.MULTILINE))
+            self.request.sendall(self.server.lie if lies else b"+OK\r\n" * commands)  # type: ignore[attr-defined]
+
+
+NONSENSE = ["-", ":-1", ":2", "$2|no", "$1|0", "$1|1", "+QUEUED", "+OK", "*1|:1", "*0", "$-1", "?"]
+
+
+@pytest.mark.parametrize("reply", [":1", ":0", *NONSENSE, "*1|" * 5000 + ":1"])
+async def test_only_the_scripts_own_reply_is_a_grant(reply: str) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Lying) as server:
+        server.daemon_threads = True
+        server.lie = reply.replace("|", "\r\n").encode() + b"\r\n"  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        made = RedisLimits(f"redis://127.0.0.1:{server.server_address[1]}?protocol=2")
+        try:
+            if reply in (":0", ":1"):
+                assert await made.add("key", 20_000, 1, 5) is (reply == ":1")
+            else:
+                with pytest.raises(LimitsDown):
+                    await made.add("key", 20_000, 1, 5)
+        finally:
+            await made.close()
+            server.shutdown()
 
 
 async def test_where_limits_are_kept(tmp_path: Path) -> None:

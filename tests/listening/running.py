@@ -1,6 +1,7 @@
 """A listener in this process, over an application that says what came."""
 
 import asyncio
+import signal
 import socket
 import threading
 from collections.abc import AsyncGenerator, Iterator
@@ -61,17 +62,20 @@ def heard(peer: socket.socket) -> bytes:
 
 
 @contextmanager
-def listener(app: ASGIApp | None = None, *, most: int = 100) -> Iterator[Here]:
-    """Serve this application, or one that says what came, until the block ends."""
+def listener(app: ASGIApp | None = None, *, most: int = 100, grace: int = 0) -> Iterator[Here]:
+    """Serve this application, or one that says what came, until the block ends or SIGTERM."""
     ended: list[str] = []
     listening = listen("127.0.0.1", 0)
-    server = Listener(app or _app(ended), listening, connections=most, max_message=1 << 20, grace=0)
+    options = {"connections": most, "max_message": 1 << 20, "grace": grace}
+    server = Listener(app or _app(ended), listening, **options)  # type: ignore[arg-type]
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()
+    before = signal.signal(signal.SIGTERM, server.handle_exit)
     until(lambda: server.started or not thread.is_alive())
     try:
         yield Here(listening.getsockname()[1], server.open, ended)
     finally:
+        signal.signal(signal.SIGTERM, before)
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()

@@ -1,12 +1,18 @@
 """Whoever connects and does not get on with it: closed, and never in the way of one who does."""
 
+import asyncio
 import contextlib
+import os
+import signal
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from tests.gateway.processes import until
 from tests.listening.running import GET, UPGRADE, Here, heard, listener
@@ -117,6 +123,23 @@ def test_who_does_not_read_does_not_hold_an_answer() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_who_reads_too_slowly_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it reads a little before each deadline."""
+    monkeypatch.setattr("edgewise.listening.connections.LEAST_RATE", 1 << 40)
+    with listener() as here, here.connect() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.sendall(GET.replace(b"GET /", b"GET /endless"))
+
+        def ended() -> bool:
+            with contextlib.suppress(OSError):
+                slow.recv(1 << 18)
+            return here.ended == ["answer"]
+
+        until(ended)
+        until(lambda: not len(here.open))
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_websocket_that_reads_no_pongs_ends() -> None:
     """Pings are answered at once, so they would pile up here."""
     ping = b"\x89\xfd" + bytes(4) + bytes(125)
@@ -126,6 +149,69 @@ def test_a_websocket_that_reads_no_pongs_ends() -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while True:
                 deaf.sendall(ping * 1000)
+        until(lambda: not len(here.open))
+
+
+class Gate:
+    """An application whose answers wait until it is open; `left` says that its peer has left."""
+
+    def __init__(self) -> None:
+        self.asked, self.open, self.left = 0, False, False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        self.asked += 1
+        request = Request(scope, receive)
+        while not self.open and not self.left:
+            self.left = await request.is_disconnected()
+            await asyncio.sleep(0.01)
+        await PlainTextResponse("hello")(scope, receive, send)
+
+
+ONCE = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+@pytest.mark.parametrize("said", [GET, ONCE, ONCE + GET, ONCE + GET[:20]])
+def test_who_ends_their_side_is_answered(said: bytes) -> None:
+    gate = Gate()
+    with listener(gate) as here, here.connect() as peer:
+        peer.sendall(said)
+        peer.shutdown(socket.SHUT_WR)
+        assert peer.recv(4) == b"HTTP"
+        gate.open = True
+        told = heard(peer)
+        assert (told.count(b"200 OK"), gate.asked) == (said.count(b"\r\n\r\n"),) * 2
+        assert told.endswith(b"hello")
+        until(lambda: not len(here.open))
+
+
+@pytest.mark.parametrize("said", [GET, GET.replace(b"1.1", b"1.0")])
+def test_who_leaves_altogether_is_noticed(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgewise.listening.connections.PROBE_SECONDS", 0.1)
+    gate = Gate()
+    with listener(gate) as here:
+        with here.connect() as peer:
+            peer.sendall(said)
+            until(lambda: gate.asked == 1)
+        until(lambda: gate.left and not len(here.open))
+
+
+def test_what_outlasts_the_grace_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    with listener() as here, here.connect() as peer:
+        peer.sendall(GET.replace(b"GET /", b"GET /endless"))
+        assert peer.recv(4) == b"HTTP"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard(peer)
+    assert here.ended == ["answer"]
+    assert [one for one in caplog.records if one.exc_info] == []
+
+
+def test_half_a_body_is_no_request() -> None:
+    with listener() as here, here.connect() as peer:
+        peer.sendall(POST + b"half")
+        peer.shutdown(socket.SHUT_WR)
+        assert b"200" not in heard(peer)
         until(lambda: not len(here.open))
 
 

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import structlog
 
-from edgewise.listening.logs import BURST, WINDOW_SECONDS, FloodFilter, log_lines
+from edgewise.listening.logs import BURST, OTHERS, WINDOW_SECONDS, FloodFilter, log_lines
 from tests.doubles.clock import Clock
 
 
@@ -26,13 +26,15 @@ def test_a_flood_of_one_kind_is_counted() -> None:
     assert again.__dict__["left_out"] == 1000 - BURST
 
 
-@pytest.mark.parametrize("kind", ["asyncio", "gateway"])
+@pytest.mark.parametrize("kind", ["asyncio", "gateway", OTHERS])
 def test_what_a_stranger_makes_up_is_one_kind(kind: str) -> None:
     flood = FloodFilter(Clock())
 
     def line(number: int) -> logging.LogRecord:
         if kind == "gateway":
             return record({"event": "ended", "why": f"{number}"})
+        if kind == OTHERS:
+            return record("%s %s %d", OTHERS, "GET", f"/{number}", 404)
         return record(f"Fatal error on transport\ntransport: <fd={number}>", "asyncio")
 
     assert sum(flood.filter(line(number)) for number in range(1000)) == BURST

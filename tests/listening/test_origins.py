@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from edgewise.errors import UsageError
-from edgewise.listening.origins import OriginCheck, require_origin
+from edgewise.listening.origins import OriginCheck, require_host, require_origin
 
 HOSTS = ("127.0.0.1", "localhost", "::1")
 
@@ -90,6 +90,9 @@ def test_origins_that_were_named_may_ask() -> None:
         ("https://my.page", "https://my.page"),
         ("HTTPS://My.Page", "https://my.page"),
         ("https://my.page:443", "https://my.page"),
+        ("http://my.page:443", "http://my.page:443"),
+        ("http://[0:0::0:1]:3000", "http://[::1]:3000"),
+        ("moz-extension://0b1c-22", "moz-extension://0b1c-22"),
         ("http://localhost:3000", "http://localhost:3000"),
         ("http://[::1]:80", "http://[::1]"),
         ("chrome-extension://abcdef", "chrome-extension://abcdef"),
@@ -100,10 +103,47 @@ def test_an_origin_is_spelled_as_browsers_do(given: str, spelled: str) -> None:
     assert require_origin(given) == spelled
 
 
-BAD = "foo foo.page foo.page:80 https:// https://a/b https://a/ https://u@a http://a:x http://a:0"
+# These are patterns, and spellings that no browser sends.
+NEVER = "chrome-extension://* https://*.my.page http://bücher.example http://a:65536"
+BAD = f"{NEVER} foo foo.page foo.page:80 https:// https://a/b https://a/ https://u@a http://a:x http://a:0"
 
 
 @pytest.mark.parametrize("given", [*BAD.split(), "", "null", "http://a b", "http://a?b", "//a"])
 def test_what_no_page_can_have_is_refused(given: str) -> None:
-    with pytest.raises(UsageError, match="origin"):
+    with pytest.raises(UsageError, match="origin") as caught:
         require_origin(given)
+    assert caught.value.setting == "cors_origin"
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "flag"),
+    [
+        ("Host", "llm.Example.org:8300", "--allow-host llm.example.org"),
+        ("Host", "[::2]:8300", "--allow-host ::2"),
+        ("Origin", "https://my.page", "--cors-origin https://my.page"),
+        # Nothing allows these alone, or they are no names.
+        ("Origin", "null", ""),
+        ("Host", "a b", ""),
+        ("Host", "a" * 9000, ""),
+    ],
+)
+def test_a_refusal_names_the_flag_that_allows_it(header: str, value: str, flag: str) -> None:
+    with client(hosts=HOSTS) as browser:
+        reply = browser.get("/", headers={header: value})
+    told = reply.json()["error"]["message"]
+    assert reply.status_code in (400, 403)
+    assert flag in told if flag else "--" not in told
+    assert len(told) < 300
+    if flag:
+        name, allowed = flag.split()
+        kind = "hosts" if name == "--allow-host" else "origins"
+        more = {"hosts": HOSTS, kind: [require_host(allowed)] if kind == "hosts" else [allowed]}
+        with client(**more) as browser:
+            assert browser.get("/", headers={header: value}).status_code == 200
+
+
+@pytest.mark.parametrize("given", ["*", "*.my.page", "https://my.page", "my.page:80", "", "a b"])
+def test_what_no_host_is_called_is_refused(given: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_host(given)
+    assert caught.value.setting == "allow_host"

@@ -81,10 +81,12 @@ def app(
 
 
 @contextmanager
-def at_port(answering: Answering, *, callers: Callers | None = None) -> Iterator[str]:
+def at_port(
+    answering: Answering, *, callers: Callers | None = None, grace: int = 0
+) -> Iterator[str]:
     """The application at a port, for what happens while an answer is written; yields the URL."""
     made = make_app(answering, callers=callers or Callers())
-    with closing(answering), listener(made) as here:
+    with closing(answering), listener(made, grace=grace) as here:
         yield f"http://127.0.0.1:{here.port}"
 
 

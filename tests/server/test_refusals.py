@@ -21,11 +21,12 @@ from edgewise.errors import (
     EdgewiseError,
     UsageError,
 )
+from edgewise.listening.logs import OTHERS, REQUESTS
 from edgewise.server.errors import REQUEST_FIELDS, refusal_of
 from edgewise.server.requests import IGNORED_HEADER
 from edgewise.settings import Settings
 from edgewise.testing import ScriptedCloud, ScriptedEdge, replying
-from tests.server.in_process import ASK, BODIES, CHAT, app, data_of, form_of
+from tests.server.in_process import ASK, BODIES, CHAT, TEXT, app, data_of, form_of
 from tests.tool_models import ToolTokenizer, saying
 
 
@@ -85,9 +86,38 @@ def test_a_key_is_asked_for_at_the_api_and_at_the_metrics() -> None:
                 assert refused.status_code == 401
                 assert refused.headers["www-authenticate"] == "Bearer"
                 assert refused.json()["error"]["code"] == "invalid_api_key"
-        assert client.get("/health").status_code == 200
         right = {"Authorization": "Bearer sk-1"}
         assert client.get("/v1/models", headers=right).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["sk-1", None])
+def test_strangers_are_told_no_address(key: str | None) -> None:
+    cloud = ScriptedCloud(replying(TEXT, prompt="sky: "))
+    cloud.name = "http://10.1.2.3:8080"
+    with app(cloud, api_key=key) as client:
+        found = client.get("/health").json()
+        assert (found["status"], found["cloud"]) == ("ok", "cloud" if key else cloud.name)
+        known = client.get("/health", headers={"x-api-key": key or ""}).json()
+        assert known["cloud"] == cloud.name
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_a_line_in_the_log(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", REQUESTS)
+    shown = {"Authorization": "Bearer sk-1"}
+    with app(api_key="sk-1") as client:
+        client.post("/v1/completions?key=sk-1", json=ASK | {"stream": stream}, headers=shown)
+        client.post("/v1/completions", json=ASK)
+        client.get("/v1/%0a%1b[31m")
+        client.head("/health")
+    told = [(one.name, one.getMessage()) for one in caplog.records if REQUESTS in one.name]
+    answer, *rest = [line.split(" in ")[0] for _, line in told]
+    assert answer == "POST /v1/completions 200"
+    assert f"{len(TEXT) + 1} edge + 0 cloud" in told[0][1]
+    assert rest == ["POST /v1/completions 401", "GET /v1/??[31m 404", "HEAD /health 200"]
+    # A flood of strangers' lines is counted.
+    assert [name for name, _ in told] == [REQUESTS, OTHERS, OTHERS, OTHERS]
+    assert not any(word in caplog.text for word in ("sk-1", "sky", "blue"))
 
 
 UNREAD = [*(f"/v1/{path}" for path in BODIES), "/tokenize", "/detokenize"]
@@ -461,11 +491,39 @@ def test_a_long_object_is_refused_by_its_length(client: TestClient, path: str, p
     assert refused(client, path, BODIES[path] | more).endswith(f" {param}")
 
 
-def test_unknown_paths_and_methods_have_the_form_too(client: TestClient) -> None:
-    for response in (
-        client.get("/v1/nothing"),
-        client.put("/v1/completions"),
-        client.post("/v1/embeddings", json={}),
-    ):
-        assert response.status_code == 404
+UNKNOWN = {
+    ("GET", "/v1/nothing"): "GET '/v1/nothing'",
+    ("POST", "/v1/embeddings"): "POST '/v1/embeddings'",
+    # An address without its /v1.
+    ("POST", "/chat/completions"): "/v1",
+    ("DELETE", "/nothing"): "DELETE '/nothing'",
+    ("GET", "/../pyproject.toml"): "toml",
+}
+OTHERWISE = {
+    ("PUT", "/v1/completions"): "POST",
+    ("GET", "/v1/chat/completions"): "POST",
+    ("HEAD", "/v1/completions"): "POST",
+    ("POST", "/v1/models"): "GET",
+    ("POST", "/health"): "GET",
+    ("POST", "/page.js"): "GET",
+    ("DELETE", "/"): "GET",
+}
+
+
+@pytest.mark.parametrize(("asked", "told"), [*UNKNOWN.items(), *OTHERWISE.items()])
+def test_unknown_paths_and_methods_have_the_form_too(
+    client: TestClient, asked: tuple[str, str], told: str
+) -> None:
+    response = client.request(*asked)
+    assert response.status_code == (404 if asked in UNKNOWN else 405)
+    assert response.headers.get("allow") == OTHERWISE.get(asked)
+    if asked[0] != "HEAD":
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert told in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/health", "/metrics", "/v1/models", "/v1/sent"])
+def test_what_can_be_got_has_a_head(url: str, path: str) -> None:
+    found = httpx2.head(f"{url}{path}", trust_env=False)
+    assert (found.status_code, found.content) == (200, b"")
+    assert int(found.headers["content-length"]) > 0

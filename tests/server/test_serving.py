@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import os
+import signal
 import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -26,6 +29,7 @@ from tests.programs import python
 from tests.server.in_process import ASK as ASKED
 from tests.server.in_process import BODIES, HeldEdge, answering_of, at_port
 from tests.server.serving import get, post, running, serving
+from tests.server_process import answers
 
 
 def test_health_says_what_runs(url: str) -> None:
@@ -46,10 +50,17 @@ def test_browsers_are_told_to_load_nothing_from_elsewhere(url: str) -> None:
 def test_other_origins_are_let_in_only_where_told(url: str) -> None:
     ask = {"Origin": "https://my.page", "Access-Control-Request-Method": "POST"}
     allowed = "access-control-allow-origin"
-    with serving("--threads", "1", "--cors-origin", "https://my.page") as open_to_one:
+    flags = ("--cors-origin", "https://my.page", "--allow-host", "llm.example.org")
+    with serving("--threads", "1", *flags) as open_to_one:
         path = f"{open_to_one}/v1/chat/completions"
-        told = httpx2.options(path, headers=ask, trust_env=False)
+        private = {"Access-Control-Request-Private-Network": "true"}
+        told = httpx2.options(path, headers=ask | private, trust_env=False)
         assert told.headers[allowed] == "https://my.page"
+        assert told.headers["access-control-allow-private-network"] == "true"
+        # A proxy that passes the public name on.
+        for name, status in (("llm.example.org", 200), ("127.0.0.1", 200), ("evil.example", 400)):
+            found = get(f"{open_to_one}/v1/models", headers={"Host": name})
+            assert found.status_code == status
         other = httpx2.options(path, headers=ask | {"Origin": "https://x.y"}, trust_env=False)
         assert allowed not in other.headers
     assert allowed not in get(f"{url}/v1/models", headers={"Origin": "https://my.page"}).headers
@@ -262,6 +273,41 @@ def test_who_leaves_a_whole_answer_is_counted(path: str, caplog: pytest.LogCaptu
         until(lambda: counted in get(f"{url}/metrics").text, "its status")
         edge.gate.set()
         until(lambda: answering.admission.running == 0, "its slot")
+    assert [one for one in caplog.records if one.exc_info] == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_under_way_is_finished_after_a_signal(stream: bool) -> None:
+    edge = HeldEdge()
+    with ThreadPoolExecutor(1) as pool, at_port(answering_of(edge), grace=60) as url:
+        asked = pool.submit(post, url, "v1/completions", **ASKED, stream=stream)
+        assert edge.begun.wait(60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: not answers(f"{url}/health"), "the end of new connections")
+        # Time for whatever watches for the end of the process.
+        time.sleep(1.2)
+        edge.gate.set()
+        reply = asked.result(60)
+    assert reply.status_code == 200
+    assert (reply.text.split()[-1] == "[DONE]") if stream else reply.json()["choices"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_takes_too_long_then_is_cut(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    edge = HeldEdge()
+    with ThreadPoolExecutor(1) as pool, at_port(answering_of(edge), grace=0) as url:
+        asked = pool.submit(post, url, "v1/completions", **ASKED, stream=stream)
+        assert edge.begun.wait(60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        if stream:
+            with pytest.raises(httpx2.RemoteProtocolError):
+                asked.result(60)
+        else:
+            reply = asked.result(60)
+            assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+        edge.gate.set()
     assert [one for one in caplog.records if one.exc_info] == []
 
 

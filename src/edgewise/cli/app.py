@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points, version
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -71,7 +71,19 @@ class _Commands(Mapping[str, Any]):
         return sum(1 for _ in self)
 
 
-class _Group(TyperGroup):
+class _Named:
+    """A command that describes its own help; Click would name the flags in any order."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        def record(_: Any) -> tuple[str, str]:
+            return "-h, --help", "Show this; --help-all shows all options."
+
+        option = cast(Any, super()).get_help_option(ctx)
+        option.get_help_record = record
+        return option
+
+
+class _Group(_Named, TyperGroup):
     """The commands of the table, of which the help imports none."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -87,15 +99,13 @@ class _Group(TyperGroup):
             formatter.write_dl(rows)
 
 
-class _Options(TyperCommand):
+class _Options(_Named, TyperCommand):
     """A command whose help groups its options; `--help-all` shows the rare ones as well."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
         for one in self.get_params(ctx):
             record = one.get_help_record(ctx)
-            if "--help" in one.opts:
-                record = ("-h, --help", "Show this; --help-all shows all options.")
             if record is not None:
                 heading = getattr(one, "rich_help_panel", None) or "Options"
                 if one.param_type_name == "argument":
@@ -107,6 +117,10 @@ class _Options(TyperCommand):
                     formatter.write_dl(records)
 
 
+class _Several(_Named, TyperGroup):
+    """Commands under one name."""
+
+
 _HEADINGS = ["Arguments", "Options", "Models", "Routing", "Writing", "Privacy", "Money", "Output"]
 
 
@@ -115,7 +129,9 @@ def _command(name: str, target: Any) -> Any:
     holder = typer.Typer(rich_markup_mode=None)
     holder.callback()(lambda: None)
     if isinstance(target, typer.Typer):
-        holder.add_typer(target, name=name)
+        for one in target.registered_commands:
+            one.cls = _Options
+        holder.add_typer(target, name=name, cls=_Several)
     else:
         holder.command(name, cls=_Options)(target)
     group = get_command(holder)

@@ -1,34 +1,45 @@
 """`edgewise chat`: a conversation in the terminal that shows who wrote what."""
 
+import math
+import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edgewise.addresses import from_home
+from edgewise.addresses import from_home, is_url, with_scheme
 from edgewise.cli import render
 from edgewise.cli.options import ANSWERING, SentFile, System, locate, takes
+from edgewise.cloud.redaction.base import redaction_of
 from edgewise.errors import ContextOverflow, EdgewiseError, UsageError
 from edgewise.events import Candidate, Token
+from edgewise.listening.sockets import is_loopback
+from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_pair
-from edgewise.parts import make_policy
+from edgewise.parts import cloud_address, each_cloud, make_policy
 from edgewise.prompts import MAX_PROMPT, Message, require_text
 from edgewise.registry import did_you_mean
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, fraction
 
 HELP = """\
-/share 0.05       the fraction of tokens the cloud may write from now on
+/share 5%         how many of the tokens the cloud may write from now on; alone: how many now
 /mode pair        who writes: pair, edge or cloud
 /why              the last answer's routed tokens, with scores and both models' candidates
 /local            nothing from here on is sent to the cloud, in later turns neither
 /save FILE        write the conversation to FILE as JSON
 /new              begin a new conversation
 /help, /quit      Ctrl-C interrupts an answer, Ctrl-D leaves"""
+
+_COMMAND = re.compile("/[a-z]+")
+"""What was meant as a command; any other line with a slash is a question, such as a path."""
+
+_ALONE = frozenset({"/why", "/new", "/help", "/quit", "/exit", "/bye"})
 
 _SHOWN = 3
 
@@ -43,7 +54,7 @@ def chat(chosen: Settings, system: System = None, sent_file: SentFile = None) ->
     with open_pair(chosen, system=system, keep_prefixes=True, sent_file=sent_file) as pair:
         conversation = Conversation(pair)
         if sys.stdin.isatty():
-            render.note(f"{pair.edge.name}; /help lists the commands")
+            render.note(f"{opening(pair)}; /help lists the commands")
         for line in _lines():
             try:
                 if not conversation.take(line):
@@ -51,6 +62,34 @@ def chat(chosen: Settings, system: System = None, sent_file: SentFile = None) ->
             except EdgewiseError as error:
                 locate(error)
                 render.note(str(error))
+
+
+def opening(pair: Pair) -> str:
+    """Who writes, who is asked for how much, and what leaves the device."""
+    chosen, leaves = pair.settings, list[str]()
+    # A pair without a cloud has settings of one that is none.
+    clouds = list(zip(pair.clouds, each_cloud(chosen), strict=False))
+    told = f"{pair.edge.name} here"
+    if _elsewhere(chosen.edge):
+        told = pair.edge.name
+        leaves.append(f"every prompt goes to {chosen.edge}")
+    if clouds:
+        away = [_elsewhere(cloud_address(one)) for _, one in clouds]
+        names = (
+            f"{one.name}{'' if far else ' (here)'}"
+            for (one, _), far in zip(clouds, away, strict=True)
+        )
+        told += f", asks {' and '.join(names)} {_dial(pair.policy)}"
+        if any(away):
+            hidden = ", with placeholders" if str(redaction_of(chosen.redact)) else ""
+            leaves.append(f"a consult sends the conversation so far{hidden}")
+    return f"{told}; {' and '.join(leaves) or 'nothing leaves this device'}"
+
+
+def _elsewhere(address: str) -> bool:
+    """Whether it is another machine's."""
+    url = with_scheme(address)
+    return is_url(url) and not is_loopback(urlsplit(url).hostname or "")
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -85,14 +124,16 @@ class Conversation:
     def take(self, line: str) -> bool:
         """A question or a command; False to leave. Raises `UsageError`, with nothing changed."""
         text = line.strip()
-        if text in ("/quit", "/exit", "/bye"):
+        name, _, rest = text.partition(" ")
+        if rest and name in _ALONE:
+            raise UsageError(f"{name} takes no text; begin the line otherwise to ask it.")
+        if name in ("/quit", "/exit", "/bye"):
             return False
-        if text.startswith("/"):
-            name, _, rest = text.partition(" ")
-            if name not in self._commands:
-                hint = did_you_mean(name, [*self._commands], "/help lists them")
-                raise UsageError(f"There is no command {name}", hint=hint)
+        if name in self._commands:
             self._commands[name](rest.strip())
+        elif _COMMAND.fullmatch(text):
+            hint = did_you_mean(name, [*self._commands], "/help lists them")
+            raise UsageError(f"There is no command {name}", hint=hint)
         elif text:
             self._answer(text)
         return True
@@ -131,11 +172,14 @@ class Conversation:
         if text or end:
             self.turns.append(Turn(question, text, tuple(tokens), end is not None, local))
         if end is not None:
-            cloud = self._pair.cloud is not None
-            render.note(render.summary(end, cloud=cloud) + self._cost())
+            cloud, share = self._pair.cloud is not None, self._pair.policy.cloud_share
+            line = render.summary(end, tokens, cloud=cloud, share=share)
+            render.note(line + self._cost())
         else:
             render.out.print()
-            render.note(f"interrupted; the text so far is kept{self._cost()}")
+            by_cloud = sum(token.source == "cloud" for token in tokens)
+            counts = f"{len(tokens) - by_cloud} edge + {by_cloud} cloud tokens"
+            render.note(f"interrupted after {counts}; the text so far is kept{self._cost()}")
 
     def _sampling(self) -> Sampling | None:
         """Sampling settings of this chat; None for those of the settings."""
@@ -177,8 +221,11 @@ class Conversation:
         return f"; the conversation: {render.costed(billing.savings())}"
 
     def _share(self, text: str) -> None:
-        share = fraction(text, "/share")
         self._require_cloud("/share")
+        if not text:
+            render.note(f"the cloud is asked {_dial(self._pair.policy)}")
+            return
+        share = fraction(text, "/share")
         wanted = replace(self._pair.settings, cloud_share=share, threshold=None)
         self._paired = self._pair.policy = make_policy(wanted, self._pair.starts)
         self._pair.forget()
@@ -262,7 +309,16 @@ class Conversation:
         return repr(render.printable(piece))
 
     def _candidates(self, candidates: tuple[Candidate, ...]) -> str:
-        return ", ".join(f"{self._text(one.id)} {one.logprob:.1f}" for one in candidates[:_SHOWN])
+        return ", ".join(
+            f"{self._text(one.id)} {math.exp(one.logprob):.1%}" for one in candidates[:_SHOWN]
+        )
+
+
+def _dial(policy: Policy) -> str:
+    """How much the cloud is asked for."""
+    if policy.cloud_share is None:
+        return f"where a score reaches {policy.threshold:g}"
+    return f"for up to {100 * policy.cloud_share:g}% of the tokens"
 
 
 def _lines() -> Iterator[str]:

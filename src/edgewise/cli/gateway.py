@@ -121,7 +121,6 @@ async def _listen(
     """Serves until a signal ends it."""
     import structlog
 
-    from edgewise.gateway.app import DRAIN_SECONDS
     from edgewise.listening.server import Listener
     from edgewise.wire.protocol import MAX_FRAME
 
@@ -133,7 +132,6 @@ async def _listen(
         listening.socket,
         **listening.limits,
         max_message=MAX_FRAME,
-        grace=DRAIN_SECONDS,
         drain=gateway.drain,
     ).listen()
 

@@ -3,10 +3,12 @@
 import signal
 import threading
 import unicodedata
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from types import FrameType
+from typing import get_args
 
 from rich.console import Console
 from rich.live import Live
@@ -16,9 +18,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from edgewise.errors import Fault
 from edgewise.events import AnswerCost, Consult, Event, Finished, Timing, Token, Usage
 from edgewise.loop.generation import Generation
-from edgewise.loop.policy import INITIAL_BUCKET
 from edgewise.pair import Pair
 from edgewise.settings import Settings
 
@@ -167,10 +169,12 @@ def warn_of_toy(edge: str, prompt: str) -> None:
         )
 
 
-def summary(answer: Finished, *, cloud: bool, share: float | None = None) -> str:
-    """One line after an answer: tokens by source, time and cost.
+def summary(
+    answer: Finished, tokens: Sequence[Token], *, cloud: bool, share: float | None = None
+) -> str:
+    """One line after an answer: tokens by source, time, what was used of the `share`, and cost.
 
-    `cloud`: whether there is one; `share`: the one asked for, which a short answer may exceed.
+    `cloud`: whether there is one.
     """
     usage, seconds = answer.usage, answer.timing.total
     total, by_cloud = usage.edge_tokens + usage.cloud_tokens, usage.cloud_tokens
@@ -184,11 +188,41 @@ def summary(answer: Finished, *, cloud: bool, share: float | None = None) -> str
     if answer.finish_reason == "length":
         why = ", since the answer repeats itself" if usage.repeats else ""
         parts.append(f"cut at {total} tokens{why}")
-    if share is not None and share * total < by_cloud <= share * total + INITIAL_BUCKET:
-        parts.append(f"a short answer may have {INITIAL_BUCKET:g} above the share")
+    if cloud and share is not None and 0 < share < 1:
+        parts.append(_used(usage.cloud_share, share, tokens))
     if usage.cost:
         parts.append(costed(usage.cost))
     return " · ".join(parts)
+
+
+_HELD_BACK = {
+    "circuit_open": "consults are paused after failures",
+    "budget": "earlier answers used it",
+    "cap": "the answer's cap is spent",
+    "cost": "more would cost more than the cloud alone, or than a limit",
+    "blocked": "what would be sent may not leave this device",
+    "mid_word": "the cloud is asked between words only",
+    "reasoning": "the cloud cannot go on inside a block of reasoning",
+}
+"""Why consults that the router wanted were not made; a fault names itself."""
+
+
+def _used(used: float, share: float, tokens: Sequence[Token]) -> str:
+    """What was used of the cloud share, wasted tokens included, and why more or much less."""
+    told = f"used {used:.1%} of the {100 * share:g}% allowed"
+    if used > share:
+        return f"{told}, which hold over all answers"
+    if used >= share / 2:
+        return told
+    held = Counter(
+        token.reason
+        for token in tokens
+        if token.reason in _HELD_BACK or token.reason in get_args(Fault)
+    )
+    if not held:
+        return f"{told}: the router found no more places"
+    reason = held.most_common(1)[0][0]
+    return f"{told}: {_HELD_BACK.get(reason, f'consults failed ({reason})')}"
 
 
 def statistics(usage: Usage, timing: Timing) -> str:

@@ -95,7 +95,7 @@ def _show(pair: Pair, events: Generation, *, stats: bool) -> None:
     tokens, end = render.watched(events, pair)
     if end is not None:
         share = pair.policy.cloud_share
-        render.note(render.summary(end, cloud=pair.cloud is not None, share=share))
+        render.note(render.summary(end, tokens, cloud=pair.cloud is not None, share=share))
         if stats:
             render.note(render.statistics(end.usage, end.timing))
             render.note(f"vocabulary: {pair.cloud.vocabulary_check}" if pair.cloud else "no cloud")

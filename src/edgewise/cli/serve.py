@@ -1,6 +1,7 @@
 """`edgewise serve`: OpenAI's API and a page in front of the pair."""
 
 import asyncio
+import logging
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +38,10 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="Allowed CORS origin; repeatable.")
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Another name of this server (a proxy's); repeatable."),
+    ] = None,
     keys: Annotated[
         Path | None, typer.Option(help="Key file, one key per client; excludes --api-key.")
     ] = None,
@@ -54,8 +59,8 @@ def serve(
     flags.require_guarded(host, keys, api_key, ways="--api-key, or --keys FILE")
     flags.require_extra("serve", "fastapi", "sse_starlette", "structlog", "uvicorn", "websockets")
     from edgewise.keys.keys import Keys
-    from edgewise.listening.logs import log_lines
-    from edgewise.listening.origins import require_origin
+    from edgewise.listening.logs import REQUESTS, log_lines
+    from edgewise.listening.origins import require_host, require_origin
     from edgewise.listening.server import Listener
     from edgewise.server.answering import PAIR, Answering
     from edgewise.server.app import make_app
@@ -63,6 +68,9 @@ def serve(
 
     callers = Callers(api_key=api_key, keys=Keys(keys))
     origins = [require_origin(origin) for origin in cors_origin or ()]
+    named = [require_host(name) for name in allow_host or ()]
+    # Any name will do where keys guard the server, unless some are given.
+    hosts = (*LOOPBACK, host, *named) if named or is_loopback(host) else ("*",)
     # What a key finds in a cache must not be what another asked.
     options = {"slots": slots, "keep_prefixes": keys is None, "sent_file": sent_file}
     tls = (certificate, private_key)
@@ -71,9 +79,9 @@ def serve(
         open_pair(chosen, **options) as pair,
         closing(Answering(pair, slots=slots, queue=queue)) as answering,
     ):
-        hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
         app = make_app(answering, callers=callers, origins=origins, hosts=hosts)
         models = ", ".join(one.name for one in (pair.edge, *pair.clouds))
         render.note(f"serving {PAIR} ({models}) at {listening.url} (page, /v1)")
         with log_lines("plain", "warning"):
+            logging.getLogger(REQUESTS).setLevel("INFO")
             asyncio.run(Listener(app, listening.socket, **listening.limits).listen())

@@ -61,6 +61,7 @@ class Gateway:
         self.fleet, self.keys, self.sessions, self.limits = fleet, keys, sessions, limits
         self.metrics = GatewayMetrics()
         self.consults = KeyedConsults(fleet, limits, self.metrics)
+        self._page: Page | None = None
         self.draining = False
         self.connections: set[Connection] = set()
         metrics = self.metrics
@@ -76,11 +77,12 @@ class Gateway:
         origins: Sequence[str] = (),
         page: Page | None = None,
     ) -> Starlette:
-        """The application; its lifespan closes the fleet and the limits, which were opened before.
+        """The application; its lifespan closes fleet, limits and page, which were opened before.
 
         `hosts` are what requests may be addressed to. Of pages only the gateway's own and those of
         `origins` may ask.
         """
+        self._page = page
         routes = [
             WebSocketRoute(PATH, self._serve),
             Route("/health", self._health),
@@ -90,11 +92,16 @@ class Gateway:
             Route("/metrics", self._metrics),
             *(page.routes() if page else ()),
         ]
-        middleware = [Middleware(OriginCheck, hosts=hosts, origins=origins)]
+        ways = ("--keys FILE", "--origin {}")
+        middleware = [Middleware(OriginCheck, hosts=hosts, origins=origins, ways=ways)]
         if origins:
             methods, headers = ["GET", "POST"], ["Authorization", "Content-Type"]
             shared = Middleware(
-                CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=headers
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=methods,
+                allow_headers=headers,
+                allow_private_network=True,
             )
             middleware.append(shared)
         return Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)
@@ -118,6 +125,8 @@ class Gateway:
         sweeping.cancel()
         await self.fleet.close()
         await self.limits.close()
+        if self._page is not None:
+            self._page.close()
 
     async def _sweep(self) -> None:
         """Hang up on keys that were revoked or have expired; forget sessions that are idle."""

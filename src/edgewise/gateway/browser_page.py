@@ -1,18 +1,26 @@
 """The page of a gateway (`--page`): its files, the edge model that it decodes with, a router."""
 
+import asyncio
 import hashlib
+import io
 import mimetypes
-import os
-from collections.abc import Mapping
+import re
+import threading
+from collections.abc import AsyncGenerator
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.responses import (
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import BaseRoute, Route
 
 from edgewise.errors import UsageError
 from edgewise.gateway.fleet import Fleet
@@ -51,6 +59,13 @@ _TYPES = {
 }
 """Media types that a system's own table may lack, or have wrong."""
 
+SMALL = 1 << 23
+"""Bytes of a file that is kept in memory."""
+
+PIECE = 1 << 16
+
+_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
+
 _ROUTER = ("config.json", "model.safetensors")
 
 
@@ -67,22 +82,54 @@ class PageModel(NamedTuple):
     cloud_share: float
 
 
-class Files(StaticFiles):
-    """The page's folder, and `more` files by their paths in it; all with `HEADERS`."""
+class PageFile:
+    """A file of the page: in memory, or read by one descriptor for all who download it."""
 
-    def __init__(self, folder: Path, more: Mapping[str, Path]) -> None:
-        super().__init__(directory=folder, html=True)
-        self._more = more
+    def __init__(self, path: Path) -> None:
+        status = path.stat()
+        self._file = io.BytesIO(path.read_bytes()) if status.st_size <= SMALL else path.open("rb")
+        self._reading = threading.Lock()
+        self.size = status.st_size
+        self.digest = hashlib.file_digest(self._file, "sha256").hexdigest()
+        self._kind = mimetypes.guess_type(path.name)[0]
+        self._headers = {**HEADERS, "Accept-Ranges": "bytes", "ETag": f'"{self.digest}"'}
 
-    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
-        if path in self._more:
-            return str(self._more[path]), self._more[path].stat()
-        return super().lookup_path(path)
+    def response(self, asked: Headers, *, head: bool = False) -> Response:
+        """All of it, or the part that a `Range` names; nothing where the client has it."""
+        tag, headers = self._headers["ETag"], dict(self._headers)
+        if tag in asked.get("if-none-match", ""):
+            return Response(None, 304, headers)
+        status, begin, end = 200, 0, self.size
+        named = _RANGE.fullmatch(asked.get("range", ""))
+        if named and named[0] != "bytes=-" and asked.get("if-range", tag) == tag:
+            first, last = (int(given) if given else None for given in named.groups())
+            begin = max(0, end - (last or 0)) if first is None else first
+            if first is not None and last is not None:
+                end = min(end, last + 1)
+            if begin >= end:
+                return Response(None, 416, {**headers, "Content-Range": f"bytes */{self.size}"})
+            status, headers["Content-Range"] = 206, f"bytes {begin}-{end - 1}/{self.size}"
+        headers["Content-Length"] = str(end - begin)
+        if head:
+            return Response(None, status, headers, self._kind)
+        return StreamingResponse(self._pieces(begin, end), status, headers, self._kind)
 
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        response = await super().get_response(path, scope)
-        response.headers.update(HEADERS)
-        return response
+    def close(self) -> None:
+        """Close its descriptor."""
+        self._file.close()
+
+    async def _pieces(self, at: int, end: int) -> AsyncGenerator[bytes]:
+        while at < end:
+            piece = await asyncio.to_thread(self._read, at, min(PIECE, end - at))
+            if not piece:
+                raise RuntimeError("a file of the page has become shorter")
+            at += len(piece)
+            yield piece
+
+    def _read(self, at: int, count: int) -> bytes:
+        with self._reading:
+            self._file.seek(at)
+            return self._file.read(count)
 
 
 class Page:
@@ -99,12 +146,11 @@ class Page:
         for ending, kind in _TYPES.items():
             mimetypes.add_type(kind, ending)
         self._model, self._fleet, self._keys = model, fleet, keys
-        with model.file.open("rb") as opened:
-            self._digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        more = {"model.gguf": model.file}
+        paths = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+        paths |= {"": folder / "index.html", "model.gguf": model.file}
         if model.router:
-            more |= {f"router/{name}": model.router / name for name in _ROUTER}
-        self._files = Files(folder, more)
+            paths |= {f"router/{name}": model.router / name for name in _ROUTER}
+        self._files = {name: PageFile(path) for name, path in paths.items() if path.is_file()}
 
     def require_same_vocabulary(self) -> None:
         """Raises `UsageError` for another vocabulary than that of the running fleet."""
@@ -115,33 +161,43 @@ class Page:
                 setting="page_model",
             )
 
+    def close(self) -> None:
+        """Close its files."""
+        for file in self._files.values():
+            file.close()
+
     def routes(self) -> list[BaseRoute]:
         """Routes of the page."""
         return [
             Route("/", self._root),
             Route(f"{AT}config.json", self._configured),
-            Mount(AT.rstrip("/"), self._files),
+            Route(f"{AT}{{path:path}}", self._sent),
         ]
 
     async def _root(self, request: Request) -> Response:
         return RedirectResponse(AT)
 
+    async def _sent(self, request: Request) -> Response:
+        if file := self._files.get(request.path_params["path"]):
+            return file.response(request.headers, head=request.method == "HEAD")
+        return PlainTextResponse("The page has no such file.", 404, HEADERS)
+
     async def _configured(self, request: Request) -> Response:
         model, fleet = self._model, self._fleet
-        gateway = {
-            "model": fleet.model,
-            "tokenizer": fleet.tokenizer,
-            "vocabulary": fleet.size,
-            "engine": fleet.engine,
-            "keys": self._keys,
-        }
+        # Where there are keys, what the engine is called is for those who have one: /v1/models.
+        named = {"model": "", "engine": "cloud"} if self._keys else self._shown()
+        gateway = {**named, "tokenizer": fleet.tokenizer, "keys": self._keys}
         described = {
             "name": model.name,
             "url": "model.gguf",
-            "bytes": model.file.stat().st_size,
-            "sha256": self._digest,
+            "bytes": self._files["model.gguf"].size,
+            "sha256": self._files["model.gguf"].digest,
             "tokenizer": model.tokenizer,
         }
         router = {"url": "router/", "files": _ROUTER} if model.router else None
         content = {"protocol": VERSION, "gateway": gateway, "model": described, "router": router}
         return JSONResponse({**content, "cloud_share": model.cloud_share}, headers=HEADERS)
+
+    def _shown(self) -> dict[str, str]:
+        """The engine's kind and its model, of a path the last part."""
+        return {"model": re.split(r"[/\\]", self._fleet.model)[-1], "engine": self._fleet.engine}

@@ -28,6 +28,9 @@ ANSWER_SECONDS = 1.0
 KEPT_DAYS = 8
 """A clock that goes back so far finds what was counted."""
 
+_FAILURES = (OSError, TimeoutError, ValueError, TypeError, LookupError, RecursionError)
+"""What a client raises, besides its own errors, for a store that is away or says nonsense."""
+
 _T = TypeVar("_T")
 
 
@@ -195,7 +198,11 @@ class RedisLimits(LimitStore):
     async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
         args = [tokens, tokens or 1, most, KEPT_DAYS * 86_400]
         with self._answering():
-            return bool(await self._add(keys=[_at(name, day)], args=args))
+            reply = await self._add(keys=[_at(name, day)], args=args)
+            # A bool is 1 or 0 too, and no reply of the script.
+            if type(reply) is not int or reply not in (0, 1):
+                raise ValueError(reply)
+            return reply == 1
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -207,7 +214,7 @@ class RedisLimits(LimitStore):
 
         try:
             yield
-        except (RedisError, OSError, TimeoutError, ValueError, TypeError, LookupError) as error:
+        except (*_FAILURES, RedisError) as error:
             raise LimitsDown(f"{self.where}: {type(error).__name__}") from error
 
 

@@ -6,6 +6,7 @@ whole, and is closed first when another one needs its place: silent or slow peer
 
 import asyncio
 import logging
+import time
 from typing import Any, Literal
 
 import h11
@@ -18,6 +19,16 @@ was sent."""
 
 MAX_HEADER = 16 << 10
 """A request's first line and headers, bytes."""
+
+PROBE_SECONDS = 2.0
+"""From a peer's end to the first look whether it still waits; the next comes as late,
+then each takes twice as long."""
+
+LEAST_RATE = 8 << 10
+"""Bytes a second that a peer must read. One that falls `WAIT_SECONDS` behind is left."""
+
+_BETWEEN = 48 << 10
+"""Bytes that asyncio sends from a pause of writing to its end, at least."""
 
 log = logging.getLogger("edgewise.listening")
 
@@ -44,7 +55,7 @@ class Connections:
         """
         if len(self._open) >= self._most:
             oldest, _ = next(iter(self._waits), (transport, ""))
-            self._cut(oldest, "all places are taken")
+            self.cut(oldest, "all places are taken")
             if oldest is transport:
                 return
         self._open.add(transport)
@@ -54,7 +65,7 @@ class Connections:
         """Close it unless `done` comes in time. A wait that runs goes on."""
         if transport in self._open and (transport, awaited) not in self._waits:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(WAIT_SECONDS, self._cut, transport, awaited)
+            timer = loop.call_later(WAIT_SECONDS, self.cut, transport, awaited)
             self._waits[transport, awaited] = timer
 
     def done(self, transport: asyncio.Transport, awaited: Awaited) -> None:
@@ -68,7 +79,13 @@ class Connections:
         self.done(transport, "no whole request came")
         self.done(transport, "it does not read")
 
-    def _cut(self, transport: asyncio.Transport, why: str) -> None:
+    def close(self) -> None:
+        """Close all of them at once."""
+        for transport in list(self._open):
+            self.cut(transport, "the server has ended")
+
+    def cut(self, transport: asyncio.Transport, why: str) -> None:
+        """Close it at once."""
         peer = transport.get_extra_info("peername")
         log.info("a connection was closed: %s", why, extra={"peer": peer[0] if peer else "?"})
         self.remove(transport)
@@ -83,6 +100,7 @@ class _Counted(asyncio.Protocol):
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
         self._connections = connections
+        self._paused = self._behind = 0.0
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self.transport)
@@ -90,15 +108,22 @@ class _Counted(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._paused = time.monotonic()
         self._connections.wait(self.transport, "it does not read")
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._connections.done(self.transport, "it does not read")
+        late = time.monotonic() - self._paused - _BETWEEN / LEAST_RATE
+        self._behind = max(0.0, self._behind + late)
+        if self._behind > WAIT_SECONDS:
+            self._connections.cut(self.transport, "it reads too slowly")
 
 
 class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
-    """uvicorn's HTTP/1.1, among `connections`."""
+    """uvicorn's HTTP/1.1, among `connections`. A peer may end its side before it is answered."""
+
+    _ended = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -115,6 +140,35 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
             self._connections.wait(self.transport, "no whole request came")
         else:
             self._connections.done(self.transport, "no whole request came")
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Keep the connection for the answer to a whole request; False hangs up.
+
+        Whoever has left altogether looks the same until something is sent. In HTTP/1.0 nothing may
+        be sent before the answer, and proxies that speak it leave with their clients.
+        """
+        whole = self._answering and self.conn.their_state is not h11.SEND_BODY
+        begun = whole and (self.cycle.response_started or self.scope["http_version"] != "1.0")
+        self._ended = begun and self.scheme == "http"  # TLS has no such end
+        if self._ended:
+            self.loop.call_later(PROBE_SECONDS, self._probe, PROBE_SECONDS)
+        return self._ended
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._ended and not self._answering:
+            self.transport.close()
+
+    @property
+    def _answering(self) -> bool:
+        return bool(self.cycle) and not self.cycle.response_complete
+
+    def _probe(self, seconds: float) -> None:
+        """Send what every HTTP/1.1 client skips: the second one fails where the peer has left."""
+        if self.transport.is_closing() or not self._answering or self.cycle.response_started:
+            return
+        self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.loop.call_later(seconds, self._probe, 2 * seconds)
 
     def send_400_response(self, msg: str) -> None:
         """If an answer is under way, no other one can be sent: hang up."""

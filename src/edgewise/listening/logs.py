@@ -13,6 +13,11 @@ WINDOW_SECONDS = 5.0
 BURST = 3
 """Lines of one kind that are written in a window; the others are counted."""
 
+REQUESTS, OTHERS = "edgewise.requests", "edgewise.requests.others"
+"""Loggers of a line a request: of one that was admitted, and of any other."""
+
+_LIMITED = frozenset({"edgewise.listening", OTHERS})
+
 _EVENTS = frozenset({"refused", "ended"})
 """Lines of the gateway that anybody can cause who connects, as all lines of libraries."""
 
@@ -48,7 +53,7 @@ def _kind(record: logging.LogRecord) -> str | None:
     if isinstance(message, dict):
         event = str(message.get("event"))
         return event if event in _EVENTS else None
-    if record.name.startswith("edgewise.") and record.name != "edgewise.listening":
+    if record.name.startswith("edgewise.") and record.name not in _LIMITED:
         return None
     # The beginnings are the library's own words.
     return f"{record.name}: {str(message)[:20]}"

@@ -1,8 +1,9 @@
 """Origin check: a browser lets any page send requests here, and says whose page it is."""
 
+import ipaddress
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -15,8 +16,13 @@ log = logging.getLogger("edgewise.listening")
 
 ANY = "*"
 
-# A scheme, a name or an address, a port: no path, no user.
-_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[^\s/?#@:\[\]]+)(:[1-9][0-9]{0,4})?")
+_LONGEST = 300
+"""Most characters of a header that an error repeats."""
+
+# No pattern: it would match nothing that a browser sends.
+_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")
+# A scheme, a host, a port: no path, no user.
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s/?#@:\[\]]+|\[[^\]]*\])(?::([1-9][0-9]{0,4}))?")
 
 
 class OriginCheck:
@@ -27,10 +33,16 @@ class OriginCheck:
     """
 
     def __init__(
-        self, app: ASGIApp, *, hosts: Sequence[str] = (ANY,), origins: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Sequence[str] = (ANY,),
+        origins: Sequence[str] = (),
+        ways: tuple[str, str] = ("--allow-host {}", "--cors-origin {}"),
     ) -> None:
-        """`hosts` are this server's names, `origins` those of other pages that may ask."""
-        self._app = app
+        """`hosts` are this server's names, `origins` those of other pages that may ask; `ways` are
+        the flags that allow another name, and another page."""
+        self._app, self._ways = app, ways
         self._hosts, self._origins = frozenset(hosts), frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,7 +54,7 @@ class OriginCheck:
             return
         status, why = refusal
         peer = scope["client"][0] if scope.get("client") else "?"
-        log.info("a request was refused: %s", why, extra={"peer": peer})
+        log.warning("a request was refused: %s", why, extra={"peer": peer})
         error = {"message": why, "type": "invalid_request_error", "param": None, "code": None}
         response = JSONResponse({"error": error}, status, {"Connection": "close"})
         if scope["type"] == "websocket":
@@ -54,10 +66,23 @@ class OriginCheck:
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
         # Health checks in HTTP/1.0 name no host; a browser always does.
         if host and not self._hosts & {ANY, _name(host)}:
-            return 400, "Invalid host header: this server has another name."
+            named = _name(host)
+            why = f"This server has another name than {named[:80]!a}"
+            return 400, self._told(why, self._ways[0], require_host, named)
         if origin and not self._origins & {ANY, origin} and not _is_own(origin, host, scheme):
-            return 403, "Pages of other origins may not ask here."
+            why = "Pages of other origins may not ask here"
+            return 403, self._told(why, self._ways[1], require_origin, origin)
         return None
+
+    def _told(self, why: str, way: str, require: Callable[[str], str], value: str) -> str:
+        """What is wrong, and the flag that allows it, if one does."""
+        try:
+            allowed = require(value) if len(value) < _LONGEST else ""
+        except UsageError:
+            allowed = ""
+        return (
+            f"{why}; to allow that, start it with {way.format(allowed)}." if allowed else f"{why}."
+        )
 
 
 def _is_own(origin: str, host: str, scheme: str) -> bool:
@@ -76,16 +101,40 @@ def _name(host: str) -> str:
     return host.partition(":")[0].removesuffix(".")
 
 
+def require_host(host: str) -> str:
+    """`host` as a request names it. Raises `UsageError` for what is no name or address."""
+    named = host.lower().removesuffix(".")
+    if address := _address(named):
+        return address
+    if _HOST.fullmatch(named):
+        return named
+    hint = "write it without scheme, port or pattern, such as llm.example.org"
+    raise UsageError(f"{host!r} is not a host's name", hint=hint, setting="allow_host")
+
+
 def require_origin(origin: str, *, setting: str = "cors_origin") -> str:
     """`origin` as browsers spell it. Raises `UsageError` where no page can have it."""
     if origin == ANY:
         return origin
     parts = _ORIGIN.fullmatch(origin.lower())
-    if parts is None:
+    scheme, host, port = parts.groups() if parts else ("", "", None)
+    if address := _address(host[1:-1]):
+        host = f"[{address}]"
+    if not (address or _HOST.fullmatch(host)) or int(port or 0) > 65535:
         raise UsageError(
             f"{origin!r} is not an origin",
-            hint="write it as browsers do, such as https://my.page or http://localhost:3000",
+            hint="write one as browsers do, such as https://my.page or http://localhost:3000; a "
+            "pattern is none",
             setting=setting,
         )
     # Browsers leave out the port that the scheme stands for.
-    return origin.lower().removesuffix({"http": ":80", "https": ":443"}.get(parts[1], ""))
+    usual = port in (None, {"http": "80", "https": "443"}.get(scheme))
+    return f"{scheme}://{host}" if usual else f"{scheme}://{host}:{port}"
+
+
+def _address(text: str) -> str | None:
+    """An IPv6 address, spelled as browsers do."""
+    try:
+        return None if "%" in text else str(ipaddress.IPv6Address(text))
+    except ValueError:
+        return None

@@ -1,6 +1,7 @@
 """A listening process: uvicorn with our limits, and a graceful end."""
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
@@ -9,10 +10,13 @@ from types import FrameType
 from typing import Any, cast
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgewise.listening.connections import MAX_HEADER, Connections, HttpProtocol, WebSocketProtocol
 from edgewise.listening.sockets import ACCEPTS, BACKLOG
+
+GRACE_SECONDS = 20
+"""Seconds that answers under way have to end after a signal."""
 
 TICK_SECONDS = 0.1
 """How often a drain checks for a second signal, as uvicorn does for the first."""
@@ -29,7 +33,7 @@ class Listener(uvicorn.Server):
         connections: int,
         tls: ssl.SSLContext | None = None,
         max_message: int | None = None,
-        grace: int = 5,
+        grace: int = GRACE_SECONDS,
         drain: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """Accepts at most `connections`. WebSockets need `max_message`, bytes.
@@ -42,10 +46,15 @@ class Listener(uvicorn.Server):
         def context(*_: object) -> Any:
             return tls
 
+        async def cancellable(scope: Scope, receive: Receive, send: Send) -> None:
+            # The end of the grace cancels what still runs, which is no fault to be logged.
+            with contextlib.suppress(asyncio.CancelledError):
+                await app(scope, receive, send)
+
         websocket = cast(Any, partial(WebSocketProtocol, self.open))
         super().__init__(
             uvicorn.Config(
-                app,
+                cast(Any, cancellable),
                 http=cast(Any, partial(HttpProtocol, self.open)),
                 ws="none" if max_message is None else websocket,
                 ws_max_size=max_message or 1,
@@ -78,6 +87,11 @@ class Listener(uvicorn.Server):
             while not draining.done() and not self.force_exit:
                 await asyncio.sleep(TICK_SECONDS)
             draining.cancel()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's `shutdown`; whoever is still connected at its end is cut."""
+        await super().shutdown(sockets)
+        self.open.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the end. uvicorn's own would raise the signal again: an exit code of failure."""

@@ -1,5 +1,8 @@
 """The application: the APIs, health, metrics, the page."""
 
+import asyncio
+import collections
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -9,6 +12,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 from msgspec.structs import asdict
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
@@ -20,15 +24,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgewise.events import Consult, Finished, Token
 from edgewise.keys.keys import ANYBODY
+from edgewise.listening.logs import OTHERS, REQUESTS
 from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.parts import sampling_of
 from edgewise.server import chat, completions, messages, responses
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers, caller_of
-from edgewise.server.errors import ApiError, install
+from edgewise.server.errors import ApiError, install, shown
 from edgewise.server.models import listed_ids, pair_of, policy_for
 
-_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "Bad input, in one sentence."},
     401: {"description": "The key is wrong or missing."},
@@ -39,6 +43,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
+requests, others = logging.getLogger(REQUESTS), logging.getLogger(OTHERS)
 keyed = APIRouter()
 about = APIRouter()
 STARTED = int(time.time())
@@ -79,16 +84,18 @@ def sent(request: Request) -> dict[str, Any]:
 
 @about.get("/health")
 async def health(request: Request) -> dict[str, Any]:
-    """That it runs, with which models, and whether the cloud answers."""
-    answering = pair_of(request)
+    """That it runs, with which models, and whether the cloud answers. Without the server's key
+    models have no names, which may be addresses and paths."""
+    answering, known = pair_of(request), request.app.state.callers.find(request) is not None
+    clouds = ", ".join(one.name for one in answering.pair.clouds)
     policy = answering.pair.policy
     cloud = answering.cloud
     drawn = answering.pair.chat_sampling or sampling_of(answering.settings)
     return {
         "status": "ok",
-        "edge": answering.edge.name,
+        "edge": answering.edge.name if known else "edge",
         "edge_parameters": answering.edge.parameters,
-        "cloud": ", ".join(one.name for one in answering.pair.clouds) or None,
+        "cloud": (clouds if known else "cloud") if clouds else None,
         "cloud_parameters": cloud.local.parameters if cloud and cloud.local else None,
         "vocabulary": cloud.vocabulary_check if cloud else None,
         "cloud_paused": any(tier.breaker.is_open for tier in answering.pair.decoder.tiers[:1]),
@@ -97,13 +104,6 @@ async def health(request: Request) -> dict[str, Any]:
         "threshold": policy.threshold if policy.cloud_share is None else None,
         **{name: getattr(drawn, name) for name in ("temperature", "top_k", "top_p", "min_p")},
     }
-
-
-@about.api_route("/v1/{path:path}", methods=_METHODS, include_in_schema=False)
-async def unknown(request: Request) -> None:
-    """Comes after all endpoints, and before the page's files."""
-    asked = f"{request.method} {request.url.path[:80]!r}"
-    raise ApiError(404, f"{asked} is not an endpoint; GET /openapi.json lists them.")
 
 
 @keyed.get("/metrics", response_class=Response)
@@ -143,13 +143,32 @@ def make_app(
     app.include_router(about)
     if origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            allow_private_network=True,
         )
     app.add_middleware(Guard, counter=app.state.metrics.requests)
     app.add_middleware(OriginCheck, hosts=hosts, origins=origins)
-    page = StaticFiles(directory=str(files("edgewise.server") / "page"), html=True)
-    app.mount("/", page)
+    # No route: where a path has an endpoint, another method is a 405 and not a missing file.
+    app.router.default = PageFiles(directory=str(files("edgewise.server") / "page"), html=True)
     return app
+
+
+class PageFiles(StaticFiles):
+    """The page's files. What is none of them is no endpoint either."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        asked = f"{scope['method']} {scope['path'][:80]!a}"
+        try:
+            found = await super().get_response(path, {**scope, "method": "GET"})
+        except HTTPException as error:
+            where = "the API is at /v1, and GET /openapi.json lists it"
+            raise ApiError(404, f"{asked} is not an endpoint; {where}.") from error
+        if scope["method"] != "GET":
+            raise HTTPException(405, headers={"Allow": "GET"})
+        return found
 
 
 MAX_BODY = 8 << 20
@@ -166,7 +185,8 @@ _HEADERS = {
 
 class Guard:
     """Refuses bodies above `MAX_BODY`, whatever their headers promise. Counts requests by route and
-    status. Adds headers that keep browsers from more than the page needs."""
+    status, and logs a line for each. Answers HEAD as GET, of which uvicorn sends no body. Adds
+    headers that keep browsers from more than the page needs."""
 
     def __init__(self, app: ASGIApp, counter: Counter) -> None:
         self._app, self._counter = app, counter
@@ -175,7 +195,11 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        left = MAX_BODY
+        left, status, begun = MAX_BODY, 0, time.monotonic()
+        method, path = scope["method"], scope["path"]
+        state = scope.setdefault("state", {})
+        state["written"] = collections.Counter[str]()
+        own = {**scope, "method": "GET"} if method == "HEAD" else scope
 
         async def limited() -> Message:
             nonlocal left
@@ -185,15 +209,34 @@ class Guard:
                 raise HTTPException(413, f"The body has more than {MAX_BODY >> 20} MB; send less")
             return message
 
+        def count(found: int) -> None:
+            nonlocal status
+            status = found
+            # Known once routed; an unknown address gets no label of its own.
+            self._counter.labels(getattr(own.get("route"), "path", "other"), str(status)).inc()
+
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # Known once routed; an unknown address gets no label of its own.
-                path = getattr(scope.get("route"), "path", "other")
-                self._counter.labels(path, str(message["status"])).inc()
+                count(message["status"])
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        await self._app(scope, limited, with_headers)
+        try:
+            await self._app(own, limited, with_headers)
+        except asyncio.CancelledError:
+            # The server has ended, and waits no longer.
+            if not status:
+                going = ApiError(503, "The server is going away.", headers={"Retry-After": "1"})
+                await JSONResponse(going.body(), 503, going.headers)(own, receive, with_headers)
+        finally:
+            if not status:
+                count(500)
+            seconds, written = time.monotonic() - begun, state["written"]
+            tokens = f", {written['edge']} edge + {written['cloud']} cloud tokens"
+            # No query, which may hold a key. Lines that a stranger can cause are limited.
+            log = requests if "caller" in state else others
+            line = (method, shown(path), status, seconds, tokens if written else "")
+            log.info("%s %s %d in %.2f s%s", *line)
 
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

@@ -36,15 +36,12 @@ class Callers:
 
     async def check(self, request: Request) -> None:
         """A dependency, which finds the request's `Caller`. Raises `ApiError` 401 or 403."""
-        shown = shown_key(request)
-        if self._api_key is None:
-            key = self.keys.find(shown)
-        else:
-            key = ANYBODY if hmac.compare_digest(shown.encode(), self._api_key) else None
+        key = self.find(request)
         if key is None:
+            what = "not accepted" if shown_key(request) else "missing"
             raise ApiError(
                 401,
-                "The API key is wrong or missing; send it as a bearer token or in x-api-key.",
+                f"The API key is {what}; send one as a bearer token or in x-api-key.",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -52,6 +49,13 @@ class Callers:
             message = "This key has a daily limit, which only a gateway enforces; use one without."
             raise ApiError(403, message, code="invalid_api_key")
         request.state.caller = Caller(self, key)
+
+    def find(self, request: Request) -> Key | None:
+        """The key that a request shows; None for one that is not accepted."""
+        shown = shown_key(request)
+        if self._api_key is None:
+            return self.keys.find(shown)
+        return ANYBODY if hmac.compare_digest(shown.encode(), self._api_key) else None
 
 
 def caller_of(request: Request) -> "Caller":

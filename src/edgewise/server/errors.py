@@ -123,7 +123,8 @@ def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
             return ApiError(400, "The body needs the header Content-Type: application/json.")
         return _invalid(error.errors())
     if isinstance(error, HTTPException):
-        message = f"{error.detail}".rstrip(".") + "."
+        allowed = (error.headers or {}).get("Allow")
+        message = f"This address takes {allowed}." if allowed else f"{error.detail.rstrip('.')}."
         code = "context_length_exceeded" if error.status_code == 413 else None
         return ApiError(error.status_code, message, code=code, headers=error.headers)
     return ApiError(500, "The server failed; its log says how.", code="internal_error")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
-from sse_starlette.sse import EventSourceResponse
+from sse_starlette.sse import AppStatus, EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from edgewise.edge.base import Tokenizer
@@ -27,6 +27,9 @@ from edgewise.server.models import pair_of
 from edgewise.server.requests import AnswerRequest, OpenAIRequest, ignored, ignored_header
 
 PING_SECONDS = 10
+
+# Else each stream is cut as soon as the process is told to end. An answer has an end of its own.
+AppStatus.disable_automatic_graceful_drain()
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -351,6 +354,8 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
         def seen(event: AnswerEvent) -> AnswerEvent:
             nonlocal text, beginning
             request.app.state.metrics.count(event)
+            if isinstance(event, Token):
+                request.state.written[event.source] += 1
             if beginning and isinstance(event, Token | Finished):
                 # Up to each token: the client may leave at any of them.
                 text += event.text

@@ -138,7 +138,7 @@ export async function refresh() {
 
 async function readHealth() {
   try {
-    state.health = await checked(await fetch("health"), isHealth);
+    state.health = await checked(await fetch("health", { headers: headers() }), isHealth);
     state.gone = false;
   } catch {
     state.gone = true;
