@@ -7,7 +7,7 @@ completions (LM Studio) and of `mlx_lm/server.py` 0.32.
 import json
 import math
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +24,9 @@ Likeliest = list[tuple[int, float]]
 
 PROGRAMS = ("llama-server", "Ollama", "vLLM", "LM Studio", "mlx_lm.server")
 MODEL = "qwen3:0.6b"
+OLLAMA_CONTEXT = 4096
+"""Ollama's own, on small machines."""
+
 WRITTEN = 41
 """Tokens of a stream that was closed, by the server's meter."""
 
@@ -57,6 +60,16 @@ class LlamaEdge:
     """Requests that found the slot of their own prefix busy."""
     ends: int = 1 << 30
     """So many tokens a request are written before the answer ends."""
+    loaded: tuple[int, bool] | None = None
+    """Ollama's context, and whether it moves on at its end, of the model as it was loaded last."""
+    most: int = 1 << 20
+    """The model's own context, of which Ollama loads no more."""
+    reloads: int = 0
+    """Requests for which Ollama loaded the model anew: what it had read is lost."""
+    shown: Mapping[str, object] = field(default_factory=dict)
+    """Ollama's `/api/show`: what the model has of its own there."""
+    details: Mapping[str, object] = field(default_factory=dict)
+    """More of each model in Ollama's list."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     tokenizer: Tokenizer = field(default_factory=lambda: open_tokenizer(str(bundled("edge"))))
 
@@ -90,6 +103,13 @@ class LlamaEdge:
         wrote = {"is_processing": True, "next_token": [{"n_decoded": WRITTEN}]}
         return [{**wrote, "params": {"seed": seed}} for seed in (*busy, 1)] + [_IDLE]
 
+    def load(self, body: dict[str, Any]) -> None:
+        """Loads the model for a request, where it is not loaded as that wants it."""
+        context = min(self.most, body["options"].get("num_ctx", OLLAMA_CONTEXT))
+        wanted = context, body.get("shift", True)
+        self.reloads += self.loaded not in (None, wanted)
+        self.loaded = wanted
+
     def known(self) -> dict[str, Any]:
         """Replies by path."""
         settings = {"n_ctx": self.context}
@@ -105,8 +125,10 @@ class LlamaEdge:
                 "/v1/models": {"data": [{"id": "x", "meta": {"n_vocab": self.size}}]},
             }
         if self.program == "Ollama":
-            names = [{"name": name, "size": 1} for name in self.models]
-            return {"/api/tags": {"models": names}}
+            names = [{"name": name, "size": 1, **self.details} for name in self.models]
+            held = {"context_length": self.loaded[0]} if self.loaded else None
+            running = [{"name": name, **held} for name in self.models if held]
+            return {"/api/tags": {"models": names}, "/api/ps": {"models": running}}
         return {"/v1/models": {"object": "list", "data": models}}
 
 
@@ -191,6 +213,11 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
                 text = body.get("content", body.get("prompt"))
                 self.send(spoilt or {"tokens": served.tokenizer.encode(text)})
                 return
+            if self.path == "/api/show":
+                self.send(spoilt or dict(served.shown), None if served.shown else 404)
+                return
+            if ollama:
+                served.load(body)
             served.requests.append(body)
             seed = body.get("seed", -1)
             served.elsewhere += served.busy.get(seed, 0) > 0
