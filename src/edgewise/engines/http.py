@@ -388,10 +388,14 @@ def not_served(
 
 
 def named(models: Sequence[Served], model: str | None) -> Served | None:
-    """The model of that name, or None; the first where `model` is None."""
+    """The model of that name, or None; the first where `model` is None.
+
+    Ollama's tag `latest` may be left out.
+    """
     if model is None:
         return models[0]
-    return next((entry for entry in models if entry.id == model), None)
+    found = {entry.id: entry for entry in reversed(models)}
+    return found.get(model) or found.get(f"{model}:latest")
 
 
 def shown(names: Sequence[str], like: str = "") -> str:
