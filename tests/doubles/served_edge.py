@@ -47,7 +47,12 @@ class LlamaEdge:
     location: str = ""
     filler: bytes = b""
     """Written without end behind the first token."""
+    early: bytes = b""
+    """Written without end instead of a stream's reply."""
+    meta: Mapping[str, object] = field(default_factory=dict)
+    """More of what llama-server says of its model."""
     keys: list[str | None] = field(default_factory=list)
+    cookies: list[str | None] = field(default_factory=list)
     reply: Callable[[str], bytes | None] = lambda path: None
     spoil: Callable[[Event, int], Event | bytes | None] = lambda event, number: event
     lie: Callable[[Likeliest], Likeliest] = lambda likeliest: likeliest
@@ -122,7 +127,7 @@ class LlamaEdge:
             props = {"model_path": str(self.path), "total_slots": self.slots}
             return {
                 "/props": {**props, "default_generation_settings": settings},
-                "/v1/models": {"data": [{"id": "x", "meta": {"n_vocab": self.size}}]},
+                "/v1/models": {"data": [{"id": "x", "meta": {"n_vocab": self.size, **self.meta}}]},
             }
         if self.program == "Ollama":
             names = [{"name": name, "size": 1, **self.details} for name in self.models]
@@ -192,6 +197,7 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
             self.send_response(status or served.status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Location", served.location)
+            self.send_header("Set-Cookie", "device=4711; Path=/")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -207,6 +213,7 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
 
         def do_POST(self) -> None:
             served.keys.append(self.headers["Authorization"])
+            served.cookies.append(self.headers["Cookie"])
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             spoilt = served.reply(self.path)
             if self.path == "/tokenize":
@@ -258,6 +265,8 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
 
         def stream(self, ids: list[int], most: int) -> None:
             self.close_connection = True
+            while served.early:
+                self.wfile.write(served.early)
             self.send_response(200)
             self.end_headers()
             start = b"" if ollama else b"data: "

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -595,6 +595,39 @@ def test_a_stream_of_nothing_ends(
         with pytest.raises(EdgeError) as caught:
             list(events)
     assert served.url in caught.value.message
+
+
+def test_what_comes_before_a_reply_is_no_token(
+    monkeypatch: pytest.MonkeyPatch, opened: Opened, served: LlamaEdge
+) -> None:
+    """However many come, they end; the server can be asked again."""
+    model = opened(served)
+    monkeypatch.setattr(server, "PATIENCE", 0.2)
+    served.early = b"HTTP/1.1 102 Processing\r\n\r\n"
+    with closing(model.session()) as session:
+        session.open(PROMPT)
+        with pytest.raises(EdgeError) as caught:
+            session.step()
+    assert served.url in caught.value.message
+    served.early = b""
+    session = model.session()
+    session.open(PROMPT)
+    assert written(session, 3) == greedy(served, PROMPT, 3)
+
+
+def test_no_cookie_goes_back(opened: Opened, anyone: LlamaEdge) -> None:
+    session = opened(anyone).session()
+    session.open(PROMPT)
+    session.step()
+    assert set(anyone.cookies) == {None}
+
+
+@pytest.mark.parametrize("name", ["n_params", "n_embd", "n_vocab"])
+@pytest.mark.parametrize("value", [10**400, -1])
+def test_a_number_that_no_model_has_is_not_believed(opened: Opened, name: str, value: int) -> None:
+    with llama_edge(meta={name: value}) as served:
+        model = opened(served)
+        assert (model.parameters, model.hidden_size) == (None, 0)
 
 
 def tokenizer_of(program: str) -> str | None:
