@@ -9,6 +9,7 @@ import msgspec
 
 from edgewise.edge.served.dialect import (
     LONGEST_NAME,
+    Amount,
     ById,
     Dialect,
     Ids,
@@ -53,8 +54,8 @@ class _Choice(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    prompt_tokens_details: dict[str, int | None] | None = None
+    prompt_tokens: Amount
+    prompt_tokens_details: dict[str, Amount | None] | None = None
 
 
 class _Reply(msgspec.Struct):

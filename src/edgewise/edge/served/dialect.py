@@ -15,6 +15,7 @@ from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import EdgeError, UsageError
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 _MOST_SHOWN, LONGEST_NAME = 8, 100
 CONTEXT = 4096
 """Tokens, where a server does not say how many it holds."""
@@ -209,8 +210,8 @@ class TextDialect(Dialect):
 
 class ModelMeta(msgspec.Struct):
     n_vocab: Count | None = None
-    n_embd: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
-    n_params: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)] | None = None
+    n_embd: Amount = 0
+    n_params: Amount | None = None
 
 
 class ListedModel(msgspec.Struct):
