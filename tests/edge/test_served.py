@@ -615,6 +615,19 @@ def test_what_comes_before_a_reply_is_no_token(
     assert written(session, 3) == greedy(served, PROMPT, 3)
 
 
+@pytest.mark.parametrize(
+    ("program", "penalty"), [("Ollama", "repeat_penalty"), ("vLLM", "repetition_penalty")]
+)
+def test_a_penalty_of_the_servers_own_is_off(opened: Opened, program: str, penalty: str) -> None:
+    """Its greedy token would be another than the likeliest."""
+    with llama_edge(program=program) as served:
+        session = opened(served).session()
+        session.open(PROMPT)
+        session.step()
+        for request in served.requests:
+            assert {**request, **request.get("options", {})}[penalty] == 1.0
+
+
 def test_no_cookie_goes_back(opened: Opened, anyone: LlamaEdge) -> None:
     session = opened(anyone).session()
     session.open(PROMPT)

@@ -159,7 +159,8 @@ class VllmEdge(LmStudioEdge):
 
     def _body(self, prompt: list[int] | str, tokens: int) -> dict[str, Any]:
         ids = {"return_tokens_as_token_ids": True, "skip_special_tokens": False}
-        return {**super()._body(prompt, tokens), **ids}
+        # Else that of the model's generation_config.json, such as 1.1.
+        return {**super()._body(prompt, tokens), **ids, "repetition_penalty": 1.0}
 
     def _token(self, text: str, logprob: float | None, top: _Top) -> NextToken:
         return NextToken(self._id(text), [(self._id(one), p) for one, p in top.items()])
