@@ -169,6 +169,20 @@ def test_what_was_downloaded_needs_no_network(tmp_path: Path) -> None:
     assert found(tmp_path, served.endpoint, *addresses, HF_HUB_OFFLINE="1") == online
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("ALL_PROXY", "socks5://[::1]:1"), ("HTTPS_PROXY", "ftp://x"), ("HF_HUB_ETAG_TIMEOUT", "a")],
+)
+def test_a_variable_that_stops_the_hubs_client_is_a_sentence(
+    hub: Hub, tmp_path: Path, variable: str, value: str
+) -> None:
+    """What was downloaded is used all the same, but where the client cannot even be imported."""
+    (path,) = found(tmp_path, hub.endpoint, "own/zoo")
+    kept, late = found(tmp_path, hub.endpoint, "own/zoo", "own/late", **{variable: value})
+    assert kept == path or variable.startswith("HF_")
+    assert late.startswith("! ")
+
+
 def test_offline_mode_asks_nothing(hub: Hub, tmp_path: Path) -> None:
     (said,) = found(tmp_path, hub.endpoint, "own/zoo", HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE" in said

@@ -55,7 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, _about("models", "Library that runs the edge model; default: auto.", "NAME", rare=True)
     ] = "auto"
     edge_model: Annotated[
-        str | None, _about("models", "Model on the edge server; default: the first.", "NAME")
+        str | None, _about("models", "Model on the edge server, if it has several.", "NAME")
     ] = None
     edge_tokenizer: Annotated[
         str | None,

@@ -11,7 +11,7 @@ from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.engines.http import checked_address
+from edgewise.engines.connections import checked_address
 from edgewise.errors import CloudRejected, UsageError
 from edgewise.pair import Pair
 from edgewise.prompts import Prompt

@@ -1,6 +1,7 @@
 """Which way a cloud at a URL is reached, and what is said where none leads there."""
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Iterable
@@ -90,6 +91,15 @@ def test_a_dialect_that_is_named_is_the_one_that_is_asked(name: str) -> None:
             assert answer.usage.cloud_completion_tokens > 0
             assert answer.usage.sent.tokens == 0
             assert answer.usage.cloud_prompt_cached is not None or name == "ollama"
+
+
+@pytest.mark.parametrize("engine", ["auto", "ollama"])
+def test_the_tag_of_an_ollama_model_may_be_left_out(engine: str) -> None:
+    with closing(ScriptedText("ollama")) as server:
+        server.models = ["q15:7b", "q15:latest"]
+        with closing(connect(server.url, EDGE, engine=engine, model="q15")) as cloud:
+            assert answered(cloud).text == COUNTED
+        assert {json.loads(body)["model"] for _, body in server.requests} == {"q15:latest"}
 
 
 def test_an_edgewise_server_is_called_what_it_is() -> None:

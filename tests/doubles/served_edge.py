@@ -7,7 +7,7 @@ completions (LM Studio) and of `mlx_lm/server.py` 0.32.
 import json
 import math
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +24,9 @@ Likeliest = list[tuple[int, float]]
 
 PROGRAMS = ("llama-server", "Ollama", "vLLM", "LM Studio", "mlx_lm.server")
 MODEL = "qwen3:0.6b"
+OLLAMA_CONTEXT = 4096
+"""Ollama's own, on small machines."""
+
 WRITTEN = 41
 """Tokens of a stream that was closed, by the server's meter."""
 
@@ -44,7 +47,12 @@ class LlamaEdge:
     location: str = ""
     filler: bytes = b""
     """Written without end behind the first token."""
+    early: bytes = b""
+    """Written without end instead of a stream's reply."""
+    meta: Mapping[str, object] = field(default_factory=dict)
+    """More of what llama-server says of its model."""
     keys: list[str | None] = field(default_factory=list)
+    cookies: list[str | None] = field(default_factory=list)
     reply: Callable[[str], bytes | None] = lambda path: None
     spoil: Callable[[Event, int], Event | bytes | None] = lambda event, number: event
     lie: Callable[[Likeliest], Likeliest] = lambda likeliest: likeliest
@@ -57,6 +65,16 @@ class LlamaEdge:
     """Requests that found the slot of their own prefix busy."""
     ends: int = 1 << 30
     """So many tokens a request are written before the answer ends."""
+    loaded: tuple[int, bool] | None = None
+    """Ollama's context, and whether it moves on at its end, of the model as it was loaded last."""
+    most: int = 1 << 20
+    """The model's own context, of which Ollama loads no more."""
+    reloads: int = 0
+    """Requests for which Ollama loaded the model anew: what it had read is lost."""
+    shown: Mapping[str, object] = field(default_factory=dict)
+    """Ollama's `/api/show`: what the model has of its own there."""
+    details: Mapping[str, object] = field(default_factory=dict)
+    """More of each model in Ollama's list."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     tokenizer: Tokenizer = field(default_factory=lambda: open_tokenizer(str(bundled("edge"))))
 
@@ -90,6 +108,13 @@ class LlamaEdge:
         wrote = {"is_processing": True, "next_token": [{"n_decoded": WRITTEN}]}
         return [{**wrote, "params": {"seed": seed}} for seed in (*busy, 1)] + [_IDLE]
 
+    def load(self, body: dict[str, Any]) -> None:
+        """Loads the model for a request, where it is not loaded as that wants it."""
+        context = min(self.most, body["options"].get("num_ctx", OLLAMA_CONTEXT))
+        wanted = context, body.get("shift", True)
+        self.reloads += self.loaded not in (None, wanted)
+        self.loaded = wanted
+
     def known(self) -> dict[str, Any]:
         """Replies by path."""
         settings = {"n_ctx": self.context}
@@ -102,11 +127,13 @@ class LlamaEdge:
             props = {"model_path": str(self.path), "total_slots": self.slots}
             return {
                 "/props": {**props, "default_generation_settings": settings},
-                "/v1/models": {"data": [{"id": "x", "meta": {"n_vocab": self.size}}]},
+                "/v1/models": {"data": [{"id": "x", "meta": {"n_vocab": self.size, **self.meta}}]},
             }
         if self.program == "Ollama":
-            names = [{"name": name, "size": 1} for name in self.models]
-            return {"/api/tags": {"models": names}}
+            names = [{"name": name, "size": 1, **self.details} for name in self.models]
+            held = {"context_length": self.loaded[0]} if self.loaded else None
+            running = [{"name": name, **held} for name in self.models if held]
+            return {"/api/tags": {"models": names}, "/api/ps": {"models": running}}
         return {"/v1/models": {"object": "list", "data": models}}
 
 
@@ -170,6 +197,7 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
             self.send_response(status or served.status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Location", served.location)
+            self.send_header("Set-Cookie", "device=4711; Path=/")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -185,12 +213,18 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
 
         def do_POST(self) -> None:
             served.keys.append(self.headers["Authorization"])
+            served.cookies.append(self.headers["Cookie"])
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             spoilt = served.reply(self.path)
             if self.path == "/tokenize":
                 text = body.get("content", body.get("prompt"))
                 self.send(spoilt or {"tokens": served.tokenizer.encode(text)})
                 return
+            if self.path == "/api/show":
+                self.send(spoilt or dict(served.shown), None if served.shown else 404)
+                return
+            if ollama:
+                served.load(body)
             served.requests.append(body)
             seed = body.get("seed", -1)
             served.elsewhere += served.busy.get(seed, 0) > 0
@@ -231,6 +265,8 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
 
         def stream(self, ids: list[int], most: int) -> None:
             self.close_connection = True
+            while served.early:
+                self.wfile.write(served.early)
             self.send_response(200)
             self.end_headers()
             start = b"" if ollama else b"data: "

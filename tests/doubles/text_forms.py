@@ -146,9 +146,9 @@ edgewise = Rule(_BY_EFFORT, "seed top_k min_p")
 
 def ollama(body: bytes) -> Wish:
     asked = _fields(
-        msgspec.json.decode(body), {"model", "messages", "options", "stream", "think"} | _CUTS
+        msgspec.json.decode(body), {"model", "messages", "options", "stream", "think", "truncate"}
     )
-    if asked.get("stream", True) or any(asked.get(name, True) for name in _CUTS):
+    if asked.get("stream", True) or asked.get("truncate", True):
         raise Wrong(400, "this script does not stream, and cuts no prompt")
     known = {"num_predict", "repeat_penalty", *_DRAWING}
     options = _fields(asked["options"], known)
@@ -158,7 +158,6 @@ def ollama(body: bytes) -> Wish:
     return Wish(messages, answer, options["num_predict"], quiet, options.get("temperature"))
 
 
-_CUTS = {"truncate", "shift"}
 _DRAWING = {"temperature", "top_k", "top_p", "min_p", "seed"}
 
 

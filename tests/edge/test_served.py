@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,7 +26,15 @@ from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.cli.test_disk_models import pulled
 from tests.contracts import test_edge as contract
-from tests.doubles.served_edge import MODEL, PROGRAMS, Event, Likeliest, LlamaEdge, llama_edge
+from tests.doubles.served_edge import (
+    MODEL,
+    OLLAMA_CONTEXT,
+    PROGRAMS,
+    Event,
+    Likeliest,
+    LlamaEdge,
+    llama_edge,
+)
 from tests.visited import visited
 
 PROMPT = [11, 12, 13]
@@ -356,6 +364,102 @@ def test_a_server_without_logprobs_is_refused(opened: Opened) -> None:
             assert program in caught.value.message
 
 
+def test_ollama_keeps_the_model_that_others_use(opened: Opened) -> None:
+    """It loads it anew where a request wants another context, or another way to end it."""
+    with llama_edge(program="Ollama") as served:
+        model = opened(served)
+        session = model.session()
+        session.open(PROMPT)
+        for token in (999, 998):
+            served.load({"options": {}})  # another program's
+            session.step()
+            session.extend([token])
+        session.step()
+        assert (served.reloads, model.context) == (0, OLLAMA_CONTEXT - 1)
+        for request in served.requests:
+            most = len(served.ids(request["prompt"])) + request["options"]["num_predict"]
+            assert most <= OLLAMA_CONTEXT
+        assert opened(served, context=100).context == 100
+
+
+def test_the_context_is_what_ollama_has_loaded(opened: Opened) -> None:
+    """By default, or as the Modelfile or a variable of the server has it."""
+    running = {"models": [{"name": MODEL, "context_length": 32768}]}
+
+    def reply(path: str) -> bytes | None:
+        return json.dumps(running).encode() if path == "/api/ps" else None
+
+    with llama_edge(program="Ollama", reply=reply) as served:
+        assert opened(served).context == 32767
+        running["models"] = []
+        assert opened(served).context == OLLAMA_CONTEXT - 1
+        assert opened(served, context=8000).context == 8000
+
+
+def test_what_ollama_adds_to_a_model_is_named_once(
+    opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = {"system": "You are a pirate.", "template": "{{ .Prompt }}", "parameters": ""}
+    with llama_edge(program="Ollama", shown=shown) as served:
+        for _ in range(2):
+            opened(served)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "SYSTEM" in said
+    assert "PARAMETERS" not in said
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_context_beyond_the_models_own_is_refused(opened: Opened, listed: bool) -> None:
+    """By the list of models, or by what was loaded; nothing is cut without a word."""
+    details = {"details": {"context_length": 8192}} if listed else {}
+    with llama_edge(program="Ollama", details=details) as served:
+        served.most = 8192
+        with pytest.raises(UsageError) as caught:
+            opened(served, context=16384)
+        assert caught.value.setting == "ctx"
+        assert len(served.requests) == 0 or not listed
+
+
+@pytest.mark.parametrize("name", ["q05", "other"])
+def test_a_model_that_ollama_asks_elsewhere_is_no_edge(opened: Opened, name: str) -> None:
+    """Ollama passes its text on to another host."""
+    far = {"remote_host": "https://cloud.example:443", "remote_model": "q05"}
+    with llama_edge(program="Ollama", models=("q05:latest",), details=far) as served:
+        with pytest.raises(UsageError) as caught:
+            opened(served, model=name)
+        assert caught.value.setting in ("edge", "edge_model")
+        assert served.requests == []
+
+
+@pytest.mark.parametrize("program", ["Ollama", "LM Studio", "mlx_lm.server"])
+def test_a_text_that_the_server_reads_otherwise_is_refused(program: str) -> None:
+    """What looks like a control token would become one: the answer would be to another prompt."""
+    with llama_edge(program=program) as served:
+        control = next(text for text in served.tokenizer.special.values() if len(text) > 3)
+        with Pair(served.url, cloud="none", edge_tokenizer="bundled") as pair:
+            served.requests.clear()
+            with pytest.raises(UsageError) as caught:
+                pair.ask(f"Explain what {control} means.", max_tokens=3)
+            assert control in caught.value.message
+            assert caught.value.setting == "edge"
+            assert served.requests == []
+            assert pair.ask("Explain what it means.", max_tokens=3).tokens
+    if program != "mlx_lm.server":
+        assert MODEL in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("program", ["Ollama", "LM Studio", "vLLM"])
+def test_a_server_that_ends_without_a_reason_is_lost(program: str) -> None:
+    """A reply of no bytes, as where a character is none: the cloud may go on."""
+    with llama_edge(program=program) as served:
+        settings: Any = {"edge_tokenizer": "bundled", "router": Constant(0.0), "threshold": 0.5}
+        with Pair(served.url, cloud="bundled", on_edge_error="cloud", **settings) as pair:
+            served.spoil = lambda event, number: None
+            answer = pair.ask("Hello", max_tokens=3)
+        assert answer.tokens[0].reason == "edge_lost"
+        assert "reason" in str(answer.usage.edge_error)
+
+
 def test_a_character_of_several_tokens_comes_as_one(opened: Opened) -> None:
     """Ollama sends it with the candidates of its last token alone."""
     with llama_edge(program="Ollama") as served:
@@ -491,6 +595,52 @@ def test_a_stream_of_nothing_ends(
         with pytest.raises(EdgeError) as caught:
             list(events)
     assert served.url in caught.value.message
+
+
+def test_what_comes_before_a_reply_is_no_token(
+    monkeypatch: pytest.MonkeyPatch, opened: Opened, served: LlamaEdge
+) -> None:
+    """However many come, they end; the server can be asked again."""
+    model = opened(served)
+    monkeypatch.setattr(server, "PATIENCE", 0.2)
+    served.early = b"HTTP/1.1 102 Processing\r\n\r\n"
+    with closing(model.session()) as session:
+        session.open(PROMPT)
+        with pytest.raises(EdgeError) as caught:
+            session.step()
+    assert served.url in caught.value.message
+    served.early = b""
+    session = model.session()
+    session.open(PROMPT)
+    assert written(session, 3) == greedy(served, PROMPT, 3)
+
+
+@pytest.mark.parametrize(
+    ("program", "penalty"), [("Ollama", "repeat_penalty"), ("vLLM", "repetition_penalty")]
+)
+def test_a_penalty_of_the_servers_own_is_off(opened: Opened, program: str, penalty: str) -> None:
+    """Its greedy token would be another than the likeliest."""
+    with llama_edge(program=program) as served:
+        session = opened(served).session()
+        session.open(PROMPT)
+        session.step()
+        for request in served.requests:
+            assert {**request, **request.get("options", {})}[penalty] == 1.0
+
+
+def test_no_cookie_goes_back(opened: Opened, anyone: LlamaEdge) -> None:
+    session = opened(anyone).session()
+    session.open(PROMPT)
+    session.step()
+    assert set(anyone.cookies) == {None}
+
+
+@pytest.mark.parametrize("name", ["n_params", "n_embd", "n_vocab"])
+@pytest.mark.parametrize("value", [10**400, -1])
+def test_a_number_that_no_model_has_is_not_believed(opened: Opened, name: str, value: int) -> None:
+    with llama_edge(meta={name: value}) as served:
+        model = opened(served)
+        assert (model.parameters, model.hidden_size) == (None, 0)
 
 
 def tokenizer_of(program: str) -> str | None:

@@ -162,7 +162,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     for role, address in (*clouds, ("edge", chosen.edge)):
         if not is_url(url := with_scheme(address)):
             continue
-        from edgewise.engines.http import require_keyless
+        from edgewise.engines.connections import require_keyless
 
         require_keyless(url)
         key, flag = settings.spelled(f"{role}_key"), f"--{role}"

@@ -14,8 +14,9 @@ from edgewise.cloud.engine import RemoteCloud
 from edgewise.cloud.gateway_link import GatewayLink, shared
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import PROBES, Tokenizer
+from edgewise.engines.connections import checked_address, connections, unreachable
 from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all
-from edgewise.engines.http import checked_address, connections, not_now, served_model, unreachable
+from edgewise.engines.http import not_now, served_model
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.vocabulary_check import FRESH_SECONDS
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, OtherVocabulary
@@ -137,7 +138,7 @@ class GatewayCloud(RemoteCloud):
     async def socket(self) -> aiohttp.ClientWebSocketResponse:
         """A new connection; raises a `CloudError`."""
         if self._http is None:
-            self._http = connections(self._headers, middlewares=[_follow_nowhere])
+            self._http = connections(self.name, self._headers, middlewares=[_follow_nowhere])
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 return await self._http.ws_connect(

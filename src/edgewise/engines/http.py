@@ -2,14 +2,11 @@
 
 import asyncio
 import difflib
-import os
 import re
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Annotated, Any
-from urllib.parse import urlsplit
+from typing import Annotated
 
 import aiohttp
 import msgspec
@@ -25,19 +22,18 @@ from edgewise.engines.base import (
     nobody,
     parallel,
 )
+from edgewise.engines.connections import checked_address, connections, unreachable
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
     CloudRefused,
     CloudRejected,
     CloudUnavailable,
-    UsageError,
 )
 
 _MAX_REPLY = 4 << 20
 # Of the names of models in a sentence.
 _MOST_SHOWN, _MOST_COMPARED, _LONGEST_NAME = 8, 1_000, 100
-_IDLE_SECONDS = 4.0
 # DeepSeek, Mistral, OpenAI and vLLM, Moonshot.
 _NO_MODEL = re.compile(
     r"model.{0,200}(not exist|not found|no such)|(invalid|unknown|not found the) model",
@@ -52,14 +48,6 @@ _HINTS = {402: "see to the account's balance", **dict.fromkeys(_ELSEWHERE, _CHEC
 MAX_REQUEST_ID = 64
 """Longest request id that is kept of an engine's, characters."""
 
-
-_SAID: dict[type[Exception], str] = {
-    aiohttp.ClientConnectorDNSError: "its name is not found",
-    aiohttp.ClientConnectorSSLError: "the TLS handshake failed",
-    aiohttp.ServerDisconnectedError: "it hung up",
-    TimeoutError: "it did not answer in time",
-    UnicodeError: "its name cannot be one",
-}
 
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 
@@ -161,7 +149,7 @@ class Endpoint:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._http is None:
-            self._http = connections(self._headers, trace_configs=[self._trace()])
+            self._http = connections(self.url, self._headers, trace_configs=[self._trace()])
         return self._http
 
     def _trace(self) -> aiohttp.TraceConfig:
@@ -286,37 +274,6 @@ class _Request:
             raise
 
 
-def connections(headers: Mapping[str, str], **options: Any) -> aiohttp.ClientSession:
-    """Connections that share no cookies: a cloud could tell by them whose answers it is asked."""
-    tls, forever = ssl.create_default_context(), aiohttp.ClientTimeout(total=None)
-    options |= {"headers": headers, "timeout": forever, "cookie_jar": aiohttp.DummyCookieJar()}
-    connector = aiohttp.TCPConnector(keepalive_timeout=_IDLE_SECONDS, ssl=tls, limit=0)
-    return aiohttp.ClientSession(connector=connector, **options)
-
-
-def checked_address(url: str) -> str:
-    """Strips an API's `/v1`, and what a pasted address has after it; raises `UsageError`."""
-    require_keyless(url)
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r} is not an http:// or https:// address of a cloud engine.")
-    path = re.sub(r"(/v1)?(/(chat/)?completions|/messages|/responses)?/*$", "", parts.path)
-    return parts._replace(path=path.rstrip("/")).geturl()
-
-
-def require_keyless(url: str) -> None:
-    """Raises `UsageError`, which does not show it, for an address with a user or a password."""
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise UsageError(f"Invalid cloud URL ({error})") from error
-    if parts.username or parts.password:
-        raise UsageError(
-            "A cloud engine's address holds a key",
-            hint="put the key into EDGEWISE_CLOUD_KEY instead",
-        )
-
-
 class _Meta(msgspec.Struct, frozen=True):
     n_vocab: Annotated[int, msgspec.Meta(ge=1, le=MOST_IDS)] | None = None
     eos_token: str | None = None
@@ -388,10 +345,14 @@ def not_served(
 
 
 def named(models: Sequence[Served], model: str | None) -> Served | None:
-    """The model of that name, or None; the first where `model` is None."""
+    """The model of that name, or None; the first where `model` is None.
+
+    Ollama's tag `latest` may be left out.
+    """
     if model is None:
         return models[0]
-    return next((entry for entry in models if entry.id == model), None)
+    found = {entry.id: entry for entry in reversed(models)}
+    return found.get(model) or found.get(f"{model}:latest")
 
 
 def shown(names: Sequence[str], like: str = "") -> str:
@@ -460,28 +421,6 @@ def words_of(said: object) -> str:
         parts = [said.get(name) for name in ("error", "message", "detail")]
         said = next((part for part in parts if part is not None), str(said))
     return " ".join(str(said).split())[:_LONGEST_SAID]
-
-
-def unreachable(url: str, error: Exception) -> CloudUnavailable:
-    """The error for a connection that could not be made or kept."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return CloudUnavailable(
-            f"The certificate of {url!r} is not trusted",
-            hint="for a private authority set SSL_CERT_FILE to its certificate",
-        )
-    hint = "check the address and that it runs"
-    if isinstance(error, aiohttp.ClientConnectorSSLError):
-        hint = "check the address: a server without TLS is at http://"
-    return CloudUnavailable(f"The cloud at {url!r} cannot be reached ({_why(error)})", hint=hint)
-
-
-def _why(error: Exception) -> str:
-    """Describes an error in plain words; else by the system's message, or by its class."""
-    for kind, said in _SAID.items():
-        if isinstance(error, kind):
-            return said
-    number = error.errno if isinstance(error, OSError) else None
-    return os.strerror(number).lower() if number else type(error).__name__
 
 
 def bounded(request_id: str | None) -> str | None:

@@ -17,6 +17,7 @@ from edgewise.engines.http import (
     Endpoint,
     Served,
     ServedModels,
+    named,
     not_served,
     shown,
     words_of,
@@ -138,9 +139,10 @@ class TextEngine(Endpoint, ABC):
         self.listed = [model.id for model in models or []]
         if self.model is None:
             return self._only(models).described
-        served = next((model for model in models or [] if model.id == self.model), None)
+        served = named(models or [], self.model)
         if self.owner and models is not None and served is None:
             raise not_served(self.url, self.model, self.listed)
+        self.model = served.id if served else self.model
         return served.described if served else Described(self.model)
 
     async def model_name(self) -> str:

@@ -208,7 +208,6 @@ class OllamaText(TextEngine):
             "stream": False,
             "think": False,
             "truncate": False,
-            "shift": False,
             "options": {
                 "num_predict": n,
                 "repeat_penalty": 1.0,

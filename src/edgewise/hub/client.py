@@ -7,25 +7,32 @@ hub; `hf cache` lists it and removes from it.
 
 import re
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
 
-import huggingface_hub
 from httpx2 import Client, HTTPError, InvalidURL, Request, Response, SyncByteStream
-from huggingface_hub import constants
-from huggingface_hub.errors import (
-    CacheNotFound,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-)
 
 from edgewise.errors import AddressError
 from edgewise.hub import HubAddress, is_plain, short
 from edgewise.hub.disk import DiskModel
+
+try:
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        CacheNotFound,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
+except ValueError as error:  # a number of the environment's that is none
+    raise AddressError(
+        f"The hub's client cannot start ({error})",
+        hint="check the variables that begin with HF_, or name a file on this disk",
+    ) from error
 
 _LISTING_SECONDS = 10.0
 """Timeout of the hub's list of a repository's files."""
@@ -39,7 +46,7 @@ _COMMIT = re.compile(r"[A-Za-z0-9]{1,64}")
 _DIGITS = re.compile(r"[0-9]{1,13}")
 
 _FAILURES = (
-    *(OSError, HTTPError),
+    *(OSError, HTTPError, ImportError),
     *(ArithmeticError, AttributeError, InvalidURL, LookupError),
     *(RuntimeError, TypeError, ValueError),
 )
@@ -84,7 +91,8 @@ class Repository:
 
     def file(self, name: str, *, largest: int = _LARGEST_FILE) -> Path:
         """Downloads a file of at most `largest` bytes unless cached. Raises `AddressError`."""
-        with explained(self._address), _bounded(largest):
+        # A client that no proxy lets start is none, and what is here needs none.
+        with explained(self._address), _bounded(largest) if self.online else nullcontext():
             path = huggingface_hub.hf_hub_download(
                 self._address.repo,
                 name,

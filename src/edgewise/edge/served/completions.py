@@ -9,6 +9,7 @@ import msgspec
 
 from edgewise.edge.served.dialect import (
     LONGEST_NAME,
+    Amount,
     ById,
     Dialect,
     Ids,
@@ -53,8 +54,8 @@ class _Choice(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    prompt_tokens_details: dict[str, int | None] | None = None
+    prompt_tokens: Amount
+    prompt_tokens_details: dict[str, Amount | None] | None = None
 
 
 class _Reply(msgspec.Struct):
@@ -158,7 +159,8 @@ class VllmEdge(LmStudioEdge):
 
     def _body(self, prompt: list[int] | str, tokens: int) -> dict[str, Any]:
         ids = {"return_tokens_as_token_ids": True, "skip_special_tokens": False}
-        return {**super()._body(prompt, tokens), **ids}
+        # Else that of the model's generation_config.json, such as 1.1.
+        return {**super()._body(prompt, tokens), **ids, "repetition_penalty": 1.0}
 
     def _token(self, text: str, logprob: float | None, top: _Top) -> NextToken:
         return NextToken(self._id(text), [(self._id(one), p) for one, p in top.items()])

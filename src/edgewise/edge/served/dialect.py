@@ -4,15 +4,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
+from itertools import groupby
 from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
 
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.edge.served.server import Server
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import EdgeError, UsageError
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 _MOST_SHOWN, LONGEST_NAME = 8, 100
 CONTEXT = 4096
 """Tokens, where a server does not say how many it holds."""
@@ -32,8 +35,9 @@ class NextToken(NamedTuple):
 class ServedModel(NamedTuple):
     """A served model.
 
-    `address` is where its tokenizer may be, `context` the most ids of an answer and its prompt;
-    `slots` is how many answers it writes at once, and None where the others wait.
+    `address` is where its tokenizer may be, `context` the most ids of an answer and its prompt, or
+    0 where only a loaded model has one; `slots` is how many answers it writes at once, and None
+    where the others wait.
     """
 
     name: str
@@ -72,6 +76,14 @@ class Dialect(ABC):
     def reads_alike(self, text: str) -> bool:
         """Whether `text` is the same tokens, or as many, to the server and to `tokenizer`."""
 
+    def prompt(self, ids: Sequence[int]) -> list[int] | str:
+        """What the server is sent to continue `ids`; raises `EdgeError` if it would read others."""
+        return list(ids)
+
+    def context(self) -> int:
+        """Most ids of an answer and its prompt, once the model is loaded; raises `UsageError`."""
+        return self.described.context
+
     def vocabulary_matches(self) -> bool:
         """Whether the server's vocabulary is that of `tokenizer`."""
         return all(map(self.reads_alike, PROBES))
@@ -89,7 +101,7 @@ class Dialect(ABC):
         with closing(self.stream(ids, 1, top, seed)) as stream:
             for token in stream:
                 return token
-        raise self.server.broken("no candidates of a token")
+        raise self.server.broken("it ended the answer and gave no reason")
 
     def overrun(self, seed: int) -> int | None:
         """Tokens that the session's stream had written when it ended, by the server's meter."""
@@ -128,8 +140,9 @@ class TextDialect(Dialect):
     def prompt(self, ids: Sequence[int]) -> list[int] | str:
         """The text that the server reads as `ids`, or as close to them as a text can be.
 
-        It puts a BOS, and a SentencePiece vocabulary a blank, before the text by itself. Raises
-        `EdgeError` for ids that end inside a character.
+        It puts a BOS, and a SentencePiece vocabulary a blank, before the text by itself, and makes
+        control tokens of their texts. Raises `EdgeError` for ids that end inside a character, and
+        where it would read other control tokens than there are.
         """
         read = self.tokenizer.encode_prompt
         special, start = self.tokenizer.special, read("")
@@ -140,15 +153,33 @@ class TextDialect(Dialect):
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            raise EdgeError(
-                f"The edge server at {self.server.url} takes text, and the answer ends "
-                "inside a UTF-8 character",
-                hint="name the model's file as the edge model",
-                setting="edge",
-            ) from error
-        if text.startswith(" ") and read(text) != list(ids) == read(text[1:]):
+            raise self._unreadable("ends inside a UTF-8 character") from error
+        again = read(text)
+        if text.startswith(" ") and again != list(ids) == read(text[1:]):
             return text[1:]
+        if self._parts(again[len(start) :]) != self._parts(kept):
+            plain = bytes_of(self.tokenizer, ids).decode("utf-8", "replace")
+            signs = (one for one in special.values() if one and one in plain)
+            raise self._unreadable(f"holds {max(signs, key=len, default='a control token')!r}")
         return text
+
+    def _parts(self, ids: Sequence[int]) -> list[bytes | int]:
+        """Control tokens and the text before each of them and after the last.
+
+        Without blanks around it: servers drop those beside some control tokens.
+        """
+        parts: list[bytes | int] = []
+        for control, group in groupby(ids, self.tokenizer.special.__contains__):
+            run = list(group)
+            parts += run if control else [bytes_of(self.tokenizer, run).strip()]
+        return [part for part in parts if part != b""]
+
+    def _unreadable(self, why: str) -> EdgeError:
+        return EdgeError(
+            f"The edge server at {self.server.url} takes text, and what it is to continue {why}",
+            hint=f"name the model's file instead ({self.described.address})",
+            setting="edge",
+        )
 
     @cached_property
     def _by_bytes(self) -> Mapping[bytes, int]:
@@ -178,9 +209,9 @@ class TextDialect(Dialect):
 
 
 class ModelMeta(msgspec.Struct):
-    n_vocab: int | None = None
-    n_embd: int = 0
-    n_params: int | None = None
+    n_vocab: Count | None = None
+    n_embd: Amount = 0
+    n_params: Amount | None = None
 
 
 class ListedModel(msgspec.Struct):
@@ -214,8 +245,9 @@ def chosen(server: Server, model: str | None, names: Sequence[str]) -> str:
     """The model that is named, or the only one."""
     if model is None and len(names) == 1:
         return names[0]
-    if model is not None and model in names:
-        return model
+    # Ollama's tag may be left out.
+    if found := [name for name in (model, f"{model}:latest") if name in names]:
+        return str(found[0])
     some = ", ".join(repr(name[:LONGEST_NAME]) for name in names[:_MOST_SHOWN])
     lacks = "serves several models" if model is None else f"serves no model {model!r}"
     raise UsageError(

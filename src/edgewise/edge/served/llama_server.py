@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from edgewise.edge.served.dialect import (
+    Amount,
     ById,
     Count,
     Dialect,
@@ -38,7 +39,7 @@ class _Row(msgspec.Struct):
 
 
 class _Timings(msgspec.Struct):
-    prompt_n: int
+    prompt_n: Amount
 
 
 class _Metered(msgspec.Struct):
@@ -46,7 +47,7 @@ class _Metered(msgspec.Struct):
 
 
 class _Written(msgspec.Struct):
-    n_decoded: int = 0
+    n_decoded: Amount = 0
 
 
 class _Slot(msgspec.Struct):

@@ -75,7 +75,6 @@ class ServedEdge(EdgeModel):
         self._dialect, self._asked = dialect, (options.model, options.context)
         self.name, self.build = described.name, dialect.program
         self.parameters, self.hidden_size = described.parameters, described.hidden_size
-        self.context = described.context
         self._free = BoundedSemaphore(options.slots)
         self.abilities = EdgeAbilities(
             hidden=False, batch_logits=False, text=dialect.takes_text, slots=options.slots
@@ -90,6 +89,7 @@ class ServedEdge(EdgeModel):
                 hint="name its own, or start the server again if the model's file has changed",
                 setting="edge_tokenizer",
             )
+        self.context = dialect.context()
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> ServedSession:
         session = ServedSession(

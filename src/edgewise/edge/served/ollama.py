@@ -1,28 +1,54 @@
 """Ollama: `POST /api/generate` with `raw`, by text."""
 
+import logging
 from collections.abc import Generator, Sequence
+from contextlib import suppress
+from functools import cache
 from typing import Annotated, Any
 
 import msgspec
 
 from edgewise.edge.served.dialect import (
     CONTEXT,
+    LONGEST_NAME,
+    Count,
     Dialect,
     NextToken,
     ServedModel,
     TextDialect,
     chosen,
+    fitting,
 )
 from edgewise.edge.served.server import Server
 from edgewise.edge.vocabulary import bytes_of, ids_of_text
+from edgewise.errors import EdgeError, UsageError
+
+_log = logging.getLogger(__name__)
+
+
+class _Details(msgspec.Struct):
+    context_length: Count | None = None
 
 
 class _Tag(msgspec.Struct):
+    """`remote_host` is where a model runs of which Ollama has nothing but the name."""
+
     name: str
+    remote_host: str = ""
+    context_length: Count | None = None
+    details: _Details = msgspec.field(default_factory=_Details)
 
 
 class _Tags(msgspec.Struct):
     models: list[_Tag]
+
+
+class _Shown(msgspec.Struct):
+    """What a Modelfile adds to the weights; the context of a `parameters` holds."""
+
+    template: str = ""
+    system: str = ""
+    parameters: str = ""
 
 
 class _Piece(msgspec.Struct, rename={"letters": "bytes"}):
@@ -60,11 +86,31 @@ class OllamaEdge(TextDialect):
         tags = server.get("/api/tags", _Tags)
         if tags is None:
             return None
-        names = [tag.name for tag in tags.models]
-        if model is not None and model not in names and f"{model}:latest" in names:
-            model = f"{model}:latest"
-        name = chosen(server, model, names)
-        return cls(server, ServedModel(name, f"ollama:{name}", context or CONTEXT))
+        known = {tag.name: tag for tag in tags.models}
+        near = [name for name in known if not known[name].remote_host]
+        name = chosen(server, model, list(known) if model is not None else near)
+        if name not in near:
+            raise UsageError(
+                f"Ollama sends what {name[:LONGEST_NAME]!r} is asked to "
+                f"{known[name].remote_host[:LONGEST_NAME]!r}, so it is no edge model",
+                hint="name it as the cloud, or as the edge one that was pulled",
+                setting="edge_model",
+            )
+        own = known[name].details.context_length
+        # Without one, Ollama's own holds, which other programs use too: none loads it anew.
+        context = context and fitting(context, own and own - 1)
+        return cls(server, ServedModel(name, f"ollama:{name}", context or 0))
+
+    def context(self) -> int:
+        name, wanted = self.described.name, self.described.context or None
+        running = self.server.get("/api/ps", _Tags) or _Tags([])
+        held = {tag.name: tag.context_length for tag in running.models}.get(name)
+        with suppress(EdgeError):  # nothing depends on it
+            shown = self.server.post("/api/show", {"model": name}, _Shown)
+            own = [key.upper() for key, value in msgspec.structs.asdict(shown).items() if value]
+            _warn(self.server.url, name, ", ".join(own))
+        # One place is for the token that the server writes.
+        return fitting(wanted, held - 1) if held else wanted or CONTEXT - 1
 
     def count(self, text: str) -> int:
         body = {**self._body(text, 1, 0), "stream": False}
@@ -108,13 +154,14 @@ class OllamaEdge(TextDialect):
     def _body(self, prompt: list[int] | str, tokens: int, top: int) -> dict[str, Any]:
         options = {
             "num_predict": tokens,
-            "num_ctx": self.described.context + 1,
             "temperature": 0,
             "repeat_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "stop": [],
         }
+        if context := self.described.context:
+            options["num_ctx"] = context + 1
         return {
             "model": self.described.name,
             "prompt": prompt,
@@ -122,7 +169,18 @@ class OllamaEdge(TextDialect):
             "options": options,
             "think": False,
             "truncate": False,
-            "shift": False,
             "stream": True,
             **({"logprobs": True, "top_logprobs": top} if top else {}),
         }
+
+
+@cache
+def _warn(url: str, name: str, own: str) -> None:
+    """Once for each model of a process."""
+    if own:
+        _log.warning(
+            "the %s that Ollama has for %r are not used, but for num_ctx and num_thread: the chat "
+            "template is that of the model's file",
+            own,
+            name[:LONGEST_NAME],
+        )

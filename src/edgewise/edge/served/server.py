@@ -4,6 +4,9 @@ import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from threading import Timer
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -34,17 +37,22 @@ class Server:
         self.url, self._record = url, sent
         own = {"Authorization": f"Bearer {key}"} if key else {}
         # A proxy of the environment would be sent what is to stay near.
+        self._open = partial(
+            httpx2.Client,
+            base_url=url,
+            timeout=httpx2.Timeout(PATIENCE, connect=_CONNECTING),
+            trust_env=False,
+            follow_redirects=False,
+            verify=ssl.create_default_context(),
+            headers={"Accept-Encoding": "identity", **own},
+        )
         try:
-            self._http = httpx2.Client(
-                base_url=url,
-                timeout=httpx2.Timeout(PATIENCE, connect=_CONNECTING),
-                trust_env=False,
-                follow_redirects=False,
-                verify=ssl.create_default_context(),
-                headers={"Accept-Encoding": "identity", **own},
-            )
+            self._renew()
         except (httpx2.InvalidURL, UnicodeError) as error:
             raise AddressError(f"{url!r} is no address of a server", setting="edge") from error
+
+    def _renew(self) -> None:
+        self._http = self._open(cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])))
 
     def close(self) -> None:
         self._http.close()
@@ -105,12 +113,32 @@ class Server:
         headers = {"Content-Type": "application/json"}
         with self.named():
             request = self._http.build_request(method, path, content=content, headers=headers)
-            response = self._http.send(request, stream=True)
+            response = self._started(request)
         try:
             self._require_own(response)
             yield response
         finally:
             response.close()
+
+    def _started(self, request: httpx2.Request) -> httpx2.Response:
+        """The response once its headers are here; raises `EdgeError` where they take too long."""
+        since, http = time.monotonic(), self._http
+
+        def give_up() -> None:
+            self._renew()
+            http.close()
+
+        # Neither a line that trickles nor any number of 1xx replies is silence to the client.
+        late = Timer(PATIENCE, give_up)
+        late.daemon = True
+        late.start()
+        try:
+            return http.send(request, stream=True)
+        except Exception:
+            self.require_soon(since)
+            raise
+        finally:
+            late.cancel()
 
     def _require_own(self, response: httpx2.Response) -> None:
         """Neither a key that is missing nor a redirect is a server of another kind."""

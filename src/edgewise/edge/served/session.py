@@ -15,7 +15,7 @@ import numpy as np
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Needs, Step, Written
 from edgewise.edge.kv import common_prefix
 from edgewise.edge.served.dialect import Dialect, NextToken
-from edgewise.errors import StaleStepError, UsageError
+from edgewise.errors import EdgeError, StaleStepError, UsageError
 from edgewise.events import Candidate
 
 AHEAD = 256
@@ -134,8 +134,15 @@ class ServedSession(EdgeSession):
         self._seed = secrets.randbits(31)
 
     def open(self, ids: Sequence[int]) -> int:
-        """Returns how many the server was sent by this session; its cache may hold more."""
+        """Returns how many the server was sent by this session; its cache may hold more.
+
+        Raises `UsageError` for a prompt that the server would read as another.
+        """
         self._check(0, ids)
+        try:
+            self._dialect.prompt(ids)
+        except EdgeError as error:
+            raise UsageError(error.message, hint=error.hint, setting=error.setting) from error
         self._ids, self._prompt, self._opened = list(ids), len(ids), True
         return common_prefix(self._served, ids)
 

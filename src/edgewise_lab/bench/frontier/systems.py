@@ -13,7 +13,8 @@ import msgspec
 from edgewise.completion import ADDED, MOST_SECONDS
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.engines.base import COMPLETIONS, decoded
-from edgewise.engines.http import checked_address, not_now
+from edgewise.engines.connections import checked_address
+from edgewise.engines.http import not_now
 from edgewise.engines.replies import Meter, has_ended, only, uncached
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, CloudUnavailable
 from edgewise.events import Event, Finished, Token

@@ -1,0 +1,202 @@
+"""A proxy of the environment carries encrypted bytes to a cloud elsewhere, and nothing else."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from aiohttp import web
+
+from edgewise.cloud.adapter.text import TextCloud
+from edgewise.cloud.base import CloudModel, ConsultRequest
+from edgewise.cloud.connect import open_engine
+from edgewise.engines.text_dialects import ChatText
+from edgewise.errors import CloudError, CloudUnavailable, UsageError
+from edgewise.prompts import Message, Prompt
+from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.background import Served
+
+SECRET = "so secret"
+CLOUD = "https://cloud.example"
+
+
+def by_text(url: str, *, key: str | None = None) -> TextCloud:
+    return TextCloud(ChatText(url, key=key, model="scripted"), edge=ByteTokenizer())
+
+
+CLOUDS = [*(partial(open_engine, engine=name) for name in ("vllm", "gateway")), by_text]
+
+
+class Proxy:
+    """Takes what is sent to it, and lets a CONNECT through to a port of this machine."""
+
+    def __init__(self, port: int) -> None:
+        self.status, self.port = b"200 OK", port
+        self.heads: list[bytes] = []
+        self.carried = b""
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://user:word@127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(
+                    target=self._serve, args=self._socket.accept()[:1], daemon=True
+                ).start()
+
+    def _serve(self, near: socket.socket) -> None:
+        with near, suppress(OSError):
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += near.recv(4096)
+            self.heads.append(head)
+            near.sendall(b"HTTP/1.1 %b\r\n\r\n" % self.status)
+            if not head.startswith(b"CONNECT") or self.status != b"200 OK":
+                return
+            with socket.create_connection(("127.0.0.1", self.port)) as far:
+                back = threading.Thread(target=self._carry, args=(far, near), daemon=True)
+                back.start()
+                self._carry(near, far)
+                back.join()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(4096):
+                self.carried += data
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+
+class Cloud(Served):
+    """Notes what it is asked, and answers nothing."""
+
+    def __init__(self, authority: trustme.CA) -> None:
+        super().__init__()
+        self.came: list[tuple[str, str | None, bytes]] = []
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("cloud.example").configure_cert(context)
+        self.port = self.serve([web.route("*", "/{p:.*}", self._answer)], ssl=context)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.came.append((request.path, request.headers.get("Authorization"), body))
+        return web.Response(status=404)
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    with closing(Cloud(authority)) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with closing(Proxy(cloud.port)) as made:
+        monkeypatch.setenv("HTTPS_PROXY", made.url)
+        yield made
+
+
+def asked(cloud: CloudModel) -> CloudError:
+    """How a consult ends."""
+    with closing(cloud):
+        session = cloud.open(Prompt((1,), (Message("user", SECRET),)))
+        with pytest.raises(CloudError) as caught:
+            session.ask(ConsultRequest([1], 1, 20)).result()
+        session.close()
+    return caught.value
+
+
+@pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize("kind", CLOUDS)
+def test_a_proxy_carries_what_it_cannot_read(
+    cloud: Cloud, proxy: Proxy, kind: Any, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HTTPS_PROXY")
+    monkeypatch.setenv(variable, proxy.url)
+    asked(kind(CLOUD, key="sk-secret"))
+    assert {key for _, key, _ in cloud.came} == {"Bearer sk-secret"}
+    assert proxy.carried
+    for head in proxy.heads:
+        assert head.startswith(b"CONNECT cloud.example:443 ")
+        assert b"Basic dXNlcjp3b3Jk" in head
+    seen = b"".join(proxy.heads) + proxy.carried
+    assert not any(word in seen for word in (b"sk-secret", SECRET.encode(), b"/v1/"))
+
+
+def test_a_password_of_a_host_is_not_read(
+    cloud: Cloud, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HTTP clients that read proxies from the environment read that file, too."""
+    file = tmp_path / "netrc"
+    file.write_text("machine cloud.example login me password mine\n")
+    monkeypatch.setenv("NETRC", str(file))
+    asked(by_text(CLOUD))
+    assert {key for _, key, _ in cloud.came} == {None}
+
+
+@pytest.mark.parametrize("kind", CLOUDS)
+@pytest.mark.parametrize(
+    ("url", "exempt"),
+    [
+        *((f"{scheme}://{host}:9", "") for scheme in ("http", "https") for host in ("127.0.0.1",)),
+        *(("https://localhost:9", ""), ("https://[::1]:9", ""), ("http://cloud.invalid:9", "")),
+        *(("https://a.cloud.invalid:9", one) for one in ("cloud.invalid", ".invalid", "*")),
+    ],
+)
+def test_a_proxy_is_sent_nothing_that_it_could_read_or_need_not_carry(
+    proxy: Proxy, kind: Any, url: str, exempt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine's clouds, those of NO_PROXY, and text that would not be encrypted."""
+    monkeypatch.setenv("HTTP_PROXY", proxy.url)
+    monkeypatch.setenv("NO_PROXY", exempt)
+    error = asked(kind(url))
+    assert isinstance(error, CloudUnavailable)
+    assert proxy.heads == []
+    assert ("HTTP_PROXY" in str(error)) == (url == "http://cloud.invalid:9")
+
+
+@pytest.mark.parametrize("kind", CLOUDS)
+@pytest.mark.parametrize(
+    "status", [b"407 Proxy Authentication Required", b"502 Bad Gateway", b"", b"?"]
+)
+def test_a_proxy_that_does_not_carry_is_named(proxy: Proxy, kind: Any, status: bytes) -> None:
+    """With its variable, and without its password."""
+    proxy.status = status
+    if not status:
+        proxy.close()
+    error = asked(kind(CLOUD))
+    assert isinstance(error, CloudUnavailable)
+    assert "HTTPS_PROXY" in str(error)
+    assert CLOUD in str(error)
+    assert "word" not in str(error)
+    assert status[:3].decode() in str(error) or status == b"?"
+
+
+@pytest.mark.parametrize("kind", CLOUDS)
+@pytest.mark.parametrize("address", ["socks5://user:word@127.0.0.1:1", "ftp://x", "http://", "a b"])
+def test_a_proxy_that_cannot_be_used_is_refused_and_not_gone_around(
+    kind: Callable[..., CloudModel], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", address)
+    with pytest.raises(UsageError) as caught:
+        kind(CLOUD)
+    assert "ALL_PROXY" in caught.value.message
+    assert "NO_PROXY" in str(caught.value.hint)
+    assert "word" not in str(caught.value)
+    for elsewhere in ("http://cloud.example", "https://127.0.0.1:1"):
+        kind(elsewhere).close()
