@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,7 @@ class HubConfig(msgspec.Struct):
     architectures: list[str] | None = None
     model_type: str | None = None
     model_file: Any = None
+    transformers_weights: Any = None
     is_encoder_decoder: bool = False
     quantization_config: dict[str, Any] | None = None
     quantization: dict[str, Any] | None = None
@@ -146,11 +148,24 @@ def read_json(path: Path, kind: type[_T]) -> _T | None:
     """
     data = read_bytes(path)
     try:
-        return None if data is None else msgspec.convert(json.loads(data), kind)
+        return None if data is None else msgspec.convert(parsed(data), kind)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise damaged(
             path, f"is not what a model's folder holds under this name ({error})"
         ) from error
+
+
+def parsed(data: bytes) -> Any:
+    """The JSON of a file. Raises `ValueError` for a key twice: readers differ in which counts."""
+    return json.loads(data, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"it has the key {twice[:200]!r} twice")
+    return made
 
 
 def weight_files(folder: Path) -> list[Path]:
