@@ -47,6 +47,18 @@ from edgewise.costs.daily import DailyTotal
 file = DailyTotal(Path(sys.argv[1]))
 print(sum(file.add("2026-01-02", "", Decimal("0.1"), Decimal("1")) for _ in range(8)))
 """
+CROWDED = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
+from edgewise.costs.daily import DailyTotal
+files = [DailyTotal(Path(sys.argv[1])) for _ in range(2)]
+def add(number):
+    return files[number % 2].add("2026-01-02", "", Decimal("0.1"), Decimal("20"))
+with ThreadPoolExecutor(6) as threads:
+    print(sum(threads.map(add, range(150))))
+"""
 CUT = Wire([b""])
 """The engine reads the request, computes, and the connection breaks."""
 
@@ -238,6 +250,32 @@ def test_processes_share_a_limit(tmp_path: Path) -> None:
     added = [int(process.communicate(timeout=60)[0]) for process in processes]
     assert sum(added) == 10
     assert spent_on(DailyTotal(path), DAY) == 1
+
+
+def test_processes_of_several_threads_share_a_limit(tmp_path: Path) -> None:
+    """By POSIX a thread that closes the file ends the locks of all others of its process."""
+    path = tmp_path / "spent.db"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", CROWDED, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    told = [process.communicate(timeout=120) for process in processes]
+    assert [error for _, error in told] == [b"", b""]
+    assert sum(int(added) for added, _ in told) == 200
+    assert spent_on(DailyTotal(path), DAY) == 20
+
+
+def test_a_file_that_is_deleted_begins_anew_for_all(tmp_path: Path) -> None:
+    one, other = (DailyTotal(tmp_path / "spent.db") for _ in range(2))
+    assert one.add(DAY, "", Decimal(1))
+    one.path.unlink()
+    assert other.add(DAY, "", Decimal(2), Decimal(2))
+    assert not one.add(DAY, "", Decimal(1), Decimal(2))
+    assert spent_on(one, DAY) == 2
 
 
 @pytest.mark.parametrize("broken", ["no database", "a folder", "no number", "not finite"])
