@@ -3,11 +3,14 @@
 import hashlib
 import json
 import random
+import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from html import escape
 from typing import Any
+from unicodedata import normalize
 
 import httpx2
 import numpy as np
@@ -313,6 +316,64 @@ def test_a_title_of_a_local_conversation_is_written_here(asked: Asking, later: s
         assert asked.ask(later, [("user", title)]).status_code == 200
         assert asked.ask(later, [("system", title), ("user", "a title")]).status_code == 200
     assert "hidden" not in asked.crossed
+
+
+SPOKEN = {
+    "German": "Mein Arzt heißt Müller, die Prüfung ist „übermorgen“",
+    "French": "Le résultat de l\u2019examen\u00a0: négatif, dit Zoë",
+    "Greek": "Ο γιατρός μου λέγεται Παπαδόπουλος",
+    "Russian": "Моего врача зовут Иванов, ёлка",
+    "Korean": "제 의사의 이름은 김민수입니다",
+    "Chinese": "我的医生叫王小明，他在北京工作",
+    "Hindi": "मेरे डॉक्टर का नाम शर्मा है",
+    "emoji": "my doctor\u2019s name is Smith 😀👩\u200d⚕️ and so on",
+    "a path": r"the file C:\new\urgent\u00e9 of Smith\\table",
+}
+QUOTED: dict[str, Callable[[str], str]] = {
+    "JSON": json.dumps,
+    "JSON in JSON": lambda said: json.dumps(json.dumps({"said": said})),
+    "letters in JSON": lambda said: json.dumps(said, ensure_ascii=False),
+    "letters in JSON in JSON": lambda said: json.dumps(json.dumps(said, ensure_ascii=False)),
+    "decomposed": lambda said: normalize("NFD", said),
+    "compatible": lambda said: normalize("NFKC", said),
+    "other blanks": lambda said: said.replace(" ", "\u00a0\u3000\u200b"),
+    "plain quotes": lambda said: re.sub("[„“\u2019]", "'", said),
+    "invisible signs": lambda said: re.sub(
+        r"(?<=[^\W\d])(?=[^\W\d])", "\u2060\u00ad\ufe0f\u3164", said
+    ),
+    "capitals": str.upper,
+    "HTML": lambda said: escape(said).encode("ascii", "xmlcharrefreplace").decode(),
+}
+
+
+@pytest.mark.parametrize("quote", QUOTED.values(), ids=QUOTED.keys())
+@pytest.mark.parametrize("said", SPOKEN.values(), ids=SPOKEN.keys())
+def test_a_text_is_known_however_it_is_quoted(said: str, quote: Callable[[str], str]) -> None:
+    known = LocalMessages()
+    known.marked([Message("user", said)], local=True)
+    title = Message("user", f"### Task: a title\nUSER: {quote(said)}\nASSISTANT: x")
+    assert known.marked([title], local=False)[0].local
+    known = LocalMessages()
+    known.writing(said)
+    known.answered([Message("assistant", quote(said), local=True)])
+    assert known.marked([Message("assistant", said)], local=False)[0].local
+
+
+def test_escapes_that_never_end_take_no_time() -> None:
+    known = LocalMessages()
+    known.marked([Message("user", f"{SECRET} of mine")], local=True)
+    for text in ("\\" * 400_000, "&#" + "9" * 400_000, "&" * 400_000, "&a" * 200_000 + ";"):
+        assert not known.marked([Message("user", text)], local=False)[0].local
+
+
+def test_an_answer_in_any_language_is_known_wherever_it_was_stopped() -> None:
+    for said in SPOKEN.values():
+        for end in range(8, len(said)):
+            known = LocalMessages()
+            for written in range(end + 1):
+                known.writing(said[:written])
+            assert known.marked([Message("assistant", said[:end])], local=False)[0].local
+            assert not known.marked([Message("assistant", "Bien sûr, 我的")], local=False)[0].local
 
 
 def test_by_token_ids_too(asked: Asking) -> None:
