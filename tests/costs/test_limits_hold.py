@@ -158,6 +158,35 @@ def test_a_meter_that_counts_nothing_is_not_believed(limit: str) -> None:
     assert 0 < invoice <= Decimal(str(answer.usage.cost.paid)) <= most
 
 
+@pytest.mark.parametrize("limit", ["0.1", "0.3"])
+def test_a_meter_that_calls_all_cached_is_not_believed(limit: str) -> None:
+    """The provider bills what it had not read before, at most."""
+    most, told = Decimal(limit), price_of("2000,0,8000")
+
+    def lying(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        counted: Flying = Future()
+        counted.set_result(replace(send().result(), prompt=len(ids), cached=len(ids)))
+        return counted
+
+    cloud, paid, invoice = ScriptedCloud(noise(1)), Decimal(0), Decimal(0)
+    billing = Billing(told, limits=Limits(False, most))
+    for number in range(3):
+        answer = Decoder(
+            ScriptedEdge(noise()),
+            router=Constant(1.0),
+            policy=Policy(deadline=30.0),
+            cloud=Around(cloud, lying),
+            billing=billing,
+        ).generate([number, *IDS], max_tokens=12)
+        assert answer.usage.cost is not None
+        paid += Decimal(str(answer.usage.cost.paid))
+    held: list[int] = []
+    for ids, n in cloud.asks:
+        new = len(ids) if ids[0] not in held[:1] else len(ids) - len(held)
+        invoice, held = invoice + bill(new, n), [*ids, *[0] * n]
+    assert 0 < invoice <= paid <= 3 * most
+
+
 def test_an_answer_that_is_left_pays_for_what_had_left(
     engine: ScriptedEngine, cloud: EngineCloud
 ) -> None:
