@@ -462,6 +462,31 @@ def test_of_an_answer_its_beginning_is_remembered() -> None:
     assert known.marked(answer, local=False)[0].local
 
 
+@pytest.mark.parametrize(
+    ("thought", "said", "behind"),
+    [
+        ("<think>\nSo the user asks. ", "It is hidden.", "</think>\n\n"),
+        ("[THINK]", f"{SECRET} and much more of it, for as long as it takes", "[/THINK]"),
+        ('<tool_call>\n{"name": "look", ', '{"word": "hidden"}', '"arguments": '),
+    ],
+)
+@pytest.mark.parametrize("length", [1, 300])
+def test_a_part_of_a_local_answer_is_known_by_itself(
+    thought: str, said: str, behind: str, length: int
+) -> None:
+    """Clients send back the answer without its thoughts, and a call's arguments alone."""
+    written = f"{thought}{'x' * length}{behind}{said}"
+    edge = ScriptedEdge(replying(written, prompt="sky: "))
+    with app(ScriptedCloud(noise()), edge=edge, score=0.0) as client:
+        body = {"model": "edgewise", "prompt": "sky: ", "max_tokens": 600}
+        told = client.post("/v1/completions", json=body, headers=HEADER).json()
+        assert told["choices"][0]["text"] == written
+        turns = [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
+        more = {"model": "edgewise", "messages": turns, "max_tokens": 4}
+        later = client.post("/v1/chat/completions", json=more).json()
+        assert later["choices"][0]["message"]["edgewise"] == {"cloud": "none"}
+
+
 def test_what_merely_looks_alike_goes_on() -> None:
     known = LocalMessages()
     known.answered([Message("user", "yes", local=True), Message("user", SECRET, local=True)])

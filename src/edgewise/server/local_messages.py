@@ -32,6 +32,14 @@ _ESCAPE = re.compile(r"(?i)(?<!\\)\\++(?:u([0-9a-f]{4})|u[0-9a-f]{0,3}\Z|[bfnrt]
 
 _ENTITY = re.compile(r"(?i)&(?:#\d{1,7}|#x[0-9a-f]{1,6}|\w{2,31});")
 
+_ANEW = re.compile(
+    r"</think(?:ing)?>|\[/THINK\]|<\|message\|>|\[ARGS\]|\"(?:arguments|parameters)\"\s{0,9}:"
+)
+"""Behind these signs an answer has a part of its own, which clients send back by itself."""
+
+_TAIL = 40
+"""Characters that may be the beginning of such a sign."""
+
 _QUOTED = 2
 """Most times that a text is quoted, as in JSON inside JSON."""
 
@@ -49,6 +57,23 @@ def _letters(text: str) -> bytes:
 def _plain(text: str) -> bytes:
     """The part of a text that is compared: its letters, or all of it without letters."""
     return _letters(text) or text.encode("utf-8", "surrogatepass")
+
+
+class LocalAnswer:
+    """An answer to local messages, remembered up to each token: a client may stop at any."""
+
+    def __init__(self, known: "LocalMessages", owner: str) -> None:
+        self._known, self._owner = known, owner
+        self._text, self._begins = "", True
+
+    def wrote(self, text: str) -> None:
+        """It goes on with `text`."""
+        *before, self._text = _ANEW.split(self._text + text)
+        self._begins = self._begins or bool(before)
+        if self._begins:
+            self._begins = self._known.writing(self._text, owner=self._owner)
+        else:
+            self._text = self._text[-_TAIL:]
 
 
 class _Texts:
