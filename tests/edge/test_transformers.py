@@ -99,6 +99,15 @@ def twice(folder: Path) -> Path:
     return folder
 
 
+def tensor_twice(folder: Path) -> Path:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length].replace(b"{", b'{"lm_head.weight": {}, ', 1)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+    return folder
+
+
 def adapter(folder: Path) -> Path:
     (folder / "adapter_config.json").write_text("{}")
     return folder
@@ -143,6 +152,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda f: described(f, transformers_weights="in/model.safetensors.index.json"),
         "index",
     ),
+    "a tensor twice": (tensor_twice, "twice"),
     "a key twice": (twice, "'num_hidden_layers' twice"),
     "cut": (shortened, "is truncated or damaged"),
     "no weights": (without("model.safetensors"), "There are no safetensors in"),

@@ -21,6 +21,9 @@ MAX_CONFIG = 4 << 20
 DESCRIPTIONS = (".json", ".jinja", ".txt")
 """Files beside the weights that an engine may read."""
 
+MAX_HEADER = 100_000_000
+"""Most bytes that safetensors has for its names and shapes."""
+
 MAX_PARTS = 4096
 """Most layers, or experts of a layer, that a description may have built."""
 
@@ -186,9 +189,11 @@ def count_weights(files: Sequence[Path]) -> int:
     count = 0
     for path in files:
         try:
+            with path.open("rb") as file:  # another parser may read the other of two
+                parsed(file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER)))
             with safe_open(path, framework="numpy") as tensors:
                 shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError) as error:
+        except (SafetensorError, OSError, ValueError, RecursionError) as error:
             raise damaged(path, f"is truncated or damaged ({str(error)[:200]})") from error
         count += sum(map(math.prod, shapes))
     return count
