@@ -27,7 +27,7 @@ from edgewise.events import AnswerCost
 UNLIMITED = 1 << 30
 """Requests of a consult that no limit bounds."""
 
-REMEMBERED = 256
+REMEMBERED = 64
 """Answers whose ids a provider's cache may hold."""
 
 
