@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.addresses import resolve, with_scheme
+from edgewise.addresses import checkpoint, engine_at, local_folder, resolve, with_scheme
 from edgewise.errors import AddressError
 from tests.hub import Hub, Repository, in_a_process, serving
 
@@ -101,12 +101,13 @@ def test_a_cloud_on_this_device_needs_no_scheme(named: str, url: str) -> None:
     assert with_scheme(named) == url
 
 
-def test_a_file_comes_before_an_engine_of_its_name(
+def test_no_file_takes_the_name_of_an_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("localhost:8080").touch()
-    assert with_scheme("localhost:8080") == "localhost:8080"
+    assert with_scheme("localhost:8080") == "http://localhost:8080"
+    assert with_scheme("./localhost:8080") == "./localhost:8080"
 
 
 def test_every_part_of_a_split_file_is_fetched(hub: Hub, tmp_path: Path) -> None:
@@ -236,13 +237,36 @@ def test_a_path_that_does_not_exist_is_a_sentence_with_its_setting(address: str,
     assert caught.value.hint is not None
 
 
-def test_a_path_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["own/zoo", "own/zoo@v1", "own/zoo:Q8_0", "smollm2", "ollama:qwen3:0.6b", "lmstudio:a"]
+)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_lies_here_takes_no_name_of_what_is_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    """Whoever fills a working folder would decide which model, or which router's code, runs."""
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "own" / "zoo"
-    path.parent.mkdir()
-    path.write_bytes(b"GGUF")
-    assert resolve("own/zoo", "edge") == Path("own/zoo")
-    assert resolve(str(path), "cloud") == path
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"GGUF") if kind == "file" else path.mkdir()
+    for find in (lambda: resolve(name, "edge"), lambda: engine_at(name)):
+        with pytest.raises(AddressError, match=r"\./"):
+            find()
+    if kind == "file":
+        assert resolve(f"./{name}", "edge") == Path(name)
+        assert resolve(str(path), "cloud") == path
+        return
+    with pytest.raises(AddressError, match=r"\./"):
+        checkpoint(name)
+    assert checkpoint(f"./{name}") == Path(name)
+
+
+def test_a_folder_called_as_the_hubs_scheme_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hf:" / "own" / "zoo").mkdir(parents=True)
+    assert local_folder("hf://own/zoo") is None
 
 
 ELSEWHERE = (

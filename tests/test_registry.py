@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.errors import UsageError
+from edgewise.errors import EdgewiseError, UsageError
 from edgewise.parts import open_router, router_identity
 from edgewise.registry import code_file, is_code
 from edgewise.routers.base import Router
@@ -220,6 +220,21 @@ def test_a_download_does_not_say_what_code_to_run(
             opened("owner/router")
         with pytest.raises(UsageError, match="download"):
             router_identity(Settings(router="owner/router"))
+
+
+@pytest.mark.parametrize("name", ["owner/router", "router", "smollm2-135m"])
+def test_a_folder_that_only_has_the_name_runs_no_code(
+    site: Site, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    file(site.folder, "raise AssertionError('it ran')")
+    folder = site.folder / "work" / name
+    folder.mkdir(parents=True)
+    checkpoint(folder, f"{site.folder}/mine.py:Half")
+    monkeypatch.chdir(site.folder / "work")
+    with pytest.raises(EdgewiseError):
+        opened(name)
+    file(site.folder)
+    assert opened(f"./{name}").score(None) == 0.5  # type: ignore[arg-type]
 
 
 def test_what_a_router_is(site: Site) -> None:

@@ -1,7 +1,8 @@
 """Model addresses: from what a user writes to a GGUF file or a model's folder on this disk.
 
     bundled                      one of the pair that ships with Edgewise
-    ./model.gguf                 a file's path, tried before any hub
+    ./model.gguf                 a file's path; one that is also another's name, such as owner/repo,
+                                 is refused unless it begins with ./, ../, / or ~
     smollm2, qwen2.5-coder-0.5b  a model that was measured, by its short name
     ollama:qwen3:0.6b            the file of a model that Ollama has on this disk
     lmstudio:Qwen3-0.6B          ... that LM Studio has
@@ -91,7 +92,7 @@ def is_url(address: str) -> bool:
 
 def with_scheme(address: str) -> str:
     """A cloud's address: localhost:8080 is a URL. Elsewhere a key travels, so the user says how."""
-    return f"http://{address}" if _HERE.fullmatch(address) and not _file(address) else address
+    return f"http://{address}" if _HERE.fullmatch(address) else address
 
 
 def each(addresses: str) -> list[str]:
@@ -117,6 +118,11 @@ def user_path(kind: Literal["cache", "state"], name: str) -> Path | None:
     with suppress(RuntimeError):
         return (given if given.is_absolute() else Path.home() / folder) / "edgewise" / name
     return None
+
+
+def is_path(name: str) -> bool:
+    """Whether `name` is written as a path, so that nothing else can be meant."""
+    return name.startswith(("./", "../", "~")) or os.path.isabs(name) or name in (".", "..")
 
 
 def local_folder(name: str) -> Path | None:
@@ -248,7 +254,7 @@ def checkpoint(name: str) -> Path | None:
     None if the name has no such form. Raises `AddressError`.
     """
     shipped = {one.name: one for one in bundled("routers").iterdir()}
-    if folder := local_folder(name) or shipped.get(name):
+    if folder := shipped.get(name) or local_folder(name):
         return folder
     address = hub_address(name)
     if address is None or address.quant or address.file:
@@ -395,8 +401,22 @@ def _file(address: str) -> Path | None:
 
 
 def _is(address: str, test: Callable[[Path], bool]) -> bool:
-    """The test of a path; False for a name too long for the disk, or one with a null in it."""
+    """The test of a path; False for a URL, a name too long for the disk, or one with a null in it.
+
+    Raises `AddressError` for what has the name of something elsewhere: whoever fills the working
+    folder does not decide what such a name stands for.
+    """
+    from edgewise.hub.known import KNOWN
+
     try:
-        return test(from_home(address))
+        found = "://" not in address and test(from_home(address))
     except (OSError, ValueError):
         return False
+    programs = ("ollama:", "lmstudio:")
+    if found and (hub_address(address) or address in KNOWN or address.startswith(programs)):
+        raise AddressError(
+            f"{address!r} is a file or folder here, and the name of something elsewhere",
+            hint=f"write ./{address} for what is here"
+            + (f", hf://{address} for the hub's" if _FILE.fullmatch(f"hf://{address}") else ""),
+        )
+    return found

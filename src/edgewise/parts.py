@@ -15,8 +15,8 @@ from edgewise.addresses import (
     checkpoint,
     each,
     engine_at,
+    is_path,
     is_url,
-    local_folder,
     resolve,
     user_path,
     with_scheme,
@@ -323,14 +323,14 @@ def router_folder(settings: Settings) -> Path | None:
 
 
 def _card(settings: Settings, folder: Path) -> RouterCard:
-    """A checkpoint's card. Raises `UsageError` if a download names code to run."""
+    """A checkpoint's card. Raises `UsageError` if it names code, and no path leads to it."""
     card = read_card(folder)
-    own = settings.router == "bundled" or local_folder(str(settings.router)) is not None
-    if is_code(card.kind) and not own:
+    if is_code(card.kind) and not is_path(str(settings.router)):
         raise UsageError(
-            f"The router {settings.router!r} is of the kind {card.kind!r}: a download must not "
-            "choose the code to run",
-            hint="install a package that registers its kind, or name a folder of your own",
+            f"The router {settings.router!r} is of the kind {card.kind!r}: a download, or what "
+            "only has this name here, must not choose the code to run",
+            hint="install a package that registers its kind, or write the path of a folder of your "
+            f"own (./{settings.router})",
             setting="router",
         )
     return card

@@ -1,9 +1,12 @@
 """No command connects to a cloud that the user's own list does not name."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from edgewise.addresses import bundled
 from tests.cli.conftest import Edgewise
 from tests.visited import visited
 
@@ -73,3 +76,48 @@ def test_an_edge_elsewhere_is_not_connected_to(edgewise: Edgewise) -> None:
     done = edgewise("run", "Hello", "--edge", "http://192.0.2.1:8080", "--cloud", "none")
     assert done.code == 2
     assert "--edge-hosts" in done.err
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.7:8080", "http://192.168.1.9", "http://[fe80::1]"])
+def test_a_file_names_no_edge_on_another_machine(
+    edgewise: Edgewise, tmp_path: Path, url: str
+) -> None:
+    (tmp_path / "edgewise.toml").write_text(f"edge = '{url}'\n")
+    done = edgewise("run", "Hello")
+    assert done.code == 2
+    assert url in done.err
+    assert "EDGEWISE_EDGE" in done.err
+
+
+@pytest.mark.parametrize("asked", ["CLOUD=none", "CLOUD_HOSTS=good.example", "REDACT=on"])
+def test_a_file_names_no_edge_where_the_user_keeps_prompts(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str
+) -> None:
+    """What listens on this machine may pass everything on."""
+    name, _, value = asked.partition("=")
+    monkeypatch.setenv(f"EDGEWISE_{name}", value)
+    with visited() as (url, came):
+        (tmp_path / "edgewise.toml").write_text(f"edge = '{url}'\n")
+        done = edgewise("run", "Hello")
+    assert (came, done.code) == ([], 2)
+    assert url in done.err
+
+
+def test_a_file_names_an_edge_on_this_machine(edgewise: Edgewise, tmp_path: Path) -> None:
+    with visited() as (url, came):
+        (tmp_path / "edgewise.toml").write_text(f"edge = '{url}'\ncloud = 'none'\n")
+        done = edgewise("run", "Hello")
+    assert came
+    assert url in done.err
+
+
+def test_a_download_runs_no_code_when_it_is_checked(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    downloaded = Path(shutil.copytree(bundled("router"), tmp_path / "cache"))
+    card = json.loads((downloaded / "config.json").read_text())
+    (downloaded / "config.json").write_text(json.dumps(card | {"kind": "mine.py:Own"}))
+    (downloaded / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setattr("edgewise.parts.checkpoint", lambda name: downloaded)
+    assert edgewise("router", "check", "owner/router").code == 2
+    assert not (tmp_path / "ran").exists()

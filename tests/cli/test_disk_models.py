@@ -293,12 +293,14 @@ class TestKnownModels:
         with pytest.raises(AddressError, match="own/tiny"):
             resolve("tiny", "edge")
 
-    def test_a_file_of_that_name_goes_first(
+    def test_a_file_does_not_take_that_name(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(home)
         kept(home, "tiny")
-        assert resolve("tiny", "edge") == Path("tiny")
+        with pytest.raises(AddressError, match=r"\./tiny"):
+            resolve("tiny", "edge")
+        assert resolve("./tiny", "edge") == Path("tiny")
 
     @pytest.mark.parametrize("last", [WEIGHTS[-1:], b"?"])
     def test_else_it_is_downloaded_and_must_be_that_file(self, home: Path, last: bytes) -> None:

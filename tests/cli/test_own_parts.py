@@ -99,9 +99,9 @@ def test_an_own_router_is_trained_with_an_own_label(
     assert (card["kind"], len(card["thresholds"])) == (recorded, 7)
     assert card["label"]
     assert f"`{recorded}`" in (tmp_path / "router" / "README.md").read_text()
-    checked = passed(own("router", "check", "router"))
+    checked = passed(own("router", "check", "./router"))
     assert "40 training questions" in checked
-    evaluated = own("eval", "pocketqa", *QUICK, "--router", "router", "--cloud-share", "0.05")
+    evaluated = own("eval", "pocketqa", *QUICK, "--router", "./router", "--cloud-share", "0.05")
     assert json.loads(passed(evaluated))["systems"][2]["cloud_tokens"] > 0
 
 

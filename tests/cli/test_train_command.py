@@ -56,7 +56,7 @@ def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Pa
     shown = edgewise("router", "show", "r")
     warnings = [line for line in done.err.splitlines() if line.startswith("Warning: ")]
     assert (shown.code, shown.err.splitlines()) == (0, warnings)
-    checks = json.loads(edgewise("doctor", "--router", "r", "--json").out)["checks"]
+    checks = json.loads(edgewise("doctor", "--router", "./r", "--json").out)["checks"]
     (router,) = (check for check in checks if check["name"] == "router")
     assert (router["status"], "constant" in router["detail"]) == ("warn", True)
 
@@ -101,7 +101,7 @@ def test_prompts_alone_killed_and_run_again(edgewise: Edgewise, tmp_path: Path) 
     assert labels.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     assert "It took 0:" in done.err
     assert "48 questions" in edgewise("router", "show", "r").out
-    asked = ("eval", "others.jsonl", "--router", "r", "--no-baselines", "--json")
+    asked = ("eval", "others.jsonl", "--router", "./r", "--no-baselines", "--json")
     told = json.loads(edgewise(*asked).out)
     assert (told["measure"], told["accuracy"]["cloud"]) == ("agreement", 1.0)
 

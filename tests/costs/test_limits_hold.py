@@ -47,6 +47,18 @@ from edgewise.costs.daily import DailyTotal
 file = DailyTotal(Path(sys.argv[1]))
 print(sum(file.add("2026-01-02", "", Decimal("0.1"), Decimal("1")) for _ in range(8)))
 """
+CROWDED = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
+from edgewise.costs.daily import DailyTotal
+files = [DailyTotal(Path(sys.argv[1])) for _ in range(2)]
+def add(number):
+    return files[number % 2].add("2026-01-02", "", Decimal("0.1"), Decimal("20"))
+with ThreadPoolExecutor(6) as threads:
+    print(sum(threads.map(add, range(150))))
+"""
 CUT = Wire([b""])
 """The engine reads the request, computes, and the connection breaks."""
 
@@ -146,6 +158,35 @@ def test_a_meter_that_counts_nothing_is_not_believed(limit: str) -> None:
     assert 0 < invoice <= Decimal(str(answer.usage.cost.paid)) <= most
 
 
+@pytest.mark.parametrize("limit", ["0.1", "0.3"])
+def test_a_meter_that_calls_all_cached_is_not_believed(limit: str) -> None:
+    """The provider bills what it had not read before, at most."""
+    most, told = Decimal(limit), price_of("2000,0,8000")
+
+    def lying(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        counted: Flying = Future()
+        counted.set_result(replace(send().result(), prompt=len(ids), cached=len(ids)))
+        return counted
+
+    cloud, paid, invoice = ScriptedCloud(noise(1)), Decimal(0), Decimal(0)
+    billing = Billing(told, limits=Limits(False, most))
+    for number in range(3):
+        answer = Decoder(
+            ScriptedEdge(noise()),
+            router=Constant(1.0),
+            policy=Policy(deadline=30.0),
+            cloud=Around(cloud, lying),
+            billing=billing,
+        ).generate([number, *IDS], max_tokens=12)
+        assert answer.usage.cost is not None
+        paid += Decimal(str(answer.usage.cost.paid))
+    held: list[int] = []
+    for ids, n in cloud.asks:
+        new = len(ids) if ids[0] not in held[:1] else len(ids) - len(held)
+        invoice, held = invoice + bill(new, n), [*ids, *[0] * n]
+    assert 0 < invoice <= paid <= 3 * most
+
+
 def test_an_answer_that_is_left_pays_for_what_had_left(
     engine: ScriptedEngine, cloud: EngineCloud
 ) -> None:
@@ -238,6 +279,32 @@ def test_processes_share_a_limit(tmp_path: Path) -> None:
     added = [int(process.communicate(timeout=60)[0]) for process in processes]
     assert sum(added) == 10
     assert spent_on(DailyTotal(path), DAY) == 1
+
+
+def test_processes_of_several_threads_share_a_limit(tmp_path: Path) -> None:
+    """By POSIX a thread that closes the file ends the locks of all others of its process."""
+    path = tmp_path / "spent.db"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", CROWDED, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    told = [process.communicate(timeout=120) for process in processes]
+    assert [error for _, error in told] == [b"", b""]
+    assert sum(int(added) for added, _ in told) == 200
+    assert spent_on(DailyTotal(path), DAY) == 20
+
+
+def test_a_file_that_is_deleted_begins_anew_for_all(tmp_path: Path) -> None:
+    one, other = (DailyTotal(tmp_path / "spent.db") for _ in range(2))
+    assert one.add(DAY, "", Decimal(1))
+    one.path.unlink()
+    assert other.add(DAY, "", Decimal(2), Decimal(2))
+    assert not one.add(DAY, "", Decimal(1), Decimal(2))
+    assert spent_on(one, DAY) == 2
 
 
 @pytest.mark.parametrize("broken", ["no database", "a folder", "no number", "not finite"])

@@ -145,7 +145,9 @@ def metering(
 ) -> AnswerCosts:
     cloud = cloud or ScriptedCloud(noise())
     tokens = CloudTokens([1] * prompt, ByteTokenizer(), cloud)
-    return AnswerCosts(Billing(price_of(price), limits=limits), tokens, cloud.requests, whole=True)
+    billing = Billing(price_of(price), limits=limits)
+    billing.remember([1] * 64)  # an earlier answer's
+    return AnswerCosts(billing, tokens, cloud.requests, whole=True)
 
 
 def answered(completion: Completion) -> "Future[Completion]":
@@ -179,6 +181,16 @@ def test_what_a_meter_says_is_billed(meter: dict[str, int], billed: BilledTokens
     meter_of = metering(40)
     meter_of.sent([1] * 41, 1, reached(), answered(wrote(1, **meter)))
     assert meter_of.report([1] * 43).billed == billed
+
+
+def test_no_more_is_cached_than_was_sent_before() -> None:
+    meter = metering(100)
+    for length, billed in ((100, (36, 64)), (103, (2, 101)), (110, (6, 104))):
+        before = meter.report([1] * length).billed
+        meter.sent([1] * length, 1, reached(), answered(wrote(1, prompt=length, cached=length)))
+        after = meter.report([1] * length).billed
+        assert (after.input - before.input, after.cached - before.cached) == billed
+        assert after.estimated
 
 
 def unanswered(error: CloudError | None = None, *, declined: bool = False) -> "Future[Completion]":

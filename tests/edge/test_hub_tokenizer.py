@@ -277,6 +277,23 @@ class TestBadFiles:
         with pytest.raises(ModelError, match=file):
             HubTokenizer(folder)
 
+    @pytest.mark.parametrize(
+        ("file", "data"),
+        [
+            ("tokenizer.json", b'{"normalizer": {"type": "Replace", "type": "NFC"}'),
+            ("tokenizer_config.json", b'{"chat_template": "x"'),
+            ("config.json", b'{"eos_token_id": 1'),
+        ],
+    )
+    def test_a_key_twice(self, tmp_path: Path, file: str, data: bytes) -> None:
+        """Readers differ in which of the two counts."""
+        folder = write_tokenizer(tmp_path, models.byte_level())
+        path = folder / file
+        rest = path.read_bytes() if path.exists() else b'{"eos_token_id": 2}'
+        path.write_bytes(data + b", " + rest.lstrip()[1:])
+        with pytest.raises(ModelError, match="twice"):
+            HubTokenizer(folder)
+
     def test_one_that_is_too_large(self, tmp_path: Path) -> None:
         folder = write_tokenizer(tmp_path, models.byte_level())
         with (folder / "tokenizer.json").open("ab") as file:

@@ -151,6 +151,16 @@ UNSAFE = {
     ),
     "another folder": section("model.decoder.filename", "../model.onnx"),
     "a file that it writes": section(f"{OPTIONS}.enable_profiling", "profile"),
+    "a library of any name": section(
+        f"{OPTIONS}.provider_options", [{"qnn": {"backend_path": "weights.bin"}}]
+    ),
+    "a plugin": section(
+        f"{OPTIONS}.provider_options", [{"tensorrt": {"trt_extra_plugin_lib_paths": "weights"}}]
+    ),
+    "a file of an option": section(
+        f"{OPTIONS}.provider_options", [{"any": {"new_option": "weights.bin"}}]
+    ),
+    "a folder of an option": section(f"{OPTIONS}.external_initializers_folder_path", "of"),
 }
 USELESS = {
     "an encoder": (section("model.encoder", {"filename": "e.onnx"}), "no decoder-only"),
@@ -167,6 +177,79 @@ USELESS = {
 def test_a_config_runs_no_code_and_leads_nowhere(copy: Path, edit: Any) -> None:
     with pytest.raises(ModelError, match=r"loads|writes|leads"):
         opened(change(copy, edit))
+
+
+LIBRARY = {"custom_ops_library": "weights.bin"}
+PROFILE = {"enable_profiling": "profile"}
+
+
+@pytest.mark.parametrize("first", [LIBRARY, PROFILE], ids=["library", "profile"])
+@pytest.mark.parametrize("twice", ["session_options", "decoder", "model"])
+def test_a_key_twice_is_refused(copy: Path, first: dict[str, str], twice: str) -> None:
+    """One parser keeps the last, the library reads both."""
+    path = copy / "genai_config.json"
+    hidden: dict[str, Any] = {"session_options": first}
+    for name in ("decoder", "model"):
+        if twice in hidden:
+            break
+        hidden = {name: hidden}
+    text = path.read_text()
+    path.write_text(
+        text.replace(f'"{twice}":', f'"{twice}": {json.dumps(hidden[twice])}, "{twice}":')
+    )
+    with pytest.raises(ModelError, match=twice):
+        opened(copy)
+
+
+def test_the_library_reads_what_was_checked(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands in the folder by then."""
+    import onnxruntime_genai
+
+    config, given = onnxruntime_genai.Config, list[Path]()
+    copy.joinpath("manifest.json").write_text("{}")
+
+    def late(folder: str) -> Any:
+        given.append(Path(folder))
+        assert not list(Path(folder).glob("manifest*"))
+        change(copy, section(f"{OPTIONS}.enable_profiling", str(copy / "profile")))
+        return config(folder)
+
+    monkeypatch.setattr(onnxruntime_genai, "Config", late)
+    with opened(copy) as model:
+        logits_after(model, PROMPT)
+    assert not list(copy.glob("profile*"))
+    assert [folder.exists() for folder in given] == [False]
+
+
+def test_signs_that_parsers_read_differently_are_refused(copy: Path) -> None:
+    outputs = "model.decoder.outputs.hidden_states"
+    for name in ("hidden\nstates", "hidden\\states", 'hidden"states', "hidden\0states"):
+        with pytest.raises(ModelError, match="genai_config"):
+            opened(change(copy, section(outputs, name)))
+
+
+def test_weights_beside_the_graph_are_found_and_links_lead_nowhere(
+    copy: Path, onnx_path: Path, tmp_path: Path
+) -> None:
+    """As a hub's cache has them: both are links to files that lie together elsewhere."""
+    import onnx
+
+    data, blobs = copy / "model.onnx.data", tmp_path / "blobs"
+    model = onnx.load(copy / GRAPH)
+    onnx.save(
+        model, copy / GRAPH, save_as_external_data=True, location=data.name, size_threshold=64
+    )
+    blobs.mkdir()
+    for path in (copy / GRAPH, data):
+        path.rename(blobs / path.name)
+        path.symlink_to(blobs / path.name)
+    with opened(copy) as split, opened(onnx_path) as whole:
+        assert_same(logits_after(split, PROMPT), logits_after(whole, PROMPT))
+    data.unlink()
+    (blobs / data.name).rename(tmp_path / data.name)
+    data.symlink_to(tmp_path / data.name)
+    with pytest.raises(ModelError):
+        opened(copy)
 
 
 def test_qualcomms_own_libraries_may_be_named(copy: Path) -> None:

@@ -1,5 +1,6 @@
 """The edge engine transformers keeps the contract of all, on tiny random models."""
 
+import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -99,6 +100,35 @@ def pickled(folder: Path) -> Path:
     return folder
 
 
+def sharded(name: str) -> Callable[[Path], Path]:
+    """An index says that the weights are in the file `name`, which is there."""
+
+    def edit(folder: Path) -> Path:
+        held = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").rename(folder / name)
+        (folder / "other.safetensors").write_bytes((folder / name).read_bytes())
+        index = {"metadata": {}, "weight_map": dict.fromkeys(held, name)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        return folder
+
+    return edit
+
+
+def twice(folder: Path) -> Path:
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace("{", '{"num_hidden_layers": 1, ', 1))
+    return folder
+
+
+def tensor_twice(folder: Path) -> Path:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length].replace(b"{", b'{"lm_head.weight": {}, ', 1)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+    return folder
+
+
 def adapter(folder: Path) -> Path:
     (folder / "adapter_config.json").write_text("{}")
     return folder
@@ -137,6 +167,14 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         "does not hold all weights",
     ),
     "another width": (lambda f: described(f, intermediate_size=80), "cannot load"),
+    "pickles by an index": (sharded("model.bin"), "index"),
+    "weights elsewhere": (sharded("../other.safetensors"), "index"),
+    "an index elsewhere": (
+        lambda f: described(f, transformers_weights="in/model.safetensors.index.json"),
+        "index",
+    ),
+    "a tensor twice": (tensor_twice, "twice"),
+    "a key twice": (twice, "'num_hidden_layers' twice"),
     "cut": (shortened, "is truncated or damaged"),
     "no weights": (without("model.safetensors"), "There are no safetensors in"),
     "pickles": (pickled, "safetensors"),
@@ -155,6 +193,12 @@ def test_bad_folders(
         load(change(folder))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "bad" / "__pycache__").exists()
+
+
+def test_several_files_of_weights(folders: Folders, tmp_path: Path) -> None:
+    folder = shutil.copytree(folders("llama"), tmp_path / "split")
+    with load(sharded("model-00001-of-00001.safetensors")(folder)) as model:
+        assert model.parameters
 
 
 def test_a_model_s_code_never_runs(folders: Folders, tmp_path: Path) -> None:

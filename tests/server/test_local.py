@@ -3,11 +3,14 @@
 import hashlib
 import json
 import random
+import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from html import escape
 from typing import Any
+from unicodedata import normalize
 
 import httpx2
 import numpy as np
@@ -315,6 +318,64 @@ def test_a_title_of_a_local_conversation_is_written_here(asked: Asking, later: s
     assert "hidden" not in asked.crossed
 
 
+SPOKEN = {
+    "German": "Mein Arzt heißt Müller, die Prüfung ist „übermorgen“",
+    "French": "Le résultat de l\u2019examen\u00a0: négatif, dit Zoë",
+    "Greek": "Ο γιατρός μου λέγεται Παπαδόπουλος",
+    "Russian": "Моего врача зовут Иванов, ёлка",
+    "Korean": "제 의사의 이름은 김민수입니다",
+    "Chinese": "我的医生叫王小明，他在北京工作",
+    "Hindi": "मेरे डॉक्टर का नाम शर्मा है",
+    "emoji": "my doctor\u2019s name is Smith 😀👩\u200d⚕️ and so on",
+    "a path": r"the file C:\new\urgent\u00e9 of Smith\\table",
+}
+QUOTED: dict[str, Callable[[str], str]] = {
+    "JSON": json.dumps,
+    "JSON in JSON": lambda said: json.dumps(json.dumps({"said": said})),
+    "letters in JSON": lambda said: json.dumps(said, ensure_ascii=False),
+    "letters in JSON in JSON": lambda said: json.dumps(json.dumps(said, ensure_ascii=False)),
+    "decomposed": lambda said: normalize("NFD", said),
+    "compatible": lambda said: normalize("NFKC", said),
+    "other blanks": lambda said: said.replace(" ", "\u00a0\u3000\u200b"),
+    "plain quotes": lambda said: re.sub("[„“\u2019]", "'", said),
+    "invisible signs": lambda said: re.sub(
+        r"(?<=[^\W\d])(?=[^\W\d])", "\u2060\u00ad\ufe0f\u3164", said
+    ),
+    "capitals": str.upper,
+    "HTML": lambda said: escape(said).encode("ascii", "xmlcharrefreplace").decode(),
+}
+
+
+@pytest.mark.parametrize("quote", QUOTED.values(), ids=QUOTED.keys())
+@pytest.mark.parametrize("said", SPOKEN.values(), ids=SPOKEN.keys())
+def test_a_text_is_known_however_it_is_quoted(said: str, quote: Callable[[str], str]) -> None:
+    known = LocalMessages()
+    known.marked([Message("user", said)], local=True)
+    title = Message("user", f"### Task: a title\nUSER: {quote(said)}\nASSISTANT: x")
+    assert known.marked([title], local=False)[0].local
+    known = LocalMessages()
+    known.writing(said)
+    known.answered([Message("assistant", quote(said), local=True)])
+    assert known.marked([Message("assistant", said)], local=False)[0].local
+
+
+def test_escapes_that_never_end_take_no_time() -> None:
+    known = LocalMessages()
+    known.marked([Message("user", f"{SECRET} of mine")], local=True)
+    for text in ("\\" * 400_000, "&#" + "9" * 400_000, "&" * 400_000, "&a" * 200_000 + ";"):
+        assert not known.marked([Message("user", text)], local=False)[0].local
+
+
+def test_an_answer_in_any_language_is_known_wherever_it_was_stopped() -> None:
+    for said in SPOKEN.values():
+        for end in range(8, len(said)):
+            known = LocalMessages()
+            for written in range(end + 1):
+                known.writing(said[:written])
+            assert known.marked([Message("assistant", said[:end])], local=False)[0].local
+            assert not known.marked([Message("assistant", "Bien sûr, 我的")], local=False)[0].local
+
+
 def test_by_token_ids_too(asked: Asking) -> None:
     said = f"{SECRET} by ids"
     asked.ask("completions", [("user", said)], headers=HEADER)
@@ -399,6 +460,31 @@ def test_of_an_answer_its_beginning_is_remembered() -> None:
     assert len(text) < 200
     answer = [Message("assistant", text + "and so on")]
     assert known.marked(answer, local=False)[0].local
+
+
+@pytest.mark.parametrize(
+    ("thought", "said", "behind"),
+    [
+        ("<think>\nSo the user asks. ", "It is hidden.", "</think>\n\n"),
+        ("[THINK]", f"{SECRET} and much more of it, for as long as it takes", "[/THINK]"),
+        ('<tool_call>\n{"name": "look", ', '{"word": "hidden"}', '"arguments": '),
+    ],
+)
+@pytest.mark.parametrize("length", [1, 300])
+def test_a_part_of_a_local_answer_is_known_by_itself(
+    thought: str, said: str, behind: str, length: int
+) -> None:
+    """Clients send back the answer without its thoughts, and a call's arguments alone."""
+    written = f"{thought}{'x' * length}{behind}{said}"
+    edge = ScriptedEdge(replying(written, prompt="sky: "))
+    with app(ScriptedCloud(noise()), edge=edge, score=0.0) as client:
+        body = {"model": "edgewise", "prompt": "sky: ", "max_tokens": 600}
+        told = client.post("/v1/completions", json=body, headers=HEADER).json()
+        assert told["choices"][0]["text"] == written
+        turns = [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
+        more = {"model": "edgewise", "messages": turns, "max_tokens": 4}
+        later = client.post("/v1/chat/completions", json=more).json()
+        assert later["choices"][0]["message"]["edgewise"] == {"cloud": "none"}
 
 
 def test_what_merely_looks_alike_goes_on() -> None:

@@ -143,7 +143,8 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     """Refuse what a file of settings may not do; `places` says where each setting was given.
 
     A file runs no code. A cloud, or an edge model's server, that it names gets no key but the
-    file's own, and stderr names it. Raises `UsageError`.
+    file's own, and stderr names it. The server gets all that is asked, so it is on this machine,
+    and of nobody's choice but the user's who keeps prompts from clouds. Raises `UsageError`.
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}
@@ -153,6 +154,15 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
 
         if runs_code(chosen.router):
             barred["router"] = f"{chosen.router!r} would run code"
+    if "edge" in of_file and is_url(url := with_scheme(chosen.edge)):
+        from edgewise.cloud.hosts import is_here
+
+        keeps = {"redact": chosen.redact not in (None, "off"), "cloud": chosen.cloud == "none"}
+        asked = [name for name in ("cloud_hosts", *keeps) if keeps.get(name, True)]
+        private = [name for name in asked if name in places and name not in of_file]
+        if private or not is_here(url):
+            why = f"{settings.spelled(private[0])} is set" if private else "it is elsewhere"
+            barred["edge"] = f"{chosen.edge!r} would get every prompt, and {why}"
     for name in barred.keys() & of_file.keys():
         raise UsageError(
             f"{settings.spelled(name)} cannot be set in {of_file[name]} ({barred[name]})",

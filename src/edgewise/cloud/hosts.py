@@ -1,7 +1,7 @@
 """Allowed hosts of clouds and of edge models' servers, and the keys sent to them."""
 
 from collections.abc import Sequence
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -12,15 +12,16 @@ from edgewise.settings import Settings, spelled
 
 _PORTS = {"http": 80, "https": 443}
 
-_NEAR = tuple(
-    map(
-        ip_network,
-        (
-            *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
-            *("::1/128", "fc00::/7", "fe80::/10"),
-        ),
-    )
+_HERE = tuple(map(ip_network, ("127.0.0.0/8", "::1/128")))
+_PRIVATE = (
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "169.254.0.0/16",
+    "fc00::/7",
+    "fe80::/10",
 )
+_NEAR = (*_HERE, *map(ip_network, _PRIVATE))
 """Loopback, private networks (RFC 1918, RFC 4193) and link-local addresses."""
 
 
@@ -89,12 +90,18 @@ def require_near(url: str, hosts: Sequence[Host] | None) -> None:
         )
 
 
-def _is_near(name: str) -> bool:
+def is_here(url: str) -> bool:
+    """Whether a URL leads to this machine, for whoever reads it."""
+    host = _host_in(url)
+    return host is not None and _is_near(host.name, _HERE)
+
+
+def _is_near(name: str, networks: Sequence[IPv4Network | IPv6Network] = _NEAR) -> bool:
     try:
         address = ip_address(name)
     except ValueError:
         return name == "localhost"
-    return any(address in network for network in _NEAR)
+    return any(address in network for network in networks)
 
 
 def _host_in(url: str) -> Host | None:

@@ -239,12 +239,16 @@ def private_file(path: Path, flags: int) -> int:
             raise
         raise OSError(error.errno, _NO_FILE) from error
     try:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != getattr(os, "geteuid", int)():
-            raise OSError(errno.EINVAL, _NO_FILE)
+        require_own(os.fstat(descriptor))
         if hasattr(os, "fchmod"):
             os.fchmod(descriptor, 0o600)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def require_own(about: os.stat_result) -> None:
+    """Raises `OSError` for what is no regular file of this user's."""
+    if not stat.S_ISREG(about.st_mode) or about.st_uid != getattr(os, "geteuid", int)():
+        raise OSError(errno.EINVAL, _NO_FILE)

@@ -3,12 +3,14 @@
 import logging
 import os
 import sqlite3
+import threading
 import time
-from contextlib import closing
+import weakref
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from edgewise.cloud.record import private_file
+from edgewise.cloud.record import require_own
 from edgewise.errors import UsageError
 
 _TABLE = (
@@ -17,6 +19,12 @@ _TABLE = (
 )
 _SET = "INSERT OR REPLACE INTO spent VALUES (?, ?, ?)"
 _GET = "SELECT amount FROM spent WHERE day = ? AND currency = ?"
+
+_LOCK = threading.Lock()
+"""Of all files: none is made, and closed, while another thread has SQLite's locks on it."""
+
+_SECONDS = 10.0
+"""Timeout of waiting for other processes."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +40,8 @@ class DailyTotal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._warned = False
+        self._db: sqlite3.Connection | None = None
+        self._inode: tuple[int, int] | None = None
 
     def require_usable(self) -> None:
         """Raises `UsageError` where nothing can be read or added."""
@@ -59,19 +69,43 @@ class DailyTotal:
             return False
 
     def _add(self, day: str, currency: str, cost: Decimal, most: Decimal | None) -> bool:
+        with _LOCK:
+            db = self._connected()
+            try:
+                # Nobody else reads a sum that is about to change.
+                db.execute("BEGIN IMMEDIATE")
+                row = db.execute(_GET, (day, currency)).fetchone()
+                # Less than nothing would be credit.
+                found = max(Decimal(str(row[0])) if row else Decimal(0), Decimal(0))
+                if not found.is_finite():
+                    raise InvalidOperation(f"{found} is not a sum")
+                if most is not None and cost > 0 and found + cost > most:
+                    return False
+                db.execute(_SET, (day, currency, str(max(found + cost, Decimal(0)))))
+                db.execute("COMMIT")
+                return True
+            finally:
+                if db.in_transaction:
+                    db.rollback()
+
+    def _connected(self) -> sqlite3.Connection:
+        """The one connection, or another where the file is another one.
+
+        By POSIX a process that closes a file loses all its locks on it, those of other threads too.
+        So a file that is there is never opened but by SQLite.
+        """
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(private_file(self.path, os.O_RDWR))
-        with closing(sqlite3.connect(self.path, isolation_level=None)) as file:
-            file.execute(_TABLE)
-            # Nobody else reads a sum that is about to change.
-            file.execute("BEGIN IMMEDIATE")
-            row = file.execute(_GET, (day, currency)).fetchone()
-            # Less than nothing would be credit.
-            found = max(Decimal(str(row[0])) if row else Decimal(0), Decimal(0))
-            if not found.is_finite():
-                raise InvalidOperation(f"{found} is not a sum")
-            if most is not None and cost > 0 and found + cost > most:
-                return False
-            file.execute(_SET, (day, currency, str(max(found + cost, Decimal(0)))))
-            file.execute("COMMIT")
-            return True
+        with suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        about = self.path.lstat()
+        require_own(about)
+        inode = about.st_dev, about.st_ino
+        if self._db is None or self._inode != inode:
+            self.path.chmod(0o600)
+            if self._db is not None:
+                self._db.close()
+            db = sqlite3.connect(self.path, _SECONDS, isolation_level=None, check_same_thread=False)
+            weakref.finalize(self, db.close)
+            self._db, self._inode = db, inode
+        self._db.execute(_TABLE)
+        return self._db

@@ -5,11 +5,15 @@ loop calls `admits` before a consult, `sent` after it, `cost` for events, `close
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from decimal import Decimal
 from functools import cached_property
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgewise.cloud.base import CloudModel
 from edgewise.completion import Completion, Sent
@@ -22,6 +26,9 @@ from edgewise.events import AnswerCost
 
 UNLIMITED = 1 << 30
 """Requests of a consult that no limit bounds."""
+
+REMEMBERED = 64
+"""Answers whose ids a provider's cache may hold."""
 
 
 class Limits(NamedTuple):
@@ -68,6 +75,7 @@ class Billing:
         if self.limits.day is not None and daily is not None:
             daily.require_usable()
         self._lock = threading.Lock()
+        self._sent = deque[NDArray[np.int32]](maxlen=REMEMBERED)
         self.forget()
 
     def savings(self) -> AnswerCost:
@@ -81,6 +89,22 @@ class Billing:
             self.sums = CostReport(
                 billed + report.billed, alone + report.alone, answers + report.answers
             )
+
+    def remember(self, ids: Sequence[int]) -> None:
+        """Keep what a provider was sent, all of an answer's."""
+        with self._lock:
+            self._sent.append(np.asarray(ids, np.int32))
+
+    def sent_before(self, ids: Sequence[int]) -> int:
+        """How many of the first `ids` an earlier answer's consults have sent."""
+        wanted, most = np.asarray(ids, np.int32), 0
+        with self._lock:
+            earlier = list(self._sent)
+        for one in earlier:
+            length = min(len(one), len(wanted))
+            differ = one[:length] != wanted[:length]
+            most = max(most, int(differ.argmax()) if differ.any() else length)
+        return most
 
     def forget(self) -> None:
         """Begin new sums; limits are not touched."""
@@ -128,7 +152,7 @@ class _Call(NamedTuple):
     """A consult after `position` ids, of which the answer is `written` tokens.
 
     It has `tokens` prompt tokens, takes at most so many `requests` for so many tokens `each`, and
-    is `likely` billed so much.
+    is `likely` billed so much. `before` of the ids were sent before it.
     """
 
     position: int
@@ -139,6 +163,7 @@ class _Call(NamedTuple):
     likely: BilledTokens
     sent: Sent
     future: "Future[Completion]"
+    before: int = 0
 
     def dearest(self, left: int = UNLIMITED) -> BilledTokens:
         """Most that it is billed, if no more requests than those that `left` do."""
@@ -192,6 +217,7 @@ class AnswerCosts:
         self._prefix = 0  # tokens of the prompt that the first consult found cached
         self._last = self._cached = 0  # prompt tokens of the last consult, and those cached then
         self._missed = False
+        self._reached = 0  # ids that were sent, or asked for
 
     def without_edge(self) -> None:
         """The cloud writes all from here on: what it alone would cost is no limit."""
@@ -216,7 +242,9 @@ class AnswerCosts:
 
     def sent(self, ids: Sequence[int], n: int, sent: Sent, future: "Future[Completion]") -> None:
         """A consult is on its way; its outcome is read from `sent` and `future`."""
-        call = self._call(ids, n, sent, future)
+        before = self._reached or self._billing.sent_before(ids)
+        self._reached = len(ids) + n
+        call = self._call(ids, n, sent, future)._replace(before=min(before, len(ids)))
         self._open.append(call)
         self._first = self._first or call
 
@@ -234,6 +262,8 @@ class AnswerCosts:
         """The answer is over: `ids` is all of it. What was booked and not spent is given back."""
         report = self.report(ids)
         self._billing.add(report)
+        if self._reached:
+            self._billing.remember(ids[: self._reached])
         left = self._price.of(report.billed) - self._booked
         if left and self._billing.daily is not None:
             self._billing.daily.add(self._day, self._price.currency, left)
@@ -309,7 +339,12 @@ class AnswerCosts:
         # What is counted exactly here is billed at least, whatever the meter says.
         floor = call.tokens if self._tokens.shared else call.sent.ids
         known, prompt = known and prompt >= floor, max(prompt, floor)
-        cached, output = min(cached or 0, prompt), completion.billed
+        requests = self._requests_of(call, prompt)
+        # No more is cached than was sent before, or by the consult's own requests but the last.
+        most = -(-prompt * call.before // (requests * max(1, call.position)))
+        most += prompt * (max(requests, call.sent.requests) - 1) // requests
+        known, cached = known and (cached or 0) <= most, min(cached or 0, prompt, most)
+        output = completion.billed
         if not output and completion.ids:
             known, output = False, len(completion.ids)
         return BilledTokens(

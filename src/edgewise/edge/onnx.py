@@ -1,7 +1,8 @@
 """Edge models on ONNX Runtime, through onnxruntime-genai: the extra `edgewise[onnx]`.
 
 A model is a folder with `genai_config.json`, as its model builder writes it. That may name
-libraries for the runtime to load, and files anywhere: such a folder is refused. Logits of every id
+libraries for the runtime to load, and files anywhere: such a folder is refused. The library reads
+what was checked, written anew, and no JSON of the folder's. Logits of every id
 come from the graph's output; a hidden state does where the model was built with
 `include_hidden_states`. Each session is a generator with a KV cache of its own, and rolls back by
 `rewind_to`. A pass holds Python's global lock, so threads take turns with it.
@@ -12,8 +13,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -37,6 +40,12 @@ CONFIG = "genai_config.json"
 _WEIGHTS = re.compile(r"\.onnx|\.data$|\.bin$")
 _PLAIN = re.compile(r"[\w-][\w. -]*")
 _LIBRARY = re.compile(r"(?i)\.(so|dll|dylib)\b")
+_WORD = re.compile(r"[\w+-]*|-?\d+\.\d+")
+"""A runtime's option: no file's name."""
+
+_RUNS = re.compile(r"library|libray|(^|_)libs?(_|$)|plugin|backend_path")
+_WRITES = re.compile(r"profiling|dump|optimized_model|context_enable|cache_enable")
+_LEADS = re.compile(r"(?<!pro)file|path|(^|[._])dir|load_config")
 _QUALCOMM = re.compile(r"(lib)?Qnn(Htp|Gpu|Cpu)\.(dll|so)")
 """Libraries of the runtime's own that a model for Qualcomm's chips has to name."""
 
@@ -65,31 +74,50 @@ class _Config(msgspec.Struct, frozen=True):
     model: OnnxDescription
 
 
-def read_onnx_folder(folder: Path) -> OnnxDescription:
-    """Read and check `folder`. Raises `ModelError` for what is no language model, or not safe."""
+def read_onnx_folder(folder: Path) -> tuple[OnnxDescription, dict[str, Any]]:
+    """What `folder` holds, and its whole config.
+
+    Raises `ModelError` for what is no language model, or not safe.
+    """
     path = folder / CONFIG
-    raw = read_json(path, dict[str, object])
+    raw = read_json(path, dict[str, Any])
     if raw is None:
         raise ModelError(
             f"{str(folder)!r} holds no {CONFIG}",
             hint="name a folder that onnxruntime-genai's model builder has written",
         )
-    for key, value in _strings(raw):
-        _check_entry(path, key, value)
+    for key, value, option in _entries(raw):
+        _check_entry(path, key, value, option=option)
     try:
         model = msgspec.convert(raw, _Config).model
     except msgspec.ValidationError as error:
         raise damaged(path, f"is no description of a language model ({error})") from error
-    described = raw["model"]
-    assert isinstance(described, dict)
-    others = [part for part in _OTHER_PARTS if part in described]
+    others = [part for part in _OTHER_PARTS if part in raw["model"]]
     if others:
         raise ModelError(
             f"{str(folder)!r} is a model of the kind {model.type!r} with {others[0]!r}, and no "
             "decoder-only language model",
             hint="choose one that is",
         )
-    return model
+    return model, raw
+
+
+@contextmanager
+def _checked_alone(folder: Path, config: dict[str, Any]) -> Generator[str]:
+    """A private folder: the checked `config`, and links to the files of `folder` but its JSON."""
+    written = json.dumps(config, ensure_ascii=False, allow_nan=False)
+    if "\\" in written:  # escapes, which not every parser reads alike
+        raise damaged(folder / CONFIG, "has names with signs that no name has")
+    with TemporaryDirectory(prefix="edgewise-", ignore_cleanup_errors=True) as private:
+        for path in folder.absolute().iterdir():
+            if path.suffix.casefold() != ".json":
+                link = Path(private) / path.name
+                try:
+                    link.symlink_to(path, path.is_dir())
+                except OSError:  # Windows keeps these for administrators
+                    link.hardlink_to(path)
+        (Path(private) / CONFIG).write_text(written, encoding="utf-8")
+        yield private
 
 
 def build_files(folder: Path) -> list[Path]:
@@ -98,24 +126,32 @@ def build_files(folder: Path) -> list[Path]:
     return [folder / CONFIG, *(path for path in held if _WEIGHTS.search(path.name))]
 
 
-def _strings(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+def _entries(value: object, key: str = "", option: bool = False) -> Iterator[tuple[Any, ...]]:
+    """Key, value, and whether it is an option of the runtime's or of a provider's."""
     if isinstance(value, dict):
+        option = option or key.casefold().endswith("_options")
         for name, inner in value.items():
-            yield from _strings(inner, str(name))
+            yield from _entries(inner, str(name), option)
     elif isinstance(value, list):
         for inner in value:
-            yield from _strings(inner, key)
+            yield from _entries(inner, key, option)
     else:
-        yield key, value
+        yield key, value, option
 
 
-def _check_entry(path: Path, key: str, value: object) -> None:
+def _check_entry(path: Path, key: str, value: object, *, option: bool) -> None:
     """Raise `ModelError` for what would run code, write files, or read outside the folder."""
     named = key.casefold()
     text = value if isinstance(value, str) else ""
-    runs = "library" in named or bool(_LIBRARY.search(text) and not _QUALCOMM.fullmatch(text))
-    writes = named == "enable_profiling" or "optimized_model" in named
-    leads = bool(text) and not _PLAIN.fullmatch(text) and re.search("file|path|dir", named)
+    if named == "backend_path" and _QUALCOMM.fullmatch(text):
+        return
+    runs = _RUNS.search(named) or _LIBRARY.search(text)
+    writes = _WRITES.search(named)
+    leads = text and (
+        not _WORD.fullmatch(text) or _LEADS.search(named)
+        if option
+        else _LEADS.search(named) and not _PLAIN.fullmatch(text)
+    )
     if runs or writes or leads:
         does = "loads a library" if runs else "writes files" if writes else "leads elsewhere"
         raise ModelError(
@@ -184,9 +220,10 @@ class OnnxModel(EngineModel):
     def _load(self, options: EdgeOptions) -> None:
         """With "auto" GPU layers the model runs where its config says, with 0 on the CPU."""
         self.threads = options.threads or default_threads()
-        described = read_onnx_folder(self.path)
+        described, config = read_onnx_folder(self.path)
         self.context = self._context_for(described.context_length)
-        self._model = self._opened(options.gpu_layers)
+        with _checked_alone(self.path, config) as private:
+            self._model = self._opened(private, options.gpu_layers)
         self.build = f"{self.engine} on {self._model.device_type}"
         names, size = described.decoder.outputs, described.vocab_size
         outputs = names.logits, names.hidden_states
@@ -209,12 +246,12 @@ class OnnxModel(EngineModel):
     def _free(self) -> None:
         self._model = None
 
-    def _opened(self, gpu_layers: int | Literal["auto"]) -> Any:
+    def _opened(self, folder: str, gpu_layers: int | Literal["auto"]) -> Any:
         require_one_device("onnx", gpu_layers)
         session = {"intra_op_num_threads": self.threads, "log_severity_level": _SILENT}
         # The library looks for the last id that is no padding, and beyond the first where all are.
         ours = {"model": {"pad_token_id": _NO_ID, "decoder": {"session_options": session}}}
-        config = self._library.Config(str(self.path))
+        config = self._library.Config(folder)
         config.overlay(json.dumps(ours))
         if gpu_layers == 0:
             config.clear_providers()

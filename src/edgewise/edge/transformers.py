@@ -12,6 +12,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from edgewise.edge.base import EdgeOptions
 from edgewise.edge.engine import EngineModel, default_threads, imported
 from edgewise.edge.hub.folder import (
@@ -21,6 +23,7 @@ from edgewise.edge.hub.folder import (
     count_weights,
     damaged,
     read_config,
+    read_json,
     require_one_device,
     weight_files,
 )
@@ -32,8 +35,9 @@ def load_folder(
     torch: Any, transformers: Any, folder: Path, gpu_layers: int | Literal["auto"]
 ) -> tuple[Any, Any]:
     """A `PreTrainedModel`, and the config of its text part. Raises `ModelError` or `UsageError`."""
-    _check_quantization(folder)
-    held = count_weights(weight_files(folder))
+    files = weight_files(folder)
+    _check_config(folder, {path.name for path in files})
+    held = count_weights(files)
     require_one_device("transformers", gpu_layers)
     found = torch.accelerator.current_accelerator(check_available=True)
     device = "cpu" if gpu_layers == 0 or found is None else str(found.type)
@@ -57,8 +61,19 @@ def load_folder(
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
 
-def _check_quantization(folder: Path) -> None:
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def _check_config(folder: Path, weights: set[str]) -> None:
     config = read_config(folder, "transformers'")
+    # The library opens whatever an index names: pickles, and files elsewhere.
+    for path in folder.iterdir():
+        index = read_json(path, _Index) if path.name.casefold().endswith(".index.json") else None
+        if index is not None and not weights.issuperset(index.weight_map.values()):
+            raise damaged(path, "names weights that are no safetensors of this folder")
+    if config.transformers_weights and "index" in str(config.transformers_weights):
+        raise damaged(folder / "config.json", "names an index of weights")
     if config.quantization_config or config.quantization:
         kind = (config.quantization_config or {}).get("quant_method") or "in MLX form"
         raise ModelError(

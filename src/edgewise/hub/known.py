@@ -47,7 +47,7 @@ KNOWN = {
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     ),
 }
-"""Short names, which a file or folder of the same name goes before."""
+"""Short names."""
 
 
 def known_file(name: str) -> Path:

@@ -4,9 +4,12 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from html import unescape
+from unicodedata import normalize
 
 from msgspec.structs import replace
 
+from edgewise.cloud.redaction.normal import letters
 from edgewise.prompts import Message
 
 KEPT = 100_000
@@ -24,18 +27,53 @@ BEGUN = 64
 MOST_COMPARED = 1 << 28
 """Bytes that are compared to know whether a text is local; one that needs more is."""
 
-_ESCAPED = re.compile(r"\\[nrt]")
-_DROPPED = bytes(code for code in range(128) if not chr(code).isalnum())
+_ESCAPE = re.compile(r"(?i)(?<!\\)\\++(?:u([0-9a-f]{4})|u[0-9a-f]{0,3}\Z|[bfnrt])")
+"""An escape of JSON's, however often it was quoted; at the end half of one."""
+
+_ENTITY = re.compile(r"(?i)&(?:#\d{1,7}|#x[0-9a-f]{1,6}|\w{2,31});")
+
+_ANEW = re.compile(
+    r"</think(?:ing)?>|\[/THINK\]|<\|message\|>|\[ARGS\]|\"(?:arguments|parameters)\"\s{0,9}:"
+)
+"""Behind these signs an answer has a part of its own, which clients send back by itself."""
+
+_TAIL = 40
+"""Characters that may be the beginning of such a sign."""
+
+_QUOTED = 2
+"""Most times that a text is quoted, as in JSON inside JSON."""
 
 
 def _letters(text: str) -> bytes:
-    """The letters and digits: blanks, quotes and JSON's escapes differ from copy to copy."""
-    return _ESCAPED.sub("", text).encode("utf-8", "surrogatepass").translate(None, _DROPPED)
+    """The letters and digits: all else differs from copy to copy, and how they are written."""
+    for _ in range(_QUOTED):
+        text = _ESCAPE.sub(lambda found: chr(int(found[1] or "20", 16)), text)
+        text = _ENTITY.sub(lambda found: unescape(found[0]), text)
+    # Halves of what JSON writes as two, put together.
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "ignore")
+    return normalize("NFC", letters(text)).encode()
 
 
 def _plain(text: str) -> bytes:
     """The part of a text that is compared: its letters, or all of it without letters."""
     return _letters(text) or text.encode("utf-8", "surrogatepass")
+
+
+class LocalAnswer:
+    """An answer to local messages, remembered up to each token: a client may stop at any."""
+
+    def __init__(self, known: "LocalMessages", owner: str) -> None:
+        self._known, self._owner = known, owner
+        self._text, self._begins = "", True
+
+    def wrote(self, text: str) -> None:
+        """It goes on with `text`."""
+        *before, self._text = _ANEW.split(self._text + text)
+        self._begins = self._begins or bool(before)
+        if self._begins:
+            self._begins = self._known.writing(self._text, owner=self._owner)
+        else:
+            self._text = self._text[-_TAIL:]
 
 
 class _Texts:

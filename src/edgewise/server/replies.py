@@ -23,6 +23,7 @@ from edgewise.grammar.calls import CallBegun, CallReader, Part, Said
 from edgewise.server.answering import AnswerEvent, DecodeRequest, Ticket
 from edgewise.server.callers import caller_of
 from edgewise.server.errors import ApiError, refusal_of, shown
+from edgewise.server.local_messages import LocalAnswer
 from edgewise.server.models import pair_of
 from edgewise.server.requests import AnswerRequest, OpenAIRequest, ignored, ignored_header
 
@@ -349,17 +350,14 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
         names = [*ignored(writer.request), *(f"tools.{shown(keyword)}" for keyword in unheld)]
         if local:
             answering.local.answered(decoding.messages, owner=caller.name)
-        text, beginning = "", local
+        answer = LocalAnswer(answering.local, caller.name)
 
         def seen(event: AnswerEvent) -> AnswerEvent:
-            nonlocal text, beginning
             request.app.state.metrics.count(event)
             if isinstance(event, Token):
                 request.state.written[event.source] += 1
-            if beginning and isinstance(event, Token | Finished):
-                # Up to each token: the client may leave at any of them.
-                text += event.text
-                beginning = answering.local.writing(text, owner=caller.name)
+            if local and isinstance(event, Token | Finished):
+                answer.wrote(event.text)
             return caller.seen(event)
 
         events = answering.events(decoding, prompt, grammar, ticket, seen=seen)

@@ -59,7 +59,7 @@ def check(router: Folder, chosen: Settings) -> None:
     """Load a checkpoint against its edge model and score a few tokens; exit code 2 on a problem."""
     folder = _folder(router)
     loaded = {name: getattr(chosen, name) for name in (*_LOADED, *_READ)}
-    one = Settings(cloud="none", router=str(folder), **loaded)
+    one = Settings(cloud="none", router=router, **loaded)  # a folder of the hub's cache is no path
     with open_pair(one) as opened:
         card, model = opened.card, opened.edge.name
         assert card is not None

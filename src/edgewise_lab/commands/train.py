@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress as Bar
 
+from edgewise.addresses import is_path
 from edgewise.cli import render
 from edgewise.cli.options import MACHINE, ONE_VOCABULARY, takes
 from edgewise.costs.price import price_of
@@ -105,7 +106,8 @@ def train(
         for warning in read_card(out).warnings():
             render.warn(warning)
     if stage in (None, "calibrate"):
-        use = f"Use it with --router {out}; edgewise router show {out} says what it is."
+        made = out if is_path(str(out)) else f"./{out}"
+        use = f"Use it with --router {made}; edgewise router show {made} says what it is."
         render.out.print(use)
 
 

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, Protocol, cast, get_args
 from edgewise.addresses import from_home
 from edgewise.errors import UsageError
 from edgewise.registry import Registry
+from edgewise.settings import file_bytes
 
 Treatment = Literal["mask", "local", "allow"]
 """Shown as a placeholder; or never sent, nor anything after it; or shown as it is."""
@@ -111,9 +112,10 @@ def words_of(files: Sequence[str]) -> tuple[str, ...]:
     """The words of these files, one a line. Raises `UsageError`."""
     lines = list[str]()
     for name in files:
+        content = file_bytes(from_home(name), f"The word list {name!r}", most=8 * MOST * LONGEST)
         try:
-            lines += from_home(name).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            lines += content.decode("utf-8").splitlines()
+        except UnicodeDecodeError as error:
             raise UsageError(
                 f"The word list {name!r} cannot be read ({error})", hint="give a file in UTF-8"
             ) from error

@@ -184,20 +184,23 @@ class RedactedContext:
         return self._known.replaced(text, self._known.places(text, found))
 
 
+_letters = lru_cache(1 << 14)(letters)
+
+
 def _is_open(text: str, places: Sequence[Span], known: Placeholders) -> bool:
     """Whether the end may be half a known word, however it is divided and capitalised."""
-    words = sorted(filter(None, map(letters, known.names)))
+    words = sorted(filter(None, map(_letters, known.names)))
     if places and places[-1].end >= len(text.rstrip()):
         word = text[places[-1].start : places[-1].end]
         # It would have one placeholder now and another when it is whole.
-        return word not in known.names and _begins(letters(word), words)
+        return word not in known.names and _begins(_letters(word), words)
     begins = (
         at
         for at in range(max(0, len(text) - TAIL), len(text))
         if (at == 0 or not text[at - 1].isalnum() or is_unspaced(text[at]))
         and not any(one.start < at < one.end for one in places)
     )
-    return any(_begins(letters(text[at:]), words) for at in begins)
+    return any(_begins(_letters(text[at:]), words) for at in begins)
 
 
 def _begins(begun: str, words: Sequence[str]) -> bool:

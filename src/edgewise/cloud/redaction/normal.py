@@ -7,7 +7,6 @@ full-width and composed forms).
 import re
 import unicodedata
 from collections.abc import Iterator
-from functools import lru_cache
 
 from edgewise.cloud.redaction.base import Span
 
@@ -15,17 +14,21 @@ from edgewise.cloud.redaction.base import Span
 _OTHER = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]+")
 
 # They change what stands before them, if anything, and are no signs of a text's.
-_UNSEEN = re.compile("[\u034f\u115f\u3164\ufe00-\ufe0f]")
+_UNSEEN = re.compile("[\u034f\u115f\u1160\u3164\ufe00-\ufe0f\uffa0]")
+
+_NO_LETTER = re.compile(r"[\W_]+")
 
 _Piece = tuple[str, int, int]
 """A part of a normalized text, and where its source begins and ends."""
 
 
-@lru_cache(1 << 14)
 def letters(text: str) -> str:
-    """Letters and digits alone, without accents and in small letters."""
-    read = unicodedata.normalize("NFKD", Normal(text).text)
-    return "".join(filter(str.isalnum, read)).lower()
+    """Letters and digits alone, without accents and in small letters.
+
+    Of two texts in a row they are those of the one and then the other's.
+    """
+    read = unicodedata.normalize("NFKD", _UNSEEN.sub("", text)).casefold()
+    return _NO_LETTER.sub("", read)
 
 
 class Normal:

@@ -6,7 +6,7 @@ placeholder is itself replaced (`<TEXT_1>`), so it cannot forge one.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from edgewise.cloud.redaction.base import Span
@@ -32,13 +32,40 @@ _OPENS, _CLOSES = r"(?:<|\uff1c|&lt;)", r"(?:>|\uff1e|&gt;)"
 _BETWEEN = r"(?:\\?[\s_-]){0,3}"
 
 
-_CALL = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<function=|<\|python_tag\|>")
+_CALL = re.compile(
+    r"""(?imx) <[|\uff5c]?(?:\w{1,24}[:_\u2581.-])?(?:tool|function|invoke|call|python_tag)\W?
+    | \[TOOL_CALLS\] | \bto=functions\. | ```\s?tool | ^\s{0,9}action(?:\ input)?:
+    | ^\s{0,9}\[\w{1,99}\(
+    | "(?:arguments|parameters|args|params|tool_input|action_input)"\s{0,9}:"""
+)
+"""Beginnings of tool calls, as models write them and as agents read them."""
+
 # A string of the call may hold the sign alone, but no line's end.
 _CALL_ENDS = "}\n</tool_call>"
-_BARE_CALL = re.compile(
-    r"\s{0,9}\{\s{0,9}\"name\"\s{0,9}:\s{0,9}\"[^\"]{0,200}\",\s{0,9}\"(?:arguments|parameters)\"\s{0,9}:"
+_JSON = re.compile(r"[{}\[\]]|\"(?:[^\"\\]|\\.)*+\"?", re.DOTALL)
+
+_ELEMENT = re.compile(r"(?m)(?:^[ \t]*|(?<=>))<([A-Za-z][\w.:-]*+)[^<>]*+>")
+_NAMES = """
+a abbr answer article aside b blockquote body br caption center cite code dd del details div dl dt
+em figcaption figure footer h1 h2 h3 h4 h5 h6 head header hr html i ins kbd li main mark nav ol p
+pre q reasoning s samp section small span strong sub summary sup table tbody td tfoot th thead think
+thinking title tr u ul var
+"""
+_OF_TEXT = frozenset(_NAMES.split())
+"""Elements that no agent reads as a call."""
+
+_ADDRESS = re.compile(r"(?i)(?:\\?/){2}|www\.")
+_TAG = re.compile(
+    r"(?i)<[a-z][\w.:-]*+[\s/](?:[^>\"']|\"[^\"]*+\"|'[^']*+')*+(?:[\"'][^\"']*\Z)?(>?)"
 )
-"""Beginnings of tool calls in models' formats, and of the one format without a sign before it."""
+_LINKS = [
+    (re.compile(begins, re.IGNORECASE), end)
+    for begins, end in ((r"\]\(", ")"), (r"\](?:\(|:\s{0,9})<", ">"), (r"\burl\(", ")"))
+]
+"""What begins an address in Markdown and CSS, and what ends it."""
+
+_VALUE = re.compile(r"[\s/\"'][\w:-]+\s{0,9}=\s{0,9}([\"'])")
+_PARTS = re.compile(r"[/\\&:]")
 
 
 class Restored(NamedTuple):
@@ -133,8 +160,9 @@ class Placeholders:
     def restored(self, begun: str, reply: str, *, ended: bool) -> Restored:
         """A reply with the words put back, up to what is no placeholder, or none yet.
 
-        `begun` is the answer before it, as it is here. In a call of a tool a placeholder stays what
-        it is, unless the call has its word already: nobody but the edge says what a tool is told.
+        `begun` is the answer before it, as it is here. In a call of a tool, and in an address, a
+        placeholder stays what it is, unless its word stands there already: nobody but the edge says
+        what a tool or another host is told.
         """
         words = {name: word for word, name in self.names.items()}
         half = self._forms.open_from(reply)
@@ -145,9 +173,9 @@ class Placeholders:
             before = text[at : one.start]
             if word is None:
                 return Restored("".join([*parts, before]), tuple(whole), "unknown")
-            call = _call(begun + "".join([*parts, before]))
             literal = self.names[word].startswith(f"<{LITERAL}_")
-            if call is not None and not literal and Normal(word).text not in Normal(call).text:
+            plain, told = Normal(word).text, _told(begun + "".join([*parts, before]))
+            if not literal and any(plain not in Normal(part).text for part in told):
                 word = text[one.start : one.end]
             parts += [before, word]
             length += len(before)
@@ -168,13 +196,51 @@ def _named(label: str, number: int) -> str:
     return f"<{label}_{number}>"
 
 
-def _call(text: str) -> str | None:
-    """The call of a tool that is open at an answer's end; None where there is none."""
-    if _BARE_CALL.match(text):
-        return text
-    begins = [one.end() for one in _CALL.finditer(text)]
-    call = text[begins[-1] :] if begins else ""
-    return None if not begins or _CALL_ENDS in call else call
+def _told(text: str) -> Iterator[str]:
+    """What is open at an answer's end and is read by more than people: calls and addresses."""
+    yield from _open(text, _CALL, _is_over)
+    yield from _open(text, _ELEMENT, _is_closed)
+    run = "" if text[-1:].isspace() else "".join(text.split()[-1:])
+    if _ADDRESS.search(run):
+        yield run
+    for begins, end in _LINKS:
+        yield from _open(text, begins, lambda one, end=end: _follows(one, end))
+    yield from (one[0] for one in _TAG.finditer(text) if not one[1] and "=" in one[0])
+    yield from _open(
+        text, _VALUE, lambda one: _follows(one, one[1]) or not _PARTS.search(text, one.end())
+    )
+
+
+def _open(
+    text: str, begins: re.Pattern[str], is_over: Callable[[re.Match[str]], bool]
+) -> Iterator[str]:
+    """The text behind the last beginning that is not over, if there is one."""
+    for one in reversed(list(begins.finditer(text))):
+        if not is_over(one):
+            yield text[one.end() :]
+            return
+
+
+def _follows(one: re.Match[str], end: str) -> bool:
+    return one.string.find(end, one.end()) >= 0
+
+
+def _is_over(sign: re.Match[str]) -> bool:
+    """Whether a call has ended; of most forms nobody knows."""
+    if sign[0].lower() == "<tool_call>":
+        return _follows(sign, _CALL_ENDS)
+    depth = 0
+    for one in _JSON.finditer(sign.string, sign.end()) if sign[0][0] == '"' else ():
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(one[0], 0)
+        if depth < 0:
+            return True
+    return False
+
+
+def _is_closed(opens: re.Match[str]) -> bool:
+    """Whether an element has ended, if it is one that an agent may read as a call."""
+    name = opens[1]
+    return name.isupper() or name.lower() in _OF_TEXT or _follows(opens, f"</{name}>")
 
 
 def _occurrences(text: str, word: str) -> list[int]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,9 @@ MAX_CONFIG = 4 << 20
 
 DESCRIPTIONS = (".json", ".jinja", ".txt")
 """Files beside the weights that an engine may read."""
+
+MAX_HEADER = 100_000_000
+"""Most bytes that safetensors has for its names and shapes."""
 
 MAX_PARTS = 4096
 """Most layers, or experts of a layer, that a description may have built."""
@@ -41,6 +45,7 @@ class HubConfig(msgspec.Struct):
     architectures: list[str] | None = None
     model_type: str | None = None
     model_file: Any = None
+    transformers_weights: Any = None
     is_encoder_decoder: bool = False
     quantization_config: dict[str, Any] | None = None
     quantization: dict[str, Any] | None = None
@@ -146,11 +151,24 @@ def read_json(path: Path, kind: type[_T]) -> _T | None:
     """
     data = read_bytes(path)
     try:
-        return None if data is None else msgspec.convert(json.loads(data), kind)
+        return None if data is None else msgspec.convert(parsed(data), kind)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise damaged(
             path, f"is not what a model's folder holds under this name ({error})"
         ) from error
+
+
+def parsed(data: bytes) -> Any:
+    """The JSON of a file. Raises `ValueError` for a key twice: readers differ in which counts."""
+    return json.loads(data, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"it has the key {twice[:200]!r} twice")
+    return made
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -171,9 +189,11 @@ def count_weights(files: Sequence[Path]) -> int:
     count = 0
     for path in files:
         try:
+            with path.open("rb") as file:  # another parser may read the other of two
+                parsed(file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER)))
             with safe_open(path, framework="numpy") as tensors:
                 shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError) as error:
+        except (SafetensorError, OSError, ValueError, RecursionError) as error:
             raise damaged(path, f"is truncated or damaged ({str(error)[:200]})") from error
         count += sum(map(math.prod, shapes))
     return count

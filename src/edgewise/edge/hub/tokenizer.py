@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from edgewise.edge.hub.folder import damaged, explained, read_bytes, read_json
+from edgewise.edge.hub.folder import damaged, explained, parsed, read_bytes, read_json
 from edgewise.errors import ModelError, UsageError
 
 TOKENIZER = "tokenizer.json"
@@ -115,10 +115,11 @@ def _checked(path: Path) -> tuple[_File, _Model]:
             hint="save the model's fast tokenizer there, or name a GGUF of the model",
         )
     try:
+        parsed(data)  # where a key stands twice, the library may read the other
         file = msgspec.json.decode(data, type=_File)
         model = msgspec.json.decode(file.model, type=_Model)
         grows = _growth(msgspec.json.decode(file.normalizer))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise damaged(path, f"is not a tokenizer ({error})") from error
     if not _is_byte_level(file) and not model.byte_fallback:
         raise ModelError(
