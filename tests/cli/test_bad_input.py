@@ -70,7 +70,7 @@ RUN = f"""
 --edge= | There is no file ''
 --edge={NOWHERE}\r | '{NOWHERE}\\r'
 --edge=broken.txt | is not a GGUF file
---edge=cut.gguf | truncated, damaged
+--edge=cut.gguf | is cut off
 --edge=lfm2.gguf --cloud=none --router=./reads.py:Reads | no hidden states
 --edge=bpe.gguf --cloud-tokenizer=other.gguf | 'none'
 --cloud=other.gguf --cloud-tokenizer=other.gguf | 'other.gguf'
