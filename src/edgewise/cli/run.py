@@ -21,7 +21,7 @@ from edgewise.grammar.schema import MAX_SCHEMA
 from edgewise.loop.decoder import collect
 from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, require_text
-from edgewise.settings import Settings, file_bytes
+from edgewise.settings import Settings, file_bytes, unmarked
 
 _PATIENCE = 3.0
 """Seconds after which it is said what is waited for."""
@@ -143,7 +143,7 @@ def _from_stdin() -> str:
         data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
     finally:
         waiting.cancel()
-    return data.decode("utf-8", "surrogateescape")
+    return unmarked(data).decode("utf-8", "surrogateescape")
 
 
 def _schema(path: Path) -> dict[str, object]:

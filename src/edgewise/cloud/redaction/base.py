@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, Protocol, cast, get_args
 from edgewise.addresses import from_home
 from edgewise.errors import UsageError
 from edgewise.registry import Registry
+from edgewise.settings import unmarked
 
 Treatment = Literal["mask", "local", "allow"]
 """Shown as a placeholder; or never sent, nor anything after it; or shown as it is."""
@@ -112,7 +113,7 @@ def words_of(files: Sequence[str]) -> tuple[str, ...]:
     lines = list[str]()
     for name in files:
         try:
-            lines += from_home(name).read_text(encoding="utf-8").splitlines()
+            lines += unmarked(from_home(name).read_bytes()).decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(
                 f"The word list {name!r} cannot be read ({error})", hint="give a file in UTF-8"

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from edgewise.errors import EdgewiseError, ModelError, UsageError
+from edgewise.settings import unmarked
 
 MAX_CONFIG = 4 << 20
 """Largest description that is read, bytes."""
@@ -126,13 +127,13 @@ def _counts(described: object) -> Generator[tuple[str, int]]:
 
 
 def read_bytes(path: Path, most: int = MAX_CONFIG) -> bytes | None:
-    """Bytes of a file; None if it does not exist. Raises `ModelError`."""
+    """A file without a byte order mark; None if it does not exist. Raises `ModelError`."""
     try:
         if not path.is_file():
             return None
         if path.stat().st_size > most:
             raise damaged(path, f"is larger than {most >> 20} MB")
-        return path.read_bytes()
+        return unmarked(path.read_bytes())
     except OSError as error:
         raise ModelError(
             f"{str(path)!r} cannot be read ({error.strerror})", hint="check the model's folder"
