@@ -22,6 +22,14 @@ MAX_FILE = 64 << 10
 _EITHER = {"threshold": "cloud_share", "cloud_share": "threshold"}
 """Settings of which a source gives one."""
 
+_WORDS = {
+    "edge": ("bundled",),
+    "cloud": ("bundled", "none"),
+    "router": ("bundled", "auto"),
+    **dict.fromkeys(("edge_engine", "cloud_engine", "gpu_layers"), ("auto",)),
+}
+"""Words that stand for no path or name; they may be written in any case."""
+
 _AS_UNSET = {"temperature": 0.0}
 """Values that mean, to commands that do not draw, what no value means."""
 
@@ -345,6 +353,9 @@ def _checked(values: Mapping[str, object], where: str) -> Settings:
     given = dict(values)
     if isinstance(clouds := given.get("cloud"), list | tuple):
         given["cloud"] = ",".join(map(str, clouds))
+    for name, words in _WORDS.items():
+        if isinstance(value := given.get(name), str) and value.lower() in words:
+            given[name] = value.lower()
     if isinstance(share := given.get("cloud_share"), str):
         given["cloud_share"] = fraction(share, f"cloud-share in {where}", "cloud_share")
     try:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from edgewise.addresses import without_endpoint
 from edgewise.completion import MOST_IDS
 from edgewise.engines.base import (
     NOBODY,
@@ -300,20 +301,19 @@ def checked_address(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is not an http:// or https:// address of a cloud engine.")
-    path = re.sub(r"(/v1)?(/(chat/)?completions|/messages|/responses)?/*$", "", parts.path)
-    return parts._replace(path=path.rstrip("/")).geturl()
+    return parts._replace(path=without_endpoint(parts.path)).geturl()
 
 
-def require_keyless(url: str) -> None:
+def require_keyless(url: str, role: str = "cloud") -> None:
     """Raises `UsageError`, which does not show it, for an address with a user or a password."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise UsageError(f"Invalid cloud URL ({error})") from error
+        raise UsageError(f"Invalid {role} URL ({error})") from error
     if parts.username or parts.password:
         raise UsageError(
-            "A cloud engine's address holds a key",
-            hint="put the key into EDGEWISE_CLOUD_KEY instead",
+            f"The address of the {role} model holds a key",
+            hint=f"put the key into EDGEWISE_{role.upper()}_KEY instead",
         )
 
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from threading import BoundedSemaphore
 
-from edgewise.addresses import resolve, with_scheme
+from edgewise.addresses import resolve, with_scheme, without_endpoint
 from edgewise.edge.base import PROBES, EdgeAbilities, EdgeModel, EdgeOptions, Needs, Tokenizer
 from edgewise.edge.llamacpp.model import fingerprint_of
 from edgewise.edge.named import open_tokenizer
@@ -42,7 +42,7 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
             hint="set them on the server",
             setting="threads" if options.threads is not None else "gpu_layers",
         )
-    url = with_scheme(address).rstrip("/").removesuffix("/v1")
+    url = without_endpoint(with_scheme(address))
     server = Server(url, key=options.key, sent=options.sent)
     try:
         for kind in _DIALECTS:
