@@ -103,7 +103,6 @@ def of_architecture(name: str) -> Callable[[Path], Path]:
         (holding(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), "git lfs pull"),
         (holding(b"\n<!DOCTYPE html><html>"), "web page"),
         (holding(b'\x40\0\0\0\0\0\0\0{"__metadata__":{}}'), "safetensors"),
-        (holding(b"tjgg" + bytes(99)), "GGML"),
         (holding(b"Entry not found"), "not a GGUF"),
     ],
 )

@@ -30,10 +30,20 @@ MAX_BUFFERS = 1 << 28
 LACKING = "does not hold all weights that its config.json describes ({})"
 """Error text for a folder without all of its weights."""
 
+_LARGE = (".onnx", ".data", ".safetensors", ".model", "tokenizer.json")
+"""Ends of the names of files that Git LFS holds."""
+
 _COUNTED = re.compile(r"layers?$|num_blocks|(num|n)_(\w+_)?experts$")
 _BLOCKS, _BLOCK_BYTES = 64, 65536
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
+
+_INSTEAD = (
+    (rb"version https://git-lfs", "a Git LFS pointer", "fetch the file itself: git lfs pull"),
+    (rb"(?i)\s*<(!doctype|html|\?xml)", "a web page", "download the file, not the page about it"),
+    (rb"\Z", "empty", "download it again"),
+)
+"""How files begin that stand in a model's place: what each is, and what to do."""
 
 _T = TypeVar("_T")
 
@@ -78,7 +88,18 @@ def read_config(folder: Path, form: str) -> HubConfig:
 
 def damaged(path: Path, what: str) -> ModelError:
     """Error for a damaged model file or folder; `what` it is or lacks."""
+    if other := other_form(path):
+        return ModelError(f"{str(path)!r} is {other[0]}", hint=other[1])
     return ModelError(f"{str(path)!r} {what}", hint="download the model again")
+
+
+def other_form(path: Path) -> tuple[str, str] | None:
+    """What was downloaded in a file's place, and what to do; None for any other file."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        begin = file.read(64)
+    return next(((what, hint) for form, what, hint in _INSTEAD if re.match(form, begin)), None)
 
 
 def reason_of(error: BaseException) -> str:
@@ -108,6 +129,9 @@ def explained(folder: Path, engine: str) -> Generator[None]:
     except (EdgewiseError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
+        for one in sorted(folder.glob("*")):
+            if other_form(one) is not None and one.name.endswith(_LARGE):
+                raise damaged(one, "") from error
         without = " without code of the model's own" if "trust_remote_code" in str(error) else ""
         raise ModelError(
             f"{engine} cannot load {str(folder)!r}{without} ({reason_of(error)})",

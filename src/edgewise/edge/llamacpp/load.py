@@ -26,6 +26,7 @@ import msgspec
 
 from edgewise.addresses import bundled, parts_of, user_path
 from edgewise.edge.base import PROBES
+from edgewise.edge.hub.folder import other_form
 from edgewise.edge.kv import BATCH
 from edgewise.edge.llamacpp.cache import LlamaContext
 from edgewise.edge.llamacpp.library import build, llama_cpp
@@ -42,15 +43,6 @@ _LARGEST_RUN = 4 << 30
 """Bytes of the largest file that is asked for a token: a larger one may not fit in memory."""
 
 _AGAIN, _UPDATE = "download it again", "update Edgewise, which brings llama.cpp"
-_BEGINNINGS = (
-    (rb"version https://git-lfs", "a Git LFS pointer", "fetch the file itself: git lfs pull"),
-    (rb"(?i)\s*<(!doctype|html|\?xml)", "a web page", "download the file, not the page about it"),
-    (rb"(?s).{8}\{", "safetensors", "name the folder that it is in, or a GGUF of the model"),
-    (rb"lmgg|fmgg|tjgg|algg", "GGML, the form before GGUF", "name a GGUF of the model"),
-    (rb"$", "empty", _AGAIN),
-)
-"""How files begin that are taken for a GGUF: what each is, and what to do."""
-
 _REASONS = (
     (r"mmproj", "is a projector of images, not a language model", "name the model beside it"),
     (r"up to version|ggml type|unknown (model arch|pre-tok)", "is too new or unknown", _UPDATE),
@@ -84,10 +76,11 @@ def load_weights(
 ) -> Any:
     """llama.cpp's model of `path`; the caller frees it. Raises `ModelError` or `UsageError`."""
     with path.open("rb") as file:
-        begin = file.read(64)
+        begin = file.read(9)
     if not begin.startswith(b"GGUF"):
-        known = (one for one in _BEGINNINGS if re.match(one[0], begin))
-        _, what, hint = next(known, (b"", "", "name a GGUF file or a GGUF repository"))
+        what, hint = other_form(path) or ("", "name a GGUF file or a GGUF repository")
+        if begin.endswith(b"{") and len(begin) == 9:  # after a length of eight bytes
+            what, hint = "safetensors", "name the folder that it is in, or a GGUF of the model"
         raise ModelError(f"{str(path)!r} is not a GGUF file{what and f': {what}'}", hint=hint)
     require_survived(path, vocabulary_only=vocabulary_only)
     layers = _offloaded_layers(gpu_layers)
