@@ -118,12 +118,10 @@ class Pair:
             else:
                 self.router, self.card = checked_router(type(router).__name__, router), None
             # A cloud that cannot be reached is told of before the edge writes for its thresholds.
-            opened_clouds = self._open_clouds(clouds, opened, **options)
-            self.starts: Mapping[str, float] = {}
-            if self.router is not router:
-                self.starts = starts_of(own, self.router, self.card, self.edge)
+            tiers = make_tiers(own, self._open_clouds(clouds, opened, **options), self.edge)
+            own_router = self.router is router
+            self.starts = {} if own_router else starts_of(own, self.router, self.card, self.edge)
             self.policy = make_policy(own, self.starts)
-            tiers = make_tiers(own, opened_clouds, self.edge)
             self.clouds = [tier.cloud for tier in tiers]
             self.cloud = self.clouds[0] if tiers else None
             self.decoder = Decoder(

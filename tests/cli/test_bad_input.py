@@ -51,7 +51,7 @@ def assert_one_sentence(result: Result, *words: str) -> None:
 
 
 RUN = f"""
---cloud-share=5 | from 0 to 1 (5% is 0.05, or 5%), not 5
+--cloud-share=5 | from 0 to 1 (5% is 0.05), not 5
 --cloud-share=lots | 'lots'
 --threshold=0.5 --cloud-share=0.1 | not both
 --max-tokens=0 | max-tokens
