@@ -202,11 +202,12 @@ def _by_short_name(address: str, role: Role) -> Path | None:
 
     program, _, name = (_pasted(address) or address).partition(":")
     program = program.lower()
-    readers = {"ollama": disk.ollama_file, "lmstudio": disk.lmstudio_file}
     try:
         if address.lower() in known.KNOWN:
             return known.known_file(address.lower())
-        return readers[program](name) if program in readers and name else None
+        if program == "ollama" and name:
+            return disk.ollama_file(name, whole=role != "cloud_tokenizer")
+        return disk.lmstudio_file(name) if program == "lmstudio" and name else None
     except AddressError as error:
         error.setting = error.setting or role
         raise

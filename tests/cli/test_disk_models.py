@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from hypothesis import given
 
 from edgewise import Pair
-from edgewise.addresses import Role, bundled, resolve
+from edgewise.addresses import Role, bundled, resolve, resolve_tokenizer
 from edgewise.errors import AddressError
 from edgewise.hub import known
 from edgewise.hub.disk import blobs_named, disk_models, vocabulary_of
@@ -176,6 +176,8 @@ def test_a_manifests_other_layers(home: Path, more: list[str], held: str | None)
     with pytest.raises(AddressError, match=held) as caught:
         resolve("ollama:tiny:0.4m", "edge")
     assert "11434" in str(caught.value)
+    # Its vocabulary is all the same, for Ollama's address as the edge.
+    assert resolve_tokenizer("ollama:tiny:0.4m") == blob
     assert disk_models() == []
 
 

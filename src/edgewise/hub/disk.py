@@ -49,9 +49,9 @@ class DiskModel(NamedTuple):
 def disk_models() -> list[DiskModel]:
     """Every GGUF that Ollama, LM Studio and llama.cpp keep, by program and address."""
     found = [
-        DiskModel("Ollama", f"ollama:{name}", _size(held), held)
-        for name, held in _ollama()
-        if isinstance(held, Path)
+        DiskModel("Ollama", f"ollama:{name}", _size(path), path)
+        for name, (path, lacks) in _ollama()
+        if not lacks
     ]
     found += [
         DiskModel("LM Studio", f"lmstudio:{name}", size, path) for name, path, size in _lmstudio()
@@ -113,20 +113,23 @@ def _bounded(count: int, most: int) -> int:
     return count
 
 
-def ollama_file(name: str) -> Path:
-    """The GGUF of Ollama's model `name`, such as qwen3:0.6b. Raises `AddressError`."""
+def ollama_file(name: str, *, whole: bool = True) -> Path:
+    """The GGUF of Ollama's model `name`, such as qwen3:0.6b. Raises `AddressError`.
+
+    Unless it is to be the `whole` model, its adapters and further files do not matter.
+    """
     wanted = _full_name(name)
     if wanted is None:
         raise AddressError(
             f"{short(name)!r} is not an Ollama name", hint="write it as `ollama list` does"
         )
     models = dict(_ollama())
-    for shown, held in models.items():
-        if _full_name(shown) == wanted and isinstance(held, Path):
-            return held
+    for shown, (path, more) in models.items():
+        if _full_name(shown) == wanted and not (whole and more):
+            return path
         if _full_name(shown) == wanted:
             raise AddressError(
-                f"Ollama's {short(name)!r} {held}, which Ollama alone puts together",
+                f"Ollama's {short(name)!r} has {more}, which Ollama alone puts together",
                 hint="name Ollama's address, http://127.0.0.1:11434, and this model there",
             )
     where = " or ".join(str(folder) for folder in _ollama_folders())
@@ -180,8 +183,8 @@ def blobs_named(sha256: str) -> list[Path]:
     return [path for path in blobs if _size(path)]
 
 
-def _ollama() -> Iterator[tuple[str, Path | str]]:
-    """Names as `ollama list` writes them, and the weights, or why they are no model alone.
+def _ollama() -> Iterator[tuple[str, tuple[Path, str]]]:
+    """Names as `ollama list` writes them, the weights, and what a model has more than these.
 
     Models without a GGUF are left out.
     """
@@ -199,10 +202,10 @@ def _ollama() -> Iterator[tuple[str, Path | str]]:
             yield "/".join(names), weights
 
 
-def _weights(root: Path, manifest: Path) -> Path | str | None:
+def _weights(root: Path, manifest: Path) -> tuple[Path, str] | None:
     """The blob that a manifest names as the model's weights; None for another manifest.
 
-    A text says why these are not the whole model. Projectors of images are left out.
+    With what makes another model of them, if anything: a projector of images does not.
     """
     try:
         layers: Any = _described(manifest)["layers"]
@@ -210,11 +213,10 @@ def _weights(root: Path, manifest: Path) -> Path | str | None:
         adapted = any(one["mediaType"] == _ADAPTER for one in layers)
     except (KeyError, TypeError):
         return None
-    if digests and (adapted or len(digests) > 1):
-        return "has an adapter" if adapted else f"has {len(digests)} files of weights"
+    more = "an adapter" if adapted else f"{len(digests)} files" if len(digests) > 1 else ""
     digest = _DIGEST.fullmatch(next(iter(digests), ""))
     blob = root / "blobs" / f"sha256-{digest[1]}" if digest else None
-    return blob if blob is not None and _size(blob) else None
+    return (blob, more) if blob is not None and _size(blob) else None
 
 
 def _ollama_folders() -> list[Path]:
