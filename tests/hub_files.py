@@ -167,6 +167,14 @@ def shortened(folder: Path) -> Path:
     return folder
 
 
+def instead(name: str, data: bytes) -> Callable[[Path], Path]:
+    def change(folder: Path) -> Path:
+        (folder / name).write_bytes(data)
+        return folder
+
+    return change
+
+
 def without(name: str) -> Callable[[Path], Path]:
     def change(folder: Path) -> Path:
         (folder / name).unlink()

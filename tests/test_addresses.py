@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.addresses import checkpoint, engine_at, local_folder, resolve, with_scheme
+from edgewise.addresses import (
+    checkpoint,
+    engine_at,
+    local_folder,
+    resolve,
+    with_scheme,
+    without_endpoint,
+)
 from edgewise.errors import AddressError
 from tests.hub import Hub, Repository, in_a_process, serving
 
@@ -69,6 +76,13 @@ FORMS = {
     "hf://own/zoo": "zoo-Q4_K_M.gguf",
     "hf://own/zoo@v1/mmproj-zoo-Q4_K_S.gguf": "mmproj-zoo-Q4_K_S.gguf",
     "hf://own/zoo/deep/er/zoo-q5_k_m.gguf": "zoo-q5_k_m.gguf",
+    "own/zoo/zoo-Q8_0.gguf": "zoo-Q8_0.gguf",
+    "own/zoo/deep/er/Zoo-Q5_K_M.GGUF": "zoo-q5_k_m.gguf",
+    "hf://own/zoo:Q8_0": "zoo-Q8_0.gguf",
+    "hf.co/own/zoo:Q8_0": "zoo-Q8_0.gguf",
+    "huggingface.co/own/zoo": "zoo-Q4_K_M.gguf",
+    "https://hf.co/own/zoo:q8_0": "zoo-Q8_0.gguf",
+    "https://huggingface.co/own/zoo/blob/main/deep%2Fer/zoo-q5_k_m.gguf": "zoo-q5_k_m.gguf",
     "{page}/own/zoo/": "zoo-Q4_K_M.gguf",
     "{page}/own/zoo/tree/v1": "zoo-Q4_K_M.gguf",
     "{page}/own/zoo/blob/v1/mmproj-zoo-Q4_K_S.gguf": "mmproj-zoo-Q4_K_S.gguf",
@@ -89,6 +103,12 @@ def test_each_form_names_its_file(hub: Hub, tmp_path: Path) -> None:
     [
         ("localhost:8080", "http://localhost:8080"),
         ("127.0.0.1:8080/v1", "http://127.0.0.1:8080/v1"),
+        ("0.0.0.0:8080", "http://127.0.0.1:8080"),
+        ("http://0.0.0.0:8080/v1", "http://127.0.0.1:8080/v1"),
+        ("[::]:8080", "http://[::1]:8080"),
+        ("10.0.0.0:8080", "10.0.0.0:8080"),
+        ("https://host/0.0.0.0:1", "https://host/0.0.0.0:1"),
+        ("Localhost:8080", "http://Localhost:8080"),
         ("[::1]:8080", "http://[::1]:8080"),
         ("api.example.com:8080", "api.example.com:8080"),
         ("127.0.0.1.example.com:8080", "127.0.0.1.example.com:8080"),
@@ -99,6 +119,30 @@ def test_each_form_names_its_file(hub: Hub, tmp_path: Path) -> None:
 )
 def test_a_cloud_on_this_device_needs_no_scheme(named: str, url: str) -> None:
     assert with_scheme(named) == url
+
+
+@pytest.mark.parametrize("host", ["http://host:1", "http://completions", "https://host/api"])
+def test_an_endpoint_that_was_pasted_is_no_part_of_a_servers_address(host: str) -> None:
+    paths = ["", "/", "/v1", "/v1/", "/v1/chat/completions", "/v1/completions", "/v1/messages"]
+    for path in [*paths, "/v1/models", "/completion", "/api/generate", "/api/chat"]:
+        assert without_endpoint(host + path) == host
+    assert without_endpoint(f"{host}/v1\n") == f"{host}/v1\n"
+    assert without_endpoint(f"{host}/models") == f"{host}/models"
+
+
+def test_a_folder_comes_before_a_hubs_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path of three parts that is misspelled is not asked for."""
+    monkeypatch.chdir(tmp_path)
+    Path("models").mkdir()
+    with pytest.raises(AddressError, match=r"There is no file 'models/own/a\.gguf'"):
+        resolve("models/own/a.gguf", "edge")
+
+
+def test_any_part_of_a_split_file_names_it(tmp_path: Path) -> None:
+    parts = [tmp_path / f"a-0000{part}-of-00002.GGUF" for part in (1, 2)]
+    for part in parts:
+        part.touch()
+    assert resolve(str(parts[1]), "edge") == parts[0]
 
 
 def test_no_file_takes_the_name_of_an_engine(

@@ -207,6 +207,7 @@ QUESTION: Any = {
     "family": "sums",
     "id": "1",
 }
+CONVERSATION: Any = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}
 COMMONSENSE: Any = {
     "id": "1",
     "question": {
@@ -228,7 +229,7 @@ FILES: dict[str, tuple[st.SearchStrategy[bytes], Callable[[Path], object]]] = {
     ),
     **{
         f"{check}.jsonl": (
-            lines_like(QUESTION),
+            lines_like(QUESTION, CONVERSATION),
             lambda path, check=check: open_task(str(path), check=check),
         )
         for check in get_args(Grading)

@@ -37,6 +37,17 @@ QUESTION = "Tell me about copper."
 NOWHERE = "http://127.0.0.1:9"
 
 
+def test_a_cloud_that_is_not_there_is_told_of_first(
+    bpe_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The edge model does not write for its thresholds before."""
+    with pytest.raises(CloudUnavailable):
+        Pair(bpe_path, cloud=NOWHERE, router="entropy", cloud_share=0.05)
+    assert "prompts" not in caplog.text
+    with Pair(bpe_path, cloud=bpe_path, router="entropy", cloud_share=0.05) as pair:
+        assert pair.starts
+
+
 @pytest.fixture(scope="module")
 def alone() -> Iterator[Pair]:
     """The bundled edge model without a cloud: its answers do not depend on one another."""

@@ -73,7 +73,7 @@ def test_each_type_can_be_given_everywhere(tmp_path: Path) -> None:
         ("cloud = 5", {}, "cloud in edgewise.toml is not valid: Expected `str | null`"),
         ("on-cloud-error = 'panic'", {}, "on-cloud-error in edgewise.toml is not valid: "),
         ("", {"EDGEWISE_SPAN": "1.5"}, "span in the environment is not valid: "),
-        ("", {"EDGEWISE_TOP_P": ""}, "top-p in the environment is not valid: "),
+        ("", {"EDGEWISE_TOP_P": " "}, "top-p in the environment is not valid: "),
         ("span = = 1", {}, "edgewise.toml"),
         ("threads = 0", {}, "threads in edgewise.toml is not valid: "),
         ("", {"EDGEWISE_CTX": "4294967304"}, "ctx in the environment is not valid: "),
@@ -184,6 +184,21 @@ def test_a_share_may_be_in_percent_everywhere(tmp_path: Path, written: str, shar
 def test_what_is_no_share_is_told(written: str) -> None:
     with pytest.raises(UsageError, match=r"0\.05, or 5%"):
         settings_of({"cloud_share": written})
+
+
+def test_an_empty_variable_is_unset(tmp_path: Path) -> None:
+    every = {f"EDGEWISE_{name.upper()}": "" for name in (*NAMES, "thresholds")}
+    assert loaded(tmp_path, **every) == Settings()
+    assert loaded(tmp_path, "span = 3\nedge = 'a.gguf'", **every) == Settings(span=3, edge="a.gguf")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "edgewise.toml").write_bytes("edge = 'é.gguf'\r\n".encode(encoding))
+    assert load({}, environment={}, folder=tmp_path)[0].edge == "é.gguf"
+    (tmp_path / "edgewise.toml").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(UsageError):
+        load({}, environment={}, folder=tmp_path)
 
 
 def test_what_others_put_into_the_environment_is_left_alone(tmp_path: Path) -> None:

@@ -14,10 +14,13 @@
     ./folder, owner/repo         a model in another form, where there is no GGUF: ONNX
                                  (genai_config.json), transformers' (config.json, safetensors) or
                                  MLX; hf://owner/repo/folder names one inside a repository
-    https://HUB/owner/repo/...   what a page of the hub shows, as its URL is copied from a browser
+    owner/repo/FILE.gguf         that file, where there is no folder `owner` here
+    hf.co/owner/repo:Q4_K_M, https://HUB/owner/repo/..., https://ollama.com/library/NAME
+                                 what a page of the hub, or of Ollama's, shows or has as its URL
 
-If several files fit a name, the first by name is taken. Projectors (mmproj) and importance matrices
-(imatrix) are taken only if named in full. Of a split file all parts are fetched.
+All but paths may be written in any case. If several files fit a name, the first by name is taken.
+Projectors (mmproj) and importance matrices (imatrix) are taken only if named in full. Of a split
+file all parts are fetched.
 
 `edgewise.hub.client` downloads; it is imported only for an address on the hub. The hub is asked
 once. If it does not answer, the files of earlier downloads are used.
@@ -31,9 +34,10 @@ from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import unquote
 
 from edgewise.errors import AddressError
-from edgewise.hub import HubAddress, models_among, parts_of, short
+from edgewise.hub import HubAddress, first_of, is_gguf, models_among, parts_of, short
 
 if TYPE_CHECKING:
     from edgewise.hub.client import Repository
@@ -62,18 +66,27 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q8_0")
 _MOST_PARTS = 1000
 
-_HERE = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]):\d{1,5}(?:/.*)?")
+_HERE = re.compile(r"(?i)(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]):\d{1,5}(?:/.*)?")
+_ANYWHERE = re.compile(r"(?i)^(https?://)?(0\.0\.0\.0|\[::\])(?=:\d)")
+_ENDPOINT = re.compile(
+    r"(?<!/)((/v1)?(/(chat/)?completions|/messages|/responses)?|/v1/(models|embeddings)|/completion"
+    r"|/api/(chat|generate|tags|show))/*\Z"
+)
 _HOST = re.compile(r"[\w.-]+:\d{1,5}(?:/.*)?")
 _HOSTED = re.compile(r"(?i)(?:[a-z]+[:/])?(?:gpt-(?!oss)|o[134]-|chatgpt|claude-|gemini-)")
 _TAGGED = re.compile(r"[\w.-]+:[\w.-]+")
 _PASTED = re.compile(
-    r"/(?P<repo>[\w.-]+/[\w.-]+)"
+    r"/(?P<repo>[\w.-]+/[\w.-]+)(?P<quant>:[\w.-]+)?"
     r"(?:/(?:blob|raw|resolve|tree)/(?P<revision>[\w.-]+)(?:/(?P<file>[^?#]+?))?)?/?(?:[?#].*)?"
+)
+_PAGE = re.compile(
+    r"(?i)(?:https?://)?(?:www\.)?(?:(?:huggingface|hf)\.co(?=/)|ollama\.com/(?P<ollama>library/.+))"
 )
 _REPOSITORY = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?::(?P<quant>[\w.-]+))?"
 )
 _FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?")
+_GGUF = re.compile(r"(?i)(?P<repo>(?P<owner>[\w.-]+)/[\w.-]+)/(?P<file>.+\.gguf)")
 
 _USER_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "state": ("XDG_STATE_HOME", ".local/state")}
 """A variable that names it, and where it is in the home without."""
@@ -91,8 +104,24 @@ def is_url(address: str) -> bool:
 
 
 def with_scheme(address: str) -> str:
-    """A cloud's address: localhost:8080 is a URL. Elsewhere a key travels, so the user says how."""
+    """A server's address: localhost:8080 is a URL. Elsewhere a key travels, so the user says how.
+
+    0.0.0.0, which a server prints that listens everywhere, is this device.
+    """
+    address = _ANYWHERE.sub(_this_device, address, count=1)
     return f"http://{address}" if _HERE.fullmatch(address) else address
+
+
+def _this_device(found: re.Match[str]) -> str:
+    return (found[1] or "") + ("127.0.0.1" if found[2][0] == "0" else "[::1]")
+
+
+def without_endpoint(url: str) -> str:
+    """A server's URL, or its path, without an API's `/v1` or the endpoint that was pasted with it.
+
+    Only its end is cut off: no parser changes the rest between a check and a connection.
+    """
+    return _ENDPOINT.sub("", url).rstrip("/")
 
 
 def each(addresses: str) -> list[str]:
@@ -135,9 +164,13 @@ def hub_address(address: str) -> HubAddress | None:
     address = _pasted(address) or address
     if match := _FILE.fullmatch(address):
         return HubAddress(match["repo"], match["revision"], None, match["file"])
-    if address.endswith(".gguf") or address.startswith((".", "/", "~")):
+    if address.startswith((".", "/", "~")):
         return None
-    if match := _REPOSITORY.fullmatch(address):
+    if (match := _GGUF.fullmatch(address)) and not local_folder(match["owner"]):
+        return HubAddress(match["repo"], None, None, match["file"])
+    if is_gguf(address):
+        return None
+    if match := _REPOSITORY.fullmatch(address.removeprefix("hf://")):
         return HubAddress(match["repo"], match["revision"], match["quant"], None)
     return None
 
@@ -147,7 +180,8 @@ def resolve(address: str, role: Role) -> Path:
     if address == "bundled":
         return bundled("edge" if role == "edge" else "cloud")
     if path := _file(address):
-        return path
+        first = path.with_name(first_of(path.name))
+        return first if first.is_file() else path
     if local_folder(address):
         raise AddressError(
             f"{short(address)!r} is a folder, and llama.cpp reads a GGUF file",
@@ -160,7 +194,7 @@ def resolve(address: str, role: Role) -> Path:
     if parsed is None:
         raise _unknown(address, role)
     repository = _repository(parsed, role)
-    parts = parts_of(parsed.file or _chosen(parsed, repository))
+    parts = parts_of(_chosen(parsed, repository))
     if len(parts) > _MOST_PARTS:
         raise AddressError(f"{short(parts[0])!r} has more than {_MOST_PARTS} parts.")
     paths = [repository.file(part) for part in parts]
@@ -171,12 +205,14 @@ def _by_short_name(address: str, role: Role) -> Path | None:
     """The file of a known model or of another program's; None for another form of address."""
     from edgewise.hub import disk, known
 
-    program, _, name = address.partition(":")
-    readers = {"ollama": disk.ollama_file, "lmstudio": disk.lmstudio_file}
+    program, _, name = (_pasted(address) or address).partition(":")
+    program = program.lower()
     try:
-        if address in known.KNOWN:
-            return known.known_file(address)
-        return readers[program](name) if program in readers and name else None
+        if address.lower() in known.KNOWN:
+            return known.known_file(address.lower())
+        if program == "ollama" and name:
+            return disk.ollama_file(name, whole=role != "cloud_tokenizer")
+        return disk.lmstudio_file(name) if program == "lmstudio" and name else None
     except AddressError as error:
         error.setting = error.setting or role
         raise
@@ -193,7 +229,7 @@ def resolve_tokenizer(address: str) -> Path:
     path, parsed = _file(address), hub_address(address)
     if path is not None and path.name == TOKENIZER[0]:
         return path.parent
-    if path is None and parsed and not parsed.quant and not (parsed.file or "").endswith(".gguf"):
+    if path is None and parsed and not parsed.quant and not is_gguf(parsed.file or ""):
         repository, inside, names = _listed(parsed, "cloud_tokenizer")
         if TOKENIZER[0] in names:
             return repository.folder([inside + one for one in TOKENIZER if one in names]) / inside
@@ -214,7 +250,7 @@ def engine_at(address: str) -> str:
         names = [path.name for path in folder.iterdir() if path.is_file()]
         return _engine_among(names, address, folder / "config.json")
     parsed = hub_address(address)
-    if parsed is None or parsed.quant or (parsed.file or "").endswith(".gguf"):
+    if parsed is None or parsed.quant or is_gguf(parsed.file or ""):
         return "llamacpp"
     repository, inside, names = _listed(parsed, "edge")
     if parsed.file is None and models_among(names):
@@ -269,7 +305,10 @@ def checkpoint(name: str) -> Path | None:
 
 
 def _chosen(address: HubAddress, repository: "Repository") -> str:
-    """The first part of the file that the quantisation names, or of the preferred one."""
+    """The file that is named, or the first part of what the quantisation names, or preferred."""
+    if address.file is not None:
+        same = [one for one in repository.names if one.lower() == address.file.lower()]
+        return address.file if address.file in same or not same else same[0]
     models = models_among(repository.names)
     if not models:
         raise AddressError(
@@ -300,7 +339,7 @@ def _engine_among(
         return "onnx"
     if "config.json" in names and config and any(n.endswith(".safetensors") for n in names):
         return "mlx" if library == "mlx" or _is_mlx(config) else "transformers"
-    if ggufs := sorted(name for name in names if name.endswith(".gguf")):
+    if ggufs := sorted(filter(is_gguf, names)):
         problem, hint = "is a folder", f"name a file in it, such as {ggufs[0]}"
     elif any(name.endswith(_PICKLES) for name in names):
         problem = "holds weights in pickles alone, which are never read"
@@ -352,16 +391,24 @@ def _listed(address: HubAddress, setting: str) -> "tuple[Repository, str, list[s
 
 
 def _pasted(address: str) -> str | None:
-    """The hf:// address of a page of the hub, by the page's URL; None for another."""
-    if not address.startswith(("https://", "http://")):
-        return None
-    from huggingface_hub.constants import ENDPOINT
+    """The address of a page's model, by the URL of the page; None for another address."""
+    if page := _PAGE.match(address):
+        path = address[page.end() :]
+        if page["ollama"]:
+            return f"ollama:{page['ollama']}"
+    elif address.startswith(("https://", "http://")):
+        from huggingface_hub.constants import ENDPOINT
 
-    parts = _PASTED.fullmatch(address.removeprefix(ENDPOINT))
-    if parts is None or not address.startswith(ENDPOINT):
+        if not address.startswith(ENDPOINT):
+            return None
+        path = address.removeprefix(ENDPOINT)
+    else:
+        return None
+    if (parts := _PASTED.fullmatch(path)) is None:
         return None
     revision = f"@{parts['revision']}" if parts["revision"] else ""
-    return f"hf://{parts['repo']}{revision}" + (f"/{parts['file']}" if parts["file"] else "")
+    file = f"/{unquote(parts['file'])}" if parts["file"] else ""
+    return f"hf://{parts['repo']}{parts['quant'] or ''}{revision}{file}"
 
 
 def _unknown(address: str, role: Role) -> AddressError:
@@ -379,7 +426,7 @@ def _unknown(address: str, role: Role) -> AddressError:
     elif role == "cloud" and _HOST.fullmatch(address):
         problem = f"{named!r} does not say how it is reached"
         hint = f"give https://{named}, or http:// before it in a network of your own"
-    elif other := _elsewhere(address):
+    elif other := _elsewhere(address) or _beside(address):
         hint = f"did you mean {other!r}? If not: {hint}"
     return AddressError(problem, hint=hint, setting=role)
 
@@ -394,6 +441,17 @@ def _elsewhere(address: str) -> str | None:
         if wanted in (name, name.removesuffix(":latest"), name.rpartition("/")[2]):
             return one.address
     return f"ollama:{address}" if _TAGGED.fullmatch(address) else None
+
+
+def _beside(address: str) -> str | None:
+    """The file or folder that is there under this path in another case."""
+    folder, name = os.path.split(address)
+    try:
+        there = (one for one in os.listdir(from_home(folder or ".")) if one.lower() == name.lower())
+    except (OSError, ValueError):
+        return None
+    found = next(there, None)
+    return found and os.path.join(folder, found)
 
 
 def _file(address: str) -> Path | None:
@@ -412,8 +470,9 @@ def _is(address: str, test: Callable[[Path], bool]) -> bool:
         found = "://" not in address and test(from_home(address))
     except (OSError, ValueError):
         return False
-    programs = ("ollama:", "lmstudio:")
-    if found and (hub_address(address) or address in KNOWN or address.startswith(programs)):
+    name = address.lower()
+    elsewhere = name in KNOWN or name.startswith(("ollama:", "lmstudio:"))
+    if found and (elsewhere or hub_address(address)):
         raise AddressError(
             f"{address!r} is a file or folder here, and the name of something elsewhere",
             hint=f"write ./{address} for what is here"

@@ -113,14 +113,15 @@ class Pair:
                 opened.callback(self.edge.close)
             else:
                 self.edge = _open_already(edge)
-            self.starts: Mapping[str, float] = {}
             if router is None or isinstance(router, str | Path):
                 self.router, self.card = open_router(own, self.edge)
-                self.starts = starts_of(own, self.router, self.card, self.edge)
             else:
                 self.router, self.card = checked_router(type(router).__name__, router), None
-            self.policy = make_policy(own, self.starts)
+            # A cloud that cannot be reached is told of before the edge writes for its thresholds.
             tiers = make_tiers(own, self._open_clouds(clouds, opened, **options), self.edge)
+            own_router = self.router is router
+            self.starts = {} if own_router else starts_of(own, self.router, self.card, self.edge)
+            self.policy = make_policy(own, self.starts)
             self.clouds = [tier.cloud for tier in tiers]
             self.cloud = self.clouds[0] if tiers else None
             self.decoder = Decoder(

@@ -37,7 +37,14 @@ from edgewise.loop.policy import Policy
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, read_card, start_at
-from edgewise.routers.named import identity_named, identity_of, is_router, router_named, router_of
+from edgewise.routers.named import (
+    ROUTERS,
+    identity_named,
+    identity_of,
+    is_router,
+    router_named,
+    router_of,
+)
 from edgewise.routers.start import KEEP, TIERS, own_thresholds, tuned_thresholds
 from edgewise.sampling import Sampling
 from edgewise.settings import NAMES, Settings, fraction, require_default, spelled
@@ -89,7 +96,7 @@ def _named_by(setting: str) -> Generator[None]:
 def edge_engine(settings: Settings) -> str:
     """The edge engine that the settings name, or that fits the files at the edge's address."""
     named = settings.edge_engine
-    return engine_at(settings.edge) if named == "auto" else named
+    return engine_at(settings.edge) if named == "auto" else EDGES.spelled(named)
 
 
 def cloud_address(settings: Settings) -> str:
@@ -274,7 +281,7 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 def chosen_router(settings: Settings, edge: EdgeModel) -> str:
     """The router's name: as set; else what is known for this edge model, or needs no training."""
     if settings.router not in (None, AUTO):
-        return settings.router
+        return ROUTERS.spelled(settings.router)
     if settings.edge == "bundled":
         return "bundled"
     folder = known_router(edge)

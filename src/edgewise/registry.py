@@ -49,18 +49,29 @@ class Registry(Generic[_T]):
         return sorted({*self._built_in, *self._added()})
 
     def __contains__(self, name: object) -> bool:
-        if name in self._built_in or name in self._added():
-            return True
-        return self._code and isinstance(name, str) and is_code(name)
+        return isinstance(name, str) and (self._found(name) is not None or self._is_code(name))
+
+    def spelled(self, name: str) -> str:
+        """A name that was written in any case, as it is registered; any other as it is."""
+        return self._found(name) or name
+
+    def _found(self, name: str) -> str | None:
+        if name.lower() in self._built_in:  # without a look at all packages, which takes a while
+            return name.lower()
+        return next((one for one in self._added() if one.lower() == name.lower()), None)
+
+    def _is_code(self, name: str) -> bool:
+        return self._code and is_code(name)
 
     def load(self, name: str) -> _T:
         """Loads the object of that name. Raises `UsageError` for an unknown or broken one."""
-        if name in self._built_in:  # without a look at all packages, which takes a while
+        name = self.spelled(name)
+        if name in self._built_in:
             return cast(_T, attribute(self._built_in[name]))
         point, where, how = self._added().get(name), "", "repair the code, or install its package"
         if point is not None:
             where, how = f" from {point.value!r}", "repair or remove the package that adds it"
-        elif not (self._code and is_code(name)):
+        elif not self._is_code(name):
             known = f"known are {', '.join(self.names())}"
             raise UsageError(
                 f"There is no {self.concept} {name!r}", hint=did_you_mean(name, self.names(), known)
@@ -78,7 +89,7 @@ class Registry(Generic[_T]):
 
         It tells results of earlier code from results of the code as it is now.
         """
-        if name in self._built_in:
+        if self.spelled(name) in self._built_in:
             return ""
         module = sys.modules[cast(Any, self.load(name)).__module__]
         return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
@@ -96,8 +107,8 @@ class Registry(Generic[_T]):
     def _added(self) -> dict[str, EntryPoint]:
         points: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.group):
-            if point.name in self._built_in or point.name in points:
-                built_in = point.name in self._built_in
+            built_in = point.name.lower() in self._built_in
+            if built_in or point.name in points:
                 other = "a built-in one" if built_in else repr(points[point.name].value)
                 raise UsageError(
                     f"The {self.concept} {point.name!r} of {point.value!r} has the name of {other}",
@@ -109,7 +120,7 @@ class Registry(Generic[_T]):
 
 def did_you_mean(name: str, known: Sequence[str], hint: str) -> str:
     """A hint that begins with the known name that is nearly `name`, if there is one."""
-    close = get_close_matches(name, known, 1)
+    close = get_close_matches(name.lower(), known, 1)
     return f"did you mean {close[0]!r}? If not: {hint}" if close else hint
 
 

@@ -1,9 +1,11 @@
 """Settings: flag > environment `EDGEWISE_*` > `edgewise.toml` in the working folder > default."""
 
+import codecs
 import difflib
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -19,6 +21,14 @@ MAX_FILE = 64 << 10
 
 _EITHER = {"threshold": "cloud_share", "cloud_share": "threshold"}
 """Settings of which a source gives one."""
+
+_WORDS = {
+    "edge": ("bundled",),
+    "cloud": ("bundled", "none"),
+    "router": ("bundled", "auto"),
+    **dict.fromkeys(("edge_engine", "cloud_engine", "gpu_layers"), ("auto",)),
+}
+"""Words that stand for no path or name; they may be written in any case."""
 
 _AS_UNSET = {"temperature": 0.0}
 """Values that mean, to commands that do not draw, what no value means."""
@@ -193,7 +203,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> tuple[Settings, dict[str, str]]:
-    """Merge the three sources; flags that are None, or an empty list, were not given.
+    """Merge the three sources. Flags that are None or an empty list, or empty variables, are unset.
 
     Returns the settings and, by name, the source of each that is set. A source that gives a
     threshold drops the cloud share of the sources below it, and the other way round. Raises
@@ -279,7 +289,15 @@ def file_bytes(path: Path, called: str, *, own: bool = False, most: int = MAX_FI
         )
     if len(content) > most:
         raise UsageError(f"{called} has more than {most} bytes", hint="shorten it")
-    return content
+    return unmarked(content)
+
+
+def unmarked(content: bytes) -> bytes:
+    """A person's file without the byte order mark of Notepad or PowerShell; UTF-16 as UTF-8."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        with suppress(UnicodeDecodeError):
+            return content.decode("utf-16").encode()
+    return content.removeprefix(codecs.BOM_UTF8)
 
 
 def _from_file(path: Path) -> dict[str, object]:
@@ -299,7 +317,8 @@ def _from_file(path: Path) -> dict[str, object]:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
     for key, value in environment.items():
-        if key.startswith(PREFIX):
+        # Compose and CI set a variable to nothing where nobody chose a value.
+        if value and key.startswith(PREFIX):
             name = key.removeprefix(PREFIX).lower()
             if name in NAMES:
                 values[name] = value
@@ -334,6 +353,9 @@ def _checked(values: Mapping[str, object], where: str) -> Settings:
     given = dict(values)
     if isinstance(clouds := given.get("cloud"), list | tuple):
         given["cloud"] = ",".join(map(str, clouds))
+    for name, words in _WORDS.items():
+        if isinstance(value := given.get(name), str) and value.lower() in words:
+            given[name] = value.lower()
     if isinstance(share := given.get("cloud_share"), str):
         given["cloud_share"] = fraction(share, f"cloud-share in {where}", "cloud_share")
     try:

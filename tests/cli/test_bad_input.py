@@ -51,7 +51,7 @@ def assert_one_sentence(result: Result, *words: str) -> None:
 
 
 RUN = f"""
---cloud-share=1.5 | share must be from 0 to 1, not 1.5
+--cloud-share=5 | from 0 to 1 (5% is 0.05), not 5
 --cloud-share=lots | 'lots'
 --threshold=0.5 --cloud-share=0.1 | not both
 --max-tokens=0 | max-tokens
@@ -66,11 +66,13 @@ RUN = f"""
 --threads=0 | threads
 --gpu-layers=some | gpu-layers in the flags is not valid
 --edge=none.gguf | There is no file 'none.gguf'
+--edge=BPE.GGUF | did you mean 'bpe.gguf'?
+--edge=http://me:secret@127.0.0.1 | EDGEWISE_EDGE_KEY
 --edge=. | is a folder; name a file in it
 --edge= | There is no file ''
 --edge={NOWHERE}\r | '{NOWHERE}\\r'
 --edge=broken.txt | is not a GGUF file
---edge=cut.gguf | truncated, damaged
+--edge=cut.gguf | is cut off
 --edge=lfm2.gguf --cloud=none --router=./reads.py:Reads | no hidden states
 --edge=bpe.gguf --cloud-tokenizer=other.gguf | 'none'
 --cloud=other.gguf --cloud-tokenizer=other.gguf | 'other.gguf'

@@ -75,9 +75,36 @@ def without_words(path: Path) -> Path:
     return path
 
 
+def holding(data: bytes) -> Callable[[Path], Path]:
+    def make(path: Path) -> Path:
+        path.write_bytes(data)
+        return path
+
+    return make
+
+
+def of_architecture(name: str) -> Callable[[Path], Path]:
+    return lambda path: finish(gguf.GGUFWriter(path, name), byte_level(), iter(()), path)
+
+
 @pytest.mark.parametrize(
     ("make", "word"),
-    [(an_encoder, "decoder-only"), (without_words, "vocab"), (of_unknown_type, "damaged")],
+    [
+        (an_encoder, "decoder-only"),
+        (without_words, "vocab"),
+        (of_unknown_type, "update Edgewise"),
+        (of_architecture("mamba9"), "update Edgewise"),
+        (of_architecture("clip"), "projector"),
+        (holding(b"GGUF\x04" + bytes(999)), "update Edgewise"),
+        (holding(b"GGUF\x01" + bytes(999)), "old form"),
+        (holding(bundled("edge").read_bytes()[:-1000]), "cut off"),
+        (holding(b"GGUF\x03\0\0\0"), "cut off"),
+        (holding(b""), "empty"),
+        (holding(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), "git lfs pull"),
+        (holding(b"\n<!DOCTYPE html><html>"), "web page"),
+        (holding(b'\x40\0\0\0\0\0\0\0{"__metadata__":{}}'), "safetensors"),
+        (holding(b"Entry not found"), "not a GGUF"),
+    ],
 )
 def test_a_gguf_that_cannot_be_run(
     edgewise: Edgewise, tmp_path: Path, make: Callable[[Path], Path], word: str

@@ -66,6 +66,41 @@ def test_json_tells_the_answer_token_by_token(edgewise: Edgewise) -> None:
     assert all(set(token) >= TOKEN for token in found["tokens"])
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_no_part_of_a_file(
+    edgewise: Edgewise, tmp_path: Path, encoding: str
+) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).write_bytes(text.encode(encoding))
+
+    write("schema.json", '{"enum": [1]}')
+    write("price.toml", "input = 1.0\r\ncached = 0.1\r\noutput = 2.0\r\n")
+    found = answer(edgewise, PROMPT, "--json-schema", "schema.json", "--price", "price.toml")
+    assert found["text"].strip() == "1"
+    plain, marked = (answer(edgewise, stdin=PROMPT.encode(one)) for one in ("utf-8", encoding))
+    assert ids(marked) == ids(plain)
+    edgewise("keys", "add", "laptop", "--keys", "keys.json")
+    write("keys.json", (tmp_path / "keys.json").read_text())
+    assert "laptop" in edgewise("keys", "list", "--keys", "keys.json").out
+
+
+@pytest.mark.parametrize("size", ["0", "²", "9" * 5000, ""])
+def test_a_terminal_of_no_size_is_printed_to(cli: Run, size: str) -> None:
+    ran = cli("run", PROMPT, "--max-tokens", "2", COLUMNS=size, LINES=size)
+    assert (ran.returncode, ran.stdout != "") == (0, True), ran.stderr
+    refused = cli("run", PROMPT, "--edge", "none.gguf", COLUMNS=size)
+    assert (refused.returncode, "none.gguf" in refused.stderr) == (2, True)
+    assert "bundled" in cli("models", "list", COLUMNS=size).stdout
+
+
+def test_the_hubs_empty_variables_are_unset(cli: Run) -> None:
+    empty = dict.fromkeys(("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN"), "")
+    ran = cli("models", "list", "--json", **empty, SSL_CERT_FILE="")
+    assert ran.returncode == 0, ran.stderr
+    refused = cli("run", PROMPT, "--edge", "own/none", **empty | {"HF_HUB_OFFLINE": "1"})
+    assert "https://huggingface.co" in refused.stderr
+
+
 def test_the_cap_is_never_exceeded(edgewise: Edgewise) -> None:
     eager = ("--router", "constant:1", "--threshold", "0.5", PROMPT)
     uncapped = answer(edgewise, *eager)

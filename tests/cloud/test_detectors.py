@@ -85,7 +85,7 @@ def shown(seen: Redacted, text: str) -> str:
 
 def test_words_are_found_whole_however_they_are_written(tmp_path: Path) -> None:
     listed = tmp_path / "words.txt"
-    listed.write_text("Anna Smith\n\nÜberProjekt\nC++\n張偉\n")
+    listed.write_text("Anna Smith\n\nÜberProjekt\nC++\n張偉\n", encoding="utf-8-sig")
     seen = view(f"words,@{listed}")
     assert shown(seen, "ANNA\nsmith, anna  smiths, überprojekt; C++! C+++; 是張偉的") == (
         "<WORD_1>, anna  smiths, <WORD_2>; <WORD_3>! <WORD_3>+; 是<WORD_4>的"

@@ -209,6 +209,10 @@ class TestBeside:
         folder = write_tokenizer(tmp_path, models.byte_level())
         (folder / "chat_template.jinja").write_text("own")
         assert HubTokenizer(folder).chat_template == "own"
+        (folder / "chat_template.jinja").write_text("own", encoding="utf-8-sig")
+        data = (folder / "tokenizer.json").read_bytes()
+        (folder / "tokenizer.json").write_bytes(b"\xef\xbb\xbf" + data)
+        assert HubTokenizer(folder).chat_template == "own"
 
     def test_whether_a_bos_begins_a_text(self, tmp_path: Path) -> None:
         spm = write_tokenizer(tmp_path / "spm", models.sentencepiece())

@@ -14,8 +14,10 @@ import pytest
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp import load as loading
+from edgewise.edge.named import open_tokenizer
 from edgewise.errors import ModelError
 from edgewise.sandbox import Child
+from tests import models
 from tests.mutated_gguf import mutants
 
 EPSILON = "llama.attention.layer_norm_rms_epsilon"
@@ -30,6 +32,25 @@ def broken(path: Path, key: str, value: float) -> Path:
     field.parts[field.data[0]][0] = value
     reader.data.flush()
     return path
+
+
+def split_in_two(source: Path, stem: Path) -> list[Path]:
+    """A copy of a model in two files."""
+    reader = gguf.GGUFReader(source)
+    half = (len(reader.tensors) + 1) // 2
+    writer = gguf.GGUFWriter(stem.with_suffix(".gguf"), "llama", split_max_tensors=half)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kind, own = field.types[0], field.types[-1]
+            of = own if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), kind, sub_type=of)
+    for one in reader.tensors:
+        writer.add_tensor(one.name, one.data, raw_shape=one.data.shape, raw_dtype=one.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(stem.parent.glob(f"{stem.name}-*.gguf"))
 
 
 @pytest.fixture
@@ -158,6 +179,56 @@ def test_what_lies_in_the_current_folder_is_not_run(
         Path(name).write_text("raise SystemExit(7)")
     load(sound)
     assert tried() == 1
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, 1e-5])
+def test_all_parts_of_a_split_file_in_a_hubs_cache_are_tried(
+    tried: Tried, tmp_path: Path, epsilon: float
+) -> None:
+    """Its parts are links, to files that are named after their hashes."""
+    parts = split_in_two(broken(tmp_path / "whole.gguf", EPSILON, epsilon), tmp_path / "made")
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for number, part in enumerate(parts):
+        blob = Path(shutil.copy(part, tmp_path / f"{number}0f"))
+        (snapshot / part.name).symlink_to(blob)
+    if epsilon > 0:
+        load(snapshot / parts[0].name)
+        load(snapshot / parts[0].name)
+        assert tried() == 1
+        with (tmp_path / "10f").open("ab") as last:
+            last.write(b"more")
+        load(snapshot / parts[0].name)
+        assert tried() == 2
+    else:
+        with pytest.raises(ModelError, match="is damaged"):
+            load(snapshot / parts[0].name)
+
+
+def test_what_the_child_refuses_is_not_loaded(
+    sound: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[object] = []
+
+    def opening(*given: object, **_: object) -> None:
+        opened.append(given)
+
+    monkeypatch.setattr(loading, "open_weights", opening)
+    sound.write_bytes(sound.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="file bounds"):
+        LlamaModel(sound)
+    assert opened == []
+
+
+def test_a_vocabulary_alone_passes_as_no_model(tried: Tried, tmp_path: Path) -> None:
+    path = models.write_byte_level(tmp_path / "whole.gguf")
+    reader = gguf.GGUFReader(path)
+    written = path.read_bytes()[: reader.tensors[0].field.offset]
+    path.write_bytes(written[:8] + bytes(8) + written[16:])
+    assert open_tokenizer(str(path)).size == len(models.byte_level().tokens)
+    with pytest.raises(ModelError, match="no whole language model"):
+        load(path)
+    assert tried() == 2
 
 
 def test_where_no_process_can_be_started_the_file_is_loaded_untried(

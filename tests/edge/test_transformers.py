@@ -19,7 +19,7 @@ from edgewise.parts import edge_engine, open_edge
 from edgewise.settings import Settings
 from tests.contracts import test_edge as contract
 from tests.contracts.test_edge import Backend, assert_heads_input
-from tests.hub_files import described, shortened, without
+from tests.hub_files import described, instead, shortened, without
 from tests.hub_models import Folders, write_hub_model
 
 pytestmark = pytest.mark.deep
@@ -176,6 +176,8 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a tensor twice": (tensor_twice, "twice"),
     "a key twice": (twice, "'num_hidden_layers' twice"),
     "cut": (shortened, "is truncated or damaged"),
+    "a pointer": (instead("model.safetensors", b"version https://git-lfs.github.com"), "git lfs"),
+    "a page": (instead("tokenizer.json", b"<!doctype html>"), "a web page"),
     "no weights": (without("model.safetensors"), "There are no safetensors in"),
     "pickles": (pickled, "safetensors"),
     "no tokenizer": (without("tokenizer.json"), "There is no tokenizer.json"),

@@ -157,12 +157,15 @@ def test_own_questions(
         ('{"prompt": "a"}\n{"prompt": "b", "answer": "c"}', None, "others, such as 1"),
         ('{"messages": [{"role": "system", "content": "a"}]}', None, "Line 1 .*no message"),
         ('{"messages": [{"role": "tool", "content": "a"}]}', None, "Line 1 .*tool"),
+        ('{"messages": ' + "[" * 100_000, None, "Line 1 "),
+        ('{"prompt": ' + "[" * 100_000, None, "Line 1 "),
+        ('{"messages": "\udcff"}', None, "Line 1 "),
     ],
 )
 def test_a_bad_line_is_one_sentence(
     tmp_path: Path, line: str, check: str | None, problem: str
 ) -> None:
-    (tmp_path / "mine.jsonl").write_text(line)
+    (tmp_path / "mine.jsonl").write_text(line, errors="surrogateescape")
     with pytest.raises(EdgewiseError, match=problem):
         open_task(str(tmp_path / "mine.jsonl"), check=check)  # type: ignore[arg-type]
 
@@ -298,6 +301,13 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         open_task("gsm8k", data=Path("/dev/zero"))
     with pytest.raises(EdgewiseError, match="No such file"):
         open_task("gsm8k", data=tmp_path / "gone.jsonl")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes('{"prompt": "é"}\r\n{"prompt": "b"}\r\n'.encode(encoding))
+    assert [one.prompt for one in open_task(str(path)).questions] == ["é", "b"]
 
 
 def test_prompts_alone_and_conversations(tmp_path: Path) -> None:

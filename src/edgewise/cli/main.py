@@ -1,11 +1,13 @@
 """The `edgewise` command. Ctrl-C ends it without a traceback, while it is being imported too."""
 
 import os
+import re
 import sys
 
 
 def main() -> None:
     """Run the command line; never returns."""
+    _tidy_environment()
     # Whatever the locale says: a prompt is UTF-8.
     sys.argv[1:] = [os.fsencode(word).decode("utf-8", "surrogateescape") for word in sys.argv[1:]]
     try:
@@ -16,3 +18,15 @@ def main() -> None:
         print(file=sys.stderr)
         code = 130
     sys.exit(code)
+
+
+def _tidy_environment() -> None:
+    """Removes variables that libraries misread: empty ones, and a terminal's size that is none.
+
+    Of 0 columns, as some job runners have it, rich prints nothing at all.
+    """
+    for name, value in list(os.environ.items()):
+        empty = not value and name.startswith(("HF_", "SSL_CERT_"))
+        sized = name in ("COLUMNS", "LINES") and not re.fullmatch("[1-9][0-9]{0,4}", value)
+        if empty or sized:
+            del os.environ[name]

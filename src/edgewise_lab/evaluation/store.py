@@ -54,7 +54,7 @@ def read(path: Path, kind: type[Kind]) -> list[Kind]:
         os.truncate(path, len(whole))
     try:
         return [msgspec.json.decode(line, type=kind) for line in whole.splitlines()]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is damaged ({error})", hint="remove it") from error
 
 

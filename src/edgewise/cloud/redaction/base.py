@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, Protocol, cast, get_args
 from edgewise.addresses import from_home
 from edgewise.errors import UsageError
 from edgewise.registry import Registry
-from edgewise.settings import file_bytes
+from edgewise.settings import file_bytes, unmarked
 
 Treatment = Literal["mask", "local", "allow"]
 """Shown as a placeholder; or never sent, nor anything after it; or shown as it is."""
@@ -114,7 +114,7 @@ def words_of(files: Sequence[str]) -> tuple[str, ...]:
     for name in files:
         content = file_bytes(from_home(name), f"The word list {name!r}", most=8 * MOST * LONGEST)
         try:
-            lines += content.decode("utf-8").splitlines()
+            lines += unmarked(content).decode().splitlines()
         except UnicodeDecodeError as error:
             raise UsageError(
                 f"The word list {name!r} cannot be read ({error})", hint="give a file in UTF-8"

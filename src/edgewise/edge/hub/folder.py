@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from edgewise.errors import EdgewiseError, ModelError, UsageError
+from edgewise.settings import unmarked
 
 MAX_CONFIG = 4 << 20
 """Largest description that is read, bytes."""
@@ -33,10 +34,20 @@ MAX_BUFFERS = 1 << 28
 LACKING = "does not hold all weights that its config.json describes ({})"
 """Error text for a folder without all of its weights."""
 
+_LARGE = (".onnx", ".data", ".safetensors", ".model", "tokenizer.json")
+"""Ends of the names of files that Git LFS holds."""
+
 _COUNTED = re.compile(r"layers?$|num_blocks|(num|n)_(\w+_)?experts$")
 _BLOCKS, _BLOCK_BYTES = 64, 65536
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
+
+_INSTEAD = (
+    (rb"version https://git-lfs", "a Git LFS pointer", "fetch the file itself: git lfs pull"),
+    (rb"(?i)\s*<(!doctype|html|\?xml)", "a web page", "download the file, not the page about it"),
+    (rb"\Z", "empty", "download it again"),
+)
+"""How files begin that stand in a model's place: what each is, and what to do."""
 
 _T = TypeVar("_T")
 
@@ -82,7 +93,18 @@ def read_config(folder: Path, form: str) -> HubConfig:
 
 def damaged(path: Path, what: str) -> ModelError:
     """Error for a damaged model file or folder; `what` it is or lacks."""
+    if other := other_form(path):
+        return ModelError(f"{str(path)!r} is {other[0]}", hint=other[1])
     return ModelError(f"{str(path)!r} {what}", hint="download the model again")
+
+
+def other_form(path: Path) -> tuple[str, str] | None:
+    """What was downloaded in a file's place, and what to do; None for any other file."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        begin = file.read(64)
+    return next(((what, hint) for form, what, hint in _INSTEAD if re.match(form, begin)), None)
 
 
 def reason_of(error: BaseException) -> str:
@@ -112,6 +134,9 @@ def explained(folder: Path, engine: str) -> Generator[None]:
     except (EdgewiseError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
+        for one in sorted(folder.glob("*")):
+            if other_form(one) is not None and one.name.endswith(_LARGE):
+                raise damaged(one, "") from error
         without = " without code of the model's own" if "trust_remote_code" in str(error) else ""
         raise ModelError(
             f"{engine} cannot load {str(folder)!r}{without} ({reason_of(error)})",
@@ -131,13 +156,13 @@ def _counts(described: object) -> Generator[tuple[str, int]]:
 
 
 def read_bytes(path: Path, most: int = MAX_CONFIG) -> bytes | None:
-    """Bytes of a file; None if it does not exist. Raises `ModelError`."""
+    """A file without a byte order mark; None if it does not exist. Raises `ModelError`."""
     try:
         if not path.is_file():
             return None
         if path.stat().st_size > most:
             raise damaged(path, f"is larger than {most >> 20} MB")
-        return path.read_bytes()
+        return unmarked(path.read_bytes())
     except OSError as error:
         raise ModelError(
             f"{str(path)!r} cannot be read ({error.strerror})", hint="check the model's folder"

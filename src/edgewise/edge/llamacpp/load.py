@@ -2,9 +2,9 @@
 
 A model file's first load happens in a process of its own. llama.cpp ends the process for some files
 that are damaged or made to harm: nothing in the process can catch that. So a file that was not
-loaded before is loaded, and asked for a token, by a child; how that ends is a sentence here. A file
-that passed is remembered, and not tried again until it changes. The bundled files are Edgewise's
-own and are not tried.
+loaded before is loaded, with all its parts, and asked for a token, by a child; how that ends is a
+sentence here, and what the child refuses is not loaded. A file that passed is remembered, and not
+tried again until it changes. The bundled files are Edgewise's own and are not tried.
 """
 
 import ctypes
@@ -22,8 +22,11 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, Literal
 
+import msgspec
+
 from edgewise.addresses import bundled, parts_of, user_path
 from edgewise.edge.base import PROBES
+from edgewise.edge.hub.folder import other_form
 from edgewise.edge.kv import BATCH
 from edgewise.edge.llamacpp.cache import LlamaContext
 from edgewise.edge.llamacpp.library import build, llama_cpp
@@ -38,6 +41,18 @@ _SANDBOX_CONTEXT, _PIECE = 16, 64
 
 _LARGEST_RUN = 4 << 30
 """Bytes of the largest file that is asked for a token: a larger one may not fit in memory."""
+
+_AGAIN, _UPDATE = "download it again", "update Edgewise, which brings llama.cpp"
+_REASONS = (
+    (r"mmproj", "is a projector of images, not a language model", "name the model beside it"),
+    (r"up to version|ggml type|unknown (model arch|pre-tok)", "is too new or unknown", _UPDATE),
+    (r"GGUFv1|endian", "is in an old form", "convert the model again, or download a newer file"),
+    (r"file bounds|failed to read|end of file", "is cut off or damaged", _AGAIN),
+    (r"alloc|memory", "does not fit in memory", "choose a smaller model, or free memory"),
+    (r"split", "is a part of a model", "name the first part, under the name it was published by"),
+    (r"", "is damaged or no whole language model", f"{_AGAIN}, or name another file of the model"),
+)
+"""What llama.cpp says of a file that it refuses: what that means, and what to do."""
 
 _log_tail: deque[str] = deque(maxlen=20)
 
@@ -61,13 +76,13 @@ def load_weights(
 ) -> Any:
     """llama.cpp's model of `path`; the caller frees it. Raises `ModelError` or `UsageError`."""
     with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ModelError(
-                f"{str(path)!r} is not a GGUF file",
-                hint="convert the model with llama.cpp's convert_hf_to_gguf.py or name a GGUF "
-                "repository",
-            )
-    require_survived(path)
+        begin = file.read(9)
+    if not begin.startswith(b"GGUF"):
+        what, hint = other_form(path) or ("", "name a GGUF file or a GGUF repository")
+        if begin.endswith(b"{") and len(begin) == 9:  # after a length of eight bytes
+            what, hint = "safetensors", "name the folder that it is in, or a GGUF of the model"
+        raise ModelError(f"{str(path)!r} is not a GGUF file{what and f': {what}'}", hint=hint)
+    require_survived(path, vocabulary_only=vocabulary_only)
     layers = _offloaded_layers(gpu_layers)
     return open_weights(path, gpu_layers=layers, vocabulary_only=vocabulary_only)
 
@@ -88,11 +103,7 @@ def open_weights(
     load, free = llama_cpp.llama_model_load_from_file, llama_cpp.llama_model_free
     model = _whole(free, load, os.fsencode(path), params)
     if not model:
-        raise ModelError(
-            f"{str(path)!r} is truncated, damaged or of an unknown kind "
-            f"(llama.cpp: {_engine_log()})",
-            hint="download it again",
-        )
+        raise _refused(path, "\n".join(_log_tail), _engine_log())
     if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
         llama_cpp.llama_model_free(model)
         raise _no_decoder(path)
@@ -170,24 +181,32 @@ def _offloaded_layers(gpu_layers: int | Literal["auto"]) -> int:
     return gpu_layers
 
 
+def _refused(path: Path, log: str, why: str) -> ModelError:
+    """The error for a file that llama.cpp does not load."""
+    log = log.replace(str(path), "")
+    what, hint = next((what, hint) for said, what, hint in _REASONS if re.search(said, log))
+    return ModelError(f"{str(path)!r} {what} (llama.cpp: {why})", hint=hint)
+
+
 def _no_decoder(path: Path) -> ModelError:
     return ModelError(f"{str(path)!r} is not a decoder-only model", hint="choose one that is")
 
 
-def load_in_child(path: bytes) -> bytes:
-    """Load a file, which may end this process: one byte; none where llama.cpp refuses it in words.
+def load_in_child(request: bytes) -> bytes:
+    """Load a file, which may end this process; why not, where llama.cpp refuses it in words.
 
-    Every piece is written and a token asked for, as an edge model would.
+    Every piece is written and a token asked for, as an edge model would. `request` is the path
+    after a byte that says whether the vocabulary is loaded alone.
     """
     try:
-        _try_out(Path(os.fsdecode(path)))
-    except ModelError:
-        return b""
-    return b"1"
+        _try_out(Path(os.fsdecode(request[1:])), vocabulary_only=request[:1] == b"1")
+    except ModelError as error:
+        return msgspec.json.encode((error.message, error.hint, error.setting))
+    return b""
 
 
-def _try_out(path: Path) -> None:
-    model = open_weights(path, gpu_layers=0, repack=False)
+def _try_out(path: Path, *, vocabulary_only: bool) -> None:
+    model = open_weights(path, gpu_layers=0, repack=False, vocabulary_only=vocabulary_only)
     tokenizer = LlamaTokenizer(model)
     size = tokenizer.size
     # All pieces at once: from Python one by one they take longer than the load.
@@ -197,6 +216,8 @@ def _try_out(path: Path) -> None:
     llama_cpp.llama_detokenize(vocabulary, ids, size, text, len(text), False, True)
     for word in (*PROBES, *tokenizer.special.values()):
         tokenizer.encode_prompt(word)
+    if vocabulary_only:
+        return
     context = new_context(model, path, context=_SANDBOX_CONTEXT, sequences=1, threads=1)
     if path.stat().st_size <= _LARGEST_RUN:
         context.put(0, [0, size - 1], 0, last=True)
@@ -208,7 +229,7 @@ SECONDS = 60.0
 SECONDS_A_BYTE = 1 / (20 << 20)
 """Timeout of loading a file, in seconds a byte: a slow disk's time, and more."""
 
-_MEMORY = 8 << 30
+_MEMORY, _REFUSAL = 8 << 30, 1 << 14
 _ENVIRONMENT = {
     # Without a GPU, and without a debugger's backtrace.
     "CUDA_VISIBLE_DEVICES": "-1",
@@ -219,53 +240,56 @@ _PLACE = re.compile(r"^\S*/(?=[\w.-]+:\d+: )")
 _log = logging.getLogger(__name__)
 
 
-def require_survived(path: Path) -> None:
-    """Try a file that has not passed yet; raises `ModelError` where the child does not survive."""
-    path = path.resolve()
-    if path.parent == bundled("edge").resolve().parent:
+def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
+    """Try a file that has not passed yet; raises `ModelError` for one that is not to be loaded."""
+    if path.resolve().parent == bundled("edge").resolve().parent:
         return
-    before = _identity(path)
+    # Links stay: in the hub's cache a split model's parts have their names there alone.
+    path = path.absolute()
+    before = _identity(path, vocabulary_only)
     folder = user_path("cache", "loaded")
     record = folder and folder / before
     with suppress(OSError):
         if record and record.is_file():
             return
-    if _loads_in_child(path) and record and _identity(path) == before:
+    tried = _loads_in_child(path, vocabulary_only)
+    if tried and record and _identity(path, vocabulary_only) == before:
         # Where that cannot be kept, the next start tries again.
         with suppress(OSError):
             record.parent.mkdir(parents=True, exist_ok=True)
             record.write_text(str(path), encoding="utf-8", errors="replace")
 
 
-def _identity(path: Path) -> str:
+def _identity(path: Path, vocabulary_only: bool) -> str:
     """Changes with the file, its parts and the library. Raises `ModelError`."""
-    held = [build()]
+    held = [build(), *(["vocabulary"] if vocabulary_only else [])]
     for part in (path.with_name(name) for name in parts_of(path.name)):
         try:
             stat = part.stat()
         except OSError as error:
             raise ModelError(
-                f"{str(part)!r} cannot be read: {error.strerror}", hint="download it again"
+                f"{str(part)!r} cannot be read: {error.strerror}", hint=_AGAIN
             ) from error
-        held.append(f"{part} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
+        held.append(f"{part.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
     return hashlib.sha256("\n".join(held).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _loads_in_child(path: Path) -> bool:
-    """Whether a child loads the file; False where llama.cpp refuses it in words, or nobody knows.
+def _loads_in_child(path: Path, vocabulary_only: bool) -> bool:
+    """Whether a child loads the file; False where nobody knows.
 
-    One that is refused in words is refused here in the same words, and not remembered. Raises
-    `ModelError` for one that ends the child.
+    Raises `ModelError` for one that is refused in words, or that ends the child.
     """
     # What lies in the current folder is no module of ours.
     here = Path.cwd()
     folders = [folder for folder in sys.path if folder and Path(folder) != here]
+    size = sum(path.with_name(name).stat().st_size for name in parts_of(path.name))
     try:
         child = Child(
             f"{__name__}:load_in_child",
-            seconds=SECONDS + path.stat().st_size * SECONDS_A_BYTE,
-            memory=_MEMORY,
-            longest=1,
+            seconds=SECONDS + size * SECONDS_A_BYTE,
+            # A file that cannot be mapped is read.
+            memory=_MEMORY + size,
+            longest=_REFUSAL,
             folders=[str(Path(__file__).parents[3]), *folders],
             environment=_ENVIRONMENT,
             keep_words=True,
@@ -275,17 +299,23 @@ def _loads_in_child(path: Path) -> bool:
         _log.warning("%r is loaded unchecked: no process can be started (%s)", str(path), error)
         return False
     try:
-        return bool(child.ask(os.fsencode(path)))
+        reply = child.ask(b"%d" % vocabulary_only + os.fsencode(path))
     except ChildEnded as error:
-        raise ModelError(
-            f"{str(path)!r} is damaged, or llama.cpp cannot run it ({_end(error)})",
-            hint="download it again",
-        ) from error
+        raise _ended(path, error) from error
     finally:
         child.end()
+    if reply:
+        message, hint, setting = msgspec.json.decode(reply, type=tuple[str, str, str | None])
+        raise ModelError(message, hint=hint, setting=setting)
+    return True
 
 
-def _end(error: ChildEnded) -> str:
-    ends = "does not end" if error.why == "time" else f"ends with status {error.status}"
-    how = f"loading it {ends}"
-    return f"{how}: {_PLACE.sub('', error.words[-1])[:300]}" if error.words else how
+def _ended(path: Path, error: ChildEnded) -> ModelError:
+    """The error for a file that ends the child."""
+    late, killed = error.why == "time", error.status == -9  # as the system does, out of memory
+    ends = "does not end" if late else f"ends with status {error.status}"
+    said = f": {_PLACE.sub('', error.words[-1])[:300]}" if error.words else ""
+    what, hint = "is damaged, or llama.cpp cannot run it", _AGAIN
+    if killed and not late:
+        what, hint = "does not fit in memory", "choose a smaller model, or free memory"
+    return ModelError(f"{str(path)!r} {what} (loading it {ends}{said})", hint=hint)

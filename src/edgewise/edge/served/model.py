@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from threading import BoundedSemaphore
 
-from edgewise.addresses import resolve, with_scheme
+from edgewise.addresses import Role, resolve, with_scheme, without_endpoint
 from edgewise.edge.base import PROBES, EdgeAbilities, EdgeModel, EdgeOptions, Needs, Tokenizer
 from edgewise.edge.llamacpp.model import fingerprint_of
 from edgewise.edge.named import open_tokenizer
@@ -42,7 +42,7 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
             hint="set them on the server",
             setting="threads" if options.threads is not None else "gpu_layers",
         )
-    url = with_scheme(address).rstrip("/").removesuffix("/v1")
+    url = without_endpoint(with_scheme(address))
     server = Server(url, key=options.key, sent=options.sent)
     try:
         for kind in _DIALECTS:
@@ -79,9 +79,10 @@ class ServedEdge(EdgeModel):
         self.abilities = EdgeAbilities(
             hidden=False, batch_logits=False, text=dialect.takes_text, slots=options.slots
         )
-        here = _on_this_disk(described.address)
+        here = _on_this_disk(described.address, "edge")
         self.path = here if here is not None and here.is_file() else None
-        self.tokenizer = dialect.tokenizer = _tokenizer(dialect, options.tokenizer, here)
+        vocabulary = here or _on_this_disk(described.address, "cloud_tokenizer")
+        self.tokenizer = dialect.tokenizer = _tokenizer(dialect, options.tokenizer, vocabulary)
         if not dialect.vocabulary_matches():
             raise ModelError(
                 f"The edge server at {dialect.server.url} has another vocabulary than the "
@@ -163,11 +164,11 @@ def _tokenizer(dialect: Dialect, named: str | None, here: Path | None) -> Tokeni
         raise
 
 
-def _on_this_disk(address: str) -> Path | None:
+def _on_this_disk(address: str, role: Role) -> Path | None:
     """Path of the served model if it is on this disk, also as `ollama:` or `lmstudio:` model."""
     try:
         if address.startswith(("ollama:", "lmstudio:")):
-            return resolve(address, "edge")
+            return resolve(address, role)
         path = Path(address).resolve()
         return path if path.exists() else None
     except (AddressError, OSError, ValueError):

@@ -9,11 +9,14 @@ import msgspec
 from edgewise.errors import UsageError
 from edgewise.hub.client import HubAddress, Repository
 from edgewise.prompts import Message
+from edgewise.settings import unmarked
 from edgewise_lab.evaluation.tasks.base import LETTERS, Grading, Question, Task
 from edgewise_lab.evaluation.tasks.grading import suited
 
 MAX_FILE = 256 << 20
 """Largest file that is read, bytes."""
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -32,7 +35,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
             held = file.read(MAX_FILE + 1)
         if len(held) > MAX_FILE:
             raise UsageError(f"{str(path)!r} is larger than {MAX_FILE >> 20} MB", hint="split it")
-        lines = held.splitlines()
+        lines = unmarked(held).splitlines()
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
     for number, line in enumerate(lines, 1):
@@ -43,7 +46,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
 def _decoded(path: Path, number: int, line: bytes, kind: type[Record]) -> Record:
     try:
         return msgspec.json.decode(line, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise UsageError(
             f"Line {number} of {str(path)!r} is not valid: {error}",
             hint='a line of one\'s own is like {"prompt": "2 + 2?", "answer": "4"}'
@@ -154,7 +157,7 @@ def _is_prompt(line: bytes) -> bool:
     """Whether "messages" is only a word of the prompt."""
     try:
         held = msgspec.json.decode(line)
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         return True
     return not isinstance(held, dict) or "messages" not in held
 
