@@ -123,9 +123,10 @@ def test_serve_answers_with_tokens_from_behind_the_gateway(served: tuple[str, st
     assert last.usage.model_extra is not None
     assert last.usage.model_extra["edgewise"]["edge_tokens"] == 0
     assert last.usage.model_extra["edgewise"]["sent"]["host"] == url_of_gateway(told)
-    # One line: nothing is missing in the container, and no warning is left to find there.
-    (serving,) = told.read_text().splitlines()
+    # Nothing is missing in the container, and no warning is left to find there.
+    serving, *requests = told.read_text().splitlines()
     assert "serving" in serving
+    assert all("[info" in line and "edgewise.requests" in line for line in requests)
     assert key not in told.read_text()
 
 
