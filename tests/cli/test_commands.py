@@ -139,7 +139,7 @@ def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
     assert (result.code, result.out) == (0, text + "\n")
     summary = result.err.splitlines()[-1]
     assert re.fullmatch(
-        r"\d+ edge \+ \d+ cloud tokens · [\d.]+ s · used [\d.]+% of the 5% allowed.*", summary
+        r"\d+ edge \+ \d+ cloud tokens · [\d.]+ s · (used|cloud share) [\d.]+%.* 5%.*", summary
     )
     # The router of a constant wants the cloud nowhere, or everywhere: then the bucket is empty.
     found = [
@@ -147,7 +147,7 @@ def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
         for score in (0, 1)
     ]
     assert "used 0.0% of the 0.5% allowed: the router" in found[0]
-    assert "% of the 0.5% allowed, which" in found[1]
+    assert ": 0.5% are allowed" in found[1]
     capped = ("--router", "constant:1", "--cloud-share", "90%", "--max-cloud-tokens", "1")
     assert "of the 90% allowed: the answer's cap" in edgewise("run", PROMPT, *capped).err
     alone = edgewise("run", PROMPT, "--cloud", "none").err.splitlines()[-1]

@@ -37,6 +37,8 @@ HELP = """\
 /help, /quit      Ctrl-C interrupts an answer, Ctrl-D leaves"""
 
 _COMMAND = re.compile("/[a-z]+")
+# So alike are `/shar 0.1` and a command, and no path's first part and one.
+_NEARLY = 0.8
 """What was meant as a command; any other line with a slash is a question, such as a path."""
 
 _ALONE = frozenset({"/why", "/new", "/help", "/quit", "/exit", "/bye"})
@@ -131,7 +133,7 @@ class Conversation:
             return False
         if name in self._commands:
             self._commands[name](rest.strip())
-        elif _COMMAND.fullmatch(text):
+        elif _COMMAND.fullmatch(text) or get_close_matches(name, self._commands, 1, _NEARLY):
             hint = did_you_mean(name, [*self._commands], "/help lists them")
             raise UsageError(f"There is no command {name}", hint=hint)
         elif text:

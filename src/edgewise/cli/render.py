@@ -211,7 +211,7 @@ def _used(used: float, share: float, tokens: Sequence[Token]) -> str:
     """What was used of the cloud share, wasted tokens included, and why more or much less."""
     told = f"used {used:.1%} of the {100 * share:g}% allowed"
     if used > share:
-        return f"{told}, which hold over all answers"
+        return f"cloud share {used:.1%}: {100 * share:g}% are allowed over all answers"
     if used >= share / 2:
         return told
     held = Counter(
