@@ -5,6 +5,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from urllib.parse import urlsplit
 
 import msgspec
