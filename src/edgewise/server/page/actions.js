@@ -81,9 +81,7 @@ async function write(answer, messages, signal) {
 async function take(answer, chunks, signal) {
   for await (const chunk of answer.paced ? inTime(chunks, answer, signal) : chunks) {
     answer.take(chunk);
-    if (answer.repeats) answer.finish = "repeats";
     changed();
-    if (answer.repeats) return;
   }
 }
 

@@ -19,8 +19,6 @@
 //
 // `take(chunk)` is the only way in.
 const KEPT = ["mode", "model", "phase", "tail", "problem", "usage", "timing", "seconds", "finish", "local", "greedy", "paced", "cut"];
-const LONGEST_PERIOD = 64; // tokens of a cycle that is looked for
-const LEAST_REPEATED = 32; // tokens
 
 // Reasons of tokens whose consult failed, as the end of "The cloud ...".
 const FAULTS = {
@@ -35,7 +33,6 @@ const FAULTS = {
 
 export class Answer {
   version = 0; // grows with every change
-  #same = new Array(LONGEST_PERIOD + 1).fill(0); // per period, how many of the last ids repeat those one period before
 
   constructor(mode, model, { greedy = false, paced = false, seed = null } = {}) {
     Object.assign(this, { mode, model, greedy, paced, seed, phase: "waiting", tokens: [], pending: [] });
@@ -57,11 +54,6 @@ export class Answer {
     return this.timing?.total ?? this.seconds ?? since;
   }
 
-  // Whether the last tokens are one cycle at least four times, as small models' often are.
-  get repeats() {
-    return this.#same.some((same, period) => period && same >= Math.max(3 * period, LEAST_REPEATED));
-  }
-
   // One chunk of a streamed reply. Raises the error that it says.
   take(chunk) {
     if (chunk.error) throw new Error(chunk.error.message ?? "The server ended the answer and does not say why.");
@@ -78,14 +70,12 @@ export class Answer {
     else this.tail += text;
     this.finish = choice?.finish_reason ?? this.finish;
     this.usage = chunk.usage ?? this.usage;
+    if (this.usage?.edgewise.repeats) this.finish = "repeats";
     if (!this.paced) this.timing = told.timing ?? this.timing;
   }
 
   #add(token, text) {
     this.#forget((draft) => draft.index > token.index);
-    for (let period = 1; period <= Math.min(LONGEST_PERIOD, this.tokens.length); period += 1) {
-      this.#same[period] = this.tokens.at(-period).id === token.id ? this.#same[period] + 1 : 0;
-    }
     this.tokens.push({ ...token, edge: token.edge ?? [], cloud: token.cloud ?? [], shown: text, kind: kindOf(token, this.mode) });
     // A pause follows from what failed before it, which says more.
     const fault = faultOf(token);
