@@ -50,5 +50,5 @@ def test_a_key_in_an_address_is_refused_and_not_shown(
         monkeypatch.setenv("EDGEWISE_CLOUD", "https://me:sk-secret@host")
     result = edgewise(*command)
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "address holds a key" in result.err
+    assert "holds a key" in result.err
     assert "sk-secret" not in result.out + result.err

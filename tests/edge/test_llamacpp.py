@@ -114,11 +114,11 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "two bytes": (lambda data: data[:2], "not a GGUF"),
     "text": (lambda _: b"not a model at all", "not a GGUF"),
     "nulls": (lambda _: b"\x00" * 4096, "not a GGUF"),
-    "the first word": (lambda data: data[:4], "truncated"),
-    "a header": (lambda data: data[:24], "truncated"),
-    "a thousand bytes": (lambda data: data[:1000], "truncated"),
-    "a third": (lambda data: data[: len(data) // 3], "truncated"),
-    "all but the end": (lambda data: data[: int(0.999 * len(data))], "truncated"),
+    "the first word": (lambda data: data[:4], "cut off"),
+    "a header": (lambda data: data[:24], "cut off"),
+    "a thousand bytes": (lambda data: data[:1000], "cut off"),
+    "a third": (lambda data: data[: len(data) // 3], "cut off"),
+    "all but the end": (lambda data: data[: int(0.999 * len(data))], "cut off"),
     "an unknown architecture": (lambda data: data.replace(b"llama", b"lhama"), "lhama"),
 }
 

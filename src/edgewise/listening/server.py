@@ -18,6 +18,9 @@ from edgewise.listening.sockets import ACCEPTS, BACKLOG
 GRACE_SECONDS = 20
 """Seconds that answers under way have to end after a signal."""
 
+LAST_WORDS_SECONDS = 2.0
+"""Seconds that an answer which was cut has to say so."""
+
 TICK_SECONDS = 0.1
 """How often a drain checks for a second signal, as uvicorn does for the first."""
 
@@ -91,6 +94,9 @@ class Listener(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's `shutdown`; whoever is still connected at its end is cut."""
         await super().shutdown(sockets)
+        if self.server_state.tasks:
+            # They were cancelled, and say so to whoever waits.
+            await asyncio.wait(set(self.server_state.tasks), timeout=LAST_WORDS_SECONDS)
         self.open.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -33,11 +33,11 @@ from edgewise_lab.evaluation.oracle import Oracle
 from edgewise_lab.evaluation.report import CLOUD, EDGE, SERVED, Figures, Row
 from edgewise_lab.evaluation.store import Answers, Cell, Store, run
 from edgewise_lab.evaluation.systems import (
+    AsServed,
     CloudAlone,
     CommitPoint,
     Decoded,
     Outcome,
-    Served,
     System,
     cloud_identity,
     edge_alone,
@@ -312,7 +312,7 @@ class Evaluation:
         for share, policy in contender.served.items():
             cell = Cell(contender.name + SERVED, share)
             decoder = Decoder(self.edge, router=contender.router, policy=policy, cloud=self.cloud)
-            answers = partial(map, Served(decoder, self.task.max_tokens).answer)
+            answers = partial(map, AsServed(decoder, self.task.max_tokens).answer)
             whole = all(store.get(cell, one, router) for one in questions)
             kept = store if whole else Store(None, {}, Outcome)
             found[cell] = run(cell, answers, questions, kept, self._done, router=router)

@@ -140,7 +140,7 @@ class Decoded:
         return outcome_of(question, self.ask(question))
 
 
-class Served:
+class AsServed:
     """The pair as `edgewise serve` has it: one budget over all questions, in their order."""
 
     def __init__(self, decoder: Decoder, max_tokens: int) -> None:
