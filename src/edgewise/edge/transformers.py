@@ -220,16 +220,14 @@ class TransformersModel(EngineModel):
         self.build = f"transformers, {dtype} on {model.device.type}"
         self.context = self._context_for(getattr(config, "max_position_embeddings", None))
         self.parameters = sum(weight.numel() for weight in model.parameters())
-        size = getattr(config, "vocab_size", None)
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size := getattr(config, "vocab_size", None), int) or size < 1:
             raise ModelError(f"{str(self.path)!r} does not say how many ids it has.")
         takes = signature(model.forward).parameters
         self._keeps = "logits_to_keep" in takes
         # Before 5.24 all but a few models had the other name.
         self._takes = "cache" if "cache" in takes else "past_key_values"
         self._seen: Any | None = None
-        head = model.get_output_embeddings()
-        if head is not None:
+        if (head := model.get_output_embeddings()) is not None:
             # What the head reads is the hidden state after the final norm.
             head.register_forward_pre_hook(self._see)
         with quiet(self._library):
