@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from decimal import Decimal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,12 +15,14 @@ from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
 from edgewise.advice import (
     ANSWER,
+    DECODED,
     PROMPT,
     MeasuredConditions,
     advise,
     cloud_alone,
     cloud_pace,
     cost_over_streaming,
+    decoded,
     edge_step,
     excess,
 )
@@ -27,7 +30,12 @@ from edgewise.cloud.engine import LlamaServer
 from edgewise.costs.price import Price
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudError
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.routers.untrained import Constant
+from edgewise.testing import ScriptedCloud, ScriptedEdge, noise
 from edgewise.testing.link import Link, Quality
+from edgewise.testing.scripted_edge import EOS, SIZE
 from edgewise_lab.bench.pace import EnginePace, Pace, PacedEdge
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
 from tests.llama_server_process import llama_server
@@ -122,6 +130,28 @@ def test_what_is_not_known_is_said() -> None:
     assert free.cost_ratio is None
     assert "price is nothing" in free.sentences[1]
     assert advise(replace(AT, asked=0.0)).routing == pytest.approx(AT.step)
+
+
+def test_what_is_decoded_includes_what_the_pair_waits_for() -> None:
+    cloud, done = ScriptedCloud(noise(2), delay=0.02), list[None]()
+    policy = Policy(threshold=0.5, on_cloud_error="raise")
+    pair = Decoder(ScriptedEdge(noise(1)), router=Constant(1.0), policy=policy, cloud=cloud)
+    found = decoded(pair, cloud, lambda: done.append(None))
+    assert len(done) == 6
+    assert found.edge < cloud.delay <= found.pair
+    assert found.cloud is not None
+    assert 0.2 * cloud.delay <= found.cloud, "five tokens at a time"
+    pairs = [n for _, n in cloud.asks if n == 1]
+    assert len(pairs) <= DECODED
+    ends = ScriptedCloud(lambda ids: np.eye(SIZE, dtype=np.float32)[EOS])
+    assert decoded(pair, ends).cloud is not None, "an end is a token too"
+
+
+def test_the_better_words_are_worth_a_little_time() -> None:
+    """Of two ways that take as long on this device."""
+    for pair, said in ((0.049, "large model alone"), (0.044, "route")):
+        advice = advise(AT, local=True, routing=pair, streaming=0.05)
+        assert said in advice.sentences[2].split(":")[0]
 
 
 @pytest.mark.deep

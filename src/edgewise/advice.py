@@ -1,13 +1,16 @@
 """Advice on a user's own pair: what is fastest and cheapest, and what routing buys here.
 
-Speeds are measured by a few steps and requests (`edge_step`, `cloud_pace`). Times and costs follow
-by formula, over an answer of `ANSWER` tokens after a prompt of `PROMPT` that both models have
-read. How right the answers are no formula knows.
+Where both models share a machine they are decoded (`decoded`): they compete for its cores, which no
+formula knows. Else speeds are measured by a few steps and requests (`edge_step`, `cloud_pace`), and
+times follow by formula, over an answer of `ANSWER` tokens after a prompt of `PROMPT` that both
+models have read; costs always do. How right the answers are no formula knows.
 """
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -18,7 +21,10 @@ from edgewise.completion import Completion
 from edgewise.costs.price import Price
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.errors import CloudRejected
-from edgewise.prompts import Message, prompt_of
+from edgewise.events import Token
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Budget
+from edgewise.prompts import Message, Prompt, prompt_of
 
 PROMPT, ANSWER = 500, 300
 """Tokens of the typical conversation."""
@@ -36,6 +42,17 @@ _BEGUN = "one two three four"
 _STEPS, _FEW, _MORE = 8, 1, 9
 # Tokens more in the longer reply, or the difference is all noise.
 _ENOUGH = 4
+
+_WRITTEN = (
+    "Why is the sky blue? Explain it to a child.",
+    "Write a letter to a neighbour whose dog barks at night.",
+)
+DECODED = 60
+"""Tokens of each system's answers to these, of which one may take `_LONGEST` seconds."""
+_LONGEST = 10.0
+_SPAN = 5
+# Both models share the machine: for less than this, the better words are worth more.
+_WORTH = 0.9
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +95,14 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
         return self.round_trip + self.consult
 
 
+class DecodedPace(NamedTuple):
+    """Seconds a token as decoded, prompts included; the cloud alone is None where it wrote none."""
+
+    edge: float
+    pair: float
+    cloud: float | None
+
+
 class CloudPace(NamedTuple):
     """Seconds: of the `first` consult, of a later `consult`, and of a further `token`.
 
@@ -103,9 +128,10 @@ def advise(
     price: Price | None = None,
     local: bool = False,
     routing: float | None = None,
+    streaming: float | None = None,
     place: str = f"over an answer of {ANSWER} tokens, once the prompt is read",
 ) -> Advice:
-    """Derives advice from the conditions; `routing` is the measured seconds a token, if known.
+    """Derives advice; `routing` and `streaming` are measured seconds a token, where known.
 
     `local`: the cloud model runs on this device. `place` says of what the speeds are.
     """
@@ -113,10 +139,11 @@ def advise(
         "edge": at.step,
         "routing": routing or at.step + at.asked * excess(at),
     }
-    if (streaming := cloud_alone(at)) is not None:
+    if (streaming := streaming or cloud_alone(at)) is not None:
         speeds["streaming"] = streaming
     fastest = min(speeds, key=lambda system: speeds[system])
-    each = " · ".join(f"{_NAMES[system]} {_ms(seconds)}" for system, seconds in speeds.items())
+    names = _NAMES | {"streaming": "cloud alone"} if local else _NAMES
+    each = " · ".join(f"{names[system]} {_ms(seconds)}" for system, seconds in speeds.items())
     unknown = ", the cloud streamed: not measured" if streaming is None else ""
     ratio = None if price is None else cost_over_streaming(at, price)
     return Advice(
@@ -126,7 +153,7 @@ def advise(
         streaming=streaming,
         cost_ratio=ratio,
         sentences=(
-            f"{each} a token{unknown}, {place}: {_NAMES[fastest]} is fastest",
+            f"{each} a token{unknown}, {place}: {names[fastest]} is fastest",
             _cost(price, ratio, local=local),
             _what_to_do(at, speeds["routing"], streaming, local=local),
         ),
@@ -153,7 +180,7 @@ def _what_to_do(
         return "with a cloud share of 0 the edge writes alone"
     if streaming is None:
         return f"routing takes {_ms(routing - at.step)} a token more than the edge alone"
-    if routing <= streaming:
+    if routing <= (_WORTH if local else 1) * streaming:
         return (
             f"route: {1 - routing / streaming:.0%} less time than "
             f"{'the large model alone' if local else 'streaming'}, and the cloud writes where the "
@@ -170,6 +197,63 @@ def _what_to_do(
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
+
+
+def decoded(
+    pair: Decoder, cloud: CloudModel, done: Callable[[], None] = lambda: None
+) -> DecodedPace:
+    """Edge, pair and cloud alone write two answers each, in turn, then in the reverse order.
+
+    `done` is called after each of the six. Raises a `CloudError`.
+    """
+    most, budgets = DECODED // len(_WRITTEN), [Budget()]
+
+    def by_edge(prompt: Prompt) -> Generator[int]:
+        policy = pair.policy.edge_alone()
+        with pair.stream(prompt, max_tokens=most, policy=policy) as events:
+            yield from (isinstance(event, Token) for event in events)
+
+    def by_pair(prompt: Prompt) -> Generator[int]:
+        left, at_end = budgets[-1], budgets.append
+        with pair.stream(prompt, max_tokens=most, budget=left, at_end=at_end) as events:
+            yield from (isinstance(event, Token) for event in events)
+
+    systems = [by_edge, by_pair, partial(_by_cloud, cloud, most)]
+    paces = [_Pace() for _ in systems]
+    both = [prompt_of(pair.edge.tokenizer, [Message("user", text)]) for text in _WRITTEN]
+    for prompt, places in zip(both, ((0, 1, 2), (2, 1, 0)), strict=True):
+        for place in places:
+            paces[place].time(systems[place](prompt))
+            done()
+    edge, routing, large = (one.seconds / max(1, one.tokens) for one in paces)
+    return DecodedPace(edge, routing, large if paces[2].tokens else None)
+
+
+class _Pace:
+    """Seconds, and the tokens written in them."""
+
+    seconds, tokens = 0.0, 0
+
+    def time(self, written: Generator[int]) -> None:
+        begun = time.monotonic()
+        with closing(written):
+            for tokens in written:
+                self.tokens += tokens
+                if time.monotonic() - begun > _LONGEST:
+                    break
+        self.seconds += time.monotonic() - begun
+
+
+def _by_cloud(cloud: CloudModel, most: int, prompt: Prompt) -> Generator[int]:
+    ids, end = list(prompt.ids), len(prompt.ids) + most
+    with closing(cloud.open(prompt)) as session:
+        while len(ids) < end:
+            asked = ConsultRequest(ids, min(_SPAN, end - len(ids)), math.inf)
+            reply = session.ask(asked).result()
+            ids = [*ids, *reply.ids]
+            yield len(reply.ids)
+            if reply.stopped or not reply.ids:
+                return
 
 
 def edge_step(model: EdgeModel) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import closing
 from importlib.metadata import EntryPoint
 from itertools import pairwise
@@ -13,9 +14,12 @@ from msgspec.structs import replace
 
 from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
+from edgewise.advice import DecodedPace
+from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.onnx import import_genai
+from edgewise.loop.decoder import Decoder
 from edgewise.parts import nearest_cloud, open_edge, router_identity
 from edgewise.routers.start import keep_tuned
 from edgewise.settings import Settings
@@ -157,7 +161,28 @@ def test_the_bundled_pair_is_advised_without_a_bill(edgewise: Edgewise) -> None:
     assert checks["what leaves the device"]["detail"].startswith("nothing")
     assert advice is not None
     assert advice["cost_ratio"] is None
-    assert advice["edge"] < advice["routing"]
+    assert advice["routing"] > 0
+    assert "60 tokens" in advice["sentences"][0]
+
+
+@pytest.mark.parametrize(("pair", "said"), [(0.083, "large model alone: "), (0.036, "route: ")])
+def test_two_models_on_this_device_are_decoded(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, pair: float, said: str
+) -> None:
+    """They compete for its cores: what each takes by itself says little of the pair."""
+    asked: list[Decoder] = []
+
+    def pace(decoder: Decoder, cloud: CloudModel, done: Callable[[], None]) -> DecodedPace:
+        asked.append(decoder)
+        return DecodedPace(0.034, pair, 0.053)
+
+    monkeypatch.setattr("edgewise.cli.doctor.decoded", pace)
+    flags = ("--threshold", "0.7", "--speculate", "3")
+    _, advice = report(edgewise, *flags)
+    assert advice is not None
+    assert (advice["edge"], advice["routing"], advice["streaming"]) == (0.034, pair, 0.053)
+    assert said in advice["sentences"][2]
+    assert (asked[0].policy.threshold, asked[0].policy.speculate) == (0.7, 3)
 
 
 def test_an_engine_that_goes_away_fails_and_gives_no_advice(edgewise: Edgewise) -> None:

@@ -102,3 +102,25 @@ def test_what_so_few_prompts_cannot_show_is_refused(
     done = edgewise("tune", "mine.jsonl", *flags)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert named in done.err
+
+
+def test_one_that_ran_out_of_time_goes_on(
+    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cloud in this process has no deadline but the user's; the error names flag and prompt."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("edgewise_lab.commands.tune.SHARES", (0.05, 0.1))
+    write_prompts(tmp_path / "mine.jsonl", 20)
+    command = ("tune", "mine.jsonl", "--router", "entropy", "--max-tokens", "24")
+    failed = edgewise(*command, "--deadline", "0.000001")
+    assert failed.code == 2
+    for word in ("--deadline", "Question '", "goes on"):
+        assert word in failed.err
+    (kept,) = (tmp_path / "cache/edgewise/tuning").iterdir()
+    assert kept.read_text().count("\n") >= 20, "the edge's own answers need no cloud"
+    done = edgewise(*command)
+    assert (done.code, kept.exists()) == (0, False)
+    assert "Warning" not in done.err
+    shown, rest = done.out.split("cloud share", 1)
+    assert str(tmp_path) not in shown
+    assert "edgewise eval" in rest

@@ -1,6 +1,9 @@
 """Calibrated thresholds realise their share."""
 
+import json
+import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +13,13 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, Floats, Needs, Step
+from edgewise.errors import CloudError, CloudTimeout
 from edgewise.routers.base import Router
 from edgewise.routers.named import router_named
 from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise
-from edgewise_lab.evaluation.calibration import Answers, thresholds_for
+from edgewise_lab.evaluation.calibration import Answers, realising, thresholds_for
 from edgewise_lab.evaluation.systems import (
     Decoded,
     Outcome,
@@ -89,10 +93,11 @@ class Counted:
     """How many answers were made."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.total = 0
 
-    def __call__(self) -> None:
+    def __call__(self, total: int = 0) -> None:
         self.count += 1
+        self.total = total
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])
@@ -137,3 +142,53 @@ def test_an_answer_that_is_reused_is_the_one_that_would_be_made(thresholds: list
         for one in answers.at(threshold).answers:
             assert one.low < threshold <= one.high
     assert made.count == once <= len(set(thresholds)) * len(task.questions)
+
+
+def failing_at(question: int, times: float) -> tuple[ScriptedCloud, Sequence[int]]:
+    """A cloud that fails so many times at consults about a question."""
+    failed: list[int] = []
+
+    def fault(ask: int) -> CloudError | None:
+        asked = bytes(token for token in cloud.asks[ask][0] if token < 256)
+        if f"question {question}".encode() not in asked or len(failed) >= times:
+            return None
+        failed.append(ask)
+        return CloudTimeout("No answer.")
+
+    cloud = ScriptedCloud(noise(2), fault=fault)
+    return cloud, failed
+
+
+def test_a_question_at_which_the_cloud_fails_is_left_out() -> None:
+    """What it was asked for the others is not lost; one more than is allowed raises."""
+    router, one = router_named("margin"), TASK.questions[7]
+    cloud, failed = failing_at(7, math.inf)
+    answers = Answers(router, TASK, edge=EDGE, cloud=cloud, may_lose=1)
+    point = realising([0.2], answers)[0.2]
+    assert (list(answers.lost), len(failed)) == ([one.id], 1)
+    assert f"'{one.id}'" in answers.lost[one.id]
+    assert len(point.right) == len(TASK.questions) - 1
+    assert point.share == pytest.approx(0.2, rel=0.2)
+    with pytest.raises(CloudTimeout, match="'7'") as raised:
+        realising([0.2], Answers(router, TASK, edge=EDGE, cloud=cloud))
+    assert raised.value.setting == "deadline"
+
+
+def test_a_later_run_makes_what_is_missing(tmp_path: Path) -> None:
+    router, kept, whole, rest = router_named("margin"), tmp_path / "kept", Counted(), Counted()
+    found = realising([0.1, 0.2], Answers(router, TASK, edge=EDGE, cloud=CLOUD, done=whole))
+    assert whole.total >= whole.count
+
+    def made(cloud: ScriptedCloud) -> Answers:
+        return Answers(router, TASK, edge=EDGE, cloud=cloud, done=rest, file=kept)
+
+    with pytest.raises(CloudTimeout):
+        realising([0.1, 0.2], made(failing_at(7, 1)[0]))
+    before = rest.count
+    assert before > len(TASK.questions)
+    assert realising([0.1, 0.2], made(CLOUD)) == found
+    assert rest.count == whole.count
+    assert realising([0.1, 0.2], made(CLOUD)) == found
+    assert rest.count == whole.count
+    texts = {json.loads(line)["outcome"]["text"] for line in kept.read_text().splitlines()}
+    assert texts == {""}, "what was said stays out of it"

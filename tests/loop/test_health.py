@@ -84,6 +84,15 @@ def test_an_answers_first_consult_may_take_as_long_as_its_prompt_takes_to_read()
     assert Policy(deadline=2.5).deadline_now(latency, first=True, prompt=10_000) == 2.5
 
 
+def test_where_a_failure_ends_the_answer_no_consult_is_given_up_early() -> None:
+    """A hiccup of a quick link would end an evaluation of hours."""
+    policy, latency = Policy(on_cloud_error="raise"), known(0.01, RECENT)
+    assert policy.deadline_now(latency, first=False) == LONGEST_DEADLINE
+    assert policy.deadline_now(latency, first=False, prompt=1000) == pytest.approx(20.0)
+    latency.timed_out(1.0, first=False)
+    assert policy.deadline_now(latency, first=False, prompt=10**6) == LONGEST_READING
+
+
 def test_the_first_consult_teaches_how_fast_a_prompt_is_read() -> None:
     with (
         closing(ScriptedEngine(dialect="llama-server", seconds=0.05)) as engine,

@@ -248,6 +248,27 @@ def test_system_text_is_read_wherever_it_stands(url: str) -> None:
         assert found["usage"]["input_tokens"] == wanted["usage"]["prompt_tokens"]
 
 
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_line_about_the_bill_is_not_in_the_prompt(url: str, blocks: bool) -> None:
+    """Claude Code begins its system prompt with one; it differs in each request."""
+
+    def asked(**more: Any) -> dict[str, Any]:
+        turn = {"role": "user", "content": QUESTION}
+        found = post(url, "v1/messages", model=MODEL, messages=[turn], max_tokens=4, **more)
+        assert found.status_code == 200, found.text
+        usage = found.json()["usage"]
+        return {name: usage[name] for name in ("input_tokens", "cache_read_input_tokens")}
+
+    def system(line: str) -> Any:
+        texts = [f"x-anthropic-billing-header: cc_version=2; cch={line};", "Say little."]
+        return [{"type": "text", "text": one} for one in texts] if blocks else "\n".join(texts)
+
+    asked(system=system("aaaaa"))
+    again, plain = asked(system=system("bbbbb")), asked(system="Say little.")
+    assert again == plain
+    assert again["input_tokens"] <= 1
+
+
 # What today's agents send beside what is answered: Codex, Claude Code, the SDKs.
 CODEX: dict[str, Any] = {
     "model": MODEL,

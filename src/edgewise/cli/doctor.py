@@ -15,12 +15,14 @@ from rich.text import Text
 from edgewise import parts
 from edgewise.addresses import is_url
 from edgewise.advice import (
+    DECODED,
     TYPICAL_CHANGED,
     Advice,
     CloudPace,
     MeasuredConditions,
     advise,
     cloud_pace,
+    decoded,
     edge_step,
 )
 from edgewise.cli import options, render
@@ -33,6 +35,9 @@ from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.named import SERVER
 from edgewise.engines.base import Engine
 from edgewise.errors import EdgewiseError
+from edgewise.loop.decoder import Decoder
+from edgewise.routers.base import Router
+from edgewise.routers.card import RouterCard
 from edgewise.routers.start import tuned_thresholds
 from edgewise.settings import Settings
 
@@ -68,7 +73,7 @@ def doctor(chosen: Settings, json: options.Json = False) -> None:
     """
     price = None if chosen.price is None else price_of(chosen.price)
     with ExitStack() as stack:
-        examined = _Doctor(chosen, price, stack)
+        examined = _Doctor(chosen, price, stack, quiet=json)
         checks = list(examined.checks())
     if json:
         report = {"version": 1, "checks": checks, "advice": examined.advice}
@@ -98,8 +103,11 @@ def doctor(chosen: Settings, json: options.Json = False) -> None:
 class _Doctor:
     """Examines a pair part by part; what it opens is closed with `stack`."""
 
-    def __init__(self, chosen: Settings, price: Price | None, stack: ExitStack) -> None:
-        self._chosen, self._price, self._stack = chosen, price, stack
+    def __init__(
+        self, chosen: Settings, price: Price | None, stack: ExitStack, *, quiet: bool
+    ) -> None:
+        self._chosen, self._price, self._stack, self._quiet = chosen, price, stack, quiet
+        self._router: tuple[Router, RouterCard | None] | None = None
         self._edge: EdgeModel | None = None
         self._cloud: CloudModel | None = None
         self._pace: CloudPace | None = None
@@ -114,7 +122,7 @@ class _Doctor:
             rollback = _change if parts.edge_engine(self._chosen) == SERVER else _rollback
             yield self._guarded("rollback", lambda: rollback(edge))
             if parts.cloud_address(self._chosen) != "none":
-                yield self._guarded("router", lambda: _router(self._chosen, edge))
+                yield self._guarded("router", lambda: self._open_router(edge))
             nearest, *further = parts.each_cloud(self._chosen)
             yield self._guarded("cloud model", lambda: self._open_cloud(nearest, edge))
             for one in further:
@@ -144,6 +152,10 @@ class _Doctor:
         engine = f", {model.build}" if model.build else ""
         size = f"{_millions(model.parameters)}, " if model.parameters else ""
         return Check("edge model", "ok", f"{model.name}{engine}, {size}context {model.context}")
+
+    def _open_router(self, edge: EdgeModel) -> Check:
+        self._router = parts.open_router(self._chosen, edge)
+        return _router(self._chosen, edge, self._router[1])
 
     def _further(self, chosen: Settings, edge: EdgeModel) -> Check:
         """Opened and closed: it is asked where the one before is unsure."""
@@ -181,7 +193,10 @@ class _Doctor:
             speculate=chosen.speculate,
             cached=0.0 if pace.computed is None else 1 - pace.computed / pace.prompt,
         )
-        self.advice = advise(conditions, price=self._price, local=local)
+        if local and self._router is not None:
+            self.advice = self._decoded(conditions, cloud, edge, *self._router)
+        else:
+            self.advice = advise(conditions, price=self._price, local=local)
         first = f"{1000 * pace.first:.1f} ms at first, {pace.prompt} tokens to read"
         warm = f"{1000 * pace.consult:.1f} ms warm"
         asked = f"measured by {pace.requests} requests of {pace.tokens} tokens in all"
@@ -191,6 +206,32 @@ class _Doctor:
                 "consult", "warn", text, f"give more than {chosen.deadline:g} s (--deadline)"
             )
         return Check("consult", "ok", text)
+
+    def _decoded(
+        self,
+        at: MeasuredConditions,
+        cloud: CloudModel,
+        edge: EdgeModel,
+        router: Router,
+        card: RouterCard | None,
+    ) -> Advice:
+        """Advice by what the pair comes to as `run` has it."""
+        one = {"on_cloud_error": "raise", "price": None, "tier_share": None, "tier_threshold": None}
+        chosen = replace(self._chosen, **one)
+        policy = parts.make_policy(chosen, parts.starts_of(chosen, router, card, edge))
+        tiers = parts.make_tiers(chosen, [cloud], edge)
+        pair = Decoder(edge, router=router, policy=policy, tiers=tiers)
+        with render.progress(hidden=self._quiet) as progress:
+            bar = progress.add_task(f"decoding {DECODED} tokens of each", total=6)
+            pace = decoded(pair, cloud, lambda: progress.advance(bar))
+        return advise(
+            replace(at, step=pace.edge),
+            price=self._price,
+            local=True,
+            routing=pace.pair,
+            streaming=pace.cloud,
+            place=f"over {DECODED} tokens, decoded with their prompts",
+        )
 
 
 def _millions(parameters: int) -> str:
@@ -233,11 +274,10 @@ def _change(edge: EdgeModel) -> Check:
     return Check("rollback", "warn", text, f"{fix} runs it in this process, with checkpoints")
 
 
-def _router(chosen: Settings, model: EdgeModel) -> Check:
+def _router(chosen: Settings, model: EdgeModel, card: RouterCard | None) -> Check:
     """Reports the router, why it was chosen, what it bought elsewhere, and a better one."""
     name = parts.chosen_router(chosen, model)
     auto = chosen.router in (None, parts.AUTO)
-    _, card = parts.open_router(chosen, model)
     identity = parts.router_identity(replace(chosen, router=name))
     tuned = tuned_thresholds(model, identity, parts.nearest_cloud(chosen))
     if card is None:

@@ -188,7 +188,8 @@ class Consults:
         try:
             completion = self._result(flight)
         except CloudError as error:
-            late = isinstance(error, CloudTimeout)
+            if (late := isinstance(error, CloudTimeout)) and self.insists:
+                error.hint, error.setting = "allow a consult more", "deadline"
             self.failed += 1
             self._charge(0 if late else -flight.ask)
             if isinstance(error, NothingUsable):

@@ -154,15 +154,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
         Four times the recent median, doubled for every timeout in a row as TCP backs off, within
         the two bounds. For an answer's first consult the cloud reads the whole prompt: twice what
-        so many tokens took before, doubled as well, at most `LONGEST_READING`.
+        so many tokens took before, doubled as well, at most `LONGEST_READING`. Where a failure ends
+        the answer, each consult has the longer bound, and as long to read.
         """
         if self.deadline is not None:
             return self.deadline
+        insists = self.on_cloud_error == "raise"
         median, back_off = latency.quantile(0.5, first=first), 2 ** min(latency.timeouts, 4)
         patience = LONGEST_DEADLINE
-        if median is not None:
+        if median is not None and not insists:
             patience = min(max(SHORTEST_DEADLINE, _PATIENCE * median) * back_off, patience)
-        if not first:
+        if not (first or insists):
             return patience
         token = _UNKNOWN_READING if latency.reading is None else 2 * latency.reading
         return max(patience, min(prompt * token * back_off, LONGEST_READING))

@@ -149,6 +149,20 @@ class ContextManagement(Strict):
     edits: Annotated[list[ContextEdit], Field(max_length=10)] | None = None
 
 
+_BILLING = "x-anthropic-billing-header:"
+"""Begins a line about the bill, which Claude Code sends as the first text of its system prompt.
+
+It is another in each request. In the prompt, the KV cache would keep nothing of what follows it.
+"""
+
+
+def _lasting(system: Texts | None) -> Texts | None:
+    """The text that is meant for the model."""
+    if isinstance(system, str):
+        return system.partition("\n")[2] if system.startswith(_BILLING) else system
+    return system and [one for one in system if not one.text.startswith(_BILLING)]
+
+
 class CountRequest(ConversationRequest):
     """`POST /v1/messages/count_tokens`."""
 
@@ -164,7 +178,7 @@ class CountRequest(ConversationRequest):
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def turns(self) -> list[ChatTurn]:
-        system = [_turn("system", self.system)] if self.system else []
+        system = [_turn("system", kept)] if (kept := _lasting(self.system)) else []
         return system + [one for turn in self.messages for one in turn.turns()]
 
     def answer_format(self) -> ResponseFormat | None:

@@ -11,7 +11,7 @@ from edgewise.cli import options, render
 from edgewise.cli.options import CONNECTING, COSTS, DRAWS, KEYS, PRIVACY, takes
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder, collect
-from edgewise.loop.policy import LONGEST_DEADLINE, Policy
+from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import DEFAULT_SHARE
 from edgewise.settings import Settings
@@ -54,18 +54,17 @@ def demo(
         most = len(held_out.questions)
         raise UsageError(f"--questions must be from 1 to {most}, not {questions}.")
     share = DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
-    deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
     with open_pair(replace(chosen, cloud_share=None)) as pair:
         threshold = _threshold(pair, share)
         if not json:
             edge, cloud = pair.both()
             _show(
                 Decoder(edge, router=pair.router, policy=Policy(threshold=1.0), cloud=None),
-                paired(edge, pair.router, threshold, cloud, deadline=deadline),
+                paired(edge, pair.router, threshold, cloud, deadline=chosen.deadline),
                 held_out,
             )
         with render.progress(hidden=json) as progress:
-            table = _compared(pair, held_out.first(questions), share, deadline, progress)
+            table = _compared(pair, held_out.first(questions), share, chosen.deadline, progress)
     result = summary("pocketqa", "pair", table)
     if json:
         print(msgspec.json.encode(result).decode())
@@ -85,7 +84,7 @@ def _threshold(pair: Pair, share: float) -> float:
 
 
 def _compared(
-    pair: Pair, questions: Task, share: float, deadline: float, progress: Progress
+    pair: Pair, questions: Task, share: float, deadline: float | None, progress: Progress
 ) -> list[Row]:
     """The figures of edge, pair and cloud."""
     edge, cloud = pair.both()

@@ -14,7 +14,7 @@ from edgewise.cli import options, render
 from edgewise.cli.options import DRAWS, MACHINE, MODELS, PRIVACY, takes
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
-from edgewise.loop.policy import LONGEST_DEADLINE, Policy
+from edgewise.loop.policy import Policy
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.settings import Settings
@@ -121,9 +121,10 @@ def _compared(
         edge, cloud = models.both()
         contenders = contenders_of(routers, chosen, edge, questions, shares)
         bar = progress.add_task("answers", total=None)
-        deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
         names = [contender.name for contender in contenders]
-        work = Work(chosen, dict(zip(names, routers, strict=True)), questions.max_tokens, deadline)
+        work = Work(
+            chosen, dict(zip(names, routers, strict=True)), questions.max_tokens, chosen.deadline
+        )
         with Workers(work, workers) if workers > 1 else nullcontext() as beside:
             evaluation = Evaluation(
                 questions,
@@ -131,7 +132,7 @@ def _compared(
                 edge=edge,
                 cloud=cloud,
                 store=Store(out, manifest(questions, held_out, edge, cloud), Outcome),
-                deadline=deadline,
+                deadline=chosen.deadline,
                 done=lambda: progress.advance(bar),
                 workers=beside,
             )

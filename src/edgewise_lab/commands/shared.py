@@ -1,7 +1,7 @@
 """Code shared by commands: task options, the two ends of a benchmark, tables of figures."""
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
+from rich.progress import Progress
 from rich.table import Table
 
 from edgewise.cli import render
@@ -17,7 +18,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.hosts import hosts_of, require_allowed
 from edgewise.edge.base import EdgeModel
 from edgewise.engines.registry import AUTO
-from edgewise.errors import UsageError
+from edgewise.errors import CloudError, UsageError
 from edgewise.parts import cloud_address, open_cloud, open_edge, require_one_cloud
 from edgewise.settings import Settings
 from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, Pace, measured
@@ -46,12 +47,23 @@ Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N q
 
 @contextmanager
 def resume_hint(how: str) -> Generator[None]:
-    """On Ctrl-C, prints how to resume."""
+    """On Ctrl-C, or where the cloud fails, prints how to resume."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, CloudError):
         render.note(how)
         raise
+
+
+def counted(progress: Progress, name: str, total: int | None = None) -> Callable[..., None]:
+    """Shows a bar; a call is one step of it, of so many, about, if a number is given."""
+    bar = progress.add_task(name, total=total)
+
+    def done(total: int | None = None) -> None:
+        progress.update(bar, total=total)
+        progress.advance(bar)
+
+    return done
 
 
 def without_cloud(chosen: Settings) -> Settings:

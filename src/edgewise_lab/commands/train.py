@@ -46,7 +46,7 @@ JudgedBy = Annotated[
 
 # It makes the router, and its thresholds; all else as for an evaluation. `top_k` is its own here.
 @takes(
-    *(*ONE_VOCABULARY, "seed", *MACHINE, "price"),
+    *(*ONE_VOCABULARY, "seed", *MACHINE, "price", "deadline"),
     reads=["cloud_key", "edge_key"],
     unaffected=[
         *("router", "cloud_share", "threshold"),
@@ -99,7 +99,8 @@ def train(
     wanted = _inputs(inputs, label)
     labels = labels_named(label, rounds=rounds, judge=judge)
     recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
-    training = partial(Training, *asked, out, inputs=wanted, top_k=top_k, recipe=recipe, kind=kind)
+    how = {"inputs": wanted, "top_k": top_k, "recipe": recipe, "kind": kind}
+    training = partial(Training, *asked, out, **how, deadline=chosen.deadline)
     with resume_hint(f"What was done is in {out}: the same command goes on from there."):
         _told(_trained(chosen, asked, out, training, labels, stage))
     if stage in (None, "fit", "calibrate"):
@@ -166,7 +167,8 @@ class ShownStages(Progress):
         self._bar.remove_task(self._task)
         self._task = self._bar.add_task(name, total=total)
 
-    def done(self) -> None:
+    def done(self, total: int | None = None) -> None:
+        self._bar.update(self._task, total=total)
         self._bar.advance(self._task)
 
 

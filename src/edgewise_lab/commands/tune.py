@@ -1,14 +1,19 @@
 """`edgewise tune`: thresholds of a router for a pair, from some prompts."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
 from msgspec.structs import replace
+from rich.progress import Progress
 from rich.table import Table
 
 from edgewise import pair, parts
+from edgewise.addresses import user_path
 from edgewise.cli import options, render
 from edgewise.cli.options import MACHINE, MODELS, PRIVACY, takes
 from edgewise.cloud.base import CloudModel
@@ -18,14 +23,16 @@ from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.loop.consults import UNKNOWN, unsure
 from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import LONGEST_DEADLINE, Policy
+from edgewise.loop.policy import Policy
 from edgewise.routers.base import Router
 from edgewise.routers.start import KEEP, TIERS, keep_tuned
 from edgewise.settings import Settings
 from edgewise_lab import tables
 from edgewise_lab.around import Around, observed
 from edgewise_lab.commands import shared
-from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
+from edgewise_lab.commands.shared import counted, resume_hint
+from edgewise_lab.evaluation.calibration import Answers, Calibrated, realising
+from edgewise_lab.evaluation.plan import manifest
 from edgewise_lab.evaluation.promise import CONFIDENCE, Promise, keeping, require_prompts, sequence
 from edgewise_lab.evaluation.systems import CloudAlone, Decoded, require_room
 from edgewise_lab.evaluation.tasks.base import Task
@@ -38,9 +45,12 @@ from edgewise_lab.training.spending import MeteredCloud, SpendingMeter
 FEWEST = 20
 """Prompts; fewer say next to nothing about a share of 1%."""
 
+MOST_LOST = 5
+"""Prompts at which the cloud may fail, at most a tenth: more say that it is gone."""
+
 
 @takes(
-    *(*MODELS, *PRIVACY, *MACHINE, "router", "price"),
+    *(*MODELS, *PRIVACY, *MACHINE, "router", "price", "deadline"),
     reads=["cloud_key", "edge_key"],
     unaffected=[
         "cloud_share",
@@ -81,45 +91,105 @@ def tune(
         parts.require_one_cloud(chosen)
     meter = SpendingMeter()
     opened = pair.open_pair(replace(chosen, router=pair.NEVER), slots=2)
-    with opened as models, render.progress(hidden=json) as progress:
-        edge, cloud = models.both()
-        require_room(asked, edge, cloud)
-        named = replace(chosen, router=parts.chosen_router(chosen, edge))
-        router, card = parts.open_router(named, edge)
-        bar = progress.add_task("answers", total=None)
-        metered, done = MeteredCloud(cloud, meter), lambda: progress.advance(bar)
-        if keep is None:
-            found = thresholds_for(SHARES, router, asked, edge=edge, cloud=metered, done=done)
-            thresholds = {f"{share:g}": point.threshold for share, point in found.items()}
-        else:
-            found = _kept(keep, router, asked, edge, metered, done)
-            thresholds = {**parts.starts_of(named, router, card, edge), KEEP: found.threshold}
-        identity = parts.router_identity(named)
-        place = keep_tuned(edge, identity, parts.nearest_cloud(chosen), thresholds)
-        clouds = [MeteredCloud(one, meter) for one in models.clouds]
-        start = thresholds.get(f"{parts.DEFAULT_SHARE:g}", 1.0)
-        tiers = _tiers(named, router, asked, edge, clouds, start, done)
-    if place is None:
+    hint = resume_hint("What was answered is kept: the same command goes on from there.")
+    with opened as models, render.progress(hidden=json) as progress, hint:
+        tuned = _tuned(chosen, models, asked, keep, meter, progress)
+    if tuned.place is None:
         raise UsageError("There is no folder to store thresholds in", hint="set HOME")
+    found = tuned.found
     if json:
-        report = {"router": named.router, "thresholds": thresholds, **_realised(found)}
-        print(msgspec.json.encode({**report, **({"tiers": tiers} if tiers else {})}).decode())
+        report = {"router": tuned.router, "thresholds": tuned.thresholds, **_realised(found)}
+        report |= {"tiers": tuned.tiers} if tuned.tiers else {}
+        print(msgspec.json.encode({**report, "left_out": tuned.lost}).decode())
         return
     if isinstance(found, Promise):
         render.out.print(_promised(found, agreement=not asked.known))
     else:
-        render.show(_table(found, f"{named.router}, {len(asked.questions)} prompts"))
-    _show_tiers(tiers)
-    price = price_of(chosen.price) if chosen.price else None
-    render.note(f"It took {meter.spent.described(price)}.")
+        called = f"{Path(tuned.router).name} for {tuned.models}"
+        render.show(_table(found, f"{called}, {len(asked.questions)} prompts"))
+    _tell(tuned, meter, chosen)
     use = "answer at this one" if keep else "begin from these"
-    render.out.print(f"run, chat and serve {use} with this pair and router ({place}).")
+    render.out.print(f"run, chat and serve {use} with this pair and router ({tuned.place}).")
+    render.out.print("Next: edgewise eval QUESTIONS.jsonl says how right it is on yours")
 
 
-def _show_tiers(tiers: Mapping[str, Mapping[str, float]]) -> None:
-    for name, by_share in tiers.items():
+class _Tuned(NamedTuple):
+    """What was found, and the `place` that keeps it; the prompts that were `lost`, with why."""
+
+    router: str
+    models: str
+    found: Mapping[float, Calibrated] | Promise
+    thresholds: Mapping[str, float]
+    tiers: Mapping[str, Mapping[str, float]]
+    place: Path | None
+    lost: Mapping[str, str]
+
+
+def _tuned(
+    chosen: Settings,
+    models: pair.Pair,
+    asked: Task,
+    keep: float | None,
+    meter: SpendingMeter,
+    progress: Progress,
+) -> _Tuned:
+    edge, cloud = models.both()
+    require_room(asked, edge, cloud)
+    named = replace(chosen, router=parts.chosen_router(chosen, edge))
+    router, card = parts.open_router(named, edge)
+    identity = parts.router_identity(named)
+    clouds = [MeteredCloud(one, meter) for one in models.clouds]
+    if keep is not None:
+        asked = _agreeing(asked, edge, clouds[0], progress)
+    answers = Answers(
+        router,
+        asked,
+        edge=edge,
+        cloud=clouds[0],
+        deadline=chosen.deadline,
+        done=counted(progress, "answers"),
+        file=(file := _file(named, asked, edge, cloud, identity)),
+        may_lose=0 if keep else min(MOST_LOST, len(asked.questions) // 10),
+    )
+    if keep is None:
+        found = realising(SHARES, answers)
+        thresholds = {f"{share:g}": point.threshold for share, point in found.items()}
+    else:
+        found = _kept(keep, answers, sequence(edge, router))
+        thresholds = {**parts.starts_of(named, router, card, edge), KEEP: found.threshold}
+    place = keep_tuned(edge, identity, parts.nearest_cloud(chosen), thresholds)
+    start = thresholds.get(f"{parts.DEFAULT_SHARE:g}", 1.0)
+    tiers = _tiers(named, router, asked, edge, clouds, start, progress)
+    if file:
+        file.unlink(missing_ok=True)
+    both = f"{edge.name} and {cloud.name}"
+    return _Tuned(str(named.router), both, found, thresholds, tiers, place, answers.lost)
+
+
+def _file(
+    chosen: Settings, asked: Task, edge: EdgeModel, cloud: CloudModel, identity: str
+) -> Path | None:
+    """Where answers are kept until the thresholds are set; None for nowhere."""
+    folder = user_path("cache", "tuning")
+    if folder is None:
+        return None
+    # The settings say which words leave, and how the models were loaded.
+    settings = replace(chosen, cloud_key=None, edge_key=None, deadline=None, price=None)
+    held = [manifest(asked, asked, edge, cloud), identity, edge.build, settings]
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{hashlib.sha256(msgspec.json.encode(held)).hexdigest()}.jsonl"
+    return None
+
+
+def _tell(tuned: _Tuned, meter: SpendingMeter, chosen: Settings) -> None:
+    for name, by_share in tuned.tiers.items():
         listed = ", ".join(f"{float(s):.0%}: {value:.6f}" for s, value in by_share.items())
         render.out.print(render.printable(f"{name} is asked above {listed}"))
+    if lost := tuned.lost:
+        render.warn(f"prompts left out: {len(lost)}. {next(iter(lost.values()))}")
+    price = price_of(chosen.price) if chosen.price else None
+    render.note(f"It took {meter.spent.described(price)}.")
 
 
 def _tiers(
@@ -129,7 +199,7 @@ def _tiers(
     edge: EdgeModel,
     clouds: Sequence[CloudModel],
     threshold: float,
-    done: Callable[[], None],
+    progress: Progress,
 ) -> dict[str, Mapping[str, float]]:
     """Measures and keeps thresholds of each further cloud, by its share.
 
@@ -137,8 +207,9 @@ def _tiers(
     share of the tokens has a score above the threshold.
     """
     found: dict[str, Mapping[str, float]] = {}
-    policy = Policy(threshold=threshold, deadline=LONGEST_DEADLINE, on_cloud_error="raise")
+    policy = Policy(threshold=threshold, deadline=settings.deadline, on_cloud_error="raise")
     for place in range(1, len(clouds)):
+        done = counted(progress, "answers with a further cloud", len(task.questions))
         scores: list[float] = []
         heard = [*clouds[: place - 1], _scored(clouds[place - 1], scores), *clouds[place:]]
         tiers = parts.make_tiers(replace(settings, tier_threshold=None), heard, edge)
@@ -167,26 +238,24 @@ def _scored(cloud: CloudModel, scores: list[float]) -> CloudModel:
     return Around(cloud, observed(seen))
 
 
-def _kept(
-    keep: float,
-    router: Router,
-    asked: Task,
-    edge: EdgeModel,
-    cloud: CloudModel,
-    done: Callable[[], None],
-) -> Promise:
-    """The threshold that keeps so much; the cloud's own answers are right where none are known."""
-    if not asked.known:
-        alone = CloudAlone(cloud, edge.tokenizer, asked.max_tokens)
-        replies: dict[str, str] = {}
-        for question in asked.questions:
-            replies[question.id] = alone.answer(question).text
-            done()
-        asked = agreeing_task(asked, replies)
-    answers = Answers(router, asked, edge=edge, cloud=cloud, done=done)
+def _agreeing(asked: Task, edge: EdgeModel, cloud: CloudModel, progress: Progress) -> Task:
+    """The cloud's own answers are right where none are known."""
+    if asked.known:
+        return asked
+    alone = CloudAlone(cloud, edge.tokenizer, asked.max_tokens)
+    done = counted(progress, "the cloud's own answers", len(asked.questions))
+    replies: dict[str, str] = {}
+    for question in asked.questions:
+        replies[question.id] = alone.answer(question).text
+        done()
+    return agreeing_task(asked, replies)
+
+
+def _kept(keep: float, answers: Answers, thresholds: Sequence[float]) -> Promise:
+    """The threshold that keeps so much."""
     return keeping(
         keep,
-        sequence(edge, router),
+        thresholds,
         lambda threshold: [one.outcome for one in answers.at(threshold).answers],
     )
 

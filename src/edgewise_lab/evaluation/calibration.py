@@ -1,20 +1,30 @@
 """Thresholds that realise a cloud share."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
-from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.errors import CloudError
 from edgewise.routers.base import Router
 from edgewise_lab.evaluation.statistics import Interval, ratio_interval
+from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.systems import Decoded, Outcome, cloud_share, outcome_of, paired
 from edgewise_lab.evaluation.tasks.base import Question, Task
 
 ROUNDS = 12
+_EACH = 0.6
+"""Answers that a share takes, for each question, before it is known."""
+
+Done = Callable[[int], None]
+"""Is called after each answer that is made, with how many there will be, about."""
+
 SETTLED = 0.03
 """A realised share this close to the one asked for (relative) is taken."""
 
@@ -32,16 +42,25 @@ class Calibrated(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """An answer, and at which thresholds it is the same: above `low`, and up to `high`.
+    """An answer at a `threshold`, and the others at which it is the same: above `low`, to `high`.
 
     At any of them every score falls on the side where it fell, so every decision, every id and
-    every later score are the same. `scores` float64[tokens] ascend.
+    every later score are the same. `scores` ascend, one a token.
     """
 
     outcome: Outcome
-    scores: NDArray[np.float64]
-    low: float
-    high: float
+    scores: list[float]
+    threshold: float
+
+    @property
+    def low(self) -> float:
+        kept = bisect_left(self.scores, self.threshold)  # those at or above it are consulted
+        return self.scores[kept - 1] if kept else -np.inf
+
+    @property
+    def high(self) -> float:
+        kept = bisect_left(self.scores, self.threshold)
+        return self.scores[kept] if kept < len(self.scores) else np.inf
 
 
 class Realised(msgspec.Struct, frozen=True):
@@ -70,37 +89,65 @@ class Answers:
         *,
         edge: EdgeModel,
         cloud: CloudModel,
-        deadline: float = LONGEST_DEADLINE,
-        done: Callable[[], None] = lambda: None,
+        deadline: float | None = None,
+        done: Done = lambda total: None,
+        file: Path | None = None,
+        may_lose: int = 0,
     ) -> None:
-        """`done` is called after each answer that is made."""
+        """Those that a `file` has of an earlier run are not made; it gets the others, without text.
+
+        Up to `may_lose` questions are left out from where the cloud fails at them (`lost`, with
+        why); one more raises the `CloudError`.
+        """
         self._router, self._task = router, task
         self._edge, self._cloud, self._deadline = edge, cloud, deadline
-        self._done = done
-        self._made: list[list[Standing]] = [[] for _ in task.questions]
+        self._done, self._file, self._may_lose = done, file, may_lose
+        self._made: dict[str, list[Standing]] = {one.id: [] for one in task.questions}
+        self._count = self._expected = 0
+        self.lost: dict[str, str] = {}
+        for standing in read(file, Standing) if file else ():
+            self._made[standing.outcome.question].append(standing)
+
+    def expect(self, shares: int) -> None:
+        """So many more shares are searched for."""
+        self._expected = self._count + round(shares * _EACH * len(self._task.questions))
 
     def at(self, threshold: float) -> Realised:
         """The pair's answers to all questions at this threshold."""
         decoder = paired(self._edge, self._router, threshold, self._cloud, deadline=self._deadline)
         system = Decoded(decoder, self._task.max_tokens)
-        found: list[Standing] = []
-        for question, made in zip(self._task.questions, self._made, strict=True):
-            known = next((one for one in made if one.low < threshold <= one.high), None)
-            if known is None:
-                known = _answered(system, question, threshold)
-                made.append(known)
-                self._done()
-            found.append(known)
-        return Realised(threshold, tuple(found))
+        known = {question.id: self._known(question, threshold) for question in self._task.questions}
+        missing = sum(one is None for one in known.values())
+        self._expected = max(self._expected, self._count + missing)
+        for question in self._task.questions:
+            if known[question.id] is None and question.id not in self.lost:
+                known[question.id] = self._make(system, question, threshold)
+        return Realised(threshold, tuple(one for one in known.values() if one))
+
+    def _known(self, question: Question, threshold: float) -> Standing | None:
+        made = self._made[question.id]
+        return next((one for one in made if one.low < threshold <= one.high), None)
+
+    def _make(self, system: Decoded, question: Question, threshold: float) -> Standing | None:
+        try:
+            made = _answered(system, question, threshold)
+        except CloudError as error:
+            if len(self.lost) >= self._may_lose:
+                raise
+            self.lost[question.id] = str(error)
+            return None
+        self._made[question.id].append(made)
+        if self._file:
+            append(self._file, replace(made, outcome=replace(made.outcome, text="")))
+        self._count += 1
+        self._done(max(self._expected, self._count))
+        return made
 
 
 def _answered(system: Decoded, question: Question, threshold: float) -> Standing:
     answer = system.ask(question)
-    scores = np.sort([token.score for token in answer.tokens if token.score is not None])
-    kept = int(np.searchsorted(scores, threshold))  # those at or above it are consulted
-    low = float(scores[kept - 1]) if kept else -np.inf
-    high = float(scores[kept]) if kept < len(scores) else np.inf
-    return Standing(outcome_of(question, answer), scores, low, high)
+    scores = sorted(token.score for token in answer.tokens if token.score is not None)
+    return Standing(outcome_of(question, answer), scores, threshold)
 
 
 def thresholds_for(
@@ -110,23 +157,31 @@ def thresholds_for(
     *,
     edge: EdgeModel,
     cloud: CloudModel,
-    deadline: float = LONGEST_DEADLINE,
+    deadline: float | None = None,
     rounds: int = ROUNDS,
-    done: Callable[[], None] = lambda: None,
+    done: Done = lambda total: None,
 ) -> dict[float, Calibrated]:
-    """Finds a threshold for each share from the pair's own answers to `task`.
+    """Finds a threshold for each share from the pair's own answers to `task`: see `realising`."""
+    answers = Answers(router, task, edge=edge, cloud=cloud, deadline=deadline, done=done)
+    return realising(shares, answers, rounds)
+
+
+def realising(
+    shares: Sequence[float], answers: Answers, rounds: int = ROUNDS
+) -> dict[float, Calibrated]:
+    """Finds a threshold for each share.
 
     Scores drift once the cloud has written into the prefix, so what a threshold realises is known
     only from answers made with it. Two thresholds with the share between them are brought
     together, by the ranks of the scores between, until the realised share settles, no score is
     left between them or `rounds` are over; the best of all is taken. All shares have their
-    answers in common, so that few are made anew for a threshold. `done` is called after each
-    that is.
+    answers in common, so that few are made anew for a threshold.
     """
-    answers = Answers(router, task, edge=edge, cloud=cloud, deadline=deadline, done=done)
+    answers.expect(len(shares))
     points = [answers.at(1.0)]
     found: dict[float, Calibrated] = {}
-    for share in sorted(shares):
+    for place, share in enumerate(sorted(shares)):
+        answers.expect(len(shares) - place)
         _search(share, points, answers, rounds)
         found[share] = _calibrated(_nearest(points, share))
     return found

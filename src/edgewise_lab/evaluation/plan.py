@@ -21,7 +21,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import EdgewiseError
 from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import LONGEST_DEADLINE, Policy
+from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_models
 from edgewise.parts import open_router
 from edgewise.routers.base import Router
@@ -70,7 +70,7 @@ class Work(NamedTuple):
     settings: Settings
     routers: Mapping[str, str | None]
     max_tokens: int
-    deadline: float
+    deadline: float | None
 
 
 class Workers:
@@ -245,11 +245,11 @@ class Evaluation:
         edge: EdgeModel,
         cloud: CloudModel,
         store: Store[Outcome],
-        deadline: float = LONGEST_DEADLINE,
+        deadline: float | None = None,
         done: Callable[[], None] = lambda: None,
         workers: Workers | None = None,
     ) -> None:
-        """`deadline` in seconds a consult; `done` is called after each answer.
+        """`deadline` in seconds a consult (None: as a `Policy`); `done` is called for each answer.
 
         `workers` answer instead of this process, but where thresholds are calibrated.
 

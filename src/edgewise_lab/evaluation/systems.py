@@ -1,17 +1,18 @@
 """The systems that are compared: each answers a question, greedily, and reports what it cost."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, Protocol
 
 import msgspec
 
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.edge.base import EdgeModel, Needs, Step, Tokenizer
-from edgewise.errors import ContextOverflow
+from edgewise.errors import CloudError, ContextOverflow
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
-from edgewise.loop.policy import LONGEST_DEADLINE, Budget, Policy, SharedBudget
+from edgewise.loop.policy import Budget, Policy, SharedBudget
 from edgewise.prompts import Prompt, prompt_of
 from edgewise.routers.base import Router
 from edgewise.routers.untrained import MaxProb
@@ -74,6 +75,16 @@ def graded(question: Question, outcome: Outcome) -> Outcome:
     )
 
 
+@contextmanager
+def asking(question: Question) -> Generator[None]:
+    """A cloud that fails says at which question."""
+    try:
+        yield
+    except CloudError as error:
+        error.message = f"Question {question.id!r}: {error.message}"
+        raise
+
+
 class System(Protocol):
     """Answers questions one at a time."""
 
@@ -133,7 +144,7 @@ class Decoded:
 
     def ask(self, question: Question) -> Answer:
         """The answer with its tokens."""
-        with self.stream(question) as events:
+        with asking(question), self.stream(question) as events:
             return collect(events)
 
     def answer(self, question: Question) -> Outcome:
@@ -148,7 +159,7 @@ class AsServed:
 
     def answer(self, question: Question) -> Outcome:
         taken = self._budgets.take()
-        with self._asked.stream(question, budget=taken) as events:
+        with asking(question), self._asked.stream(question, budget=taken) as events:
             answer = collect(events)
             self._budgets.settle(taken, events.budget)
         return outcome_of(question, answer)
@@ -166,7 +177,7 @@ def paired(
     threshold: float,
     cloud: CloudModel,
     *,
-    deadline: float = LONGEST_DEADLINE,
+    deadline: float | None = None,
     span: int = 1,
 ) -> Decoder:
     """Edge and cloud. A cloud that fails ends the evaluation: the figure would be a mixture."""
@@ -185,13 +196,10 @@ class CloudAlone:
     def answer(self, question: Question) -> Outcome:
         prompt = question_prompt(self._tokenizer, question)
         begun = time.monotonic()
-        session = self._cloud.open(prompt)
-        try:
+        with asking(question), closing(self._cloud.open(prompt)) as session:
             completion = session.ask(
                 ConsultRequest(prompt.ids, self._max_tokens, CLOUD_DEADLINE)
             ).result()
-        finally:
-            session.close()
         return written(
             question,
             text_of(self._tokenizer, completion.ids),

@@ -78,8 +78,8 @@ class Progress:
     def stage(self, name: str, total: int | None) -> None:
         """A stage begins; `total` calls of `done` follow. None if the total is unknown."""
 
-    def done(self) -> None:
-        """One step is done."""
+    def done(self, total: int | None = None) -> None:
+        """One step is done; of so many, about, where the stage's `total` was unknown."""
 
 
 class Training:
@@ -99,13 +99,15 @@ class Training:
         top_k: int | None = None,
         kind: str = "mlp",
         progress: Progress | None = None,
+        deadline: float | None = None,
         data: Path | None = None,
         meter: SpendingMeter | None = None,
     ) -> None:
         """`folder` gets the checkpoint, `data` (default: a folder in it) what it is made from.
 
         `kind` is the router's name in `ROUTERS`, `module:Class` or `./file.py:Class`; `top_k` goes
-        with the input `top_logprobs`; the `meter` counts what the cloud is asked. Raises
+        with the input `top_logprobs`; the `meter` counts what the cloud is asked; `deadline` in
+        seconds a consult. Raises
         `UsageError` for a `top_k` without its input, `VocabularyMismatch` for two vocabularies, and
         `ContextOverflow` for a question that leaves no room for an answer.
         """
@@ -124,7 +126,7 @@ class Training:
         self.edge, self.cloud = edge, MeteredCloud(cloud, self.meter)
         self._label, self.kind = label, kind
         self.inputs, self.top_k, self.recipe = inputs, _top_k(inputs, top_k), recipe
-        self._progress = progress or Progress()
+        self._progress, self._deadline = progress or Progress(), deadline
         self._data.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> Fitted:
@@ -244,7 +246,13 @@ class Training:
         alone = edge_alone(self.edge, task.max_tokens)
         edge = [alone.answer(question).right for question in task.questions]
         found = thresholds_for(
-            shares, router, task, edge=self.edge, cloud=self.cloud, done=self._progress.done
+            shares,
+            router,
+            task,
+            edge=self.edge,
+            cloud=self.cloud,
+            deadline=self._deadline,
+            done=self._progress.done,
         )
         card = replace(
             card,
