@@ -160,7 +160,9 @@ def _lasting(system: Texts | None) -> Texts | None:
     """The text that is meant for the model."""
     if isinstance(system, str):
         return system.partition("\n")[2] if system.startswith(_BILLING) else system
-    return system and [one for one in system if not one.text.startswith(_BILLING)]
+    return system and [
+        one for one in system if isinstance(one, Skipped) or not one.text.startswith(_BILLING)
+    ]
 
 
 class CountRequest(ConversationRequest):
