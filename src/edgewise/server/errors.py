@@ -133,7 +133,7 @@ def _invalid(problems: Sequence[Any]) -> ApiError:
     problem = max(problems, key=lambda one: len(one["loc"]))
     kind = problem["type"]
     if kind == "json_invalid":
-        return ApiError(400, "The body is not valid JSON.")
+        return ApiError(400, f"The body is not valid JSON: {problem['ctx']['error']}.")
     param = _path(problem["loc"])
     if kind == "unknown":
         param = ".".join(filter(None, (param, shown(problem["ctx"]["name"]))))
