@@ -141,7 +141,7 @@ def _invalid(problems: Sequence[Any]) -> ApiError:
     problem = meant[0] if meant else furthest[0]
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "json_invalid":
-        return ApiError(400, "The body is not valid JSON.")
+        return ApiError(400, f"The body is not valid JSON: {context['error']}.")
     param = ".".join(_names(problem["loc"])[:_DEEPEST]) or None
     name, code = param or "The body", None
     if kind == "unknown":

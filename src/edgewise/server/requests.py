@@ -6,8 +6,10 @@ their requests is a `ConversationRequest`.
 """
 
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 import msgspec
@@ -52,13 +54,27 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """Some editors write it at the start of UTF-8 files."""
 
 
+_HIGH, _LOW = rb"u[dD][89abAB][0-9a-fA-F]{2}", rb"u[dD][c-fC-F][0-9a-fA-F]{2}"
+# It begins with what is searched fast; an escaped backslash before is looked for then.
+_HALF = re.compile(
+    rb"\\(?<!\\\\)(?:%b(?!\\%b)|(?<!\\%b\\)%b)" % (_HIGH, _LOW, _HIGH, _LOW), re.ASCII
+)
+"""Half a character as an escape, without its other half."""
+
+
 class _JsonRequest(Request):
-    """Python's own reader takes NaN, numbers beyond all range and halves of characters."""
+    """Python's own reader takes NaN and numbers beyond all range.
+
+    A client that cuts a text inside an emoji sends half of it; browsers write U+FFFD there. If it
+    was refused, a conversation that has one could never go on.
+    """
 
     async def json(self) -> Any:
         body = (await self.body()).removeprefix(_BYTE_ORDER_MARK)
         try:
-            return msgspec.json.decode(body)
+            with suppress(msgspec.DecodeError):
+                return msgspec.json.decode(body)
+            return msgspec.json.decode(_HALF.sub(rb"\\ufffd", body))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise json.JSONDecodeError(str(error), "", 0) from error
 
@@ -71,6 +87,9 @@ class JsonRoute(APIRoute):
 
         async def read(request: Request) -> Response:
             await request.app.state.callers.check(request)
+            if encoding := request.headers.get("content-encoding"):
+                message = f"The body's encoding {shown(encoding)} cannot be read; send it plain."
+                raise ApiError(415, message)
             return await handle(_JsonRequest(request.scope, request.receive))
 
         return read
