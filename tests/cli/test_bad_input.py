@@ -174,6 +174,8 @@ gateway --engine bundled --keys keys.json --limits keys.json | keys.json
 """
 LABORATORY = f"""
 eval mmlu | There is no task 'mmlu'
+eval nope.jsonl | The file 'nope.jsonl' does not exist
+tune ./nope | The file './nope'
 eval pocketqa --limit 0 | limit must be 1 or more
 eval pocketqa --calibration 0 | calibration must be 1 or more
 eval pocketqa --cloud-share 0 | between 0 and 1

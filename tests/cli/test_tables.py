@@ -1,5 +1,8 @@
 """Tables of figures, on a terminal and in a pipe."""
 
+import math
+import re
+
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
@@ -86,3 +89,26 @@ def test_progress_is_told_in_lines_without_a_terminal(capsys: pytest.CaptureFixt
         with quiet as progress:
             progress.advance(progress.add_task("answers", total=4))
     assert capsys.readouterr().err == ""
+
+
+def test_right_answers_have_their_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    edge, cloud = (
+        line for line in shown(capsys, found())[:12] if line.startswith(("edge", "cloud"))
+    )
+    for line in (edge, cloud):
+        assert re.search(r"\d%? \(\d+ to \d+\)", line)
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [
+        ((0.1, 0.9), "60% (10 to 90)"),
+        ((0.1, math.inf), "60% (10 or more)"),
+        ((-math.inf, 0.9), "60% (90 or less)"),
+        ((-math.inf, math.inf), "60% (too few questions)"),
+    ],
+)
+def test_an_end_that_is_not_known_is_no_question_mark(
+    interval: tuple[float, float], said: str
+) -> None:
+    assert shared.gap(0.6, interval) == said

@@ -140,9 +140,9 @@ def _accuracies(title: str, table: Sequence[Figures]) -> FigureTable:
             [
                 _named(one),
                 f"{one.cloud_share:.1%}",
-                f"{one.accuracy:.1%}",
+                _with_ends(one.accuracy, one.interval, ".1%"),
                 "" if bare else gap(one.gap_recovered, one.gap_interval),
-                f"{one.strict_accuracy:.1%}",
+                _with_ends(one.strict_accuracy, one.strict_interval, ".1%"),
                 "" if bare else gap(one.strict_gap_recovered, one.strict_gap_interval),
             ]
         )
@@ -210,6 +210,16 @@ def gap(recovered: float | None, interval: Interval | None) -> str:
     """The gap recovered and its interval."""
     if recovered is None or interval is None:
         return "no gap"
-    # A question mark where too few questions leave an end open.
-    low, high = (f"{100 * end:.0f}" if math.isfinite(end) else "?" for end in interval)
-    return f"{recovered:.0%} ({low} to {high})"
+    return _with_ends(recovered, interval, ".0%")
+
+
+def _with_ends(value: float, interval: Interval, form: str) -> str:
+    """A rate and its interval; too few questions leave an end of it open."""
+    low, high = (f"{100 * end:.0f}" if math.isfinite(end) else "" for end in interval)
+    if low and high:
+        ends = f"{low} to {high}"
+    elif low or high:
+        ends = f"{low} or more" if low else f"{high} or less"
+    else:
+        ends = "too few questions"
+    return f"{value:{form}} ({ends})"

@@ -43,8 +43,11 @@ def open_task(
         return _checked(name, _opened(source, use, data, check))
     path = from_home(name)
     if not path.is_file():
+        problem = f"There is no task {name!r}"
+        if path.suffix or path.name != name:
+            problem = f"The file {name!r} {'is a folder' if path.is_dir() else 'does not exist'}"
         raise UsageError(
-            f"There is no task {name!r}",
+            problem,
             hint=did_you_mean(
                 name, TASKS.names(), f"name {', '.join(TASKS.names())} or a JSON Lines file"
             ),
