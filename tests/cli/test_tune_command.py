@@ -20,11 +20,10 @@ def write_prompts(path: Path, count: int) -> None:
 
 
 def realised(share: float) -> float:
-    """Of answers to other questions, each with a budget of its own as in a run."""
+    """Of answers to other questions, as served: with one budget."""
     output = cloud = 0
     with Pair("bundled", router="entropy", cloud_share=share, threads=1) as pair:
         for question in pocketqa("test").questions[:120]:
-            pair.forget()
             answer = pair.ask(question.prompt, max_tokens=96)
             output += len(answer.tokens)
             cloud += answer.usage.cloud_tokens + answer.usage.wasted_tokens
