@@ -51,6 +51,8 @@ def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Pa
     done = edgewise("train", "pocketqa", "--out", "r", "--kind", "./idle.py:Idle", *few)
     assert done.code == 0, done.err
     assert "1.0%" in done.err
+    assert "40 prompts" in done.err
+    assert ("not learnt" in done.out, "edgewise eval" in done.out) == (True, True)
     told = (tmp_path / "r" / "README.md").read_text()
     assert told.count("**Warning.**") == done.err.count("Warning: ") >= 2
     shown = edgewise("router", "show", "r")

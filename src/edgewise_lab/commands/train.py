@@ -28,6 +28,9 @@ from edgewise_lab.training.labels.base import Label, labels_named
 from edgewise_lab.training.router import Progress, Stage, Training
 from edgewise_lab.training.spending import SpendingMeter
 
+HELPED = {True: 72, False: 130}
+"""The fewest prompts that helped, with and without known answers: docs/records/real-pair.md."""
+
 INPUTS = tuple(SIGNALS)
 DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.default)
 
@@ -95,6 +98,7 @@ def train(
         fit_of(kind)
     opened = partial(with_calibration, task, "train", data=data, check=check, limit=limit)
     asked = opened(calibration=calibration, max_tokens=max_tokens, known=False)
+    _warn_of_few(*asked)
     label = label or _label_for(asked[0])
     wanted = _inputs(inputs, label)
     labels = labels_named(label, rounds=rounds, judge=judge)
@@ -109,7 +113,8 @@ def train(
     if stage in (None, "calibrate"):
         made = out if is_path(str(out)) else f"./{out}"
         use = f"Use it with --router {made}; edgewise router show {made} says what it is."
-        render.out.print(use)
+        judge = f"edgewise eval OTHERS.jsonl --router {made} --router max-prob"
+        render.out.print(f"{use}\nNext: {judge} says whether it gains anything on other questions")
 
 
 def _trained(
@@ -139,12 +144,26 @@ def _trained(
     return fitted
 
 
+def _warn_of_few(task: Task, held_out: Task) -> None:
+    prompts, least = len(task.questions), HELPED[task.known]
+    if prompts < least:
+        render.note(
+            f"{prompts} prompts are few, with {len(held_out.questions)} more for its thresholds: "
+            f"likely no better than max-prob. {least} are the fewest that helped (docs/records)."
+        )
+
+
 def _told(fitted: object) -> None:
     if isinstance(fitted, Fitted):
+        gained = 1 - fitted.loss / fitted.baseline_loss if fitted.baseline_loss else 0.0
+        verdict = (
+            f"the router tells which {gained:.0%} better than a constant does"
+            if gained > 0
+            else "the router has not learnt which"
+        )
         render.out.print(
-            f"{fitted.labels.mean():.1%} of the tokens are worth a consult; the router's loss on "
-            f"held-out answers is {fitted.loss:.4f} nats, that of the best constant "
-            f"{fitted.baseline_loss:.4f}."
+            f"{fitted.labels.mean():.1%} of the tokens are worth a consult; {verdict} (loss on "
+            f"held-out answers: {fitted.loss:.4f} nats, a constant's {fitted.baseline_loss:.4f})."
         )
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -50,7 +51,14 @@ from edgewise_lab.training.collect import (
     references,
 )
 from edgewise_lab.training.fit import Fitted, Recipe, data_of, embeddings_of, fitted
-from edgewise_lab.training.labels.base import Case, Label, Writer, kept_values, label_all
+from edgewise_lab.training.labels.base import (
+    TOGETHER,
+    Case,
+    Label,
+    Writer,
+    kept_values,
+    label_all,
+)
 from edgewise_lab.training.publish import Measured, isotonic, save_card, save_weights
 from edgewise_lab.training.spending import MeteredCloud, MeteredRollouts, Spending, SpendingMeter
 
@@ -180,7 +188,6 @@ class Training:
 
     def label(self) -> None:
         samples, columns = self._collected(allowed=False)
-        self._progress.stage("labels", len(columns.questions))
         with ExitStack() as stack:
             writers = self._label.writers
             by = identity_of(read_card(self.folder), self.folder) if "pair" in writers else ""
@@ -191,6 +198,9 @@ class Training:
                 rollouts,
                 self._data,
                 self._progress.done,
+                begun=partial(self._progress.stage, "labels"),
+                # Here they are written one after the other, and each is progress.
+                together=TOGETHER if self.cloud.local is None else 1,
                 router=by,
             )
 

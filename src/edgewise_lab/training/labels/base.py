@@ -135,19 +135,22 @@ def label_all(
     folder: Path,
     done: Callable[[], None] = lambda: None,
     *,
+    begun: Callable[[int], None] = lambda left: None,
+    together: int = TOGETHER,
     router: str = "",
 ) -> Values:
     """The values of every case; those that `folder` holds are not made again.
 
-    Where a pair writes, `router` is the digest of its router: another one's values are not taken.
+    `begun` gets how many are left to make, and `done` is called after each. So many texts have
+    their rollouts `together`, where the writers gain by it. Where a pair writes, `router` is the
+    digest of its router: another one's values are not taken.
     """
     path = _path(label, folder)
     known = _known(path, router)
-    for _ in range(len(known)):
-        done()
     fresh = [case for case in cases if case.question.id not in known]
+    begun(len(fresh))
     waiting = iter(fresh)
-    while batch := list(islice(waiting, TOGETHER)):
+    while batch := list(islice(waiting, together)):
         for case, values in zip(batch, _together(label, batch, rollouts), strict=True):
             line = Labelled(case.question.id, tuple(_checked(label, case, values)), router)
             append(path, line)
