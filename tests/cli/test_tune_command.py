@@ -20,7 +20,7 @@ def write_prompts(path: Path, count: int) -> None:
 
 
 def realised(share: float) -> float:
-    """Of answers to other questions, as served: with one budget."""
+    """Of answers to other questions, with one budget as in serve: a new one is spent at once."""
     output = cloud = 0
     with Pair("bundled", router="entropy", cloud_share=share, threads=1) as pair:
         for question in pocketqa("test").questions[:120]:
@@ -45,7 +45,7 @@ def test_what_is_tuned_is_realised(
         assert pair.policy.threshold != told["thresholds"]["0.05"]
     for share in (0.05, 0.1):
         assert told["realised"][f"{share:g}"][0] == pytest.approx(share, rel=0.05)
-        assert realised(share) == pytest.approx(share, rel=0.15)
+        assert realised(share) == pytest.approx(share, rel=0.1)
 
 
 def test_each_further_cloud_has_thresholds_of_its_own(
