@@ -37,7 +37,7 @@ def test_json_tells_the_pair_and_every_system(edgewise: Edgewise) -> None:
     edge, cloud, pair, static = told["systems"]
     assert [one["cloud_share_asked"] for one in (pair, static)] == [0.07, 0.07]
     # As served comes first, and the share holds but for the bucket that it starts with.
-    assert pair["system"] == f"{static['system']}, as served"
+    assert pair["system"] == f"{static['system']}, served"
     assert told["accuracy"]["pair"] == pair["accuracy"]
     assert (cloud["cloud_share"], cloud["cloud_work"]) == (1.0, 1.0)
     assert (edge["cloud_work"], edge["prompt_computed"]) == (0.0, 0)

@@ -105,7 +105,7 @@ def test_right_answers_have_their_interval(capsys: pytest.CaptureFixture[str]) -
         ((0.1, 0.9), "60% (10 to 90)"),
         ((0.1, math.inf), "60% (10 or more)"),
         ((-math.inf, 0.9), "60% (90 or less)"),
-        ((-math.inf, math.inf), "60% (too few questions)"),
+        ((-math.inf, math.inf), "60% (unsure)"),
     ],
 )
 def test_an_end_that_is_not_known_is_no_question_mark(

@@ -140,13 +140,12 @@ def _accuracies(title: str, table: Sequence[Figures]) -> FigureTable:
             [
                 _named(one),
                 f"{one.cloud_share:.1%}",
-                _with_ends(one.accuracy, one.interval, ".1%"),
+                _with_ends(one.accuracy, one.interval),
                 "" if bare else gap(one.gap_recovered, one.gap_interval),
-                _with_ends(one.strict_accuracy, one.strict_interval, ".1%"),
-                "" if bare else gap(one.strict_gap_recovered, one.strict_gap_interval),
+                f"{one.strict_accuracy:.0%}",
             ]
         )
-    head = ["system", "cloud\nshare", "right", gap_name, "strictly\nright", gap_name]
+    head = ["system", "cloud\nshare", "right", gap_name, "strictly\nright"]
     # A prompt that asks for no format gets answers in none.
     told = len(head) if any(one.strict_accuracy for one in table) else head.index(gap_name) + 1
     return FigureTable(title, head[:told], [cells[:told] for cells in lines])
@@ -210,10 +209,10 @@ def gap(recovered: float | None, interval: Interval | None) -> str:
     """The gap recovered and its interval."""
     if recovered is None or interval is None:
         return "no gap"
-    return _with_ends(recovered, interval, ".0%")
+    return _with_ends(recovered, interval)
 
 
-def _with_ends(value: float, interval: Interval, form: str) -> str:
+def _with_ends(value: float, interval: Interval) -> str:
     """A rate and its interval; too few questions leave an end of it open."""
     low, high = (f"{100 * end:.0f}" if math.isfinite(end) else "" for end in interval)
     if low and high:
@@ -221,5 +220,5 @@ def _with_ends(value: float, interval: Interval, form: str) -> str:
     elif low or high:
         ends = f"{low} or more" if low else f"{high} or less"
     else:
-        ends = "too few questions"
-    return f"{value:{form}} ({ends})"
+        ends = "unsure"
+    return f"{value:.0%} ({ends})"

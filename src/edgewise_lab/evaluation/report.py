@@ -21,7 +21,7 @@ from edgewise_lab.evaluation.systems import Outcome, changed_share, cloud_share
 
 EDGE, CLOUD = Cell("edge"), Cell("cloud")
 
-SERVED = ", as served"
+SERVED = ", served"
 """Ends the name of a router's system with the controller and its share, as users have it."""
 
 Outcomes = Mapping[Cell, Sequence[Outcome]]
