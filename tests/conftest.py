@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from edgewise.loop import policy
 from tests import models
 from tests.deep import CURRENT
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -72,6 +73,14 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patched.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    """A deadline that follows a quick engine's latency ends a consult where a machine is busy."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(policy, "SHORTEST_DEADLINE", policy.LONGEST_DEADLINE)
         yield
 
 

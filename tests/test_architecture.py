@@ -122,7 +122,7 @@ BUDGET = {
     "edgewise/wire": 261,
     "edgewise_lab": 462,
     "edgewise_lab/bench": 2_111,
-    "edgewise_lab/commands": 1_733,
+    "edgewise_lab/commands": 1_734,
     "edgewise_lab/evaluation": 2_863,
     "edgewise_lab/training": 2_096,
 }

@@ -33,7 +33,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[ScriptedEngine]:
 
 
 def answered(
-    engine: ScriptedEngine, fault: Misdeed, *, first: int = 1 << 30, deadline: float = 5.0
+    engine: ScriptedEngine, fault: Misdeed, *, first: int = 1 << 30, deadline: float = 60.0
 ) -> tuple[str, list[Consult], list[Token]]:
     """A whole answer whose first consults go wrong, with every token asked for."""
     with closing(open_engine(engine.url)) as cloud:

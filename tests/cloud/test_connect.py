@@ -56,7 +56,7 @@ def answered(cloud: CloudModel, *, seed: int = 0) -> Answer:
     decoder = Decoder(
         ScriptedEdge(completing(COUNTED, prompt=ASKED)),
         router=Random(seed),
-        policy=Policy(threshold=0.5, deadline=5.0),
+        policy=Policy(threshold=0.5, deadline=60.0),
         cloud=cloud,
     )
     return decoder.generate(PROMPT, max_tokens=60)

@@ -231,7 +231,7 @@ def _answered(model: CloudModel, messages: list[Message], answer: str, *, seed: 
     decoder = Decoder(
         edge,
         router=Random(seed),
-        policy=Policy(threshold=0.98, speculate=4, deadline=5.0),
+        policy=Policy(threshold=0.98, speculate=4, deadline=60.0),
         cloud=model,
         record=SentRecord(),
     )

@@ -28,7 +28,7 @@ def consult(address: str, *, key: str | None = None) -> CloudError | None:
     """How one consult ends."""
     with closing(LlamaServer(address, key=key)) as server:
         try:
-            server.open(Prompt((1, 2))).ask(ConsultRequest([1, 2], 1, 5.0)).result(10)
+            server.open(Prompt((1, 2))).ask(ConsultRequest([1, 2], 1, 60.0)).result(60)
         except CloudError as error:
             return error
     return None

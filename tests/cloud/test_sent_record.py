@@ -73,7 +73,7 @@ class Wired:
         return self
 
     def answered(
-        self, messages: list[Message], *, seed: int = 0, deadline: float = 5.0, ahead: int = 4
+        self, messages: list[Message], *, seed: int = 0, deadline: float = 60.0, ahead: int = 4
     ) -> list[Event]:
         """The events of an answer that consults and prefetches much, and goes other ways."""
         decoder = Decoder(
@@ -225,7 +225,7 @@ def test_the_record_of_text_is_what_crossed_the_socket(
             decoder = Decoder(
                 ScriptedEdge(completing(numbers([], ""), prompt=bytes(prompt.ids).decode())),
                 router=Random(0),
-                policy=Policy(threshold=0.5, speculate=4, deadline=0.3 if how else 5.0),
+                policy=Policy(threshold=0.5, speculate=4, deadline=0.3 if how else 60.0),
                 cloud=cloud,
                 record=record,
             )

@@ -27,7 +27,7 @@ def decoding(cloud: CloudModel) -> Decoder:
     """Every token is asked for."""
     edge = ScriptedEdge(replying("Hello", prompt="say: "))
     cloud.check(edge.tokenizer)
-    policy = Policy(threshold=0.5, deadline=5.0, speculate=0)
+    policy = Policy(threshold=0.5, deadline=60.0, speculate=0)
     return Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
 
 

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from edgewise.cloud.engine import LlamaServer
+from edgewise.loop import policy
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.health import (
     ENOUGH,
@@ -20,6 +21,12 @@ from edgewise.loop.policy import LONGEST_DEADLINE, LONGEST_READING, SHORTEST_DEA
 from edgewise.routers.untrained import Constant
 from edgewise.testing import ByteTokenizer, ScriptedEdge, noise
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere no test waits so shortly."""
+    monkeypatch.setattr(policy, "SHORTEST_DEADLINE", SHORTEST_DEADLINE)
 
 
 def known(seconds: float, times: int, *, first: bool = False) -> Latency:
