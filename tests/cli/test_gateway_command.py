@@ -3,7 +3,6 @@
 import json
 import re
 import socket
-import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -48,7 +47,7 @@ def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> 
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
         assert "refused the key" in wrong.stderr
         assert cli("keys", "revoke", "laptop", "--keys", keys).returncode == 0
-        time.sleep(1.0)
+        until(lambda: "keys changed" in started.told())
         gone = cli("run", "Hello", *here, EDGEWISE_CLOUD_KEY=secret)
         assert (gone.returncode, "refused the key" in gone.stderr) == (2, True)
 
@@ -160,7 +159,7 @@ def test_a_quota_survives_a_kill_and_the_log_names_what_changed(edgewise: Edgewi
             with pytest.raises(CloudUnavailable, match="tokens"):
                 ask(started.url)
             edgewise("keys", "revoke", "laptop", *FILE)
-            time.sleep(1.0)
+            until(lambda: "keys changed" in started.told())
             with pytest.raises(CloudRefused):
                 ask(started.url)
             told = started.told()

@@ -84,7 +84,7 @@ def test_what_a_revoked_key_sends_costs_nothing(
         client.prefetch(0, [1])
         until(lambda: engine.prefills == 1)
         revoke_key(keys, "laptop")
-        time.sleep(1.0)
+        until(lambda: not running.gateway.connections)
         asked = engine.asked
         with contextlib.suppress(ConnectionClosed):
             for number in range(PUSHES):
