@@ -8,6 +8,8 @@ from benchmarks.link import silences
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
 from edgewise.errors import CloudError, CloudUnavailable, UsageError
+from edgewise.loop import policy
+from edgewise.loop.policy import SHORTEST_DEADLINE
 from edgewise.routers.untrained import MaxProb
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, replying
 from edgewise_lab.bench.link import SYSTEMS, Conditions, LinkBench, LinkRow, http_target
@@ -116,7 +118,10 @@ def test_an_engines_time_delays_as_the_link_does(engine: ScriptedEngine) -> None
     assert lossy.waiting_gaps.p99 >= 0.2
 
 
-def test_a_link_that_goes_dead_is_silent_for_a_deadline(engine: ScriptedEngine) -> None:
+def test_a_link_that_goes_dead_is_silent_for_a_deadline(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "SHORTEST_DEADLINE", SHORTEST_DEADLINE)
     edge = ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE))
     paced = PacedEdge(edge, Pace((1, 8), (STEP, 1.2 * STEP)))
     longest = silences(paced, MaxProb(), engine.url, connect, HALFWAY.speculating, task(1), 0.01)

@@ -98,7 +98,6 @@ def train(
         fit_of(kind)
     opened = partial(with_calibration, task, "train", data=data, check=check, limit=limit)
     asked = opened(calibration=calibration, max_tokens=max_tokens, known=False)
-    _warn_of_few(*asked)
     label = label or _label_for(asked[0])
     wanted = _inputs(inputs, label)
     labels = labels_named(label, rounds=rounds, judge=judge)
@@ -138,6 +137,7 @@ def _trained(
             shown = ShownStages(progress)
             one = training(edge=edge, cloud=cloud, label=label, progress=shown, meter=meter)
             if stage is None and label is labels[0] and (estimate := one.estimate()):
+                _warn_of_few(*tasks)
                 render.note(f"This will take about {estimate.described(price)}.")
             fitted = one.run() if stage is None else getattr(one, stage)()
     render.note(f"It took {meter.spent.described(price)}.")
