@@ -192,7 +192,7 @@ def test_a_host_whose_name_cannot_be_one_is_not_reached(engine: str, host: str) 
 
 def test_a_gateway_whose_name_cannot_be_one_is_not_asked() -> None:
     with closing(open_engine("http://host..invalid", engine="gateway")) as cloud:
-        asked = cloud.open(PROMPT).ask(ConsultRequest([1], 1, 20))
+        asked = cloud.open(PROMPT).ask(ConsultRequest([1], 1, 2))
         with pytest.raises(CloudUnavailable):
             asked.result()
 

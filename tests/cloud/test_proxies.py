@@ -111,12 +111,12 @@ def proxy(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         yield made
 
 
-def asked(cloud: CloudModel) -> CloudError:
-    """How a consult ends."""
+def asked(cloud: CloudModel, *, seconds: float = 20) -> CloudError:
+    """How a consult ends; a gateway that cannot be reached is tried as long as it may take."""
     with closing(cloud):
         session = cloud.open(Prompt((1,), (Message("user", SECRET),)))
         with pytest.raises(CloudError) as caught:
-            session.ask(ConsultRequest([1], 1, 20)).result()
+            session.ask(ConsultRequest([1], 1, seconds)).result()
         session.close()
     return caught.value
 
@@ -164,7 +164,7 @@ def test_a_proxy_is_sent_nothing_that_it_could_read_or_need_not_carry(
     """This machine's clouds, those of NO_PROXY, and text that would not be encrypted."""
     monkeypatch.setenv("HTTP_PROXY", proxy.url)
     monkeypatch.setenv("NO_PROXY", exempt)
-    error = asked(kind(url))
+    error = asked(kind(url), seconds=2)
     assert isinstance(error, CloudUnavailable)
     assert proxy.heads == []
     assert ("HTTP_PROXY" in str(error)) == (url == "http://cloud.invalid:9")
@@ -179,7 +179,7 @@ def test_a_proxy_that_does_not_carry_is_named(proxy: Proxy, kind: Any, status: b
     proxy.status = status
     if not status:
         proxy.close()
-    error = asked(kind(CLOUD))
+    error = asked(kind(CLOUD), seconds=2)
     assert isinstance(error, CloudUnavailable)
     assert "HTTPS_PROXY" in str(error)
     assert CLOUD in str(error)
