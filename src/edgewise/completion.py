@@ -16,6 +16,9 @@ MOST_IDS, MOST_CANDIDATES, MOST_SECONDS = 1 << 31, 20, 3600.0
 ADDED = 64
 """More prompt tokens than an engine adds to the ids it was sent, such as an opening one."""
 
+LEAST = -9999.0
+"""Stands for the logarithm of no probability at all, which JSON and checks could not tell."""
+
 # Of a probability of 1, in nats.
 _ROUNDING = 1e-3
 
@@ -69,13 +72,31 @@ def metered(so_far: _Number | None, more: _Number | None) -> _Number | None:
     return None if so_far is None or more is None else so_far + more
 
 
+class Verified(msgspec.Struct, frozen=True, array_like=True):
+    """The cloud's view of an id that the edge wrote: its `logprob` there, and the cloud's choice.
+
+    `id` is what the cloud would have written: its likeliest id, or with a temperature its own draw
+    at that position, where the engine can draw. `best` is the logprob of its likeliest. In nats; an
+    id of no probability at all has `LEAST`.
+    """
+
+    logprob: float
+    id: int
+    best: float
+
+    @property
+    def ratio(self) -> float:
+        """The id's probability over that of the cloud's likeliest, from 0 to 1."""
+        return math.exp(min(0.0, self.logprob - self.best))
+
+
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that the cloud wrote. Fewer than asked, with `stopped`, if the cloud ended the answer.
 
     `logprobs` (nats) go with `ids`; `top` holds the candidates for each. `cached` and `computed`
     are prompt tokens by the engine's own meter, None where it has none; `prompt` are all that it
     bills, cached or not. `written` is how many tokens the cloud wrote for it in a vocabulary of its
-    own, None where they are `ids`.
+    own, None where they are `ids`. `verified` are the ids of the edge's that were to be verified.
     """
 
     ids: tuple[int, ...]
@@ -87,6 +108,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     engine_seconds: float | None = None
     written: int | None = None
     prompt: int | None = None
+    verified: tuple[Verified, ...] = ()
 
     @property
     def billed(self) -> int:
@@ -94,14 +116,21 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.ids) if self.written is None else self.written
 
     def check(
-        self, *, asked: int, prompt: int, size: int | None = None, may_be_empty: bool = False
+        self,
+        *,
+        asked: int,
+        prompt: int,
+        size: int | None = None,
+        may_be_empty: bool = False,
+        verify: int = 0,
     ) -> None:
         """Raise `CloudProtocolError` unless this answers a consult for `asked` tokens.
 
-        `prompt` ids came before them; `size` is how many the vocabulary has, where that is known.
-        Types are not checked: what was decoded has the right ones.
+        `prompt` ids came before them, the last `verify` of which were to be verified; `size` is how
+        many the vocabulary has, where that is known. Types are not checked: what was decoded has
+        the right ones.
         """
-        if not self.ids and not may_be_empty:
+        if not self.ids and asked and not may_be_empty:
             raise CloudProtocolError("The cloud answered a consult without any token.")
         _require(len(self.ids) <= asked, "tokens", f"more than the {asked} that were asked for")
         sizes = {len(self.ids)}
@@ -109,13 +138,18 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         _require(holds, "logprobs", "not as many as tokens")
         few = all(len(top) <= MOST_CANDIDATES for top in self.top)
         _require(few, "candidates", f"more than {MOST_CANDIDATES} for a token")
+        verified = self.verified
+        _require(len(verified) == verify, "verification", f"not of the {verify} that were sent")
         last = (MOST_IDS if size is None else size) - 1
         tops = [candidate for top in self.top for candidate in top]
-        ids = [*self.ids, *(candidate.id for candidate in tops)]
+        ids = [*self.ids, *(candidate.id for candidate in tops), *(one.id for one in verified)]
         _require(all(0 <= token <= last for token in ids), "ids", f"outside 0 to {last}")
         logprobs = [*self.logprobs, *(candidate.logprob for candidate in tops)]
+        logprobs += [value for one in verified for value in (one.logprob, one.best)]
         holds = all(-math.inf < one <= _ROUNDING for one in logprobs if one is not None)
         _require(holds, "logprobs", "not logarithms of probabilities")
+        holds = all(one.logprob <= one.best + _ROUNDING for one in verified)
+        _require(holds, "verification", "an id likelier than the likeliest")
         self._check_meter(prompt)
 
     def _check_meter(self, prompt: int) -> None:

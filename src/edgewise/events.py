@@ -16,6 +16,8 @@ Reason = Literal[
     "below_threshold",  # the router saw no need
     "critical",  # the router asked, the cloud answered
     "span",  # a further token of the same consult
+    "verified",  # the cloud read it and lets it stand
+    "corrected",  # the cloud read the edge's token and would hardly have written it
     "edge_lost",  # the edge model's server is gone, and the cloud goes on
     "forced",  # the grammar allows this token only, so the cloud was not asked
     "mid_word",  # deferred: a cloud with another tokenizer is asked at word boundaries
@@ -50,7 +52,9 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     that wrote the token, None if that does not report it. `seconds` since the last token (the
     first: since the start), `wait` of them spent waiting for the cloud. `edge` and `cloud` are both
     models' candidates, if known; `draft` is the edge's own token at a consult, None elsewhere. With
-    a temperature it need not be the likeliest.
+    a temperature it need not be the likeliest. `ratio` is the probability that the cloud gives the
+    edge's token, over that of its own likeliest; None where the token was not verified. Where it
+    was, `score` is None and `threshold` what the ratio must reach.
     """
 
     index: int
@@ -66,6 +70,7 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     edge: tuple[Candidate, ...] = ()
     cloud: tuple[Candidate, ...] = ()
     draft: int | None = None
+    ratio: float | None = None
 
 
 class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
@@ -75,7 +80,8 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     differ), `answered` how many came back. `sent_ids` token ids were sent to `host` for it, in
     bodies of `sent_bytes` bytes; to a model in this process nothing is sent. `cached` and
     `computed` are prompt tokens by the engine's meter, None without one; `engine_seconds` is its
-    own time. `request_id` names the consult in the logs of gateway and engine.
+    own time. `request_id` names the consult in the logs of gateway and engine. `verified` is how
+    many tokens from `index` on it was to verify.
     """
 
     index: int
@@ -91,6 +97,7 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     message: str | None = None
     request_id: str | None = None
     host: str = ""
+    verified: int = 0
 
 
 class Pending(msgspec.Struct, frozen=True, tag="pending"):
@@ -170,7 +177,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     written. `cloud_prompt_cached` and `cloud_prompt_computed` are of answered consults, by the
     engine's meter, None if it left one out; `cloud_completion_tokens` is what the cloud wrote in
     them, in its own vocabulary. `edge_error` says why the cloud went on without the edge, None if
-    it did not. `repeats`: the answer was cut since it went round in circles. `sent` had left when
+    it did not. `verified_tokens` are those of the edge's that the cloud read and let stand;
+    `lowest_ratio` is the lowest `Token.ratio` among them, at token `lowest_at`. `repeats`: the
+    answer was cut since it went round in circles. `sent` had left when
     the answer ended, `cost` is what that came to, if a price is known. `tiers` are the clouds,
     nearest first, where there are several.
     """
@@ -188,6 +197,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cloud_prompt_computed: int | None = 0
     cloud_completion_tokens: int = 0
     edge_error: str | None = None
+    verified_tokens: int = 0
+    lowest_ratio: float | None = None
+    lowest_at: int | None = None
     repeats: bool = False
     sent: SentCounts = SentCounts()
     cost: AnswerCost | None = None

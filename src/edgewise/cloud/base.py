@@ -34,6 +34,8 @@ class ConsultRequest(msgspec.Struct, frozen=True):
     deadline: float
     sampling: Sampling = Sampling()
     sent: Sent = msgspec.field(default_factory=Sent)
+    verify: int = 0
+    """So many of the last `ids` are the edge's and to be verified; `n` may be 0 then."""
 
 
 class CloudSession(Protocol):
@@ -67,6 +69,9 @@ class CloudModel(Protocol):
 
     local: EdgeModel | None = None
     """The model, if it runs in this process; None for an adapter."""
+
+    verifies: bool = False
+    """Whether it can verify ids that the edge wrote: known once it was checked."""
 
     here: bool = False
     """Whether it runs in this process: then a slow one is not a lost one."""

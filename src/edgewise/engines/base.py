@@ -95,6 +95,9 @@ class Engine(ABC):
     dialect: ClassVar[str]
     owner: ClassVar[str] = ""
 
+    verifies: ClassVar[bool] = False
+    """Whether it has `verify`."""
+
     def __init__(self, url: str) -> None:
         """`url` says which engine it is."""
         self.url = url
@@ -110,6 +113,12 @@ class Engine(ABC):
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
         """`n` tokens after `ids`. An engine may keep an end token to itself: see `with_end`."""
+
+    async def verify(
+        self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Completion:
+        """No tokens, but `verified`: what the model says of each of the last `count` of `ids`."""
+        raise CloudRejected(f"The engine at {self.url!r} cannot verify tokens.")
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         """Fill the prefix cache; the one token that most engines must write for it is dropped."""

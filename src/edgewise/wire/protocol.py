@@ -70,17 +70,19 @@ class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag=2):
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Device: `n` tokens after the ids. `top` candidates a token, `deadline` in milliseconds.
 
-    `sampling` is None for greedy, else (temperature, top_k, top_p, min_p, seed).
+    `sampling` is None for greedy, else (temperature, top_k, top_p, min_p, seed). The last `verify`
+    ids before them are the device's and to be verified; `n` may be 0 then.
     """
 
     ask: Count
     position: Count
     ids: WireIds
     check: Checksum
-    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_SPAN)] = 1
+    n: Annotated[int, msgspec.Meta(ge=0, le=MAX_SPAN)] = 1
     deadline: Annotated[int, msgspec.Meta(ge=1, le=MAX_DEADLINE)] = 5000
     top: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP)] = 0
     sampling: tuple[float, int, float, float, Count] | None = None
+    verify: Annotated[int, msgspec.Meta(ge=0, le=MAX_SPAN)] = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -94,7 +96,10 @@ class Close(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag=16):
-    """Gateway, to `Open`: the session's name and how many ids it holds, with their check."""
+    """Gateway, to `Open`: the session's name and how many ids it holds, with their check.
+
+    `verifies`: its engines can verify the device's tokens.
+    """
 
     version: Count
     session: Name
@@ -102,10 +107,15 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag=16):
     check: Checksum
     engine: Name
     model: str = ""
+    verifies: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
-    """Gateway, to `Ask`: a completion. `top` holds (id, logprob) pairs a token."""
+    """Gateway, to `Ask`: a completion. `top` holds (id, logprob) pairs a token.
+
+    `verified` holds (logprob of the device's id, the model's own id, logprob of its likeliest) for
+    each that was to be verified.
+    """
 
     ask: Count
     ids: tuple[Count, ...]
@@ -115,6 +125,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
     computed: Count | None = None
     engine_seconds: float | None = None
     top: tuple[tuple[tuple[Count, float], ...], ...] = ()
+    verified: tuple[tuple[float, Count, float], ...] = ()
 
 
 class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
