@@ -241,6 +241,8 @@ class Pair:
             grammar = grammar_of(self.edge.tokenizer, format)
         policy = policy or self.policy
         require_router(self.settings, policy)
+        if policy.verifies and self.cloud is not None and not self.cloud.verifies:
+            raise UsageError(f"{self.cloud.name!r} cannot verify", hint="give another policy")
         shared = self._shared(policy)
         taken = shared.take()
         try:
