@@ -39,6 +39,8 @@ System = Literal["edge", "routing", "streaming"]
 
 _NAMES: dict[System, str] = {"edge": "edge", "routing": "pair", "streaming": "cloud streamed"}
 
+_BEST = ". The best answers are the cloud's own, and --verify exact writes the same"
+
 _COUNT = "Count in words from one to twenty, separated by spaces."
 _LINE = "The heron stands in the shallow water and waits, line {} of a text that is the same. "
 _BEGUN = "one two three four"
@@ -162,7 +164,8 @@ def advise(
         sentences=(
             f"{each} a token{unknown}, {place}: {names[fastest]} is fastest",
             _cost(price, ratio, local=local),
-            _what_to_do(at, speeds["routing"], streaming, local=local),
+            _what_to_do(at, speeds["routing"], streaming, local=local)
+            + ("" if at.verify is None else _BEST),
         ),
     )
 

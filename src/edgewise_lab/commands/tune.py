@@ -189,7 +189,7 @@ def _tell(tuned: _Tuned, meter: SpendingMeter, chosen: Settings, verifies: bool)
     if lost := tuned.lost:
         render.warn(f"prompts left out: {len(lost)}. {next(iter(lost.values()))}")
     if chosen.router is None and verifies:
-        render.note(f"where the cloud verifies no router asks: start with --router {tuned.router}")
+        render.note(f"no router asks where the cloud verifies: add --router {tuned.router}")
     price = price_of(chosen.price) if chosen.price else None
     render.note(f"It took {meter.spent.described(price)}.")
 
