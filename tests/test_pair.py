@@ -62,6 +62,7 @@ def test_the_shortest_form() -> None:
         assert "copper" in answer.text
         assert (pair.policy.verify, pair.policy.cloud_share) == ("on", 0.10)
         assert answer.usage.verified_tokens > 0
+        assert pair.card is not None
         assert {token.source for token in pair.ask(QUESTION, max_tokens=4).tokens} <= {
             *("edge", "cloud")
         }

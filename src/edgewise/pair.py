@@ -20,7 +20,6 @@ from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.parts import (
-    NEVER,
     cloud_address,
     context_filter,
     each_cloud,
@@ -31,7 +30,6 @@ from edgewise.parts import (
     open_edge,
     open_router,
     require_one_cloud,
-    require_router,
     require_verifiable,
     sampling_of,
     starts_of,
@@ -240,7 +238,6 @@ class Pair:
         if format is not None:
             grammar = grammar_of(self.edge.tokenizer, format)
         policy = policy or self.policy
-        require_router(self.settings, policy)
         if policy.verifies and self.cloud is not None and not self.cloud.verifies:
             raise UsageError(f"{self.cloud.name!r} cannot verify", hint="give another policy")
         shared = self._shared(policy)
@@ -295,6 +292,7 @@ def open_models(settings: Settings) -> Pair:
     return open_pair(replace(settings, router=NEVER), slots=2)
 
 
+NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_EDGE = ("edge_engine", "edge_model", "edge_tokenizer", "edge_hosts", "edge_key")
 _OF_CONNECTING = (*names_in("connection", "tokenizer"), "cloud_key")

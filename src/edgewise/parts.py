@@ -51,7 +51,7 @@ from edgewise.settings import NAMES, Settings, fraction, require_default, spelle
 
 _log = logging.getLogger(__name__)
 
-AUTO, FALLBACK_ROUTER, NEVER = "auto", "max-prob", "constant:0"
+AUTO, FALLBACK_ROUTER = "auto", "max-prob"
 DEFAULT_SHARE, VERIFY_SHARE = 0.05, 0.10
 """Cloud shares: by a router, and with verification."""
 
@@ -330,12 +330,7 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
 
 def chosen_router(settings: Settings, edge: EdgeModel) -> str:
-    """The router's name: as set; else what is known for this edge model, or needs no training.
-
-    Where the cloud verifies, none that asks.
-    """
-    if settings.verify in _VERIFIES:
-        return NEVER
+    """The router's name: as set; else what is known for this edge model, or needs no training."""
     if settings.router not in (None, AUTO):
         return ROUTERS.spelled(settings.router)
     if settings.edge == "bundled":
@@ -403,8 +398,7 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
     """The policy: a fixed threshold, or a share that starts at its threshold among `starts`.
 
     Without either in the settings the threshold that keeps a quality is fixed, if there is one.
-    Where the cloud verifies there is a share, or none if that is exact. Raises `UsageError` for a
-    threshold there: no router would ask.
+    Where the cloud verifies there is a share, or none if that is exact; a threshold is a router's.
     """
     share, fixed = settings.cloud_share, settings.threshold
     verify = "off" if settings.verify == "auto" or fixed is not None else settings.verify
@@ -420,20 +414,7 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
     own = [name for name in Policy.__struct_fields__ if name in NAMES]
     values: dict[str, Any] = {name: getattr(settings, name) for name in own}
     values |= {"threshold": 0.5 if start is None else start, "cloud_share": share, "verify": verify}
-    policy = Policy(**values)
-    require_router(settings, policy)
-    return policy
-
-
-def require_router(settings: Settings, policy: Policy) -> None:
-    """Raises `UsageError` for a policy that needs a router, where the cloud verifies instead."""
-    scored = policy.verify == "off" and policy.asks and policy.cloud_share != 1
-    if scored and settings.verify in _VERIFIES:
-        raise UsageError(
-            "A threshold is a router's, and this pair has none: its cloud verifies every token",
-            hint="give verify and a cloud share, or open the pair with verify off",
-            setting="threshold",
-        )
+    return Policy(**values)
 
 
 def make_billing(settings: Settings) -> Billing | None:

@@ -180,9 +180,9 @@ def summary(
     usage, seconds = answer.usage, answer.timing.total
     total, by_cloud = usage.edge_tokens + usage.cloud_tokens, usage.cloud_tokens
     if cloud:
-        verified = f" ({usage.verified_tokens} verified)" if usage.verified_tokens else ""
+        verified = f", {usage.verified_tokens} verified" if usage.verified_tokens else ""
         parts = [
-            f"{usage.edge_tokens} edge{verified} + {by_cloud} cloud tokens",
+            f"{usage.edge_tokens} edge + {by_cloud} cloud tokens{verified}",
             f"{seconds:.{1 if seconds >= 1 else 2}f} s",
         ]
     else:

@@ -90,7 +90,7 @@ def tune(
         require_prompts(keep, len(asked.questions))
         parts.require_one_cloud(chosen)
     meter = SpendingMeter()
-    opened = pair.open_pair(replace(chosen, router=parts.NEVER), slots=2)
+    opened = pair.open_pair(replace(chosen, router=pair.NEVER), slots=2)
     hint = resume_hint("What was answered is kept: the same command goes on from there.")
     with opened as models, render.progress(hidden=json) as progress, hint:
         tuned = _tuned(chosen, models, asked, keep, meter, progress)
