@@ -139,7 +139,8 @@ def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
     assert (result.code, result.out) == (0, text + "\n")
     summary = result.err.splitlines()[-1]
     assert re.fullmatch(
-        r"\d+ edge \+ \d+ cloud tokens · [\d.]+ s · (used|cloud share) [\d.]+%.* 5%.*", summary
+        r"\d+ edge \+ \d+ cloud tokens, \d+ verified · [\d.]+ s · (used|cloud share) [\d.]+%.* 10%.*",
+        summary,
     )
     # The router of a constant wants the cloud nowhere, or everywhere: then the bucket is empty.
     found = [
@@ -245,9 +246,10 @@ def output(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 
 
 def test_a_document_on_stdin_joins_the_prompt(cli: Run) -> None:
-    whole, alone = cli("run", f"{QUESTION}\n\nin short\n").stdout, cli("run", QUESTION).stdout
-    assert cli("run", QUESTION, stdin="in short\n").stdout == whole != alone
-    assert cli("run", "-", stdin=QUESTION).stdout == alone
+    asked = ("run", "--cloud", "none")
+    whole, alone = cli(*asked, f"{QUESTION}\n\nin short\n").stdout, cli(*asked, QUESTION).stdout
+    assert cli(*asked, QUESTION, stdin="in short\n").stdout == whole != alone
+    assert cli(*asked, "-", stdin=QUESTION).stdout == alone
 
 
 def test_an_endless_stdin_is_told_of(tmp_path: Path) -> None:
