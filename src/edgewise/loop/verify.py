@@ -126,8 +126,10 @@ class Verification(Speculation):
         if not self._due or len(self._blocks) == self._flying:
             return
         ids, count = [*self._ids, *self.drafts], self._unsent
-        refused = self._refused or self._rules.policy.refuses(tip.budget, first=False)
-        flight: Flight | Reason = refused or self._consults.verify(ids, count)
+        flight: Flight | Reason | None = self._refused
+        flight = flight or self._rules.policy.refuses(tip.budget, first=False)
+        if flight is None:
+            flight = self._consults.verify(ids, count)
         self._blocks.append(_Block(len(ids) - count, len(ids), flight))
         self._unsent, self._due = 0, False
 
