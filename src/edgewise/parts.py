@@ -266,11 +266,12 @@ def verification(
 ) -> Literal["off", "on", "exact"]:
     """How the nearest `cloud` verifies: as set; by auto it does where nothing is against it.
 
-    Raises `UsageError` where it is set and cannot be: without models, by the settings alone.
+    By auto not at a price: each block bills the prompt. Raises `UsageError` where it is set and
+    cannot be: without models, by the settings alone.
     """
     against = [*_against_verifying(settings, edge, cloud)]
     if settings.verify == "auto":
-        return "off" if against else "on"
+        return "off" if against or settings.price is not None else "on"
     if against and settings.verify != "off":
         raise UsageError(
             f"verify {settings.verify} is not possible: {against[0]}",
