@@ -399,6 +399,25 @@ def test_a_threshold_gives_one_answer_whatever_was_asked_before(url: str) -> Non
     assert replied(url, "edgewise:t1", questions[0]) == replied(url, "edgewise:edge", questions[0])
 
 
+def test_a_share_keeps_verification_and_a_threshold_has_the_router(url: str) -> None:
+    question, said = pocketqa().questions[0].prompt, {"edgewise": {"provenance": True}}
+    models = ("edgewise", "edgewise@0.2", "edgewise:t0.2", "edgewise:edge", "edgewise:cloud")
+    found = {
+        model: continued(url, model=model, prompt=question, max_tokens=24, **said)
+        for model in models
+    }
+    usage = {model: reply["usage"]["edgewise"] for model, reply in found.items()}
+    assert [usage[model]["verified_tokens"] > 0 for model in models] == [True] * 2 + [False] * 3
+    for model in models[:2]:
+        ratios = [one["ratio"] for one in found[model]["edgewise"]["tokens"]]
+        assert None not in ratios
+        lowest, at = usage[model]["lowest_ratio"], usage[model]["lowest_at"]
+        assert lowest == ratios[at]
+    assert usage["edgewise:edge"]["lowest_ratio"] is None
+    health = get(f"{url}/health").json()
+    assert (health["verify"], health["cloud_share"], health["threshold"]) == ("on", 0.1, None)
+
+
 def replied(url: str, model: str, prompt: str) -> tuple[str, int]:
     """An answer and how many of its tokens the cloud wrote."""
     found = asked(url, model, prompt, 40)
