@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import reduce
 from itertools import count, zip_longest
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
@@ -18,8 +19,8 @@ import msgspec
 from edgewise.completion import Completion, metered
 from edgewise.engines.base import NOBODY, TOP, Client, decoded
 from edgewise.engines.http import HttpEngine
-from edgewise.engines.replies import LlamaTimings, completion_of, llama_sampling
-from edgewise.errors import CloudProtocolError, CloudRejected
+from edgewise.engines.replies import LlamaTimings, completion_of, llama_sampling, verification_of
+from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 from edgewise.sampling import Sampling
 
 # Without it the reply echoes the prompt.
@@ -28,6 +29,9 @@ _FIELDS = ["tokens", "completion_probabilities", "timings", "stop_type", "id_slo
 # Ids of a prompt that is made up to see what is reused, and how many of them are no coincidence.
 _MADE_UP, _NOTED = 32, 16
 
+
+# More than any logit: such an id is written wherever it may be.
+_CERTAIN = 1000.0
 
 LINGER_SECONDS = 60.0
 """Longest time until the server may still start a request that was cancelled."""
@@ -143,7 +147,7 @@ class LlamaServerEngine(HttpEngine):
     server chooses the slot.
     """
 
-    dialect, owner = "llama-server", "llamacpp"
+    dialect, owner, verifies = "llama-server", "llamacpp", True
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         super().__init__(url, key=key, model=model)
@@ -186,6 +190,57 @@ class LlamaServerEngine(HttpEngine):
             cached=timings.cache_n,
             seconds=(timings.prompt_ms + timings.predicted_ms) / 1000,
         )
+
+    async def verify(
+        self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Completion:
+        """See `Engine.verify`. As dear as writing the ids: a decode step each.
+
+        llama-server tells no logprobs of a prompt, but those of what it writes, before sampling. A
+        grammar makes it write these ids in one request. Where it declines that grammar, of which
+        only the last id may end an answer, it is asked for one id at a time.
+        """
+        try:
+            replies = [await self._forced(ids, count, client)]
+        except (CloudRejected, CloudUnavailable) as error:
+            if count == 1 or not error.declined:
+                raise
+            ends = range(len(ids) - count + 1, len(ids) + 1)
+            replies = [await self._forced(ids[:end], 1, client) for end in ends]
+        meters = [reply.timings or LlamaTimings() for reply in replies]
+        cached = reduce(metered, [meter.cache_n for meter in meters])
+        rows = [
+            (row.id, row.logprob, [(top.id, top.logprob) for top in row.top_logprobs])
+            for reply in replies
+            for row in reply.completion_probabilities
+        ]
+        return verification_of(
+            ids[-count:],
+            rows,
+            self.url,
+            prompt=reduce(metered, [meter.prompt_n for meter in meters], cached),
+            cached=cached,
+            seconds=sum(meter.prompt_ms + meter.predicted_ms for meter in meters) / 1000,
+        )
+
+    async def _forced(self, ids: Sequence[int], count: int, client: Client) -> _Completion:
+        """The reply of a server that can write the last `count` ids only.
+
+        An end token can be no part of a grammar, but may be written at its end.
+        """
+        *first, last = ids[-count:]
+        rule = " ".join([*(f"<[{token}]>" for token in first), f"<[{last}]>?"])
+        body = {
+            "prompt": ids[:-count],
+            "n_predict": count,
+            "n_probs": 1,
+            "response_fields": _FIELDS,
+            "temperature": 0,
+            "logit_bias": [[last, _CERTAIN]],
+            # Older servers know no ids in a grammar.
+            **({"grammar": f"root ::= {rule}"} if first else {}),
+        }
+        return decoded(await self._completion(body, client), _Completion, self.dialect)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         await self._completion(

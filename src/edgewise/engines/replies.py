@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from edgewise.completion import Completion
+from edgewise.completion import LEAST, Completion, Verified
 from edgewise.engines.base import TOP
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 from edgewise.events import Candidate
@@ -21,6 +21,9 @@ _TOOLS = frozenset({"tool_calls", "tool_call", "function_call", "tool_use"})
 _BROKEN = frozenset({"abort", "error", "insufficient_system_resource"})
 
 _T = TypeVar("_T")
+
+Row = tuple[int, float | None, Sequence[tuple[int, float | None]]]
+"""What an engine says at a position: an id, its logprob, the candidates (id, logprob)."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 """Tokens, as a provider counts them: no context holds more."""
@@ -115,6 +118,39 @@ def completion_of(
         computed=uncached(prompt, cached),
         prompt=prompt,
         engine_seconds=seconds,
+    )
+
+
+def verification_of(
+    ids: Sequence[int],
+    rows: Sequence[Row],
+    url: str,
+    *,
+    prompt: int | None,
+    cached: int | None,
+    seconds: float | None = None,
+) -> Completion:
+    """A verification of `ids` by what an engine at `url` reported of each.
+
+    Raises `CloudProtocolError` for rows of other ids, or that lack what a verdict needs: None is
+    unknown, not improbable.
+    """
+    verified = tuple(
+        Verified(max(logprob, LEAST), best.id, best.logprob)
+        for _, logprob, top in rows
+        for best in _candidates(top)[:1]
+        if logprob is not None
+    )
+    if [token for token, _, _ in rows] != [*ids] or len(verified) != len(ids):
+        raise CloudProtocolError(f"{url!r} did not report of all tokens that it was to verify.")
+    return Completion(
+        ids=(),
+        logprobs=(),
+        cached=cached,
+        computed=uncached(prompt, cached),
+        prompt=prompt,
+        engine_seconds=seconds,
+        verified=verified,
     )
 
 

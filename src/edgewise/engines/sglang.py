@@ -8,8 +8,14 @@ import msgspec
 from edgewise.completion import Completion
 from edgewise.engines.base import NOBODY, TOP, Client, Described, decoded
 from edgewise.engines.http import HttpEngine, served_model
-from edgewise.engines.replies import completion_of, has_ended, sampling_fields
-from edgewise.errors import CloudRejected
+from edgewise.engines.replies import (
+    Row,
+    completion_of,
+    has_ended,
+    sampling_fields,
+    verification_of,
+)
+from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
 
 _Logprob = tuple[float | None, int, str | None]
@@ -26,6 +32,8 @@ class _Meta(msgspec.Struct):
     e2e_latency: float | None = None
     output_token_logprobs: list[_Logprob] = []
     output_top_logprobs: list[list[_Logprob] | None] = []
+    input_token_logprobs: list[_Logprob] = []
+    input_top_logprobs: list[list[_Logprob] | None] = []
 
 
 class _Generated(msgspec.Struct):
@@ -36,7 +44,7 @@ class _Generated(msgspec.Struct):
 class SglangEngine(HttpEngine):
     """Implements `Engine`. Its prefix cache is exact to the token."""
 
-    dialect, owner = "SGLang", "sglang"
+    dialect, owner, verifies = "SGLang", "sglang", True
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
@@ -51,12 +59,7 @@ class SglangEngine(HttpEngine):
             "return_logprob": True,
             "top_logprobs_num": TOP,
         }
-        if client.session:
-            body["routing_key"] = client.session
-        if client.salt and self.salted:
-            body["cache_salt"] = client.salt
-        answered = await self.post("/generate", body, client, ids=len(ids))
-        reply = decoded(answered, _Generated, self.dialect)
+        reply = await self._generated(body, client)
         meta = reply.meta_info
         return completion_of(
             reply.output_ids,
@@ -67,6 +70,45 @@ class SglangEngine(HttpEngine):
             cached=meta.cached_tokens,
             seconds=meta.e2e_latency,
         )
+
+    async def verify(
+        self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Completion:
+        """See `Engine.verify`. One prefill; the cache serves all before the id before them."""
+        body: dict[str, Any] = {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "return_logprob": True,
+            "top_logprobs_num": 1,
+            # Of the first it reports nothing.
+            "logprob_start_len": len(ids) - count - 1,
+        }
+        meta = (await self._generated(body, client)).meta_info
+        has_ended(meta.finish_reason.type if meta.finish_reason else None, self.url)
+        own, tops = meta.input_token_logprobs, meta.input_top_logprobs
+        if len(own) != len(tops):
+            raise CloudProtocolError(f"{self.url!r} sent logprobs for some positions only.")
+        rows: list[Row] = [
+            # It calls the last id of its vocabulary 0.
+            (token or sent, logprob, [(one, value) for value, one, _ in top or []])
+            for sent, (logprob, token, _), top in zip(ids[-count:], own[1:], tops[1:], strict=False)
+        ]
+        return verification_of(
+            ids[-count:],
+            rows,
+            self.url,
+            prompt=meta.prompt_tokens,
+            cached=meta.cached_tokens,
+            seconds=meta.e2e_latency,
+        )
+
+    async def _generated(self, body: dict[str, Any], client: Client) -> _Generated:
+        if client.session:
+            body["routing_key"] = client.session
+        if client.salt and self.salted:
+            body["cache_salt"] = client.salt
+        answered = await self.post("/generate", body, client, ids=len(body["input_ids"]))
+        return decoded(answered, _Generated, self.dialect)
 
     async def describe(self) -> Described:
         """See `Engine.describe`. Refuses an adapter: requests would be answered without it."""
