@@ -23,7 +23,7 @@ from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.doubles.engine_dialects import DIALECTS, Dialect
-from tests.doubles.scripted_engine import Edited, ScriptedEngine, said
+from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, said
 from tests.llama_server_process import llama_server
 from tests.smollm2_file import smollm2_or_skip
 
@@ -103,7 +103,7 @@ def edited(how: str) -> Edited:
         rows = reply.get("completion_probabilities") or reply.get("choices")
         if how == "short":
             if rows:
-                rows.pop(1)
+                rows.pop()
             else:
                 meta["input_token_logprobs"].pop()
         elif how == "no rows":
@@ -154,6 +154,21 @@ def test_a_busy_engine_is_not_asked_for_each(server: ScriptedEngine, cloud: Engi
     with pytest.raises(CloudUnavailable):
         verify(cloud, [*PREFIX, 97, 5, 98], 3)
     assert server.asked <= 4
+
+
+@pytest.mark.parametrize("fault", [edited("no candidates"), "declined", "error"])
+def test_a_llama_server_that_writes_no_block_is_asked_for_each_id(fault: Misdeed) -> None:
+    """It drafted most of it; it is an old one; an end token is inside."""
+    with closing(ScriptedEngine(script=lambda ids: 97)) as server:
+        server.fault = lambda number: None if number else fault
+        cloud = open_engine(server.url)
+        assert isinstance(cloud, EngineCloud)
+        with closing(cloud):
+            found = verify(cloud, [*PREFIX, 97, 5, 98], 3)
+        assert [one.logprob for one in found.verified] == [-0.1, LEAST, -4.1]
+        assert {one.id for one in found.verified} == {97}
+        assert (found.prompt, found.cached, found.computed) == (12, 9, 3)
+        assert server.asked == 4
 
 
 def test_the_last_id_of_a_vocabulary_has_another_name_at_sglang() -> None:
@@ -263,7 +278,7 @@ class TestLlamaServer:
     def test_control_tokens_are_verified(
         self, real: Real, prompt: list[int], block: list[int]
     ) -> None:
-        for token in real.model.tokenizer.special:
+        for token in [*real.model.tokenizer.special][:4]:
             real.agrees([*prompt, block[0], token, block[1]], 3)
 
     def test_an_id_that_it_does_not_have_is_refused_and_the_server_goes_on(

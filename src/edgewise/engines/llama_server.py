@@ -165,13 +165,58 @@ class LlamaServerEngine(HttpEngine):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
+        return await self._written(ids, n, client, llama_sampling(sampling, len(ids)))
+
+    async def verify(
+        self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Completion:
+        """See `Engine.verify`. As dear as writing the ids: a decode step each.
+
+        It tells no logprobs of a prompt, but those of what it writes, before sampling: a grammar
+        makes it write these ids in one request. It declines one with an end token inside, an old
+        one declines any, and of what it drafted it tells nothing: then it is asked for one a time.
+        """
+        try:
+            return await self._forced(ids, count, client)
+        except (CloudProtocolError, CloudRejected, CloudUnavailable) as error:
+            lost = isinstance(error, CloudUnavailable) and not error.declined
+            if count == 1 or lost:
+                raise
+        ends = range(len(ids) - count + 1, len(ids) + 1)
+        parts = [await self._forced(ids[:end], 1, client) for end in ends]
+        return Completion(
+            ids=(),
+            logprobs=(),
+            verified=tuple(one for part in parts for one in part.verified),
+            prompt=reduce(metered, [part.prompt for part in parts]),
+            cached=reduce(metered, [part.cached for part in parts]),
+            computed=reduce(metered, [part.computed for part in parts]),
+            engine_seconds=reduce(metered, [part.engine_seconds for part in parts]),
+        )
+
+    async def _forced(self, ids: Sequence[int], count: int, client: Client) -> Completion:
+        """A verification by a server that can write the last `count` ids only.
+
+        An end token can be no part of a grammar, but may be written at its end.
+        """
+        *first, last = ids[-count:]
+        fields: dict[str, Any] = {"temperature": 0, "logit_bias": [[last, _CERTAIN]]}
+        if first:
+            rule = " ".join(f"<[{token}]>" for token in first)
+            fields["grammar"] = f"root ::= {rule} <[{last}]>?"
+        told = await self._written(ids[:-count], count, client, fields)
+        return verification_of(ids[-count:], told, self.url)
+
+    async def _written(
+        self, ids: Sequence[int], n: int, client: Client, fields: Mapping[str, Any]
+    ) -> Completion:
         body = {
             "prompt": ids,
             "n_predict": n,
             "return_tokens": True,
             "n_probs": TOP,
             "response_fields": _FIELDS,
-            **llama_sampling(sampling, len(ids)),
+            **fields,
         }
         reply = decoded(await self._completion(body, client), _Completion, self.dialect)
         # By position, since an id may come twice; a server may leave the last ones out.
@@ -190,57 +235,6 @@ class LlamaServerEngine(HttpEngine):
             cached=timings.cache_n,
             seconds=(timings.prompt_ms + timings.predicted_ms) / 1000,
         )
-
-    async def verify(
-        self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Completion:
-        """See `Engine.verify`. As dear as writing the ids: a decode step each.
-
-        llama-server tells no logprobs of a prompt, but those of what it writes, before sampling. A
-        grammar makes it write these ids in one request. Where it declines that grammar, of which
-        only the last id may end an answer, it is asked for one id at a time.
-        """
-        try:
-            replies = [await self._forced(ids, count, client)]
-        except (CloudRejected, CloudUnavailable) as error:
-            if count == 1 or not error.declined:
-                raise
-            ends = range(len(ids) - count + 1, len(ids) + 1)
-            replies = [await self._forced(ids[:end], 1, client) for end in ends]
-        meters = [reply.timings or LlamaTimings() for reply in replies]
-        cached = reduce(metered, [meter.cache_n for meter in meters])
-        rows = [
-            (row.id, row.logprob, [(top.id, top.logprob) for top in row.top_logprobs])
-            for reply in replies
-            for row in reply.completion_probabilities
-        ]
-        return verification_of(
-            ids[-count:],
-            rows,
-            self.url,
-            prompt=reduce(metered, [meter.prompt_n for meter in meters], cached),
-            cached=cached,
-            seconds=sum(meter.prompt_ms + meter.predicted_ms for meter in meters) / 1000,
-        )
-
-    async def _forced(self, ids: Sequence[int], count: int, client: Client) -> _Completion:
-        """The reply of a server that can write the last `count` ids only.
-
-        An end token can be no part of a grammar, but may be written at its end.
-        """
-        *first, last = ids[-count:]
-        rule = " ".join([*(f"<[{token}]>" for token in first), f"<[{last}]>?"])
-        body = {
-            "prompt": ids[:-count],
-            "n_predict": count,
-            "n_probs": 1,
-            "response_fields": _FIELDS,
-            "temperature": 0,
-            "logit_bias": [[last, _CERTAIN]],
-            # Older servers know no ids in a grammar.
-            **({"grammar": f"root ::= {rule}"} if first else {}),
-        }
-        return decoded(await self._completion(body, client), _Completion, self.dialect)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         await self._completion(

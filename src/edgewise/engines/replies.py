@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from edgewise.completion import LEAST, Completion, Verified
 from edgewise.engines.base import TOP
@@ -21,9 +22,6 @@ _TOOLS = frozenset({"tool_calls", "tool_call", "function_call", "tool_use"})
 _BROKEN = frozenset({"abort", "error", "insufficient_system_resource"})
 
 _T = TypeVar("_T")
-
-Row = tuple[int, float | None, Sequence[tuple[int, float | None]]]
-"""What an engine says at a position: an id, its logprob, the candidates (id, logprob)."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 """Tokens, as a provider counts them: no context holds more."""
@@ -121,37 +119,20 @@ def completion_of(
     )
 
 
-def verification_of(
-    ids: Sequence[int],
-    rows: Sequence[Row],
-    url: str,
-    *,
-    prompt: int | None,
-    cached: int | None,
-    seconds: float | None = None,
-) -> Completion:
-    """A verification of `ids` by what an engine at `url` reported of each.
+def verification_of(ids: Sequence[int], told: Completion, url: str) -> Completion:
+    """A verification of `ids`, by what the engine at `url` told of each as if it had written them.
 
-    Raises `CloudProtocolError` for rows of other ids, or that lack what a verdict needs: None is
-    unknown, not improbable.
+    Raises `CloudProtocolError` where that is of other ids, or lacks a logprob or the likeliest.
     """
     verified = tuple(
-        Verified(max(logprob, LEAST), best.id, best.logprob)
-        for _, logprob, top in rows
-        for best in _candidates(top)[:1]
-        if logprob is not None
+        Verified(max(logprob, LEAST), top[0].id, top[0].logprob)
+        for logprob, top in zip(told.logprobs, told.top, strict=False)
+        if logprob is not None and top
     )
-    if [token for token, _, _ in rows] != [*ids] or len(verified) != len(ids):
+    sizes = {len(told.logprobs), len(told.top), len(verified)}
+    if told.ids != (*ids,) or sizes != {len(ids)}:
         raise CloudProtocolError(f"{url!r} did not report of all tokens that it was to verify.")
-    return Completion(
-        ids=(),
-        logprobs=(),
-        cached=cached,
-        computed=uncached(prompt, cached),
-        prompt=prompt,
-        engine_seconds=seconds,
-        verified=verified,
-    )
+    return replace(told, ids=(), logprobs=(), top=(), stopped=False, verified=verified)
 
 
 def _candidates(top: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...]:

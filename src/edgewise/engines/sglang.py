@@ -9,13 +9,12 @@ from edgewise.completion import Completion
 from edgewise.engines.base import NOBODY, TOP, Client, Described, decoded
 from edgewise.engines.http import HttpEngine, served_model
 from edgewise.engines.replies import (
-    Row,
     completion_of,
     has_ended,
     sampling_fields,
     verification_of,
 )
-from edgewise.errors import CloudProtocolError, CloudRejected
+from edgewise.errors import CloudRejected
 from edgewise.sampling import Sampling
 
 _Logprob = tuple[float | None, int, str | None]
@@ -49,66 +48,67 @@ class SglangEngine(HttpEngine):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        body: dict[str, Any] = {
-            "input_ids": ids,
-            "sampling_params": {
-                "max_new_tokens": n,
-                "skip_special_tokens": False,
-                **_sampling_fields(sampling, len(ids)),
-            },
-            "return_logprob": True,
-            "top_logprobs_num": TOP,
+        parameters = {
+            "max_new_tokens": n,
+            "skip_special_tokens": False,
+            **_sampling_fields(sampling, len(ids)),
         }
-        reply = await self._generated(body, client)
+        reply = await self._generated(ids, parameters, {"top_logprobs_num": TOP}, client)
         meta = reply.meta_info
-        return completion_of(
-            reply.output_ids,
-            [logprob for logprob, _, _ in meta.output_token_logprobs],
-            [[(token, logprob) for logprob, token, _ in t or []] for t in meta.output_top_logprobs],
-            stopped=has_ended(meta.finish_reason.type if meta.finish_reason else None, self.url),
-            prompt=meta.prompt_tokens,
-            cached=meta.cached_tokens,
-            seconds=meta.e2e_latency,
+        return self._told(
+            reply.output_ids, meta.output_token_logprobs, meta.output_top_logprobs, meta
         )
 
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
         """See `Engine.verify`. One prefill; the cache serves all before the id before them."""
-        body: dict[str, Any] = {
-            "input_ids": ids,
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-            "return_logprob": True,
-            "top_logprobs_num": 1,
-            # Of the first it reports nothing.
-            "logprob_start_len": len(ids) - count - 1,
-        }
-        meta = (await self._generated(body, client)).meta_info
-        has_ended(meta.finish_reason.type if meta.finish_reason else None, self.url)
-        own, tops = meta.input_token_logprobs, meta.input_top_logprobs
-        if len(own) != len(tops):
-            raise CloudProtocolError(f"{self.url!r} sent logprobs for some positions only.")
-        rows: list[Row] = [
-            # It calls the last id of its vocabulary 0.
-            (token or sent, logprob, [(one, value) for value, one, _ in top or []])
-            for sent, (logprob, token, _), top in zip(ids[-count:], own[1:], tops[1:], strict=False)
-        ]
-        return verification_of(
-            ids[-count:],
-            rows,
-            self.url,
-            prompt=meta.prompt_tokens,
-            cached=meta.cached_tokens,
-            seconds=meta.e2e_latency,
-        )
+        parameters = {"max_new_tokens": 1, "temperature": 0}
+        # Of the id at the start it tells nothing.
+        fields = {"top_logprobs_num": 1, "logprob_start_len": len(ids) - count - 1}
+        meta = (await self._generated(ids, parameters, fields, client)).meta_info
+        block, rows = ids[-count:], meta.input_token_logprobs[1:]
+        # It calls the last id of its vocabulary 0.
+        named = [token or sent for (_, token, _), sent in zip(rows, block, strict=False)]
+        told = self._told(named, rows, meta.input_top_logprobs[1:], meta)
+        return verification_of(block, told, self.url)
 
-    async def _generated(self, body: dict[str, Any], client: Client) -> _Generated:
+    async def _generated(
+        self,
+        ids: Sequence[int],
+        parameters: dict[str, Any],
+        fields: dict[str, Any],
+        client: Client,
+    ) -> _Generated:
+        body = {
+            "input_ids": ids,
+            "sampling_params": parameters,
+            "return_logprob": True,
+            **fields,
+        }
         if client.session:
             body["routing_key"] = client.session
         if client.salt and self.salted:
             body["cache_salt"] = client.salt
-        answered = await self.post("/generate", body, client, ids=len(body["input_ids"]))
+        answered = await self.post("/generate", body, client, ids=len(ids))
         return decoded(answered, _Generated, self.dialect)
+
+    def _told(
+        self,
+        ids: Sequence[int],
+        rows: Sequence[_Logprob],
+        tops: Sequence[Sequence[_Logprob] | None],
+        meta: _Meta,
+    ) -> Completion:
+        return completion_of(
+            ids,
+            [logprob for logprob, _, _ in rows],
+            [[(token, logprob) for logprob, token, _ in top or []] for top in tops],
+            stopped=has_ended(meta.finish_reason.type if meta.finish_reason else None, self.url),
+            prompt=meta.prompt_tokens,
+            cached=meta.cached_tokens,
+            seconds=meta.e2e_latency,
+        )
 
     async def describe(self) -> Described:
         """See `Engine.describe`. Refuses an adapter: requests would be answered without it."""

@@ -14,7 +14,6 @@ from edgewise.engines.base import COMPLETIONS, NOBODY, TOP, Client, Described, d
 from edgewise.engines.http import HttpEngine, served_model
 from edgewise.engines.replies import (
     Meter,
-    Row,
     completion_of,
     has_ended,
     only,
@@ -90,11 +89,18 @@ class VllmEngine(HttpEngine):
         choices = sorted(reply.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != [*range(count)]:
             raise CloudProtocolError(f"{self.url!r} did not answer each of {count} prompts once.")
-        block = ids[-count:]
-        rows = [_row(token, choice) for token, choice in zip(block, choices, strict=True)]
+        tops = [next(iter(_written(choice).tops), []) for choice in choices]
+        block, prompt = ids[-count:], reply.usage.prompt_tokens if reply.usage else None
         # Of the cached ones it counts those of the last prompt alone.
-        prompt = reply.usage.prompt_tokens if reply.usage else None
-        return verification_of(block, rows, self.url, prompt=prompt, cached=None)
+        told = completion_of(
+            block,
+            [_logprob(token, top) for token, top in zip(block, tops, strict=True)],
+            tops,
+            stopped=False,
+            prompt=prompt,
+            cached=None,
+        )
+        return verification_of(block, told, self.url)
 
     async def _completed(self, asked: dict[str, Any], sent: int, client: Client) -> _Reply:
         body = {
@@ -123,12 +129,10 @@ def _written(choice: _Choice) -> _Logprobs:
     return choice.logprobs
 
 
-def _row(token: int, choice: _Choice) -> Row:
-    """The id's row, at the one position of a choice; its logprob is None where nothing tells it."""
-    top = next(iter(_written(choice).tops), [])
+def _logprob(token: int, top: Sequence[tuple[int, float | None]]) -> float | None:
+    """That of the id, at most the last candidate's; None where too few say too little."""
     known = {one: value for one, value in top if value is not None}
-    bound = min(known.values()) if len(known) >= _MOST else None
-    return token, known.get(token, bound), top
+    return known.get(token, min(known.values()) if len(known) >= _MOST else None)
 
 
 def id_of(token: str) -> int:
