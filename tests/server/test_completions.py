@@ -304,20 +304,26 @@ def test_model_ids_choose_who_writes(url: str) -> None:
     assert some["cloud_share"] < 1
 
 
-def test_provenance_is_told_on_demand(url: str) -> None:
-    found = answer(url, model="edgewise@0.2", messages=ASK_HARD, edgewise={"provenance": True})
+@pytest.mark.parametrize(
+    ("model", "reason"), [("edgewise:t0.02", "critical"), ("edgewise@0.2", "corrected")]
+)
+def test_provenance_is_told_on_demand(url: str, model: str, reason: str) -> None:
+    found = answer(url, model=model, messages=ASK_HARD, edgewise={"provenance": True})
     tokens = found["edgewise"]["tokens"]
     assert len(tokens) == found["usage"]["completion_tokens"]
     assert {token["source"] for token in tokens} == {"edge", "cloud"}
     by_cloud = [token for token in tokens if token["source"] == "cloud"]
     assert len(by_cloud) == found["usage"]["edgewise"]["cloud_tokens"]
     for token in by_cloud:
-        assert token["reason"] == "critical"
-        assert 0 <= token["score"] <= 1
+        assert token["reason"] == reason
+        told, untold = ("score", "ratio") if reason == "critical" else ("ratio", "score")
+        assert 0 <= token[told] <= 1
+        assert token[untold] is None
         assert token["edge"]
-        assert token["cloud"]
+        # A verdict names the cloud's own choice, which is the token, and no other.
+        assert bool(token["cloud"]) is (reason == "critical")
     assert found["edgewise"]["timing"]["ttft"] > 0
-    streamed = chunks(url, model="edgewise@0.2", messages=ASK_HARD, edgewise={"provenance": True})
+    streamed = chunks(url, model=model, messages=ASK_HARD, edgewise={"provenance": True})
     own = [chunk["edgewise"] for chunk in streamed if "edgewise" in chunk]
     told = [one["token"] for one in own if "token" in one]
     assert [token["index"] for token in told] == list(range(len(told)))
