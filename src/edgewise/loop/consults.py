@@ -41,7 +41,7 @@ _GRACE = 0.25
 
 
 class Flight(msgspec.Struct, eq=False):
-    """A consult in flight: `ask` tokens at `position`.
+    """A consult in flight: `ask` tokens at `position`, before which `verify` are to be verified.
 
     `deadline` in seconds from `begun`; `first` if the answer had no completion before. It landed
     at `over`.
@@ -55,6 +55,7 @@ class Flight(msgspec.Struct, eq=False):
     sent: Sent
     future: "Future[Completion]"
     over: float | None = None
+    verify: int = 0
 
 
 class Tier:
@@ -143,11 +144,24 @@ class Consults:
             if self._budget.bucket < 1:
                 return "budget"
             n = min(n, int(self._budget.bucket))
-        flight = self._flight(n)
+        flight = self._flight(self._ids, n)
         if isinstance(flight, Flight):
             self.calls += 1
             self._charge(n)
         return flight
+
+    def verify(self, ids: Sequence[int], count: int) -> Flight | Refusal:
+        """Have the last `count` of `ids` verified, or say why they are not."""
+        return self._flight(ids, 0, count)
+
+    @property
+    def alternates(self) -> bool:
+        """Whether nothing is drafted while a block is verified.
+
+        A model in this process takes turns with the edge at its cores, and where costs are limited
+        what drafts in vain cost would decide on the answer.
+        """
+        return self.tier.cloud.here or (self._meter is not None and self._meter.limited)
 
     def inside_word(self, token: int) -> bool:
         """Whether the answer stands where this cloud, of another vocabulary, cannot be asked."""
@@ -232,6 +246,7 @@ class Consults:
             seconds=(flight.over or time.monotonic()) - flight.begun,
             request_id=sent.request_id,
             host=self.sent.host if sent.bytes else "",
+            verified=flight.verify,
         )
         if isinstance(outcome, CloudError):
             return replace(event, outcome=outcome.reason, message=str(outcome))
@@ -271,13 +286,13 @@ class Consults:
         self.charged += tokens
         self._budget = replace(self._budget, bucket=self._budget.bucket - tokens)
 
-    def _flight(self, n: int) -> Flight | Refusal:
-        """The consult for the answer's next token: sent now, or in flight since a draft."""
-        ahead = self._flights.get(len(self._ids))
+    def _flight(self, ids: Sequence[int], n: int, verify: int = 0) -> Flight | Refusal:
+        """The consult after `ids`: sent now, or in flight since a draft."""
+        ahead = self._flights.get(len(ids))
         if ahead is not None and ahead.ask != n:
             self._drop([ahead])
             ahead = None
-        flight = ahead or self._ask_now(self._ids, n)
+        flight = ahead or self._ask_now(ids, n, verify)
         if not isinstance(flight, Flight) or self.insists:
             return flight
         if not self._breaker.is_open or flight.future.done():
@@ -290,7 +305,7 @@ class Consults:
             self._drop([flight])
         return "circuit_open"
 
-    def _ask_now(self, ids: Sequence[int], n: int) -> Flight | Refusal:
+    def _ask_now(self, ids: Sequence[int], n: int, verify: int) -> Flight | Refusal:
         breaker = self._breaker
         # Asked before the meter, which books what the consult may cost.
         allowed = "yes" if self.insists else breaker.allow()
@@ -302,7 +317,7 @@ class Consults:
                 if allowed == "probe":
                     breaker.forgone()
                 return "cost"
-            flight = self._send(ids, n, requests)
+            flight = self._send(ids, n, requests, verify)
         except BaseException as error:
             if allowed == "probe":
                 # Else the breaker would wait for ever for one that was not sent.
@@ -314,7 +329,9 @@ class Consults:
             flight.future.add_done_callback(self._probed)
         return flight
 
-    def _send(self, ids: Sequence[int], n: int, requests: int | None = None) -> Flight:
+    def _send(
+        self, ids: Sequence[int], n: int, requests: int | None = None, verify: int = 0
+    ) -> Flight:
         begun, sent = time.monotonic(), self.sent.consult(ids)
         sent.most = requests
         deadline = math.inf
@@ -322,14 +339,15 @@ class Consults:
         if not self.tier.cloud.here or self._policy.deadline is not None:
             deadline = self._policy.deadline_now(self.latency, first=self._first, prompt=len(ids))
         try:
-            request = ConsultRequest(list(ids), n, deadline, self._rules.sampling, sent)
+            sampling = self._rules.sampling
+            request = ConsultRequest(list(ids), n, deadline, sampling, sent, verify)
             future = self._session.ask(request)
         except Blocked:
             raise
         except CloudError as error:
             future = Future[Completion]()
             future.set_exception(error)
-        flight = Flight(len(ids), n, begun, deadline, self._first, sent, future)
+        flight = Flight(len(ids), n, begun, deadline, self._first, sent, future, verify=verify)
         self._flights[flight.position] = flight
         if self._meter is not None:
             self._meter.sent(ids, n, sent, future)
