@@ -8,12 +8,7 @@ import msgspec
 from edgewise.completion import Completion
 from edgewise.engines.base import NOBODY, TOP, Client, Described, decoded
 from edgewise.engines.http import HttpEngine, served_model
-from edgewise.engines.replies import (
-    completion_of,
-    has_ended,
-    sampling_fields,
-    verification_of,
-)
+from edgewise.engines.replies import completion_of, has_ended, sampling_fields, verification_of
 from edgewise.errors import CloudRejected
 from edgewise.sampling import Sampling
 
@@ -48,56 +43,46 @@ class SglangEngine(HttpEngine):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        parameters = {
-            "max_new_tokens": n,
-            "skip_special_tokens": False,
-            **_sampling_fields(sampling, len(ids)),
-        }
-        reply = await self._generated(ids, parameters, {"top_logprobs_num": TOP}, client)
+        parameters = {"max_new_tokens": n, "skip_special_tokens": False}
+        parameters |= _sampling_fields(sampling, len(ids))
+        body = {"input_ids": ids, "sampling_params": parameters, "top_logprobs_num": TOP}
+        reply = await self._generated(body, client)
         meta = reply.meta_info
-        return self._told(
-            reply.output_ids, meta.output_token_logprobs, meta.output_top_logprobs, meta
-        )
+        tops = meta.output_top_logprobs
+        return self._told(reply.output_ids, meta.output_token_logprobs, tops, meta)
 
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
         """See `Engine.verify`. One prefill; the cache serves all before the id before them."""
-        parameters = {"max_new_tokens": 1, "temperature": 0}
-        # Of the id at the start it tells nothing.
-        fields = {"top_logprobs_num": 1, "logprob_start_len": len(ids) - count - 1}
-        meta = (await self._generated(ids, parameters, fields, client)).meta_info
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "top_logprobs_num": 1,
+            # Of the id at the start it tells nothing.
+            "logprob_start_len": len(ids) - count - 1,
+        }
+        meta = (await self._generated(body, client)).meta_info
         block, rows = ids[-count:], meta.input_token_logprobs[1:]
         # It calls the last id of its vocabulary 0.
         named = [token or sent for (_, token, _), sent in zip(rows, block, strict=False)]
         told = self._told(named, rows, meta.input_top_logprobs[1:], meta)
         return verification_of(block, told, self.url)
 
-    async def _generated(
-        self,
-        ids: Sequence[int],
-        parameters: dict[str, Any],
-        fields: dict[str, Any],
-        client: Client,
-    ) -> _Generated:
-        body = {
-            "input_ids": ids,
-            "sampling_params": parameters,
-            "return_logprob": True,
-            **fields,
-        }
+    async def _generated(self, body: dict[str, Any], client: Client) -> _Generated:
+        body["return_logprob"] = True
         if client.session:
             body["routing_key"] = client.session
         if client.salt and self.salted:
             body["cache_salt"] = client.salt
-        answered = await self.post("/generate", body, client, ids=len(ids))
+        answered = await self.post("/generate", body, client, ids=len(body["input_ids"]))
         return decoded(answered, _Generated, self.dialect)
 
     def _told(
         self,
         ids: Sequence[int],
         rows: Sequence[_Logprob],
-        tops: Sequence[Sequence[_Logprob] | None],
+        tops: Sequence[list[_Logprob] | None],
         meta: _Meta,
     ) -> Completion:
         return completion_of(

@@ -84,22 +84,16 @@ class VllmEngine(HttpEngine):
         """
         prompts = [ids[:end] for end in range(len(ids) - count, len(ids))]
         fields = {"max_tokens": 1, "logprobs": _MOST, "temperature": 0}
-        sent = sum(map(len, prompts))
-        reply = await self._completed({"prompt": prompts, **fields}, sent, client)
+        asked = {"prompt": prompts, **fields}
+        reply = await self._completed(asked, sum(map(len, prompts)), client)
         choices = sorted(reply.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != [*range(count)]:
             raise CloudProtocolError(f"{self.url!r} did not answer each of {count} prompts once.")
         tops = [next(iter(_written(choice).tops), []) for choice in choices]
-        block, prompt = ids[-count:], reply.usage.prompt_tokens if reply.usage else None
+        block, prompt = ids[-count:], (reply.usage or Meter()).prompt_tokens
+        own = [_logprob(token, top) for token, top in zip(block, tops, strict=True)]
         # Of the cached ones it counts those of the last prompt alone.
-        told = completion_of(
-            block,
-            [_logprob(token, top) for token, top in zip(block, tops, strict=True)],
-            tops,
-            stopped=False,
-            prompt=prompt,
-            cached=None,
-        )
+        told = completion_of(block, own, tops, stopped=False, prompt=prompt, cached=None)
         return verification_of(block, told, self.url)
 
     async def _completed(self, asked: dict[str, Any], sent: int, client: Client) -> _Reply:
