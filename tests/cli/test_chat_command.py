@@ -47,7 +47,7 @@ def test_why_shows_the_routed_tokens(edgewise: Edgewise) -> None:
     assert "critical" in result.out
     assert re.search(r"' \d+\.\d%", result.out)
     assert "cloud" in result.out
-    assert "sent none" in result.err
+    assert "wrote none" in result.err
 
 
 def test_the_dial_and_the_modes(edgewise: Edgewise) -> None:

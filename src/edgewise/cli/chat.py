@@ -175,9 +175,7 @@ class Conversation:
         if text or end:
             self.turns.append(Turn(question, text, tuple(tokens), end is not None, local))
         if end is not None:
-            cloud, share = self._pair.cloud is not None, self._pair.policy.cloud_share
-            line = render.summary(end, tokens, cloud=cloud, share=share)
-            render.note(line + self._cost())
+            render.note(render.summary(end, tokens, self._pair) + self._cost())
         else:
             render.out.print()
             by_cloud = sum(token.source == "cloud" for token in tokens)
@@ -263,20 +261,22 @@ class Conversation:
     def _why(self, _: str) -> None:
         if not self.turns:
             raise UsageError("There is no answer yet; ask something first.")
-        routed = [token for token in self.turns[-1].tokens if token.reason != "below_threshold"]
+        kept = ("below_threshold", "verified")
+        routed = [token for token in self.turns[-1].tokens if token.reason not in kept]
         if not routed:
-            render.note("the router sent none of its tokens to the cloud")
+            render.note("the cloud wrote none of its tokens")
             return
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for name in ("#", "token", "by", "reason", "score", "wait", "edge", "cloud"):
             table.add_column(name, justify="right" if name in ("#", "score", "wait") else "left")
         for token in routed:
+            score = token.score if token.ratio is None else token.ratio
             table.add_row(
                 str(token.index),
                 self._text(token.id),
                 token.source,
                 token.reason.replace("_", " "),
-                "" if token.score is None else f"{token.score:.3f}",
+                "" if score is None else f"{score:.3f}",
                 f"{1000 * token.wait:.0f} ms",
                 self._candidates(token.edge),
                 self._candidates(token.cloud),

@@ -14,7 +14,7 @@ const counts = (...names) => Object.fromEntries(names.map((name) => [name, numbe
 const candidates = maybe(list(record({ token: text, logprob: maybe(number), bytes: maybe(list(number)) })));
 const token = {
   ...counts("index", "id", "seconds", "wait"),
-  ...{ text, source: text, reason: text, score: maybe(number), threshold: maybe(number) },
+  ...{ text, source: text, reason: text, score: maybe(number), threshold: maybe(number), ratio: maybe(number) },
   ...{ edge: candidates, cloud: candidates, draft: maybe(record({ id: number, text })) },
 };
 const timing = record(counts("ttft", "total"));

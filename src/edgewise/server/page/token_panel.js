@@ -11,16 +11,16 @@ export function drawTokenPanel() {
   const before = panel.classList.contains("pinned");
   panel.classList.toggle("pinned", pinned);
   panel.hidden = !token;
-  fill(panel, [pinned, token ?? null], () => (token ? about(token, answer.mode, pinned) : []));
+  fill(panel, [pinned, token ?? null], () => (token ? about(token, answer, pinned) : []));
   if (pinned && !before) panel.querySelector("button").focus();
 }
 
-function about(token, mode, pinned) {
+function about(token, answer, pinned) {
   const rows = Array.from({ length: Math.max(token.edge.length, token.cloud.length) });
   return [
     pinned && el("button", { class: "close", type: "button", onclick: closeTokenPanel }, "Close"),
     el("p", {}, el("bdi", {}, `“${token.text}”`), ` ${whoWrote(token)}`),
-    el("p", { class: "note" }, reasonInWords(token, mode)),
+    el("p", { class: "note" }, reasonInWords(token, answer)),
     el(
       "table",
       {},
@@ -33,7 +33,8 @@ function about(token, mode, pinned) {
 
 function measured(token) {
   const threshold = token.threshold?.toFixed(3) ?? "–";
-  const score = token.score == null ? [] : [`score ${token.score.toFixed(3)} (threshold ${threshold})`];
+  const [name, value] = token.ratio == null ? ["score", token.score] : ["ratio", token.ratio];
+  const score = value == null ? [] : [`${name} ${value.toFixed(3)} (threshold ${threshold})`];
   return [token.reason.replaceAll("_", " "), ...score, ...(token.wait >= 0.001 ? [`waited ${milliseconds(token.wait)}`] : [])];
 }
 
