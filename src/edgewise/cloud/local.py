@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest, failed, log_failure
-from edgewise.completion import Completion
+from edgewise.completion import LEAST, Completion, Verified
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.engines.base import TOP
@@ -35,7 +35,7 @@ class LocalCloud(CloudModel):
     def __init__(self, model: EdgeModel) -> None:
         self.name = model.name
         self.local = self.model = model
-        self.here = True
+        self.here = self.verifies = True
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
         self.closed = False
         """Whether consults fail from now on, running ones at their next token."""
@@ -130,6 +130,8 @@ class LocalSession(CloudSession):
         if not ids or not all(0 <= token < size for token in ids):
             raise CloudRejected(f"A consult needs ids before it, from 0 to {size - 1}.")
         session = self._opened()
+        if request.verify:
+            return self._verify(request, session, started)
         cached = session.open(ids)
         written: list[int] = []
         logprobs: list[float] = []
@@ -153,6 +155,31 @@ class LocalSession(CloudSession):
             computed=len(ids) - cached,
             prompt=len(ids),
             engine_seconds=time.monotonic() - started,
+        )
+
+    def _verify(self, request: ConsultRequest, session: EdgeSession, started: float) -> Completion:
+        """One pass over the block: its last id is not needed, the one before it is."""
+        ids, start = request.ids, len(request.ids) - request.verify
+        if request.n or not start > 0:
+            raise CloudRejected("A verification needs ids before its own, and writes none.")
+        cached = session.open(ids[: start - 1])
+        steps = session.steps(ids[start - 1 : -1])
+        made = [
+            Verified(
+                max(LEAST, step.logprob(token)),
+                request.sampling.choose(step),
+                step.logprob(step.proposed),
+            )
+            for step, token in zip(steps, ids[start:], strict=True)
+        ]
+        return Completion(
+            ids=(),
+            logprobs=(),
+            cached=cached,
+            computed=len(ids) - 1 - cached,
+            prompt=len(ids),
+            engine_seconds=time.monotonic() - started,
+            verified=tuple(made),
         )
 
     def _require_time(self, end: float) -> None:

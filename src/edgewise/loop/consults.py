@@ -41,7 +41,7 @@ _GRACE = 0.25
 
 
 class Flight(msgspec.Struct, eq=False):
-    """A consult in flight: `ask` tokens at `position`.
+    """A consult in flight: `ask` tokens at `position`, before which `verify` are to be verified.
 
     `deadline` in seconds from `begun`; `first` if the answer had no completion before. It landed
     at `over`.
@@ -55,6 +55,7 @@ class Flight(msgspec.Struct, eq=False):
     sent: Sent
     future: "Future[Completion]"
     over: float | None = None
+    verify: int = 0
 
 
 class Tier:
@@ -149,6 +150,26 @@ class Consults:
             self._charge(n)
         return flight
 
+    def verify(self, ids: Sequence[int], count: int) -> Flight | Refusal:
+        """Have the last `count` of `ids` verified, or say why they are not."""
+        flight = self._ask_now(ids, 0, count)
+        if not isinstance(flight, Flight) or self.insists or not self._breaker.is_open:
+            return flight
+        if flight.future.done():
+            return flight
+        # A probe flies on, and nobody waits for it.
+        self._forget(flight)
+        return "circuit_open"
+
+    @property
+    def alternates(self) -> bool:
+        """Whether nothing is drafted while a block is verified.
+
+        A model in this process takes turns with the edge at its cores, and where costs are limited
+        what drafts in vain cost would decide on the answer.
+        """
+        return self.tier.cloud.here or (self._meter is not None and self._meter.limited)
+
     def inside_word(self, token: int) -> bool:
         """Whether the answer stands where this cloud, of another vocabulary, cannot be asked."""
         boundaries, prompt = self.tier.cloud.boundaries, self._rules.prompt
@@ -232,6 +253,7 @@ class Consults:
             seconds=(flight.over or time.monotonic()) - flight.begun,
             request_id=sent.request_id,
             host=self.sent.host if sent.bytes else "",
+            verified=flight.verify,
         )
         if isinstance(outcome, CloudError):
             return replace(event, outcome=outcome.reason, message=str(outcome))
@@ -290,7 +312,7 @@ class Consults:
             self._drop([flight])
         return "circuit_open"
 
-    def _ask_now(self, ids: Sequence[int], n: int) -> Flight | Refusal:
+    def _ask_now(self, ids: Sequence[int], n: int, verify: int = 0) -> Flight | Refusal:
         breaker = self._breaker
         # Asked before the meter, which books what the consult may cost.
         allowed = "yes" if self.insists else breaker.allow()
@@ -302,7 +324,7 @@ class Consults:
                 if allowed == "probe":
                     breaker.forgone()
                 return "cost"
-            flight = self._send(ids, n, requests)
+            flight = self._send(ids, n, requests, verify)
         except BaseException as error:
             if allowed == "probe":
                 # Else the breaker would wait for ever for one that was not sent.
@@ -314,7 +336,9 @@ class Consults:
             flight.future.add_done_callback(self._probed)
         return flight
 
-    def _send(self, ids: Sequence[int], n: int, requests: int | None = None) -> Flight:
+    def _send(
+        self, ids: Sequence[int], n: int, requests: int | None = None, verify: int = 0
+    ) -> Flight:
         begun, sent = time.monotonic(), self.sent.consult(ids)
         sent.most = requests
         deadline = math.inf
@@ -322,14 +346,15 @@ class Consults:
         if not self.tier.cloud.here or self._policy.deadline is not None:
             deadline = self._policy.deadline_now(self.latency, first=self._first, prompt=len(ids))
         try:
-            request = ConsultRequest(list(ids), n, deadline, self._rules.sampling, sent)
+            sampling = self._rules.sampling
+            request = ConsultRequest(list(ids), n, deadline, sampling, sent, verify)
             future = self._session.ask(request)
         except Blocked:
             raise
         except CloudError as error:
             future = Future[Completion]()
             future.set_exception(error)
-        flight = Flight(len(ids), n, begun, deadline, self._first, sent, future)
+        flight = Flight(len(ids), n, begun, deadline, self._first, sent, future, verify=verify)
         self._flights[flight.position] = flight
         if self._meter is not None:
             self._meter.sent(ids, n, sent, future)

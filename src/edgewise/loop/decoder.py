@@ -21,6 +21,7 @@ from edgewise.loop.policy import Budget, Policy
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import Rules, State
 from edgewise.loop.tiers import Cascade
+from edgewise.loop.verify import READS_ALONG, Verification
 from edgewise.prompts import Prompt, ToolCall, last_turn
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
@@ -105,7 +106,8 @@ class Decoder:
             policy = policy.edge_alone()
         if self.edge.abilities.rewinds == "no":
             # A draft that is rejected would cost reading everything again.
-            policy = replace(policy, speculate=0)
+            policy = replace(policy, speculate=0, verify="off")
+        verify = policy.verifies and bool(tiers) and tiers[0].cloud.verifies
         rules = Rules(
             policy=policy,
             sampling=sampling or Sampling(),
@@ -119,6 +121,7 @@ class Decoder:
             constraint=grammar.constraint(len(prompt.ids)) if grammar else None,
             pending=pending,
             candidates=candidates,
+            verify=verify,
         )
         return self._generation(prompt, rules, tiers, budget or Budget(), at_end)
 
@@ -141,7 +144,8 @@ class Decoder:
         )
         with ExitStack() as stack:
             logits = Needs.NOTHING if rules.sampling.greedy else Needs.LOGITS
-            edge = self.edge.session(self.router.needs | logits, top=self.router.top)
+            router = READS_ALONG if rules.verify else self.router
+            edge = self.edge.session(router.needs | logits, top=router.top)
             stack.callback(edge.close)
             cached = edge.open(ids)
             if self.edge.abilities.rewinds == "checkpoints":
@@ -151,11 +155,13 @@ class Decoder:
             if consults is not None:
                 # While the edge reads the prompt the cloud can, too.
                 consults.prefetch(ids, budget)
-
+            speculation = Speculation(ids, edge, router, consults, rules)
+            if rules.verify and consults is not None:
+                speculation = Verification(ids, edge, consults, rules, budget)
             return Generation(
                 ids,
                 rules,
-                Speculation(ids, edge, self.router, consults, rules),
+                speculation,
                 consults,
                 state=State(
                     budget=budget, usage=Usage(prompt_tokens=rules.prompt, cached_tokens=cached)

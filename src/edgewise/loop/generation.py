@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 from msgspec.structs import replace
 
-from edgewise.completion import Completion
+from edgewise.completion import Completion, Verified
 from edgewise.costs.meter import AnswerCosts
 from edgewise.errors import BreaksGrammar, CloudError, EdgeError, Fault, NothingUsable
 from edgewise.events import (
@@ -30,6 +30,7 @@ from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import Queued, Read, Rules, State, circles
 from edgewise.loop.tiers import Cascade
+from edgewise.loop.verify import Verification
 
 _log = logging.getLogger(__name__)
 
@@ -129,6 +130,8 @@ class Generation(Iterator[Event]):
                 self._write(state, state.queue[0], "span", None)
             elif self._lost is not None:
                 self._ask_without_edge(state, self._lost)
+            elif isinstance(self._speculation, Verification):
+                self._verify(self._speculation)
             else:
                 self._keep_or_ask(state)
         except EdgeError as error:
@@ -150,6 +153,69 @@ class Generation(Iterator[Event]):
             self._awaited = outcome, read.detailed()
         else:
             self._write(state, read, outcome, read)
+
+    def _verify(self, drafts: Verification) -> None:
+        """Write the first draft, or what the cloud has in its place, once its verdict is there."""
+        verdict = drafts.verdict(wait=False)
+        if verdict is None:
+            if (draft := drafts.ahead(self._state)) is not None:
+                self._tell(draft)
+                return
+            verdict = drafts.verdict(wait=True)
+        assert verdict is not None
+        self._report(drafts)
+        state, rules, read = self._state, self._rules, drafts.read()
+        if isinstance(verdict, CloudError):
+            if rules.policy.on_cloud_error == "raise":
+                raise verdict
+            self._write(state, read, verdict.reason, read)
+        elif not isinstance(verdict, Verified):
+            self._write(state, read, verdict, read)
+        elif read.forced:
+            self._write(state, read, "forced", read)
+        else:
+            self._judge(state, read, verdict)
+
+    def _judge(self, state: State, read: Read, by: Verified) -> None:
+        """Write the edge's token if the cloud lets it stand, else the cloud's own.
+
+        Where the grammar refuses that, the edge's stays.
+        """
+        rules, consults = self._rules, self._consults
+        assert consults is not None
+        least = rules.policy.ratio_now(state.budget, first=not state.index)
+        judged = by.ratio, least
+        if rules.policy.stands(read.token, by, least):
+            self._write(state.stands(by.ratio), read, "verified", read, judged)
+            return
+        fits, constraint = True, rules.constraint
+        if constraint is not None:
+            ends = by.id in rules.tokenizer.eos_ids
+            fits = constraint.fitting(self._ids, (by.id,), ends=ends) > 0
+        state = state.corrected(by, rules, fits=fits)
+        if fits:
+            consults.corrected()
+            self._write(state, state.queue[0], "corrected", read, judged)
+        else:
+            self._write(state, read, BreaksGrammar.reason, read, judged)
+
+    def _report(self, drafts: Verification) -> None:
+        """Count the verifications that are over, and tell of them."""
+        for outcome, event in drafts.over:
+            self._events.append(event)
+            if isinstance(outcome, CloudError):
+                self._state = self._state.failed(outcome, 0, self._rules)
+            else:
+                self._state = self._state.verified(outcome)
+        drafts.over.clear()
+
+    def _tell(self, draft: int) -> None:
+        """Report the last of the drafts, if that was asked for."""
+        if self._rules.pending:
+            self._pending += 1
+            index = self._state.index + len(self._speculation.drafts) - 1
+            text = self._rules.tokenizer.piece(draft).decode("utf-8", "replace")
+            self._events.append(Pending(index, draft, text))
 
     def _lose_edge(self, error: EdgeError) -> None:
         """Go on with the cloud alone, where that was chosen; else raises the error."""
@@ -185,11 +251,7 @@ class Generation(Iterator[Event]):
             self._speculation.begin(requested, read, state)
             draft = self._speculation.forward()
             if draft is not None:
-                if self._rules.pending:
-                    self._pending += 1
-                    index = state.index + len(self._speculation.drafts) - 1
-                    text = self._rules.tokenizer.piece(draft).decode("utf-8", "replace")
-                    self._events.append(Pending(index, draft, text))
+                self._tell(draft)
                 return
         try:
             completion = self._consults.completion()
@@ -231,12 +293,18 @@ class Generation(Iterator[Event]):
             raise self._lost
 
     def _write(
-        self, state: State, chosen: Read | Queued, reason: Reason | Fault, read: Read | None
+        self,
+        state: State,
+        chosen: Read | Queued,
+        reason: Reason | Fault,
+        read: Read | None,
+        judged: tuple[float, float] | None = None,
     ) -> None:
         """Append the answer's next token; drafts that disagree with it are rolled back.
 
         `chosen` is the edge's step, or the first of the queue of `state`, which is the one after
-        the consult. `read` is the step whose score decided on it, None within a completion.
+        the consult. `read` is the step whose score decided on it, None within a completion; where
+        the cloud verifies, `judged` is the ratio, and what that must reach.
         """
         rules, before, consults = self._rules, self._state, self._consults
         token, queued = chosen.token, chosen if isinstance(chosen, Queued) else None
@@ -254,14 +322,13 @@ class Generation(Iterator[Event]):
                 id=token,
                 text=text,
                 source=source,
-                score=read.score if read else None,
+                score=read.score if read and not rules.verify else None,
                 logprob=chosen.logprob,
                 seconds=now - self._last,
                 wait=waited - self._waited,
                 reason=reason,
-                threshold=rules.policy.threshold_now(before.budget)
-                if read and rules.policy.asks
-                else None,
+                threshold=self._threshold(before, read, judged),
+                ratio=judged and judged[0],
                 edge=read.candidates if read and (queued or rules.candidates) else (),
                 cloud=queued.top if queued else (),
                 draft=read.token if read and queued else None,
@@ -270,6 +337,9 @@ class Generation(Iterator[Event]):
         self._last, self._waited = now, waited
         drafts = self._speculation.drafts
         if after.end is not None:
+            if drafts[:1] == [token]:
+                del drafts[0]
+                self._pending = min(self._pending, len(drafts))
             dropped, cancelled = len(drafts), self._speculation.drop(len(self._ids) - 1)
         else:
             dropped, cancelled = self._speculation.follow(token)
@@ -279,6 +349,17 @@ class Generation(Iterator[Event]):
         self._pending = min(self._pending, len(drafts))
         if after.end is None and consults is not None and not drafts:
             consults.prefetch(self._ids, after.budget)
+
+    def _threshold(
+        self, state: State, read: Read | None, judged: tuple[float, float] | None
+    ) -> float | None:
+        """What decided on a token, if anything did."""
+        policy = self._rules.policy
+        if judged is not None:
+            return judged[1]
+        if read is None or self._rules.verify or not policy.asks:
+            return None
+        return policy.threshold_now(state.budget)
 
     def _finish(self, state: State, reason: FinishReason) -> None:
         """Release what is held back, and sum up."""

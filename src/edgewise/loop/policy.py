@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from edgewise.completion import Verified
 from edgewise.errors import require
 from edgewise.events import Reason
 from edgewise.loop.health import Latency
@@ -38,6 +39,13 @@ _PATIENCE = 4.0
 # Log-odds by which a token above the share raises the threshold. Ten raise the odds by e, so that
 # no single consult shuts out the next one, and a whole bucket by as much as calibration may miss.
 _GAIN = 0.1
+
+RATIO, LEAST_RATIO = 0.3, 0.02
+"""What the ratio of a verified token must reach where the bucket is at its start, and at least."""
+
+# By which a token above the share lowers its logarithm: a full bucket verifies exactly, and an
+# answer with fifteen corrections too many moves it by a third.
+_RATIO_GAIN = -math.log(RATIO) / (MAX_BUCKET - INITIAL_BUCKET)
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +81,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     every token asked for counts, unless the consult failed before its deadline. `span` is tokens
     per consult (words, if the vocabularies differ), `deadline` seconds per consult; without one it
     follows the measured latency. Up to `speculate` draft tokens are written during a consult.
+
+    With `verify` the cloud reads every token of the edge's instead, and no router asks. It corrects
+    a token whose ratio (`Verified.ratio`) is too low; the share's bucket moves that from answer to
+    answer and never ends it within one. "exact" corrects all but the cloud's own choice.
     """
 
     threshold: float = 0.5
@@ -83,6 +95,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     on_cloud_error: Literal["edge", "raise"] = "edge"
     on_edge_error: Literal["stop", "cloud"] = "stop"
     speculate: int = 0
+    verify: Literal["off", "on", "exact"] = "off"
 
     def __post_init__(self) -> None:
         share, cap, deadline = self.cloud_share, self.max_cloud_tokens, self.deadline
@@ -113,13 +126,43 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return self.cloud_share is None or budget.bucket - wasted >= ask
 
+    @property
+    def verifies(self) -> bool:
+        """Whether the cloud is to read every token: not where it writes all or nothing."""
+        return self.verify != "off" and self.asks and self.cloud_share != 1
+
+    def refuses(self, budget: Budget, *, first: bool) -> Reason | None:
+        """Why the cloud may correct nothing from here on; None where it may.
+
+        A share is a promise over answers: one that begins with more debt than a low ratio mends is
+        not verified, and none is left alone halfway (`first`: it begins).
+        """
+        if self.max_cloud_tokens is not None and self._room(budget) < 1:
+            return "cap"
+        indebted = self.cloud_share is not None and self._ratio(budget) < LEAST_RATIO
+        return "budget" if first and indebted else None
+
+    def ratio_now(self, budget: Budget, *, first: bool) -> float:
+        """What a verified token's ratio must reach; the `first` of an answer, which decides on most
+        of what follows, must be the cloud's own choice."""
+        if self.verify == "exact" or first:
+            return 1.0
+        return RATIO if self.cloud_share is None else max(LEAST_RATIO, self._ratio(budget))
+
+    def stands(self, token: int, verified: Verified, ratio: float) -> bool:
+        """Whether the edge's `token` stands: the rule of speculative cascades, for one token
+        (Narasimhan et al. 2024, arXiv 2405.19261)."""
+        if token == verified.id:
+            return True
+        return ratio < 1 and verified.ratio >= ratio
+
     def edge_alone(self) -> "Policy":
         """The same, with a cloud that is never asked."""
         return replace(self, cloud_share=0.0)
 
     def cloud_alone(self) -> "Policy":
         """The same, with every token by the cloud, several at a time."""
-        return replace(self, cloud_share=1.0, span=CLOUD_SPAN, max_cloud_tokens=None)
+        return replace(self, cloud_share=1.0, span=CLOUD_SPAN, max_cloud_tokens=None, verify="off")
 
     def without_edge(self) -> "Policy":
         """The same for the rest of an answer whose edge model is gone: its cap holds."""
@@ -189,6 +232,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """
         wasted = 0 if self.cloud_share is None else wasted
         return replace(budget, bucket=budget.bucket - wasted, charged=0)
+
+    def _ratio(self, budget: Budget) -> float:
+        spent = INITIAL_BUCKET - budget.bucket - budget.reserve
+        return RATIO * math.exp(-_RATIO_GAIN * max(spent, INITIAL_BUCKET - MAX_BUCKET))
 
     def _room(self, budget: Budget) -> int:
         """Tokens that the cap leaves; `span`, more than which nobody asks, without a cap."""

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.adapter.word_boundary import WordBoundaries
-from edgewise.completion import Completion, metered
+from edgewise.completion import Completion, Verified, metered
 from edgewise.edge.base import Step, Tokenizer
 from edgewise.errors import CloudError, CloudTimeout, Fault
 from edgewise.events import Candidate, FinishReason, Reason, Source, Usage
@@ -69,7 +69,8 @@ class Rules(NamedTuple):
 
     With `boundaries` the cloud has another vocabulary: it is asked there alone, for words.
     Control tokens in `shown` are text in this answer, which keeps to `constraint`. `pending`
-    reports drafts, `candidates` the edge's candidates with every token.
+    reports drafts, `candidates` the edge's candidates with every token. `verify`: the cloud reads
+    every token.
     """
 
     policy: Policy
@@ -84,6 +85,7 @@ class Rules(NamedTuple):
     constraint: Constraint | None = None
     pending: bool = False
     candidates: bool = False
+    verify: bool = False
 
 
 class Queued(msgspec.Struct, frozen=True):
@@ -245,6 +247,36 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
                 cloud_completion_tokens=usage.cloud_completion_tokens + completion.billed,
             ),
         )
+
+    def verified(self, completion: Completion) -> "State":
+        """The state after a block of edge tokens was verified."""
+        usage = replace(
+            self.usage,
+            cloud_calls=self.usage.cloud_calls + 1,
+            cloud_prompt_cached=metered(self.usage.cloud_prompt_cached, completion.cached),
+            cloud_prompt_computed=metered(self.usage.cloud_prompt_computed, completion.computed),
+        )
+        return replace(self, usage=usage)
+
+    def stands(self, ratio: float) -> "State":
+        """The state at a token of the edge's that the cloud lets stand."""
+        usage, lowest = self.usage, self.usage.lowest_ratio
+        if lowest is None or ratio < lowest:
+            usage = replace(usage, lowest_ratio=ratio, lowest_at=self.index)
+        return replace(self, usage=replace(usage, verified_tokens=usage.verified_tokens + 1))
+
+    def corrected(self, by: Verified, rules: Rules, *, fits: bool) -> "State":
+        """The state with the cloud's token at hand; the edge's stays where the grammar refuses it.
+
+        That was asked for all the same, so it counts.
+        """
+        queue = (Queued(by.id, by.best, (), ends=False, last=True),) if fits else ()
+        usage = replace(
+            self.usage,
+            wasted_tokens=self.usage.wasted_tokens + (not fits),
+            correction_tokens=self.usage.correction_tokens + fits,
+        )
+        return replace(self, queue=queue, budget=rules.policy.charge(self.budget, 1), usage=usage)
 
     def failed(self, error: CloudError, ask: int, rules: Rules) -> "State":
         """The state after a consult that brought nothing.

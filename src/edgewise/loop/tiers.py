@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from edgewise.completion import Completion
-from edgewise.errors import CloudError, CloudTimeout
+from edgewise.errors import CloudError, CloudProtocolError, CloudTimeout
 from edgewise.events import Consult, SentCounts, Usage
 from edgewise.loop.consults import Consults, Flight, Refusal
 
@@ -36,7 +36,7 @@ class Cascade:
         self._calls = self._failed = self._unused = 0
         self.waited = 0.0
         self.prefetch, self.ask_for_draft = nearest.prefetch, nearest.ask_for_draft
-        self.drop = nearest.drop
+        self.drop, self.verify = nearest.drop, nearest.verify
 
     def insist(self) -> None:
         """From here on nobody but a cloud can write: no consult is refused for earlier failures."""
@@ -63,6 +63,24 @@ class Cascade:
         self._over.clear()
         refused = self._ask_from(0, 1.0)
         return refused if self._flying is None else self._flying[1].ask
+
+    @property
+    def alternates(self) -> bool:
+        """`Consults.alternates` of the nearest, the only one that verifies."""
+        return self._clouds[0].alternates
+
+    def outcome(self, flight: Flight, index: int) -> tuple[Completion | CloudError, Consult]:
+        """Wait for a verification by the nearest cloud, of a block that begins at token `index`."""
+        nearest = self._clouds[0]
+        outcome = nearest.outcome(flight)
+        if isinstance(outcome, Completion) and len(outcome.verified) != flight.verify:
+            outcome = CloudProtocolError("The cloud verified another number of tokens than it got.")
+        self.waited = sum(one.waited for one in self._clouds)
+        return outcome, nearest.event(flight, outcome, index)
+
+    def corrected(self) -> None:
+        """The nearest cloud wrote a token of the answer."""
+        self._clouds[0].wrote += 1
 
     def lands(self) -> bool:
         """`Consults.lands`; if the outcome calls for the next cloud, asks that."""

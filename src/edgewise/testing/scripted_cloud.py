@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from edgewise.cloud.base import CloudModel, ConsultRequest
-from edgewise.completion import Completion, Sent
+from edgewise.completion import LEAST, Completion, Sent, Verified
 from edgewise.edge.base import Floats, Tokenizer
 from edgewise.edge.kv import common_prefix
 from edgewise.edge.vocabulary import fingerprint
@@ -38,13 +38,14 @@ class ScriptedCloud(CloudModel):
         delay: float = 0.0,
         tokenizer: ByteTokenizer | None = None,
         candidates: int = 0,
+        verifies: bool = False,
     ) -> None:
         """`delay` in seconds holds back every answer and every fault.
 
         With `candidates` it reports logprobs, and that many of the likeliest ids for each.
         """
         self.name, self.script, self.fault = "scripted", script, fault
-        self.delay, self.candidates = delay, candidates
+        self.delay, self.candidates, self.verifies = delay, candidates, verifies
         self.asks: list[tuple[tuple[int, ...], int]] = []
         self.prefetches: list[tuple[int, ...]] = []
         self.opened = self.closed = 0
@@ -79,10 +80,10 @@ class ScriptedCloudSession:
         self._held = list(ids)
         future: Future[Completion] = Future()
         if self._cloud.delay:
-            settled = (future, number, self._held, n)
+            settled = (future, number, self._held, n, request.verify)
             threading.Timer(self._cloud.delay, self._settle, settled).start()
         else:
-            self._settle(future, number, self._held, n)
+            self._settle(future, number, self._held, n, request.verify)
         return future
 
     def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
@@ -92,14 +93,16 @@ class ScriptedCloudSession:
     def close(self) -> None:
         self._cloud.closed += 1
 
-    def _settle(self, future: Future[Completion], number: int, ids: list[int], n: int) -> None:
+    def _settle(
+        self, future: Future[Completion], number: int, ids: list[int], n: int, verify: int
+    ) -> None:
         if not future.set_running_or_notify_cancel():
             return
         error = self._cloud.fault(number)
         if error is not None:
             future.set_exception(error)
         else:
-            future.set_result(self._write(ids, n))
+            future.set_result(self._verify(ids, verify) if verify else self._write(ids, n))
 
     def _write(self, ids: list[int], n: int) -> Completion:
         written: list[int] = []
@@ -117,8 +120,21 @@ class ScriptedCloudSession:
             ids=tuple(written), logprobs=tuple(logprobs), top=tuple(top), stopped=ends
         )
 
+    def _verify(self, ids: list[int], count: int) -> Completion:
+        made: list[Verified] = []
+        for place in range(len(ids) - count, len(ids)):
+            logprobs = _logprobs(self._cloud.script(ids[:place]))
+            best = int(logprobs.argmax())
+            known = max(LEAST, float(logprobs[ids[place]]))
+            made.append(Verified(known, best, float(logprobs[best])))
+        return Completion(ids=(), logprobs=(), verified=tuple(made))
+
     def _likeliest(self, logits: Floats) -> tuple[Candidate, ...]:
-        logprobs = logits - logits.max()
-        logprobs -= np.log(np.exp(logprobs).sum())
+        logprobs = _logprobs(logits)
         best = np.argsort(-logits, kind="stable")[: self._cloud.candidates]
         return tuple(Candidate(int(token), float(logprobs[token])) for token in best)
+
+
+def _logprobs(logits: Floats) -> Floats:
+    shifted = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
