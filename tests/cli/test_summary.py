@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from edgewise.cli import render
 from edgewise.errors import Fault
@@ -16,6 +17,7 @@ from edgewise.testing import ScriptedCloud, ScriptedEdge, replying
 def pair() -> Iterator[Pair]:
     script = replying("blue", prompt="sky? ")
     with Pair(ScriptedEdge(script), cloud=ScriptedCloud(script), cloud_share=0.1) as opened:
+        opened.policy = replace(opened.policy, verify="on")
         yield opened
 
 
@@ -37,7 +39,11 @@ def token(index: int, reason: Reason | Fault, ratio: float | None = None) -> Tok
 
 def told(pair: Pair, *reasons: Reason | Fault, share: float, ratio: float | None = None) -> str:
     """The summary of an answer whose second token has this ratio."""
-    tokens = [token(index, reason) for index, reason in enumerate(reasons)]
+    known = 1.0 if ratio is None else ratio
+    tokens = [
+        token(index, reason, known if reason in ("verified", "corrected") else None)
+        for index, reason in enumerate(reasons)
+    ]
     usage = Usage(
         prompt_tokens=5,
         edge_tokens=sum(one.source == "edge" for one in tokens),
@@ -82,6 +88,8 @@ def test_tokens_that_were_not_verified_are_told_with_their_reasons(pair: Pair) -
 
 
 def test_an_answer_that_routers_decided_has_its_own_line(pair: Pair) -> None:
+    assert "verified" not in told(pair, "below_threshold", share=0.0)
+    pair.policy = replace(pair.policy, verify="off")
     line = told(pair, "below_threshold", "critical", share=0.05)
     assert "verified" not in line
     assert figures(line)[:2] == ["2", "0"]

@@ -1,6 +1,7 @@
 """What the page shows of an answer that the cloud verified: drafts, corrections, ratios, sums."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,7 @@ from tests.server.page_asking import (
 
 SIZES = {"wide": (1280, 760), "phone": (390, 800)}
 STANDS = {"reason": "verified", "threshold": 0.3}
-SENTENCE = " Ada Lovelace wrote the first programs for a machine that was never built".split(" ")
-WORDS = [f" {word}" for word in SENTENCE[1:]]
+WORDS = re.findall(r" \w+", " Ada Lovelace wrote the first programs for a machine never built")
 
 
 def verified(index: int, text: str, ratio: float = 1.0) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def test_blocks_of_drafts_are_dimmed_until_they_are_verified(
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         page.screenshot(path=kept / f"page-verified-{what}-{size}.png")
 
-    words = [word for _ in range(6) for word in WORDS]
+    words = [word for _ in range(7) for word in WORDS]
     hold(page)
     with another_turn(page):
         page.get_by_label("Message").fill("Who wrote the first programs?")

@@ -174,7 +174,8 @@ def summary(answer: Finished, tokens: Sequence[Token], pair: Pair) -> str:
     cloud, share = pair.cloud, pair.policy.cloud_share
     usage, seconds = answer.usage, answer.timing.total
     total, by_cloud = usage.edge_tokens + usage.cloud_tokens, usage.cloud_tokens
-    verified = any(token.reason in VERIFIED for token in tokens)
+    # A conversation that stays here has routed tokens.
+    verified = pair.policy.verifies and any(one.reason != "below_threshold" for one in tokens)
     if cloud is not None:
         wrote = f"{usage.edge_tokens} edge + {by_cloud} cloud tokens"
         parts = [
@@ -205,10 +206,6 @@ _HELD_BACK = {
 """Why consults that the router wanted were not made; a fault names itself."""
 
 
-VERIFIED = ("verified", "corrected")
-"""Reasons of tokens that the cloud verified."""
-
-
 def _verified(usage: Usage, tokens: Sequence[Token], cloud: str, share: float | None) -> str:
     """What came of the verification: corrections, the least sure token, and what was left out."""
     corrected = sum(token.reason == "corrected" for token in tokens)
@@ -216,7 +213,8 @@ def _verified(usage: Usage, tokens: Sequence[Token], cloud: str, share: float | 
     told = f"verified by {cloud}: {corrected} of {len(tokens)} tokens corrected{used}"
     if usage.lowest_ratio is not None and usage.lowest_ratio < 0.995:
         told += f"; least sure: token {usage.lowest_at}, {usage.lowest_ratio:.2g} of its likeliest"
-    left = Counter(token.reason for token in tokens if token.reason not in (*VERIFIED, "forced"))
+    unread = (one for one in tokens if one.source == "edge" and one.ratio is None)
+    left = Counter(one.reason for one in unread if one.reason != "forced")
     for reason, count in left.most_common():
         told += f"; {count} not verified: {_HELD_BACK.get(reason, reason)}"
     return told

@@ -133,7 +133,10 @@ export function inVain(token) {
   return Boolean(faultOf(token)) && token.reason !== "circuit_open";
 }
 
-export const wasVerified = ({ reason }) => reason === "verified" || reason === "corrected";
+const wasVerified = ({ ratio }) => ratio != null;
+
+// Whether it is the edge's, and the cloud never read it.
+export const isUnread = (token) => token.source === "edge" && !wasVerified(token) && token.reason !== "forced";
 
 // "edge", "fallback" (the cloud failed, now or before), "confirmed" (the cloud's token is what the edge
 // would have written), "changed", or "alone" where nobody knows what the edge would have written, or

@@ -1,5 +1,5 @@
 // One sentence about an answer: what the cloud did, and what came of it as far as that is known.
-import { inVain, wasVerified } from "./answer.js";
+import { inVain, isUnread } from "./answer.js";
 import { el } from "./dom.js";
 import { state } from "./state.js";
 import { heldBack, isSure, isWrapped, ofLikeliest, plural, visible, whyNot, wrapped } from "./wording.js";
@@ -36,7 +36,7 @@ function done(turn, answer) {
 // The least sure token that stands, and what was not verified.
 function verification(tokens) {
   const least = tokens.filter((token) => token.reason === "verified" && !isSure(token)).reduce((one, other) => (one && one.ratio <= other.ratio ? one : other), null);
-  const left = tokens.filter((token) => !wasVerified(token) && token.reason !== "forced").map(whyNot);
+  const left = tokens.filter(isUnread).map(whyNot);
   return [
     least ? `; least sure: “${visible(least.text)}”, ${ofLikeliest(least)}` : "",
     ...[...new Set(left)].map((why) => `; ${left.filter((one) => one === why).length} not verified: ${why}`),

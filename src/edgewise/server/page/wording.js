@@ -1,5 +1,5 @@
 // What the page says of tokens, numbers and questions.
-import { faultOf, inVain } from "./answer.js";
+import { faultOf, inVain, isUnread } from "./answer.js";
 
 export const NAMES = { pair: "Pair", edge: "Edge alone", cloud: "Cloud alone" };
 
@@ -48,7 +48,7 @@ export function reasonInWords(token, { mode, verified }) {
   const { reason, source, threshold } = token;
   if (reason === "verified") return isSure(token) ? "the cloud would have written it, too" : `the cloud lets it stand: ${ofLikeliest(token)}`;
   if (reason === "corrected") return `the cloud holds the edge's at ${ofLikeliest(token)}; from ${decimal(threshold)} on it would stand`;
-  if (verified && source === "edge" && reason !== "forced") return `not verified: ${whyNot(token)}`;
+  if (verified && isUnread(token)) return `not verified: ${whyNot(token)}`;
   if (mode === "cloud" && source === "cloud") return "the cloud was to write all";
   if (mode === "edge" || (reason === "below_threshold" && threshold === null)) return "the cloud was not to be asked";
   if (faultOf(token) && inVain(token)) return `the cloud was asked, and ${faultOf(token)}`;
