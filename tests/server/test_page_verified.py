@@ -77,10 +77,10 @@ CORRECTED = [corrected(place, f"{place}", "x", 0.1) for place in range(5)]
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ([verified(0, "Tin"), verified(1, ".")], ("0 of 2",)),
+        ([verified(0, "Tin"), verified(1, ".")], ("none of 2",)),
         (
             [verified(0, "Tin"), corrected(1, " a", " no", 0.1), verified(2, " b", 0.344)],
-            ("1 of 3", "corrected: no → a", "“b”, 0.34 of"),
+            ("1 of 3", "tokens: no → a", "“b”, 0.34 of"),
         ),
         (CORRECTED, ("5 of 5", "x → 2 and 2 more.")),
         ([verified(0, "Tin"), token(1, "."), token(2, "!", reason="timeout")], ("no answer",)),

@@ -24,7 +24,7 @@ function done(turn, answer) {
   const changed = tokens.filter((token) => token.kind === "changed");
   const more = changed.length > SHOWN ? ` and ${changed.length - SHOWN} more` : "";
   const shown = changed.slice(0, SHOWN).flatMap((token, place) => [place ? ", " : "", change(token)]);
-  if (answer.verified) return [`Verified by the cloud: ${changed.length} of ${count} corrected`, shown.length ? ": " : "", ...shown, more, ...verification(tokens), ". "];
+  if (answer.verified) return [`Verified by the cloud, which corrected ${changed.length || "none"} of ${count}`, shown.length ? ": " : "", ...shown, more, ...verification(tokens), ". "];
   if (cloud.length === tokens.length) return [`The cloud wrote all ${count}. `];
   if (changed.length) return [`The cloud changed ${changed.length} of ${count}: `, ...shown, `${more}. `];
   if (cloud.some((token) => token.kind === "alone")) return [`The cloud wrote ${cloud.length} of ${count}. `];

@@ -23,7 +23,9 @@ export async function* inTime(chunks, answer, signal) {
 }
 
 function milliseconds(token, { mode, tokens, pending }) {
-  if (token.source !== "cloud") return pending.some(({ index }) => index === token.index) ? 0 : 1000 / EDGE;
+  // The first one is awaited; of later ones the edge is ahead.
+  const awaited = token.source === "cloud" || (token.ratio != null && !tokens.length);
+  if (!awaited) return pending.some(({ index }) => index === token.index) ? 0 : 1000 / EDGE;
   // A stream goes the way once.
   return 1000 / CLOUD + (mode === "cloud" && tokens.length ? 0 : DISTANCE);
 }

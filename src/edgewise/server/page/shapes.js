@@ -58,7 +58,7 @@ export const isConversation = record({
 
 export const isHealth = record({
   ...{ edge: text, cloud: maybe(text), edge_parameters: maybe(number), cloud_parameters: maybe(number) },
-  ...{ cloud_share: maybe(number), threshold: maybe(number), temperature: maybe(number),
+  ...{ cloud_share: maybe(number), threshold: maybe(number), verify: maybe(text), temperature: maybe(number),
     top_k: maybe(number), top_p: maybe(number), min_p: maybe(number) },
 });
 

@@ -17,6 +17,7 @@ export function drawTokenPanel() {
 
 function about(token, answer, pinned) {
   const rows = Array.from({ length: Math.max(token.edge.length, token.cloud.length) });
+  const models = ["edge", "cloud"].filter((name) => token[name].length);
   return [
     pinned && el("button", { class: "close", type: "button", onclick: closeTokenPanel }, "Close"),
     el("p", {}, el("bdi", {}, `“${token.text}”`), ` ${whoWrote(token)}`),
@@ -24,8 +25,8 @@ function about(token, answer, pinned) {
     el(
       "table",
       {},
-      el("thead", {}, el("tr", {}, el("th", { colspan: 2, scope: "col" }, "edge"), el("th", { colspan: 2, scope: "col" }, "cloud"))),
-      el("tbody", {}, rows.map((_, place) => el("tr", {}, cells(token.edge[place]), cells(token.cloud[place])))),
+      el("thead", {}, el("tr", {}, models.map((name) => el("th", { colspan: 2, scope: "col" }, name)))),
+      el("tbody", {}, rows.map((_, place) => el("tr", {}, models.map((name) => cells(token[name][place]))))),
     ),
     el("details", { class: "note" }, el("summary", {}, "Details"), measured(token).join(", ")),
   ];

@@ -59,7 +59,7 @@ export function reasonInWords(token, { mode, verified }) {
 export const isSure = ({ ratio }) => ratio == null || ratio >= 0.995;
 export const ofLikeliest = ({ ratio }) => `${decimal(ratio)} of its likeliest`;
 export const whyNot = (token) => (faultOf(token) ? `the cloud ${faultOf(token)}` : (HELD[token.reason] ?? OTHERS[token.reason] ?? token.reason));
-const decimal = (value) => Number((value ?? 1).toPrecision(2)).toString();
+const decimal = (value) => (value < 0.01 ? "under 0.01" : `${Number((value ?? 1).toPrecision(2))}`);
 
 // What stands alone has no neighbours that show its spaces; a token without text ends the answer, or
 // is a part of a character.
