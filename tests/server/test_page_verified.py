@@ -60,7 +60,7 @@ def test_a_tokens_panel_says_what_the_cloud_holds_of_it(page: Page) -> None:
     assert "too" in about(page, 0)
     assert "0.34 of" in about(page, 1)
     page.locator(".text .changed").click()
-    for part in ("“4”", "0.02 of", "0.3 on", "ratio 0.020 (threshold 0.300)"):
+    for part in ("“4”", "0.02 of", "needs 0.3", "ratio 0.020 (threshold 0.300)"):
         expect(page.locator("#details")).to_contain_text(part)
     page.get_by_role("button", name="Close").click()
     for number, why in ((3, "no answer"), (4, "paused")):

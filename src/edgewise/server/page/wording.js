@@ -47,7 +47,10 @@ export const heldBack = ({ tokens }) => HELD[Object.keys(HELD).find((name) => to
 export function reasonInWords(token, { mode, verified }) {
   const { reason, source, threshold } = token;
   if (reason === "verified") return isSure(token) ? "the cloud would have written it, too" : `the cloud lets it stand: ${ofLikeliest(token)}`;
-  if (reason === "corrected") return `the cloud holds the edge's at ${ofLikeliest(token)}; from ${decimal(threshold)} on it would stand`;
+  if (reason === "corrected") {
+    const needed = threshold < 1 ? `it needs ${decimal(threshold)} to stand` : "here only the cloud's own choice stands";
+    return `the edge's is at ${decimal(token.ratio)} of the cloud's likeliest; ${needed}`;
+  }
   if (verified && isUnread(token)) return `not verified: ${whyNot(token)}`;
   if (mode === "cloud" && source === "cloud") return "the cloud was to write all";
   if (mode === "edge" || (reason === "below_threshold" && threshold === null)) return "the cloud was not to be asked";
