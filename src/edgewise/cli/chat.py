@@ -175,7 +175,9 @@ class Conversation:
         if text or end:
             self.turns.append(Turn(question, text, tuple(tokens), end is not None, local))
         if end is not None:
-            render.note(render.summary(end, tokens, self._pair) + self._cost())
+            cloud, share = self._pair.cloud is not None, self._pair.policy.cloud_share
+            line = render.summary(end, tokens, cloud=cloud, share=share)
+            render.note(line + self._cost())
         else:
             render.out.print()
             by_cloud = sum(token.source == "cloud" for token in tokens)
@@ -261,22 +263,20 @@ class Conversation:
     def _why(self, _: str) -> None:
         if not self.turns:
             raise UsageError("There is no answer yet; ask something first.")
-        kept = ("below_threshold", "verified")
-        routed = [token for token in self.turns[-1].tokens if token.reason not in kept]
+        routed = [token for token in self.turns[-1].tokens if token.reason != "below_threshold"]
         if not routed:
-            render.note("the cloud wrote none of its tokens")
+            render.note("the router sent none of its tokens to the cloud")
             return
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for name in ("#", "token", "by", "reason", "score", "wait", "edge", "cloud"):
             table.add_column(name, justify="right" if name in ("#", "score", "wait") else "left")
         for token in routed:
-            score = token.score if token.ratio is None else token.ratio
             table.add_row(
                 str(token.index),
                 self._text(token.id),
                 token.source,
                 token.reason.replace("_", " "),
-                "" if score is None else f"{score:.3f}",
+                "" if token.score is None else f"{token.score:.3f}",
                 f"{1000 * token.wait:.0f} ms",
                 self._candidates(token.edge),
                 self._candidates(token.cloud),

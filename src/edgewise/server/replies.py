@@ -214,8 +214,7 @@ class ChunkWriter(Writer):
             return {"rolled_back": {"index": event.index}}
         if self.request.edgewise.provenance and isinstance(event, Token):
             names = ("index", "id", "source", "reason", "score", "threshold", "seconds", "wait")
-            own = {name: getattr(event, name) for name in (*names, "ratio")}
-            token = own | {"text": self.text(event.id)}
+            token = {name: getattr(event, name) for name in names} | {"text": self.text(event.id)}
             both = {"edge": self.candidates(event.edge), "cloud": self.candidates(event.cloud)}
             draft = event.draft
             own = None if draft is None else {"id": draft, "text": self.text(draft)}
