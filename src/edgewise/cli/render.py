@@ -97,7 +97,8 @@ def _reading(events: Generation) -> Text:
 def _warn_of_reading(pair: Pair, tokens: int, first: Token) -> None:
     """Tell before the text what cannot be told in its middle: the first consult may take long."""
     cloud, took = pair.cloud, first.seconds - first.wait
-    if cloud is None or not cloud.here or first.threshold is None or took < LONG_READING:
+    read = first.threshold is None or first.ratio is not None
+    if cloud is None or not cloud.here or read or took < LONG_READING:
         return
     large, small = cloud.local.parameters if cloud.local else None, pair.edge.parameters
     about = f", about {took * large / small:.0f} s" if large and small else ""
