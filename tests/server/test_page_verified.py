@@ -13,6 +13,7 @@ from tests.server.page_asking import (
     END,
     another_turn,
     ask,
+    ask_example,
     cloud_token,
     done,
     hold,
@@ -150,3 +151,15 @@ def test_blocks_of_drafts_are_dimmed_until_they_are_verified(
     page.locator(".text .changed").click()
     page.locator(".meters summary").click()
     look("end")
+
+
+def test_a_real_pairs_answer_is_verified_token_by_token(here: Page) -> None:
+    """Both models in the server's process, with its default settings."""
+    ask_example(here)
+    expect(here.locator(".caption")).to_contain_text("Verified by")
+    expect(here.locator(".text .changed")).not_to_have_count(0)
+    here.locator(".text [data-reason=verified]").first.hover()
+    expect(here.locator("#details")).to_contain_text(re.compile("too|of its likeliest"))
+    here.locator(".text .changed").first.hover()
+    expect(here.locator("#details")).to_contain_text("ratio")
+    expect(here.locator("#details")).to_contain_text("of the cloud's")
