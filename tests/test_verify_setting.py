@@ -76,6 +76,12 @@ def test_auto_verifies_and_then_no_router_asks() -> None:
     assert answer.usage.verified_tokens > 0
 
 
+def test_at_a_price_a_router_asks_unless_it_is_wished() -> None:
+    for given, verify in (({}, "off"), ({"verify": "on"}, "on"), ({"verify": "exact"}, "exact")):
+        with pair(price="0.28,0.028,0.42", **given) as made:
+            assert made.policy.verify == verify
+
+
 @pytest.mark.parametrize("word", ["on", "ON", "Auto"])
 def test_a_share_is_kept_and_words_may_be_in_any_case(word: str) -> None:
     with pair(verify=word, cloud_share=0.25, router="auto") as made:

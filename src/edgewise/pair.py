@@ -30,7 +30,6 @@ from edgewise.parts import (
     open_edge,
     open_router,
     require_one_cloud,
-    require_verifiable,
     sampling_of,
     starts_of,
     verification,
@@ -306,7 +305,7 @@ def _chosen(
         name: ",".join(map(_address, given)) for name, given in parts.items() if None not in given
     }
     chosen = settings_of({**settings, **named})
-    require_verifiable(chosen)
+    verification(chosen)
     edge_open, cloud_open = _are_open(parts["edge"]), _are_open(parts["cloud"])
     fixed = [*_OF_CONNECTING] if cloud_open else []
     if edge_open:

@@ -262,49 +262,49 @@ def context_filter(settings: Settings) -> Redacted | None:
 
 
 def verification(
-    settings: Settings, edge: EdgeModel, cloud: CloudModel | None
+    settings: Settings, edge: EdgeModel | None = None, cloud: CloudModel | None = None
 ) -> Literal["off", "on", "exact"]:
     """How the nearest `cloud` verifies: as set; by auto it does where nothing is against it.
 
-    Raises `UsageError` where it is set and cannot be.
+    By auto not at a price: each block bills the prompt. Raises `UsageError` where it is set and
+    cannot be: without models, by the settings alone.
     """
-    unable: list[str] = []
-    if edge.abilities.rewinds == "no" or edge.abilities.text:
-        unable.append("the edge model cannot roll back to every token")
-    if cloud is not None and not cloud.verifies:
-        shown = context_filter(each_cloud(settings)[0])
-        cannot = f"{cloud.name!r} cannot (a model in this process, a gateway, llama-server, vLLM "
-        cannot += "and SGLang can, with the edge model's vocabulary)"
-        unable.append("redacted text has other tokens" if shown else cannot)
+    against = [*_against_verifying(settings, edge, cloud)]
     if settings.verify == "auto":
-        return "off" if unable or any(_excludes_verifying(settings)) else "on"
-    require_verifiable(settings, unable)
-    return settings.verify
-
-
-def require_verifiable(settings: Settings, unable: Sequence[str] = ()) -> None:
-    """Raises `UsageError` if `verify` is set, and another setting or the models exclude it."""
-    for why in (*_excludes_verifying(settings), *unable) if settings.verify in _VERIFIES else ():
+        return "off" if against or settings.price is not None else "on"
+    if against and settings.verify != "off":
         raise UsageError(
-            f"verify {settings.verify} is not possible: {why}",
+            f"verify {settings.verify} is not possible: {against[0]}",
             hint="leave one of them out",
             setting="verify",
         )
+    return settings.verify
 
 
-def _excludes_verifying(settings: Settings) -> Iterator[str]:
+def _against_verifying(
+    settings: Settings, edge: EdgeModel | None, cloud: CloudModel | None
+) -> Iterator[str]:
     share = settings.cloud_share
     for name in _OF_ROUTERS:
         if getattr(settings, name) not in (getattr(_DEFAULTS, name), AUTO):
             yield f"{spelled(name)} is a router's, and no router asks then"
     if share in (0, 1):
         yield f"at a cloud-share of {share:g} one model writes everything"
-    elif share is not None and settings.verify == "exact":
+    if share is not None and settings.verify == "exact":
         yield "exact corrects whatever differs, so no cloud-share holds"
     if cloud_address(settings) == "none":
         yield "there is no cloud"
     if len(each(settings.cloud or "")) > 1:
         yield "several clouds are asked by routers only"
+    if edge is not None and (edge.abilities.rewinds == "no" or edge.abilities.text):
+        yield "the edge model cannot roll back to every token"
+    if cloud is not None and not cloud.verifies:
+        if context_filter(each_cloud(settings)[0]) is not None:
+            yield "redacted text has other tokens"
+        yield (
+            f"{cloud.name!r} cannot (a model in this process, a gateway, llama-server, vLLM and "
+            "SGLang can, with the edge model's vocabulary)"
+        )
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:

@@ -185,6 +185,36 @@ def test_two_models_on_this_device_are_decoded(
     assert (asked[0].policy.threshold, asked[0].policy.speculate) == (0.7, 3)
 
 
+@pytest.mark.parametrize("verify", ["on", "exact"])
+def test_a_cloud_that_verifies_is_told_of_instead_of_a_router(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, verify: str
+) -> None:
+    asked: list[Decoder] = []
+
+    def pace(decoder: Decoder, cloud: CloudModel, done: Callable[[], None]) -> DecodedPace:
+        asked.append(decoder)
+        return DecodedPace(0.034, 0.036, 0.053)
+
+    monkeypatch.setattr("edgewise.cli.doctor.decoded", pace)
+    checks, advice = report(edgewise, *(("--verify", verify) if verify == "exact" else ()))
+    assert "router" not in checks
+    assert checks["verification"]["detail"].startswith(f"{verify}: ")
+    assert "to verify 5 tokens" in checks["consult"]["detail"]
+    assert asked[0].policy.verify == verify
+    assert advice is not None
+    assert advice["sentences"][2].startswith("verify: 32% less time")
+
+
+def test_a_cloud_that_could_verify_and_a_router(edgewise: Edgewise) -> None:
+    checks, advice = report(edgewise, "--cloud-share", "1")
+    assert "could verify" in checks["verification"]["detail"]
+    assert {"router", "consult"} <= checks.keys()
+    assert advice is not None
+    refused = report(edgewise, "--verify", "on", "--threshold", "0.5")[0]
+    assert refused["verification"]["status"] == "fail"
+    assert "router" not in refused
+
+
 def test_an_engine_that_goes_away_fails_and_gives_no_advice(edgewise: Edgewise) -> None:
     with (
         closing(LlamaModel(bundled("edge"), threads=1)) as edge,

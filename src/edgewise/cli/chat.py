@@ -273,12 +273,13 @@ class Conversation:
         for name in ("#", "token", "by", "reason", score, "wait", "edge", "cloud"):
             table.add_column(name, justify="right" if name in ("#", score, "wait") else "left")
         for token in routed:
+            mark = token.score if token.ratio is None else token.ratio
             table.add_row(
                 str(token.index),
                 self._text(token.id),
                 token.source,
                 token.reason.replace("_", " "),
-                "" if (mark := _mark(token)) is None else f"{mark:.3f}",
+                "" if mark is None else f"{mark:.3f}",
                 f"{1000 * token.wait:.0f} ms",
                 self._candidates(token.edge),
                 self._candidates(token.cloud),
@@ -317,11 +318,6 @@ class Conversation:
         return ", ".join(
             f"{self._text(one.id)} {math.exp(one.logprob):.1%}" for one in candidates[:_SHOWN]
         )
-
-
-def _mark(token: Token) -> float | None:
-    """The router's score, or the ratio where the cloud verified the edge's token."""
-    return token.score if token.ratio is None else token.ratio
 
 
 def _dial(policy: Policy) -> str:

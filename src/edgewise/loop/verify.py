@@ -62,7 +62,7 @@ class Verification(Speculation):
         """`budget` is the answer's at its start, which decides whether it is verified at all."""
         super().__init__(ids, edge, READS_ALONG, consults, rules)
         self.over: list[tuple[Completion | CloudError, Consult]] = []
-        self._refused = rules.policy.refuses(budget, first=True)
+        self._refused: Reason | None = rules.policy.refuses(budget, first=True)
         self._blocks: deque[_Block] = deque()
         self._verdicts: dict[int, Verdict] = {}
         self._unsent = 0
@@ -126,10 +126,8 @@ class Verification(Speculation):
         if not self._due or len(self._blocks) == self._flying:
             return
         ids, count = [*self._ids, *self.drafts], self._unsent
-        flight: Flight | Reason | None = self._refused
-        flight = flight or self._rules.policy.refuses(tip.budget, first=False)
-        if flight is None:
-            flight = self._consults.verify(ids, count)
+        refused = self._refused or self._rules.policy.refuses(tip.budget, first=False)
+        flight: Flight | Reason = refused or self._consults.verify(ids, count)
         self._blocks.append(_Block(len(ids) - count, len(ids), flight))
         self._unsent, self._due = 0, False
 
