@@ -35,7 +35,7 @@ function done(turn, answer) {
 
 // The least sure token that stands, and what was not verified.
 function verification(tokens) {
-  const least = tokens.filter((token) => token.reason === "verified" && !isSure(token)).reduce((one, other) => (one && one.ratio <= other.ratio ? one : other), null);
+  const [least] = tokens.filter((token) => token.reason === "verified" && !isSure(token)).sort((one, other) => one.ratio - other.ratio);
   const left = tokens.filter(isUnread).map(whyNot);
   return [
     least ? `; least sure: “${visible(least.text)}”, ${ofLikeliest(least)}` : "",

@@ -46,14 +46,14 @@ export const heldBack = ({ tokens }) => HELD[Object.keys(HELD).find((name) => to
 
 export function reasonInWords(token, { mode, verified }) {
   const { reason, source, threshold } = token;
-  if (reason === "verified") return isSure(token) ? "the cloud would have written it, too" : `the cloud lets it stand: ${ofLikeliest(token)}`;
+  if (reason === "verified") return isSure(token) ? "it is the cloud's likeliest, too" : `the cloud lets it stand: ${ofLikeliest(token)}`;
   if (reason === "corrected") {
     const needed = threshold < 1 ? `it needs ${decimal(threshold)} to stand` : "here only the cloud's own choice stands";
     return `the edge's is at ${decimal(token.ratio)} of the cloud's likeliest; ${needed}`;
   }
-  if (verified && isUnread(token)) return `not verified: ${whyNot(token)}`;
   if (mode === "cloud" && source === "cloud") return "the cloud was to write all";
   if (mode === "edge" || (reason === "below_threshold" && threshold === null)) return "the cloud was not to be asked";
+  if (verified && isUnread(token)) return `not verified: ${whyNot(token)}`;
   if (faultOf(token) && inVain(token)) return `the cloud was asked, and ${faultOf(token)}`;
   return HELD[reason] ? `the router was not sure of it, but ${HELD[reason]}` : (OTHERS[reason] ?? reason);
 }
@@ -61,8 +61,8 @@ export function reasonInWords(token, { mode, verified }) {
 // A ratio as nobody would tell it from 1.
 export const isSure = ({ ratio }) => ratio == null || ratio >= 0.995;
 export const ofLikeliest = ({ ratio }) => `${decimal(ratio)} of its likeliest`;
-export const whyNot = (token) => (faultOf(token) ? `the cloud ${faultOf(token)}` : (HELD[token.reason] ?? OTHERS[token.reason] ?? token.reason));
-const decimal = (value) => (value < 0.01 ? "under 0.01" : `${Number((value ?? 1).toPrecision(2))}`);
+export const whyNot = (token) => (faultOf(token) ? `the cloud ${faultOf(token)}` : (HELD[token.reason] ?? token.reason));
+const decimal = (value) => ((value ?? 1) < 0.01 ? "under 0.01" : Number((value ?? 1).toPrecision(2)));
 
 // What stands alone has no neighbours that show its spaces; a token without text ends the answer, or
 // is a part of a character.
