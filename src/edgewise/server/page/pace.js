@@ -5,6 +5,7 @@
 export const EDGE = 50; // tokens a second
 export const CLOUD = 25;
 export const DISTANCE = 80; // milliseconds there and back
+const LATE = 100; // milliseconds that a busy browser makes up for
 
 // The same chunks, each when it would have come.
 export async function* inTime(chunks, answer, signal) {
@@ -14,8 +15,8 @@ export async function* inTime(chunks, answer, signal) {
     const token = chunk.edgewise?.token;
     const takes = token ? milliseconds(token, answer) : chunk.edgewise?.pending ? 1000 / EDGE : 0;
     took += takes;
-    due = Math.max(due + takes, performance.now());
-    await until(due, signal);
+    due = Math.max(due, performance.now() - LATE) + takes;
+    if (takes) await until(due, signal);
     const seconds = took / 1000;
     if (token) took = 0;
     yield token ? { ...chunk, edgewise: { ...chunk.edgewise, token: { ...token, seconds, wait: token.wait && seconds } } } : chunk;
