@@ -117,8 +117,7 @@ class Pair:
             tiers = make_tiers(own, self._open_clouds(clouds, opened, **options), self.edge)
             self.clouds = [tier.cloud for tier in tiers]
             self.cloud = self.clouds[0] if tiers else None
-            verify = verification(own, self.edge, self.cloud)
-            own = self.settings = replace(own, verify=verify)
+            own = self.settings = replace(own, verify=verification(own, self.edge, self.cloud))
             if router is None or isinstance(router, str | Path):
                 self.router, self.card = open_router(own, self.edge)
                 self.starts = starts_of(own, self.router, self.card, self.edge)

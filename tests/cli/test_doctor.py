@@ -149,7 +149,7 @@ def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
     # Nearly all of a prompt sent again is cached, and 15 consults bill it all the same.
     assert advice["cost_ratio"] > 1
     assert len(advice["sentences"]) == 3
-    assert "4 requests of" in checks["consult"]["detail"]
+    assert "5 requests of" in checks["consult"]["detail"]
     lines = dict(line.split(": ", 1) for line in shown.out.splitlines()[-4:])
     assert list(lines) == ["Speed", "Cost", "Advice", "Next"]
     assert "price" in lines["Cost"]
