@@ -62,9 +62,8 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 APIS: tuple[Dialect, ...] = ("vllm", "sglang")
 BACKENDS = ["local", "local_gateway", "scripted", *APIS]
-REAL = ["llama_server", "gateway"]
-if "VLLM_PYTHON" in os.environ:  # see `make test-vllm`
-    REAL += ["real_vllm"]
+# See `make test-vllm`.
+REAL = ["llama_server", "gateway", *["real_vllm"] * ("VLLM_PYTHON" in os.environ)]
 
 
 def scripted_api(name: Dialect) -> Iterator[Backend]:
