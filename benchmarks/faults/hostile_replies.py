@@ -84,8 +84,10 @@ def tried(site: Site, name: str, misdeed: Misdeed, tokens: int, verify: str = "o
     seen = engine.faults - before
     # Whoever follows a redirect is lost as well.
     lost = int(answer.get("ids") != site.quiet) + engine.strays[ELSEWHERE] - strays
+    tries = answer.get("consults", min(seen, tokens))
     return Found(
-        answer.get("consults", min(seen, tokens)),
+        # Blocks that wait their turn may not get there.
+        tries if verify == "off" else min(tries, seen),
         seen,
         lost,
         dead + site.device.ended - ended,
