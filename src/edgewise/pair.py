@@ -32,6 +32,7 @@ from edgewise.parts import (
     require_one_cloud,
     sampling_of,
     starts_of,
+    verification,
 )
 from edgewise.prompts import Prompt, Prompted, Tool, prompt_from, require_text
 from edgewise.prompts.rendering import prepare
@@ -113,17 +114,17 @@ class Pair:
                 opened.callback(self.edge.close)
             else:
                 self.edge = _open_already(edge)
-            if router is None or isinstance(router, str | Path):
-                self.router, self.card = open_router(own, self.edge)
-            else:
-                self.router, self.card = checked_router(type(router).__name__, router), None
-            # A cloud that cannot be reached is told of before the edge writes for its thresholds.
             tiers = make_tiers(own, self._open_clouds(clouds, opened, **options), self.edge)
-            own_router = self.router is router
-            self.starts = {} if own_router else starts_of(own, self.router, self.card, self.edge)
-            self.policy = make_policy(own, self.starts)
             self.clouds = [tier.cloud for tier in tiers]
             self.cloud = self.clouds[0] if tiers else None
+            own = self.settings = replace(own, verify=verification(own, self.edge, self.cloud))
+            if router is None or isinstance(router, str | Path):
+                self.router, self.card = open_router(own, self.edge)
+                self.starts = starts_of(own, self.router, self.card, self.edge)
+            else:
+                self.router, self.card = checked_router(type(router).__name__, router), None
+                self.starts = {}
+            self.policy = make_policy(own, self.starts)
             self.decoder = Decoder(
                 self.edge,
                 router=self.router,
@@ -235,6 +236,8 @@ class Pair:
         if format is not None:
             grammar = grammar_of(self.edge.tokenizer, format)
         policy = policy or self.policy
+        if policy.verifies and self.cloud is not None and not self.cloud.verifies:
+            raise UsageError(f"{self.cloud.name!r} cannot verify", hint="give another policy")
         shared = self._shared(policy)
         taken = shared.take()
         try:
@@ -301,6 +304,7 @@ def _chosen(
         name: ",".join(map(_address, given)) for name, given in parts.items() if None not in given
     }
     chosen = settings_of({**settings, **named})
+    verification(chosen)
     edge_open, cloud_open = _are_open(parts["edge"]), _are_open(parts["cloud"])
     fixed = [*_OF_CONNECTING] if cloud_open else []
     if edge_open:

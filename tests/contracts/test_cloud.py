@@ -62,9 +62,8 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 APIS: tuple[Dialect, ...] = ("vllm", "sglang")
 BACKENDS = ["local", "local_gateway", "scripted", *APIS]
-REAL = ["llama_server", "gateway"]
-if "VLLM_PYTHON" in os.environ:  # see `make test-vllm`
-    REAL += ["real_vllm"]
+# See `make test-vllm`.
+REAL = ["llama_server", "gateway", *["real_vllm"] * ("VLLM_PYTHON" in os.environ)]
 
 
 def scripted_api(name: Dialect) -> Iterator[Backend]:
@@ -238,33 +237,6 @@ def test_the_meter_shows_that_only_new_ids_are_computed(
     assert second.computed <= 1 + backend.block
     assert second.cached is not None
     assert second.cached >= len(backend.prompt) - backend.block
-
-
-def test_an_engine_verifies_what_it_would_have_written_itself(
-    backend: Backend, session: CloudSession
-) -> None:
-    """Every id of its own answer, its end too; and of another id in the middle it says its own."""
-    cloud = backend.cloud
-    if not isinstance(cloud, EngineCloud):
-        pytest.skip("no engine")
-
-    def verified(ids: list[int]) -> tuple[Verified, ...]:
-        sent = [*backend.prompt, *ids]
-        told = cloud.engine.verify(sent, len(ids), GREEDY)
-        found = cloud.submit(told, DEADLINE).result(DEADLINE)
-        found.check(asked=0, prompt=len(sent), size=backend.tokenizer.size, verify=len(ids))
-        return found.verified
-
-    single = whole(backend, session)
-    answer = [completion.ids[0] for completion in single]
-    for one, completion in zip(verified(answer), single, strict=True):
-        assert completion.logprobs[0] == pytest.approx(one.logprob, abs=NEAR_TIE)
-        assert one.id == completion.ids[0] or one.best - one.logprob < NEAR_TIE
-    middle = len(answer) // 2
-    other = next(token for token in answer if token != answer[middle])
-    told = verified([*answer[:middle], other, *answer[middle + 1 :]])
-    assert told[middle].id == answer[middle]
-    assert told[middle].logprob < told[middle].best
 
 
 def test_what_was_pushed_changes_no_completion(backend: Backend, session: CloudSession) -> None:

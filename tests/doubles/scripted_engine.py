@@ -28,7 +28,7 @@ Misbehaviour = Literal["hang", "reset", "error", "busy", "declined", "garbage"]
 
 
 class Twisted(NamedTuple):
-    """The right reply, saying something else."""
+    """The right reply, saying something else of what it wrote; a verification writes nothing."""
 
     how: Callable[[Writing], Writing]
 
@@ -255,7 +255,7 @@ class ScriptedEngine(Served):
             await asyncio.sleep(self.seconds)
         if asked.verify:
             read = self._dialect.read(self._read(asked), len(asked.ids) + bool(asked.prompts))
-            return await self._reply(request, read, fault)
+            return await self._reply(request, read, None if isinstance(fault, Twisted) else fault)
         writing = self._written(asked)
         if isinstance(fault, Twisted):
             self.faults += 1
