@@ -107,7 +107,9 @@ class Decoder:
         if self.edge.abilities.rewinds == "no":
             # A draft that is rejected would cost reading everything again.
             policy = replace(policy, speculate=0, verify="off")
-        verify = policy.verifies and bool(tiers) and tiers[0].cloud.verifies
+        # The share of a further cloud bounds what it is asked for, and a block is not asked for.
+        verify = policy.verifies and bool(tiers) and tiers[0].share is None
+        verify = verify and tiers[0].cloud.verifies
         rules = Rules(
             policy=policy,
             sampling=sampling or Sampling(),

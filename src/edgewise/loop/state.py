@@ -312,7 +312,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             end = "stop"
         elif index == rules.max_tokens or rules.prompt + index > rules.context:
             end = "length"
-        over_budget = (self.over_budget or reason in _REFUSED) and not by_cloud
+        read = by_cloud or reason == "verified"
+        over_budget = (self.over_budget or reason in _REFUSED) and not read
         budget, owed, boundary = self.budget, max(0, self.owed - 1), _NO_BOUNDARY
         if rules.boundaries is not None:
             budget, owed = rules.policy.charge(budget, min(1, self.owed)), self.owed
