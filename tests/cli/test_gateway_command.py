@@ -41,7 +41,7 @@ def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> 
         assert json.loads(answer.stdout)["usage"]["cloud_tokens"] > 0
         checked = cli("doctor", *here, EDGEWISE_CLOUD_KEY=secret)
         assert checked.returncode == 0, checked.stdout
-        assert "bundled engine" in checked.stdout
+        assert "llama.cpp engine" in checked.stdout
         assert "all 4,096 ids" in " ".join(checked.stdout.split())
         wrong = cli("run", "Hello", *here, EDGEWISE_CLOUD_KEY="ew-wrong")
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from edgewise.completion import Completion
+from edgewise.completion import Completion, Verified
 from edgewise.engines.base import NOBODY, Client, Described, Engine
 from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import LimitsDown
@@ -17,6 +17,23 @@ Act = Callable[[Sequence[int], int], Completion]
 def letters(ids: Sequence[int], n: int) -> Completion:
     """As many "a" as are asked for."""
     return Completion(ids=(97,) * n, logprobs=(-0.1,) * n, cached=len(ids), computed=0)
+
+
+def own_id(prefix: Sequence[int]) -> int:
+    """What a `VerifyingEngine` would write: a letter that depends on every id before."""
+    return 97 + hash(tuple(prefix)) % 26
+
+
+def read_along(ids: Sequence[int], count: int) -> Completion:
+    """What a `VerifyingEngine` says of the last `count` of `ids`."""
+    at = len(ids) - count
+    verified = [_verified(ids[:end], ids[end]) for end in range(at, len(ids))]
+    return Completion(ids=(), logprobs=(), verified=tuple(verified), cached=at, computed=count)
+
+
+def _verified(prefix: Sequence[int], token: int) -> Verified:
+    own = own_id(prefix)
+    return Verified(-0.25 if token == own else -4.5, own, -0.25)
 
 
 class FailingLimits(SqliteLimits):
@@ -88,3 +105,24 @@ class PlainEngine(Engine):
 
     async def close(self) -> None:
         self.closed = True
+
+
+class VerifyingEngine(PlainEngine):
+    """Verifies too, as `reads` says."""
+
+    verifies = True
+
+    def __init__(self, name: str = "verifying") -> None:
+        super().__init__(name, lambda ids, n: Completion(ids=(own_id(ids),), logprobs=(-0.25,)))
+        self.reads = read_along
+
+    async def verify(
+        self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Completion:
+        self.asked += 1
+        self.clients.append(client)
+        if self.go:
+            await self.go.wait()
+        if self.down is not None:
+            raise self.down
+        return self.reads(ids, count)

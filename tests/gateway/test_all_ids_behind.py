@@ -64,9 +64,9 @@ def test_a_real_engine_behind_it(model_folder: Path) -> None:
 
 
 def test_the_bundled_engine() -> None:
-    from edgewise.gateway.bundled import BundledEngine
+    from edgewise.gateway.local import LocalEngine
 
-    with gateway([BundledEngine()]) as running, LlamaModel(bundled("edge"), threads=1) as edge:
+    with gateway([LocalEngine()]) as running, LlamaModel(bundled("edge"), threads=1) as edge:
         assert f"all {edge.tokenizer.size:,} ids" in told(running, edge.tokenizer)
 
 

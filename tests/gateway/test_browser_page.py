@@ -18,8 +18,8 @@ from edgewise.addresses import bundled
 from edgewise.cli.gateway import model_of_page
 from edgewise.errors import UsageError
 from edgewise.gateway.browser_page import ENGINE, Page, PageModel
-from edgewise.gateway.bundled import BundledEngine
 from edgewise.gateway.fleet import Fleet
+from edgewise.gateway.local import LocalEngine
 from edgewise.keys.keys import add_key, revoke_key
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
@@ -64,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (page / "engine" / "wllama.wasm").write_bytes(b"\0asm")
     (page / "index.html").write_text("<!doctype html><title>page</title>")
     add_key(keys, "first")
-    with gateway([BundledEngine()], keys=keys, origins=[APP], page=MODEL, folder=page) as running:
+    with gateway([LocalEngine()], keys=keys, origins=[APP], page=MODEL, folder=page) as running:
         until(lambda: running.gateway.fleet.up)
         yield Served(running.url, keys)
 
@@ -218,7 +218,7 @@ def test_a_download_holds_no_file_open(tmp_path: Path) -> None:
         links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
         return sum(os.path.exists(one) and os.path.samefile(one, large) for one in links)
 
-    with gateway([BundledEngine()], page=model, folder=page) as running, ExitStack() as stack:
+    with gateway([LocalEngine()], page=model, folder=page) as running, ExitStack() as stack:
         host, _, port = running.url.removeprefix("http://").partition(":")
         for number in range(20):
             peer = stack.enter_context(socket.socket())
@@ -280,7 +280,7 @@ async def test_a_page_that_cannot_work_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/home/alice/large.gguf", "C:\\alice\\large.gguf", "large.gguf"])
 def test_a_page_is_told_the_last_part_of_a_path(served: Served, path: str) -> None:
-    engine = BundledEngine()
+    engine = LocalEngine()
     with gateway([engine], page=MODEL, folder=served.keys.with_name("page")) as running:
         running.gateway.fleet.model = path
         told = httpx2.get(f"{running.url}/page/config.json")

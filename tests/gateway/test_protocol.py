@@ -132,13 +132,15 @@ def test_frames_survive_the_wire(ids: list[int], more: list[int], number: int) -
         Open(1, "0" * 16, "name"),
         Prefetch(len(ids), more, ledger.check),
         Ask(number, 0, ids, ledger.check, 4, 100, 5, (0.7, 40, 0.9, 0.0, 3)),
+        Ask(number, 0, ids, ledger.check, 0, verify=3),
         Cancel(number),
         Close(),
     ):
         assert from_device(encode(frame)) == frame
     for reply in (
-        Opened(1, "name", 3, 4, "vLLM", "model"),
+        Opened(1, "name", 3, 4, "vLLM", "model", True),
         Reply(number, tuple(ids), (None,) * len(ids), True, 1, 2, 0.1, (((1, -0.5),),)),
+        Reply(number, (), (), verified=((-3.5, 7, -0.5),)),
         NeedFull(None),
         Failed(None, "timeout", "Too late.", 5),
     ):

@@ -173,6 +173,11 @@ ASKS: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
     "the deadline passed": ({"waiting": 0}, [[1, 0, [72], 1, 50]]),
     "the prefix has no ids": ({}, [[1, 0, []]]),
     "sampling out of range": ({}, [[1, 0, [72], 1, 5000, 0, [-1.0, 0, 1.0, 0.0, 1]]]),
+    "n and `verify` are both 0, or neither is": ({}, [[1, 0, [72], 0]]),
+    "`verify` is as many ids as there are or more, or more than 0 where an engine cannot verify": (
+        {},
+        [[1, 0, [72, 72], 0, 5000, 0, None, 1]],
+    ),
     "the engine is down or not ready": (failing(CloudUnavailable("down")), [[1, 0, [72]]]),
     "the engine declines the request, for instance for its length": (
         failing(CloudRejected("no")),

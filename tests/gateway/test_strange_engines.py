@@ -11,7 +11,7 @@ from edgewise.engines import vocabulary_check
 from edgewise.engines.http import bounded
 from edgewise.errors import CloudError, OtherVocabulary
 from edgewise.events import Consult, Event
-from edgewise.gateway.bundled import BundledEngine
+from edgewise.gateway.local import LocalEngine
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant
@@ -36,7 +36,7 @@ def test_an_engines_request_id_can_be_shown(name: str) -> None:
 
 
 def test_the_bundled_engine_rejects_what_it_cannot_mean(caplog: pytest.LogCaptureFixture) -> None:
-    with gateway([BundledEngine()]) as running, PlainClient(running.url) as client:
+    with gateway([LocalEngine()]) as running, PlainClient(running.url) as client:
         size = running.gateway.fleet.size
         assert size is not None
         client.send([1, 1, running.gateway.fleet.tokenizer])

@@ -16,7 +16,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.base import NOBODY, Client
 from edgewise.errors import CloudUnavailable
-from edgewise.gateway.bundled import SLOTS, BundledEngine
+from edgewise.gateway.local import SLOTS, LocalEngine
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from tests.gateway.doubles import PlainEngine
@@ -183,7 +183,7 @@ def test_an_engine_without_a_salt_is_logged_at_the_start(keys: Path, add: Add) -
 
 @pytest.mark.anyio
 async def test_a_bundled_slot_forgets_what_another_tenant_left() -> None:
-    prompt, engine = list(range(10, 50)), BundledEngine()
+    prompt, engine = list(range(10, 50)), LocalEngine()
 
     async def cached(session: str, tenant: str) -> int | None:
         client = Client(session, tenant=tenant)

@@ -16,7 +16,7 @@ from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Token
 from edgewise.gateway.browser_page import ENGINE, FOLDER, PageModel
-from edgewise.gateway.bundled import BundledEngine
+from edgewise.gateway.local import LocalEngine
 from edgewise.keys.keys import add_key
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -79,7 +79,7 @@ const answered = async (content, policy, more = {}) => {
 
 @contextmanager
 def serving(keys: Path | None = None, port: int | None = None) -> Iterator[Running]:
-    with gateway([BundledEngine()], page=MODEL, keys=keys, port=port) as running:
+    with gateway([LocalEngine()], page=MODEL, keys=keys, port=port) as running:
         yield running
 
 

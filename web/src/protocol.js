@@ -62,9 +62,9 @@ export function fingerprint(idsOfProbes) {
 export const frames = {
   open: (tokenizer, session) => encode([1, VERSION, tokenizer, session]),
   push: (position, ids, check) => encode([2, position, ids, check]),
-  /** Greedy: `sampling` is nil. */
+  /** Greedy: `sampling` is nil. Nothing is to be verified: 0. */
   ask: ({ ask, position, ids, check, n, deadline, top }) =>
-    encode([3, ask, position, ids, check, n, deadline, top, null]),
+    encode([3, ask, position, ids, check, n, deadline, top, null, 0]),
   cancel: (ask) => encode([4, ask]),
   close: () => encode([5]),
 };

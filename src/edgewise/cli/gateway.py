@@ -11,13 +11,13 @@ import typer
 from edgewise.addresses import is_url, with_scheme
 from edgewise.cli import listening as flags
 from edgewise.cli.keys import Limits
-from edgewise.cli.options import takes
+from edgewise.cli.options import MACHINE, flags_of, takes
 from edgewise.cloud.hosts import bearer
 from edgewise.errors import UsageError
 from edgewise.keys.keys import Keys
 from edgewise.listening.logs import Level
 from edgewise.listening.sockets import LOOPBACK
-from edgewise.settings import NAMES, Settings
+from edgewise.settings import NAMES, Settings, require_default
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 Engines = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="URL", help="An engine's URL, or bundled; repeat it for replicas of one model."
+        metavar="URL|MODEL",
+        help="An engine's URL, repeatable for replicas; or a GGUF, owner/repo, bundled.",
     ),
 ]
 EngineKind = Annotated[str, typer.Option(help="Engine type, such as vllm; auto: detect it.")]
@@ -52,7 +53,7 @@ LogLevel = Annotated[Level, typer.Option(help="Log level.")]
 
 
 # It has no settings of a device: clients are named by keys, engines by addresses.
-@takes("cloud_model", reads=["cloud_key"], unaffected=NAMES)
+@takes("cloud_model", *MACHINE, reads=["cloud_key"], unaffected=NAMES)
 def gateway(
     chosen: Settings,
     engine: Engines = None,
@@ -76,12 +77,17 @@ def gateway(
 ) -> None:
     """Serve many devices in front of your engines: gateway --engine URL --keys FILE."""
     if not engine:
-        raise UsageError("A gateway needs an engine; name one with --engine URL, or bundled.")
+        raise UsageError("A gateway needs an engine; name one with --engine URL, or a GGUF.")
     flags.require_guarded(host, keys, ways="--keys FILE")
     flags.require_extra("gateway", "starlette", "uvicorn", "websockets")
-    engines = [_address(one) for one in engine]
+    engines = [with_scheme(one) for one in engine]
+    if all(map(is_url, engines)):
+        require_default(
+            flags_of(MACHINE), MACHINE, "applies only to a model in the gateway, not at a URL"
+        )
     origins = [_named_origin(one) for one in origin or ()]
     model = model_of_page(page_model, page=page)
+    from edgewise.edge.base import EdgeOptions
     from edgewise.gateway.app import Gateway
     from edgewise.gateway.browser_page import Page
     from edgewise.gateway.fleet import Fleet, engines_at
@@ -92,7 +98,10 @@ def gateway(
     async def serve(listening: flags.Listening) -> None:
         known, used = Keys(keys), limits_at(limits, keys)
         key, served = bearer(chosen, "cloud_key"), chosen.cloud_model
-        opened = await engines_at(engines, key=key, kind=engine_kind, model=served)
+        machine = EdgeOptions(
+            context=chosen.ctx, threads=chosen.threads, gpu_layers=chosen.gpu_layers
+        )
+        opened = await engines_at(engines, key=key, kind=engine_kind, model=served, options=machine)
         fleet = Fleet(opened, concurrency=concurrency, queue=queue)
         held = Sessions(most=sessions, most_ids=session_ids, idle=idle)
         # With keys any name will do, since no page of a browser knows a key.
@@ -134,18 +143,6 @@ async def _listen(
         max_message=MAX_FRAME,
         drain=gateway.drain,
     ).listen()
-
-
-def _address(engine: str) -> str:
-    """A URL as for a cloud: localhost:8080 is one. Raises `UsageError`."""
-    named = with_scheme(engine)
-    if not is_url(named) and named != "bundled":
-        raise UsageError(
-            f"{engine!r} is not an engine's address",
-            hint="name an engine's URL, or bundled",
-            setting="engine",
-        )
-    return named
 
 
 def _named_origin(origin: str) -> str:

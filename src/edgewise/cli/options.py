@@ -124,6 +124,12 @@ def takes(
     return decorate
 
 
+def flags_of(names: Sequence[str]) -> Settings:
+    """Of these settings only what stands on the command line."""
+    given = get_current_context().params
+    return settings.settings_of({name: given[name] for name in names if given[name] is not None})
+
+
 def locate(error: EdgewiseError) -> None:
     """Add to an error the running command's flag for its setting, else the setting's variable.
 

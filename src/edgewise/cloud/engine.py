@@ -119,14 +119,16 @@ class RemoteCloud(CloudModel):
         self._eos_ids = tokenizer.eos_ids or self._eos_ids
         self._size, self._nothing = tokenizer.size, nothing
 
-    def checked(self, completion: Completion, n: int, prompt: int) -> Completion:
+    def checked(self, completion: Completion, request: ConsultRequest) -> Completion:
         """Checks a completion; adds the edge's end token if the engine kept its own.
 
-        Raises `CloudProtocolError` unless it answers a consult for `n` tokens after `prompt` ids.
+        Raises `CloudProtocolError` unless it answers the request.
         """
+        n, prompt = request.n, len(request.ids)
         completion = with_end(completion, n, self._eos_ids)
-        completion.check(asked=n, prompt=prompt, size=self._size)
-        if empty := self._nothing.intersection(completion.ids):
+        completion.check(asked=n, prompt=prompt, size=self._size, verify=request.verify)
+        ids = [*completion.ids, *(one.id for one in completion.verified)]
+        if empty := self._nothing.intersection(ids):
             # To the engine it does stand for something: where ids were not all compared.
             raise CloudProtocolError(
                 f"{self.name!r} returned id {min(empty)}, which the edge vocabulary does not "
@@ -152,6 +154,7 @@ class EngineCloud(RemoteCloud):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.url)
         self.engine = self.id_engine = engine
+        self.verifies = engine.verifies
         self._check: VocabularyCheck | None = None
 
     def identity(self) -> str:
@@ -169,11 +172,11 @@ class EngineCloud(RemoteCloud):
 
     async def complete(self, request: ConsultRequest, client: Client) -> Completion:
         """Sends one consult with the whole prefix; the engine's prefix cache does the reuse."""
-        ids, n = request.ids, request.n
-        if not ids:
+        if not request.ids:
             raise CloudRejected("A consult needs at least one token id.")
-        complete = self.engine.complete if self._check is None else self._check.complete
-        return self.checked(await complete(ids, n, request.sampling, client), n, len(ids))
+        consult = self.engine.consult if self._check is None else self._check.complete
+        asked = request.ids, request.n, request.sampling, client, request.verify
+        return self.checked(await consult(*asked), request)
 
     async def _accept(self, tokenizer: Tokenizer) -> None:
         strings = self.engine.compare_strings(tokenizer)

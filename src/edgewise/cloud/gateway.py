@@ -169,6 +169,7 @@ class GatewayCloud(RemoteCloud):
             raise
         self._compared = time.monotonic()
         self._serves = f"{opened.engine} {opened.model}"
+        self.verifies = opened.verifies
         self.links.add(link)
         await self.give(link)
         same = f"the gateway's {opened.engine} engine has the same ids for {len(PROBES)} strings"
@@ -225,7 +226,7 @@ class GatewaySession:
 
     async def _ask(self, request: ConsultRequest) -> Completion:
         completion = await self._linked(request.ids).ask(request)
-        return self._gateway.checked(completion, request.n, len(request.ids))
+        return self._gateway.checked(completion, request)
 
     async def _prefetch(self, ids: list[int], sent: Sent) -> None:
         # Best effort: what goes wrong shows at the next consult.

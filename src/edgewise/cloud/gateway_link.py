@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import aiohttp
 
 from edgewise.cloud.base import ConsultRequest
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion, Sent, Verified
 from edgewise.edge.kv import common_prefix
 from edgewise.engines.base import TOP
 from edgewise.engines.http import bounded
@@ -97,7 +97,7 @@ class GatewayLink:
         self._connect, self._require_same = connect, require_same
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._session = ""
+        self._session, self._verifies = "", False
         self._ledger = Ledger()
         self._sending = asyncio.Lock()
         # Of this connection: those of an earlier one fail with it.
@@ -115,9 +115,9 @@ class GatewayLink:
 
     async def ask(self, request: ConsultRequest) -> Completion:
         """Asks, again over new connections until the deadline; raises a `CloudError`."""
-        if request.n > MAX_SPAN:
+        if (most := max(request.n, request.verify)) > MAX_SPAN:
             raise CloudRejected(
-                f"A gateway writes at most {MAX_SPAN} tokens at a time, not {request.n}",
+                f"A gateway writes or verifies at most {MAX_SPAN} tokens at a time, not {most}",
                 hint="ask for fewer",
             )
         end, forgotten, pause = time.monotonic() + request.deadline, 0, FIRST_PAUSE
@@ -141,6 +141,7 @@ class GatewayLink:
                     cached=reply.cached,
                     computed=reply.computed,
                     engine_seconds=reply.engine_seconds,
+                    verified=tuple(Verified(*one) for one in reply.verified),
                 )
             self._ledger.put(0, [])
             forgotten += 1
@@ -164,7 +165,7 @@ class GatewayLink:
         except BaseException:
             await socket.close()
             raise
-        self._session = frame.session
+        self._session, self._verifies = frame.session, frame.verifies
         if not self._ledger.put(frame.known, []) or self._ledger.check != frame.check:
             self._ledger.put(0, [])
         self._socket, self._waiting = socket, {}
@@ -202,6 +203,12 @@ class GatewayLink:
         sent = request.sent
         async with self._sending:
             await self._connected(sent)
+            if request.verify and not self._verifies:
+                # An older gateway would ignore the field, or break the connection off.
+                raise CloudRejected(
+                    f"The gateway at {self._name!r} cannot verify tokens",
+                    hint="update it, or choose an engine that can",
+                )
             position, new_ids = self._put(request.ids)
             self._count = (self._count + 1) % (1 << 32)
             ask, check, drawn = self._count, self._ledger.check, packed(request.sampling)
@@ -212,7 +219,8 @@ class GatewayLink:
             # A consult that was given up asks no more how its reply failed.
             reply.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
-                frame = Ask(ask, position, new_ids, check, request.n, left, TOP, drawn)
+                n, verify = request.n, request.verify
+                frame = Ask(ask, position, new_ids, check, n, left, TOP, drawn, verify)
                 await self._send(frame, sent)
             except BaseException:
                 waiting.pop(ask).cancel()

@@ -120,6 +120,14 @@ class Engine(ABC):
         """No tokens, but `verified`: what the model says of each of the last `count` of `ids`."""
         raise CloudRejected(f"The engine at {self.url!r} cannot verify tokens.")
 
+    async def consult(
+        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
+    ) -> Completion:
+        """`verify` of the last so many ids, else `complete`."""
+        if verify:
+            return await self.verify(ids, verify, sampling, client)
+        return await self.complete(ids, n, sampling, client)
+
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         """Fill the prefix cache; the one token that most engines must write for it is dropped."""
         await self.complete(ids, 1, Sampling(), client)

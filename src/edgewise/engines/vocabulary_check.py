@@ -47,9 +47,11 @@ class VocabularyCheck:
         await _finished(self._start())
 
     async def complete(
-        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
+        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
     ) -> Completion:
         """`Engine.complete` with a check beside it: drops the completion of a different engine.
+
+        Where the last `verify` ids are to be verified, `Engine.verify`.
 
         A repeated check runs beside the consult, so that nobody waits longer for a token. An engine
         that did not pass is sent nothing before it does. Raises a `CloudError`, `OtherVocabulary`
@@ -60,7 +62,7 @@ class VocabularyCheck:
                 await self._accepted(self._recent() or self._start())
             self._start_if_due()
             before = self._last if self._last is not None and self._last.done() else None
-            completion = await self._engine.complete(ids, n, sampling, client)
+            completion = await self._engine.consult(ids, n, sampling, client, verify)
             if self._last is not None and self._last is not before:
                 await self._accepted(self._last)
         except CloudUnavailable:

@@ -148,9 +148,9 @@ class Connection:
         self._consults.metrics.opens.labels(how).inc()
         peer = _peer(self._socket)
         log.info("open", key=key.name, session=session.name[:8], how=how, peer=peer)
-        known, check = len(session.ledger), session.ledger.check
+        known, check, model = len(session.ledger), session.ledger.check, fleet.model[:200]
         await self._send(
-            Opened(VERSION, session.name, known, check, fleet.engine, fleet.model[:200])
+            Opened(VERSION, session.name, known, check, fleet.engine, model, fleet.verifies)
         )
 
     async def _receive(self) -> bytes:

@@ -57,13 +57,17 @@ class KeyedConsults:
         key, name, wait = prefix.key, request_id(prefix.session.name, frame.ask), None
         noted = log.bind(request_id=name)
         try:
-            sampling = unpacked(frame.sampling)
-            async with self.limits.spending(key, frame.n, ids=prefix.take_fresh()) as spent:
+            sampling, verify = unpacked(frame.sampling), frame.verify
+            self._require_answerable(frame, len(prefix.ids))
+            # A verification writes nothing, and is paid like one token.
+            most = frame.n + bool(verify)
+            async with self.limits.spending(key, most, ids=prefix.take_fresh()) as spent:
                 async with asyncio.timeout(frame.deadline / 1000), prefix.session.turn:
                     ids, spent.asked = prefix.ids.ids, True
                     client = prefix.client(name)
-                    completion = await self.fleet.complete(ids, frame.n, sampling, client)
-                spent.tokens, spent.computed = len(completion.ids), completion.computed or 0
+                    completion = await self.fleet.complete(ids, frame.n, sampling, client, verify)
+                spent.tokens = len(completion.ids) + bool(verify)
+                spent.computed = completion.computed or 0
         except OverLimit as over:
             reason, message, wait = over.reason, str(over), over.retry_after
         except CloudError as error:
@@ -88,10 +92,25 @@ class KeyedConsults:
         noted.debug("consult", key=key.name, outcome=reason)
         return failed(frame, reason, message, wait, name)
 
+    def _require_answerable(self, frame: Ask, held: int) -> None:
+        """Raises `UsageError` for an `Ask` that no engine here could answer."""
+        n, verify = frame.n, frame.verify
+        if not n and not verify:
+            raise UsageError("The ask is for nothing", hint="ask for n or verify of at least 1")
+        if n and verify:
+            raise UsageError("An ask writes or verifies, not both", hint="let one of them be 0")
+        if verify and not self.fleet.verifies:
+            raise UsageError("The gateway's engines cannot verify tokens", hint="ask without")
+        if verify >= held and verify:
+            raise UsageError(
+                f"Of {held} ids {verify} cannot be verified", hint="send at least one id before"
+            )
+
     def _reply(self, frame: Ask, completion: Completion, key: Key) -> Reply:
         metered = key is ANYBODY or self.fleet.salted
         tops = completion.top if frame.top else ()
         self.metrics.tokens.labels(key.name).inc(len(completion.ids))
+        self.metrics.verified.labels(key.name).inc(frame.verify)
         self.metrics.prompt.labels("hit").inc(completion.cached or 0)
         self.metrics.prompt.labels("miss").inc(completion.computed or 0)
         return Reply(
@@ -103,6 +122,7 @@ class KeyedConsults:
             completion.computed if metered else None,
             completion.engine_seconds if metered else None,
             tuple(tuple((one.id, one.logprob) for one in top[: frame.top]) for top in tops),
+            tuple((one.logprob, one.id, one.best) for one in completion.verified),
         )
 
     async def prefetch(self, prefix: SessionPrefix) -> None:

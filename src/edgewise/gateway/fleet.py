@@ -8,17 +8,21 @@ from typing import Any
 
 import structlog
 
+from edgewise.addresses import is_url
 from edgewise.completion import Completion
+from edgewise.edge.base import EdgeOptions
 from edgewise.engines.base import Client, Engine, Watched, parallel
 from edgewise.engines.detokenization import difference
 from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids
 from edgewise.engines.vocabulary_check import VocabularyCheck
 from edgewise.errors import (
+    AddressError,
     CloudError,
     CloudRejected,
     CloudTimeout,
     CloudUnavailable,
     EdgewiseError,
+    ModelError,
     OtherVocabulary,
     UsageError,
 )
@@ -44,8 +48,6 @@ BUSY_SECONDS = 0.2
 CHECK_SECONDS = 10.0
 """Timeout of a health check."""
 
-BUNDLED = "bundled"
-
 SHARED = (
     "The engine has no salt that keeps the caches of several keys apart, so response times can "
     "reveal what others asked. Choose a version that has one; start a llama-server with "
@@ -56,22 +58,34 @@ log = structlog.get_logger("edgewise.gateway")
 
 
 async def engines_at(
-    addresses: Sequence[str], *, key: str | None, kind: str = AUTO, model: str | None = None
+    addresses: Sequence[str],
+    *,
+    key: str | None,
+    kind: str = AUTO,
+    model: str | None = None,
+    options: EdgeOptions | None = None,
 ) -> list[Engine]:
-    """The engines behind the addresses, or the bundled one; `kind` is a name of `ENGINES` or auto.
+    """The engines at URLs, or one model here; `kind` is a name of `ENGINES` or auto.
 
-    Where they serve several models, `model` names one. Raises a `CloudError`, or `UsageError`.
+    Where they serve several models, `model` names one. `options` are for the model here. Raises a
+    `CloudError`, or `UsageError`.
     """
-    if BUNDLED in addresses:
+    if here := [one for one in addresses if not is_url(one)]:
         if len(addresses) > 1 or kind != AUTO or model is not None:
             raise UsageError(
-                "bundled cannot be combined with other engines, an engine kind or a model name",
+                f"{here[0]!r} runs in the gateway: it cannot be combined with other engines, an "
+                "engine kind or a model name",
                 hint="give it alone",
                 setting="engine",
             )
-        from edgewise.gateway.bundled import BundledEngine
+        from edgewise.gateway.local import LocalEngine
 
-        return [BundledEngine()]
+        try:
+            return [LocalEngine(here[0], options)]
+        except (AddressError, ModelError) as error:
+            # A gateway has no model of a device's settings.
+            error.setting = "ctx" if error.setting == "ctx" else "engine"
+            raise
     return await parallel(*(_made(address, key, kind, model) for address in addresses))
 
 
@@ -207,12 +221,18 @@ class Fleet:
         """Whether every engine keeps the caches of several tenants apart by a salt."""
         return all(replica.engine.salted for replica in self.replicas)
 
+    @property
+    def verifies(self) -> bool:
+        """Whether every engine can verify tokens."""
+        return all(replica.engine.verifies for replica in self.replicas)
+
     async def complete(
-        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
+        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
     ) -> Completion:
         """A consult at the session's replica, or at the next one if that has failed.
 
-        Raises a `CloudError`, also for an invalid completion, or `OverLimit`.
+        The last `verify` ids are verified, where it is not 0. Raises a `CloudError`, also for an
+        invalid completion, or `OverLimit`.
         """
         if not ids:
             raise CloudRejected("A consult needs at least one token id.")
@@ -220,10 +240,12 @@ class Fleet:
         for replica in self._ranked(client.session)[:2]:
             try:
                 async with replica.turn(self._queue):
-                    completion = await replica.check.complete(ids, n, sampling, client)
+                    completion = await replica.check.complete(ids, n, sampling, client, verify)
                 # An end token that the engine kept to itself is for the device to know.
                 ended = completion.stopped
-                completion.check(asked=n, prompt=len(ids), size=self.size, may_be_empty=ended)
+                completion.check(
+                    asked=n, prompt=len(ids), size=self.size, may_be_empty=ended, verify=verify
+                )
                 return completion
             except (CloudUnavailable, OtherVocabulary) as error:
                 if await replica.check_health() is None:

@@ -18,6 +18,7 @@ class GatewayMetrics:
         self.consults = self._counter("consults", "Consults by outcome.", "outcome")
         self.prefetches = self._counter("prefetches", "Prefetches by outcome.", "outcome")
         self.tokens = self._counter("cloud_tokens", "Tokens written.", "key")
+        self.verified = self._counter("verified_tokens", "Tokens verified.", "key")
         self.prompt = self._counter("prompt_tokens", "Prompt tokens of consults.", "cache")
         self.seconds = Histogram(
             "edgewise_gateway_consult_seconds",

@@ -1,13 +1,14 @@
-"""The bundled cloud model as an engine: a gateway to try, by one command."""
+"""A GGUF in the gateway's own process as an engine: a cloud by one command."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from edgewise.addresses import bundled
+from edgewise.addresses import resolve
 from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.local import LocalCloud, LocalSession
 from edgewise.completion import Completion
+from edgewise.edge.base import EdgeOptions
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.base import NOBODY, Client, Described, Engine
 from edgewise.prompts import Prompt
@@ -17,17 +18,22 @@ SLOTS = 4
 DEADLINE = 600.0
 
 
-class BundledEngine(Engine):
+class LocalEngine(Engine):
     """Implements `Engine` in this process; a session's prefix stays in the slot it was last in.
 
     A slot that is given to another tenant's session forgets what it holds.
     """
 
-    dialect = "bundled"
+    dialect = "llama.cpp"
+    verifies = True
 
-    def __init__(self) -> None:
-        super().__init__("bundled")
-        self._cloud = LocalCloud(LlamaModel(bundled("cloud"), slots=SLOTS))
+    def __init__(self, address: str = "bundled", options: EdgeOptions | None = None) -> None:
+        """Load the model at `address`, downloaded if need be, as an edge model is.
+
+        Raises `UsageError`.
+        """
+        super().__init__(address)
+        self._cloud = LocalCloud(LlamaModel(resolve(address, "cloud"), options, slots=SLOTS))
         # By tenant and session, the least recently used first.
         self._sessions = OrderedDict(
             (("", f"free {number}"), self._cloud.open(Prompt(()))) for number in range(SLOTS)
@@ -36,8 +42,13 @@ class BundledEngine(Engine):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        completing = self._session(client).ask(ConsultRequest(ids, n, DEADLINE, sampling))
-        return await asyncio.wrap_future(completing)
+        return await self._asked(ConsultRequest(ids, n, DEADLINE, sampling), client)
+
+    async def verify(
+        self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Completion:
+        asked = ConsultRequest(ids, 0, DEADLINE, sampling, verify=count)
+        return await self._asked(asked, client)
 
     async def tokenize(self, text: str) -> list[int] | None:
         return self._cloud.model.tokenizer.encode(text)
@@ -61,6 +72,9 @@ class BundledEngine(Engine):
         for session in self._sessions.values():
             session.close()
         await asyncio.to_thread(self._cloud.close)
+
+    async def _asked(self, request: ConsultRequest, client: Client) -> Completion:
+        return await asyncio.wrap_future(self._session(client).ask(request))
 
     def _session(self, client: Client) -> LocalSession:
         """The client's own slot, else the one that was used longest ago."""
