@@ -32,6 +32,9 @@ PROMPT, ANSWER = 500, 300
 TYPICAL_CHANGED = 0.5
 """d where it was not measured: 0.44 to 0.60 in docs/results.md."""
 
+CORRECTED, BLOCK = {"on": 0.034, "exact": 0.062}, 5
+"""Share of the tokens that the cloud corrects, and tokens of a verified block: docs/results.md."""
+
 System = Literal["edge", "routing", "streaming"]
 
 _NAMES: dict[System, str] = {"edge": "edge", "routing": "pair", "streaming": "cloud streamed"}
@@ -75,9 +78,10 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
 
     The edge takes `step` a token, the cloud `cloud_token` a token that it streams (None if that
     could not be measured). `consult` is the engine's time of one consult, `asked` the part of the
-    tokens consulted for (p), `changed` the part of the consults whose completion differs from the
-    edge's token (d), `speculate` the most drafts. `cached` is the part of a prompt sent again that
-    the provider has cached.
+    tokens consulted for or corrected (p), `changed` the part of the consults whose completion
+    differs from the edge's token (d), `speculate` the most drafts. `cached` is the part of a prompt
+    sent again that the provider has cached. `verify` is the time of a verified block, round trip
+    included; None where a router asks instead.
     """
 
     step: float
@@ -88,6 +92,7 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
     changed: float
     speculate: int = 16
     cached: float = 0.0
+    verify: float | None = None
 
     @property
     def trip(self) -> float:
@@ -109,7 +114,8 @@ class CloudPace(NamedTuple):
     Of a consult `engine` is the engine's own time, None where it does not say. `token` is None
     where the cloud ended its answers too soon, or was no slower with the longer one. Of a prompt of
     `prompt` tokens, sent again, `computed` were computed again; None without a meter. `requests`
-    were made, of so many `tokens` in all, prompts included.
+    were made, of so many `tokens` in all, prompts included. `verify` is of a block of `BLOCK`
+    tokens, None where the cloud cannot.
     """
 
     first: float
@@ -120,6 +126,7 @@ class CloudPace(NamedTuple):
     computed: int | None
     requests: int
     tokens: int
+    verify: float | None = None
 
 
 def advise(
@@ -137,7 +144,7 @@ def advise(
     """
     speeds: dict[System, float] = {
         "edge": at.step,
-        "routing": routing or at.step + at.asked * excess(at),
+        "routing": routing or at.step + pair_excess(at),
     }
     if (streaming := streaming or cloud_alone(at)) is not None:
         speeds["streaming"] = streaming
@@ -178,20 +185,22 @@ def _what_to_do(
 ) -> str:
     if not at.asked:
         return "with a cloud share of 0 the edge writes alone"
+    verifies = at.verify is not None
     if streaming is None:
-        return f"routing takes {_ms(routing - at.step)} a token more than the edge alone"
+        way = "verification" if verifies else "routing"
+        return f"{way} takes {_ms(routing - at.step)} a token more than the edge alone"
     if routing <= (_WORTH if local else 1) * streaming:
         return (
-            f"route: {1 - routing / streaming:.0%} less time than "
-            f"{'the large model alone' if local else 'streaming'}, and the cloud writes where the "
-            "edge is unsure"
+            f"{'verify' if verifies else 'route'}: {1 - routing / streaming:.0%} less time than "
+            f"{'the large model alone' if local else 'streaming'}, and the cloud "
+            + ("reads every token" if verifies else "writes where the edge is unsure")
         )
     slower = f"the pair takes {routing / streaming:.2g} times as long"
     if local:
         return f"use the large model alone: {slower} on this device"
     return (
-        f"stream from the cloud: {slower}. Route if answers must go on offline, or the cloud's "
-        "time is what you pay for"
+        f"stream from the cloud: {slower}. {'Verify' if verifies else 'Route'} if answers must go "
+        "on offline, or the cloud's time is what you pay for"
     )
 
 
@@ -274,7 +283,7 @@ def edge_step(model: EdgeModel) -> float:
 def cloud_pace(
     cloud: CloudModel, tokenizer: Tokenizer, deadline: float, *, lines: Sequence[int] = (0,)
 ) -> CloudPace:
-    """Four requests, each of which has something new to read, as in an answer.
+    """Four requests, with verification five; each has something new to read, as in an answer.
 
     The prompt has so many more `lines` of text, the first that the engine does not reject: caches
     have blocks of up to 1,024 tokens. `deadline` in seconds a request. Raises a `CloudError`.
@@ -291,19 +300,19 @@ def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int)
     seconds: list[float] = []
     replies: list[Completion] = []
     with closing(cloud.open(prompt)) as session:
-        for more, n in enumerate((_FEW, _FEW, _MORE, _MORE)):
-            left = time.monotonic()
-            ids = [*prompt.ids, *begun[:more]]
-            replies.append(session.ask(ConsultRequest(ids, n, deadline)).result())
+        for more, n in enumerate((_FEW, _FEW, _MORE, _MORE, *[0] * cloud.verifies)):
+            left, verify = time.monotonic(), 0 if n else BLOCK
+            ids = [*prompt.ids, *(begun * BLOCK)[: more + verify]]
+            replies.append(session.ask(ConsultRequest(ids, n, deadline, verify=verify)).result())
             seconds.append(time.monotonic() - left)
     # The first one may have opened a connection, and has the prompt to read.
     consult, engine, few = seconds[1], replies[1].engine_seconds, replies[1].billed
     longest, most = min(
-        zip(seconds[2:], (reply.billed for reply in replies[2:]), strict=True),
+        zip(seconds[2:4], (reply.billed for reply in replies[2:4]), strict=True),
         key=lambda one: one[0] / max(1, one[1]),
     )
     token = (longest - consult) / (most - few) if most - few >= _ENOUGH else 0.0
-    computed, cached = replies[-1].computed, replies[-1].cached
+    computed, cached = replies[3].computed, replies[3].cached
     read = 0 if computed is None or cached is None else computed + cached
     return CloudPace(
         first=seconds[0],
@@ -313,7 +322,9 @@ def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int)
         prompt=read or len(prompt.ids),
         computed=computed if read else None,
         requests=len(replies),
-        tokens=sum(len(prompt.ids) + more + reply.billed for more, reply in enumerate(replies)),
+        tokens=BLOCK * cloud.verifies
+        + sum(len(prompt.ids) + more + reply.billed for more, reply in enumerate(replies)),
+        verify=seconds[4] if cloud.verifies else None,
     )
 
 
@@ -334,18 +345,31 @@ def excess(at: MeasuredConditions) -> float:
     return at.trip - (1 - at.changed) * hidden
 
 
+def pair_excess(at: MeasuredConditions) -> float:
+    """Seconds a token that the pair takes more than the edge alone.
+
+    A corrected token is waited for, and what was drafted behind it is dropped: half a block, and
+    what the edge wrote during the block's trip.
+    """
+    if at.verify is None:
+        return at.asked * excess(at)
+    return at.asked * (at.verify + at.step * (BLOCK + 1) / 2)
+
+
 def cost_over_streaming(at: MeasuredConditions, price: Price) -> float | None:
     """Ratio of what the consults bill to what streaming bills; None if streaming bills nothing.
 
     Streaming is one request: P i + T o. Of N = p T consults of a token each bills its prompt, and
     half an answer on the average; the first one's prompt is new, of each later one a part `cached`
-    costs less. What a guard holds back where a price is known (docs/costs.md) is not taken off.
+    costs less. A verified block bills a prompt too, but no token. What a guard holds back where a
+    price is known (docs/costs.md) is not taken off.
     """
     new, cached, written = (float(one) for one in (price.input, price.cached, price.output))
     streaming = PROMPT * new + ANSWER * written
     if not streaming:
         return None
-    consults = at.asked * ANSWER
+    consults = at.asked * ANSWER if at.verify is None else ANSWER / BLOCK
+    written *= at.verify is None
     again = at.cached * cached + (1 - at.cached) * new
     first = min(1.0, consults)
     prompts = (PROMPT + ANSWER / 2) * (first * new + (consults - first) * again)

@@ -20,6 +20,7 @@ from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.parts import (
+    NEVER,
     cloud_address,
     context_filter,
     each_cloud,
@@ -30,8 +31,11 @@ from edgewise.parts import (
     open_edge,
     open_router,
     require_one_cloud,
+    require_router,
+    require_verifiable,
     sampling_of,
     starts_of,
+    verification,
 )
 from edgewise.prompts import Prompt, Prompted, Tool, prompt_from, require_text
 from edgewise.prompts.rendering import prepare
@@ -113,17 +117,18 @@ class Pair:
                 opened.callback(self.edge.close)
             else:
                 self.edge = _open_already(edge)
-            if router is None or isinstance(router, str | Path):
-                self.router, self.card = open_router(own, self.edge)
-            else:
-                self.router, self.card = checked_router(type(router).__name__, router), None
-            # A cloud that cannot be reached is told of before the edge writes for its thresholds.
             tiers = make_tiers(own, self._open_clouds(clouds, opened, **options), self.edge)
-            own_router = self.router is router
-            self.starts = {} if own_router else starts_of(own, self.router, self.card, self.edge)
-            self.policy = make_policy(own, self.starts)
             self.clouds = [tier.cloud for tier in tiers]
             self.cloud = self.clouds[0] if tiers else None
+            verify = verification(own, self.edge, self.cloud)
+            own = self.settings = replace(own, verify=verify)
+            if router is None or isinstance(router, str | Path):
+                self.router, self.card = open_router(own, self.edge)
+                self.starts = starts_of(own, self.router, self.card, self.edge)
+            else:
+                self.router, self.card = checked_router(type(router).__name__, router), None
+                self.starts = {}
+            self.policy = make_policy(own, self.starts)
             self.decoder = Decoder(
                 self.edge,
                 router=self.router,
@@ -235,6 +240,7 @@ class Pair:
         if format is not None:
             grammar = grammar_of(self.edge.tokenizer, format)
         policy = policy or self.policy
+        require_router(self.settings, policy)
         shared = self._shared(policy)
         taken = shared.take()
         try:
@@ -287,7 +293,6 @@ def open_models(settings: Settings) -> Pair:
     return open_pair(replace(settings, router=NEVER), slots=2)
 
 
-NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_EDGE = ("edge_engine", "edge_model", "edge_tokenizer", "edge_hosts", "edge_key")
 _OF_CONNECTING = (*names_in("connection", "tokenizer"), "cloud_key")
@@ -301,6 +306,7 @@ def _chosen(
         name: ",".join(map(_address, given)) for name, given in parts.items() if None not in given
     }
     chosen = settings_of({**settings, **named})
+    require_verifiable(chosen)
     edge_open, cloud_open = _are_open(parts["edge"]), _are_open(parts["cloud"])
     fixed = [*_OF_CONNECTING] if cloud_open else []
     if edge_open:

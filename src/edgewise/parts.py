@@ -1,11 +1,11 @@
 """Opens the parts of a pair from settings."""
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -51,9 +51,14 @@ from edgewise.settings import NAMES, Settings, fraction, require_default, spelle
 
 _log = logging.getLogger(__name__)
 
-AUTO, FALLBACK_ROUTER, DEFAULT_SHARE = "auto", "max-prob", 0.05
+AUTO, FALLBACK_ROUTER, NEVER = "auto", "max-prob", "constant:0"
+DEFAULT_SHARE, VERIFY_SHARE = 0.05, 0.10
+"""Cloud shares: by a router, and with verification."""
+
 _GGUF = "llamacpp"
 _DEFAULTS = Settings()
+_VERIFIES = ("on", "exact")
+_OF_ROUTERS = ("router", "threshold", "span", "speculate")
 _OF_A_CLOUD = ("cloud_engine", "cloud_model", "cloud_key", "cloud_tokenizer")
 
 
@@ -256,6 +261,52 @@ def context_filter(settings: Settings) -> Redacted | None:
     return Redacted(rules) if rules.treatments else None
 
 
+def verification(
+    settings: Settings, edge: EdgeModel, cloud: CloudModel | None
+) -> Literal["off", "on", "exact"]:
+    """How the nearest `cloud` verifies: as set; by auto it does where nothing is against it.
+
+    Raises `UsageError` where it is set and cannot be.
+    """
+    unable: list[str] = []
+    if edge.abilities.rewinds == "no" or edge.abilities.text:
+        unable.append("the edge model cannot roll back to every token")
+    if cloud is not None and not cloud.verifies:
+        shown = context_filter(each_cloud(settings)[0])
+        cannot = f"{cloud.name!r} cannot (a model in this process, a gateway, llama-server, vLLM "
+        cannot += "and SGLang can, with the edge model's vocabulary)"
+        unable.append("redacted text has other tokens" if shown else cannot)
+    if settings.verify == "auto":
+        return "off" if unable or any(_excludes_verifying(settings)) else "on"
+    require_verifiable(settings, unable)
+    return settings.verify
+
+
+def require_verifiable(settings: Settings, unable: Sequence[str] = ()) -> None:
+    """Raises `UsageError` if `verify` is set, and another setting or the models exclude it."""
+    for why in (*_excludes_verifying(settings), *unable) if settings.verify in _VERIFIES else ():
+        raise UsageError(
+            f"verify {settings.verify} is not possible: {why}",
+            hint="leave one of them out",
+            setting="verify",
+        )
+
+
+def _excludes_verifying(settings: Settings) -> Iterator[str]:
+    share = settings.cloud_share
+    for name in _OF_ROUTERS:
+        if getattr(settings, name) not in (getattr(_DEFAULTS, name), AUTO):
+            yield f"{spelled(name)} is a router's, and no router asks then"
+    if share in (0, 1):
+        yield f"at a cloud-share of {share:g} one model writes everything"
+    elif share is not None and settings.verify == "exact":
+        yield "exact corrects whatever differs, so no cloud-share holds"
+    if cloud_address(settings) == "none":
+        yield "there is no cloud"
+    if len(each(settings.cloud or "")) > 1:
+        yield "several clouds are asked by routers only"
+
+
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
     """The router and, for a checkpoint, its card (already checked against the edge model)."""
     settings = replace(settings, router=chosen_router(settings, edge))
@@ -279,7 +330,12 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
 
 def chosen_router(settings: Settings, edge: EdgeModel) -> str:
-    """The router's name: as set; else what is known for this edge model, or needs no training."""
+    """The router's name: as set; else what is known for this edge model, or needs no training.
+
+    Where the cloud verifies, none that asks.
+    """
+    if settings.verify in _VERIFIES:
+        return NEVER
     if settings.router not in (None, AUTO):
         return ROUTERS.spelled(settings.router)
     if settings.edge == "bundled":
@@ -304,7 +360,7 @@ def starts_of(
     """By cloud share, where the controller's threshold starts: as tuned for this pair, as the card
     says, or as the edge's own writing has it. None where the settings leave nothing to control."""
     steered = settings.threshold is None and settings.cloud_share not in (0, 1)
-    if not steered or cloud_address(settings) == "none":
+    if not steered or cloud_address(settings) == "none" or settings.verify in _VERIFIES:
         return {}
     identity = router_identity(replace(settings, router=chosen_router(settings, edge)))
     starts = tuned_thresholds(edge, identity, nearest_cloud(settings))
@@ -347,17 +403,37 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
     """The policy: a fixed threshold, or a share that starts at its threshold among `starts`.
 
     Without either in the settings the threshold that keeps a quality is fixed, if there is one.
+    Where the cloud verifies there is a share, or none if that is exact. Raises `UsageError` for a
+    threshold there: no router would ask.
     """
     share, fixed = settings.cloud_share, settings.threshold
-    if fixed is None and share is None and (fixed := starts.get(KEEP)) is None:
+    verify = "off" if settings.verify == "auto" or fixed is not None else settings.verify
+    if verify != "off":
+        # A share that is asked for is honoured, of one answer too.
+        verify = "exact" if verify == "exact" and share is None else "on"
+        share = VERIFY_SHARE if verify == "on" and share is None else share
+    elif fixed is None and share is None and (fixed := starts.get(KEEP)) is None:
         share = DEFAULT_SHARE
     by_share = {name: value for name, value in starts.items() if name != KEEP}
     fitting = None if share is None else start_at(by_share, share)
     start = fitting if fixed is None else fixed
     own = [name for name in Policy.__struct_fields__ if name in NAMES]
     values: dict[str, Any] = {name: getattr(settings, name) for name in own}
-    values |= {"threshold": 0.5 if start is None else start, "cloud_share": share}
-    return Policy(**values)
+    values |= {"threshold": 0.5 if start is None else start, "cloud_share": share, "verify": verify}
+    policy = Policy(**values)
+    require_router(settings, policy)
+    return policy
+
+
+def require_router(settings: Settings, policy: Policy) -> None:
+    """Raises `UsageError` for a policy that needs a router, where the cloud verifies instead."""
+    scored = policy.verify == "off" and policy.asks and policy.cloud_share != 1
+    if scored and settings.verify in _VERIFIES:
+        raise UsageError(
+            "A threshold is a router's, and this pair has none: its cloud verifies every token",
+            hint="give verify and a cloud share, or open the pair with verify off",
+            setting="threshold",
+        )
 
 
 def make_billing(settings: Settings) -> Billing | None:

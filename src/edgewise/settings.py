@@ -26,12 +26,13 @@ _WORDS = {
     "edge": ("bundled",),
     "cloud": ("bundled", "none"),
     "router": ("bundled", "auto"),
+    "verify": ("auto", "off", "on", "exact"),
     **dict.fromkeys(("edge_engine", "cloud_engine", "gpu_layers"), ("auto",)),
 }
 """Words that stand for no path or name; they may be written in any case."""
 
-_AS_UNSET = {"temperature": 0.0}
-"""Values that mean, to commands that do not draw, what no value means."""
+_AS_UNSET = {"temperature": 0.0, "verify": "off"}
+"""Values that mean, to commands that do not draw or verify, what no value means."""
 
 _OF_SERVE = "api_key"
 """An option of `serve`, not a setting; it may be in the environment too."""
@@ -114,8 +115,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None,
         _about("routing", "Folder, entropy, max-prob, margin, ...; default: auto.", "ROUTER"),
     ] = None
+    verify: Annotated[
+        Literal["auto", "off", "on", "exact"],
+        _about("policy", "Cloud reads every token: auto, off, on, exact.", "HOW"),
+    ] = "auto"
     cloud_share: Annotated[
-        float | None, _about("policy", "Share of tokens from the cloud; default: 5%.", "SHARE")
+        float | None,
+        _about("policy", "Share of tokens from the cloud; default: 10%, by a router 5%.", "SHARE"),
     ] = None
     threshold: Annotated[
         float | None, _about("policy", "Ask the cloud at this score; replaces the share.", "SCORE")

@@ -31,7 +31,7 @@ from edgewise.settings import Settings, fraction
 HELP = """\
 /share 5%         how many of the tokens the cloud may write from now on; alone: how many now
 /mode pair        who writes: pair, edge or cloud
-/why              the last answer's routed tokens, with scores and both models' candidates
+/why              the last answer's routed or corrected tokens, and both models' candidates
 /local            nothing from here on is sent to the cloud, in later turns neither
 /save FILE        write the conversation to FILE as JSON
 /new              begin a new conversation
@@ -43,6 +43,9 @@ _NEARLY = 0.8
 """What was meant as a command; any other line with a slash is a question, such as a path."""
 
 _ALONE = frozenset({"/why", "/new", "/help", "/quit", "/exit", "/bye"})
+
+_KEPT = ("below_threshold", "verified")
+"""Why the edge wrote a token that the cloud was not to write."""
 
 _SHOWN = 3
 
@@ -263,20 +266,21 @@ class Conversation:
     def _why(self, _: str) -> None:
         if not self.turns:
             raise UsageError("There is no answer yet; ask something first.")
-        routed = [token for token in self.turns[-1].tokens if token.reason != "below_threshold"]
+        routed = [token for token in self.turns[-1].tokens if token.reason not in _KEPT]
         if not routed:
-            render.note("the router sent none of its tokens to the cloud")
+            render.note("none of its tokens called for the cloud's")
             return
+        score = "ratio" if any(token.ratio is not None for token in routed) else "score"
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for name in ("#", "token", "by", "reason", "score", "wait", "edge", "cloud"):
-            table.add_column(name, justify="right" if name in ("#", "score", "wait") else "left")
+        for name in ("#", "token", "by", "reason", score, "wait", "edge", "cloud"):
+            table.add_column(name, justify="right" if name in ("#", score, "wait") else "left")
         for token in routed:
             table.add_row(
                 str(token.index),
                 self._text(token.id),
                 token.source,
                 token.reason.replace("_", " "),
-                "" if token.score is None else f"{token.score:.3f}",
+                "" if (mark := _mark(token)) is None else f"{mark:.3f}",
                 f"{1000 * token.wait:.0f} ms",
                 self._candidates(token.edge),
                 self._candidates(token.cloud),
@@ -317,11 +321,19 @@ class Conversation:
         )
 
 
+def _mark(token: Token) -> float | None:
+    """The router's score, or the ratio where the cloud verified the edge's token."""
+    return token.score if token.ratio is None else token.ratio
+
+
 def _dial(policy: Policy) -> str:
-    """How much the cloud is asked for."""
+    """What the cloud is asked for, and how much."""
+    if policy.verify == "exact":
+        return "to verify every token, and write each that is not its own"
     if policy.cloud_share is None:
         return f"where a score reaches {policy.threshold:g}"
-    return f"for up to {100 * policy.cloud_share:g}% of the tokens"
+    verifies = "to verify every token, and " if policy.verify == "on" else ""
+    return f"{verifies}for up to {100 * policy.cloud_share:g}% of the tokens"
 
 
 def _lines() -> Iterator[str]:

@@ -15,6 +15,8 @@ from rich.text import Text
 from edgewise import parts
 from edgewise.addresses import is_url
 from edgewise.advice import (
+    BLOCK,
+    CORRECTED,
     DECODED,
     TYPICAL_CHANGED,
     Advice,
@@ -121,12 +123,15 @@ class _Doctor:
         if (edge := self._edge) is not None:
             rollback = _change if parts.edge_engine(self._chosen) == SERVER else _rollback
             yield self._guarded("rollback", lambda: rollback(edge))
-            if parts.cloud_address(self._chosen) != "none":
-                yield self._guarded("router", lambda: self._open_router(edge))
             nearest, *further = parts.each_cloud(self._chosen)
             yield self._guarded("cloud model", lambda: self._open_cloud(nearest, edge))
             for one in further:
                 yield self._guarded("further cloud", lambda one=one: self._further(one, edge))
+            if self._cloud is not None:
+                yield self._guarded("verification", lambda: self._verification(edge))
+            routed = self._chosen.verify in ("auto", "off")
+            if routed and parts.cloud_address(self._chosen) != "none":
+                yield self._guarded("router", lambda: self._open_router(edge))
         if edge is not None and (cloud := self._cloud) is not None:
             kind = "one" if cloud.boundaries is None else "two, by words of text"
             yield Check("vocabulary", "ok", f"{kind}: {cloud.vocabulary_check}")
@@ -176,9 +181,20 @@ class _Doctor:
             return Check("cloud model", "warn", text, "swap the two models")
         return Check("cloud model", "ok", cloud.name + (f", {_millions(size)}" if size else ""))
 
+    def _verification(self, edge: EdgeModel) -> Check:
+        """Whether the cloud reads every token; then no router asks."""
+        verify = parts.verification(self._chosen, edge, self._cloud)
+        self._chosen = replace(self._chosen, verify=verify)
+        if verify == "off":
+            able = "could" if self._cloud and self._cloud.verifies else "cannot"
+            return Check("verification", "ok", f"off: a router asks; this cloud {able} verify")
+        self._router = parts.open_router(self._chosen, edge)
+        return Check("verification", "ok", f"{verify}: the cloud reads every token of the edge's")
+
     def _measure(self, cloud: CloudModel, edge: EdgeModel) -> Check:
-        """Four consults, and the advice that follows from their times."""
+        """Some consults, and the advice that follows from their times."""
         chosen, local = self._chosen, not is_url(parts.cloud_address(self._chosen))
+        share = parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
         lines = (0,) if local else _LINES
         pace = self._pace = cloud_pace(cloud, edge.tokenizer, _SECONDS, lines=lines)
         engine = pace.consult if pace.engine is None else pace.engine
@@ -188,10 +204,11 @@ class _Doctor:
             consult=engine,
             cloud_token=pace.token,
             # What a router asks for and changes is only known of answers.
-            asked=parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share,
+            asked=CORRECTED.get(chosen.verify) or share,
             changed=TYPICAL_CHANGED,
             speculate=chosen.speculate,
             cached=0.0 if pace.computed is None else 1 - pace.computed / pace.prompt,
+            verify=None if chosen.verify == "off" else pace.verify,
         )
         if local and self._router is not None:
             self.advice = self._decoded(conditions, cloud, edge, *self._router)
@@ -199,6 +216,9 @@ class _Doctor:
             self.advice = advise(conditions, price=self._price, local=local)
         first = f"{1000 * pace.first:.1f} ms at first, {pace.prompt} tokens to read"
         warm = f"{1000 * pace.consult:.1f} ms warm"
+        if pace.verify is not None:
+            warm += f"; {1000 * pace.verify:.1f} ms to verify {BLOCK} tokens"
+            warm += f", {1000 * BLOCK * pace.token:.1f} ms to write them" if pace.token else ""
         asked = f"measured by {pace.requests} requests of {pace.tokens} tokens in all"
         text = f"{first}; {warm}; {asked}"
         if chosen.deadline is not None and pace.consult > chosen.deadline:

@@ -97,7 +97,8 @@ def _reading(events: Generation) -> Text:
 def _warn_of_reading(pair: Pair, tokens: int, first: Token) -> None:
     """Tell before the text what cannot be told in its middle: the first consult may take long."""
     cloud, took = pair.cloud, first.seconds - first.wait
-    if cloud is None or not cloud.here or first.threshold is None or took < LONG_READING:
+    read = first.threshold is None or first.ratio is not None
+    if cloud is None or not cloud.here or read or took < LONG_READING:
         return
     large, small = cloud.local.parameters if cloud.local else None, pair.edge.parameters
     about = f", about {took * large / small:.0f} s" if large and small else ""
@@ -179,8 +180,9 @@ def summary(
     usage, seconds = answer.usage, answer.timing.total
     total, by_cloud = usage.edge_tokens + usage.cloud_tokens, usage.cloud_tokens
     if cloud:
+        verified = f" ({usage.verified_tokens} verified)" if usage.verified_tokens else ""
         parts = [
-            f"{usage.edge_tokens} edge + {by_cloud} cloud tokens",
+            f"{usage.edge_tokens} edge{verified} + {by_cloud} cloud tokens",
             f"{seconds:.{1 if seconds >= 1 else 2}f} s",
         ]
     else:
@@ -220,6 +222,8 @@ def _used(used: float, share: float, tokens: Sequence[Token]) -> str:
         if token.reason in _HELD_BACK or token.reason in get_args(Fault)
     )
     if not held:
+        if any(token.ratio is not None for token in tokens):
+            return f"{told}: the cloud lets the rest stand"
         return f"{told}: the router found no more places"
     reason = held.most_common(1)[0][0]
     return f"{told}: {_HELD_BACK.get(reason, f'consults failed ({reason})')}"
@@ -227,10 +231,11 @@ def _used(used: float, share: float, tokens: Sequence[Token]) -> str:
 
 def statistics(usage: Usage, timing: Timing) -> str:
     """The line of `--stats`: shares, consults, cloud tokens read and written, speed."""
-    total = usage.edge_tokens + usage.cloud_tokens
+    total, lowest = usage.edge_tokens + usage.cloud_tokens, usage.lowest_ratio
     parts = [
         f"cloud share {usage.cloud_share:.1%} with {usage.wasted_tokens} wasted",
         f"{usage.correction_tokens} corrections",
+        *([] if lowest is None else [f"lowest ratio {lowest:.2g} at token {usage.lowest_at}"]),
         f"{usage.cloud_calls} consults, {usage.failed_calls} failed",
         f"cloud prompt {metered(usage.cloud_prompt_computed)} computed, "
         f"{metered(usage.cloud_prompt_cached)} cached",

@@ -89,6 +89,7 @@ async def health(request: Request) -> dict[str, Any]:
     answering, known = pair_of(request), request.app.state.callers.find(request) is not None
     clouds = ", ".join(one.name for one in answering.pair.clouds)
     policy = answering.pair.policy
+    fixed = policy.verify == "off" and policy.cloud_share is None
     cloud = answering.cloud
     drawn = answering.pair.chat_sampling or sampling_of(answering.settings)
     return {
@@ -101,7 +102,8 @@ async def health(request: Request) -> dict[str, Any]:
         "cloud_paused": any(tier.breaker.is_open for tier in answering.pair.decoder.tiers[:1]),
         "bundled": answering.bundled,
         "cloud_share": policy.cloud_share,
-        "threshold": policy.threshold if policy.cloud_share is None else None,
+        "threshold": policy.threshold if fixed else None,
+        "verify": policy.verify,
         **{name: getattr(drawn, name) for name in ("temperature", "top_k", "top_p", "min_p")},
     }
 

@@ -213,8 +213,9 @@ class ChunkWriter(Writer):
         if isinstance(event, RolledBack):
             return {"rolled_back": {"index": event.index}}
         if self.request.edgewise.provenance and isinstance(event, Token):
-            names = ("index", "id", "source", "reason", "score", "threshold", "seconds", "wait")
-            token = {name: getattr(event, name) for name in names} | {"text": self.text(event.id)}
+            names = ("index", "id", "source", "reason", "score", "threshold", "ratio")
+            token = {name: getattr(event, name) for name in (*names, "seconds", "wait")}
+            token["text"] = self.text(event.id)
             both = {"edge": self.candidates(event.edge), "cloud": self.candidates(event.cloud)}
             draft = event.draft
             own = None if draft is None else {"id": draft, "text": self.text(draft)}

@@ -90,7 +90,7 @@ def tune(
         require_prompts(keep, len(asked.questions))
         parts.require_one_cloud(chosen)
     meter = SpendingMeter()
-    opened = pair.open_pair(replace(chosen, router=pair.NEVER), slots=2)
+    opened = pair.open_pair(replace(chosen, router=parts.NEVER), slots=2)
     hint = resume_hint("What was answered is kept: the same command goes on from there.")
     with opened as models, render.progress(hidden=json) as progress, hint:
         tuned = _tuned(chosen, models, asked, keep, meter, progress)
@@ -107,7 +107,7 @@ def tune(
     else:
         called = f"{Path(tuned.router).name} for {tuned.models}"
         render.show(_table(found, f"{called}, {len(asked.questions)} prompts"))
-    _tell(tuned, meter, chosen)
+    _tell(tuned, meter, chosen, models.both()[1].verifies)
     use = "answer at this one" if keep else "begin from these"
     render.out.print(f"run, chat and serve {use} with this pair and router ({tuned.place}).")
     render.out.print("Next: edgewise eval QUESTIONS.jsonl says how right it is on yours")
@@ -182,12 +182,14 @@ def _file(
     return None
 
 
-def _tell(tuned: _Tuned, meter: SpendingMeter, chosen: Settings) -> None:
+def _tell(tuned: _Tuned, meter: SpendingMeter, chosen: Settings, verifies: bool) -> None:
     for name, by_share in tuned.tiers.items():
         listed = ", ".join(f"{float(s):.0%}: {value:.6f}" for s, value in by_share.items())
         render.out.print(render.printable(f"{name} is asked above {listed}"))
     if lost := tuned.lost:
         render.warn(f"prompts left out: {len(lost)}. {next(iter(lost.values()))}")
+    if chosen.router is None and verifies:
+        render.note(f"where the cloud verifies no router asks: start with --router {tuned.router}")
     price = price_of(chosen.price) if chosen.price else None
     render.note(f"It took {meter.spent.described(price)}.")
 
