@@ -15,6 +15,7 @@ from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
 from edgewise.advice import (
     ANSWER,
+    BLOCK,
     DECODED,
     PROMPT,
     MeasuredConditions,
@@ -76,6 +77,32 @@ def test_limits(at: MeasuredConditions, more: float) -> None:
     longer = replace(at, round_trip=at.round_trip + more)
     assert excess(longer) >= excess(at) * (1 - 1e-9)
     assert (cloud_alone(longer) or 0) >= (cloud_alone(at) or 0)
+
+
+def test_a_verified_answer_by_hand() -> None:
+    """Corrected tokens wait for their block, and drop half of it and what was drafted meanwhile."""
+    at = replace(AT, asked=0.03, step=0.015, verify=0.12)
+    assert advise(at).routing == pytest.approx(0.015 + 0.03 * (0.12 + 3 * 0.015))
+    # 300 tokens in blocks of 5, each of which bills its prompt and writes nothing.
+    alone = PROMPT * 0.28 + ANSWER * 0.42
+    assert cost_over_streaming(at, PRICE) == pytest.approx(60 * 650 * 0.28 / alone)
+    assert "exact" in advise(at).sentences[2]
+    assert "exact" not in advise(AT).sentences[2]
+    quick, slow = advise(at), advise(replace(at, step=0.060))
+    assert quick.sentences[2].startswith("verify: 27% less time")
+    assert slow.fastest == "streaming"
+    assert "2.5 times" in slow.sentences[2]
+
+
+@pytest.mark.parametrize("verifies", [True, False])
+def test_the_time_of_a_verification_is_measured_where_there_are_some(verifies: bool) -> None:
+    edge, cloud = ScriptedEdge(noise(1)), ScriptedCloud(noise(2), verifies=verifies)
+    found = cloud_pace(cloud, edge.tokenizer, 10.0)
+    assert (found.verify is not None) is verifies
+    assert found.requests == len(cloud.asks) == 4 + verifies
+    assert [n for _, n in cloud.asks[4:]] == [0] * verifies
+    first, last = cloud.asks[0][0], cloud.asks[-1][0]
+    assert len(last) == len(first) + (4 + BLOCK if verifies else 3)
 
 
 def test_bills_by_hand() -> None:
@@ -175,7 +202,7 @@ def test_the_speeds_of_a_real_pair_over_a_link() -> None:
     assert found.engine < found.consult
     assert found.token is not None
     assert found.token == pytest.approx(pace.token, rel=0.5)
-    assert found.requests == 4
+    assert found.requests == 5
     assert found.tokens > 4 * 20
 
 

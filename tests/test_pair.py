@@ -60,7 +60,8 @@ def test_the_shortest_form() -> None:
         answer = pair.ask(QUESTION)
         assert isinstance(answer, Answer)
         assert "copper" in answer.text
-        assert pair.policy.cloud_share == 0.05
+        assert (pair.policy.verify, pair.policy.cloud_share) == ("on", 0.10)
+        assert answer.usage.verified_tokens > 0
         assert pair.card is not None
         assert {token.source for token in pair.ask(QUESTION, max_tokens=4).tokens} <= {
             *("edge", "cloud")
@@ -216,7 +217,7 @@ def test_neither_file_nor_environment_is_read(
     monkeypatch.setenv("EDGEWISE_CLOUD", "none")
     with Pair(threads=1) as pair:
         assert pair.cloud is not None
-        assert pair.settings == Settings(threads=1)
+        assert pair.settings == Settings(threads=1, verify="on")
 
 
 @pytest.mark.parametrize("kind", [str, Path])

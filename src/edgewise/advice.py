@@ -39,6 +39,8 @@ System = Literal["edge", "routing", "streaming"]
 
 _NAMES: dict[System, str] = {"edge": "edge", "routing": "pair", "streaming": "cloud streamed"}
 
+_BEST = ". The best answers are the cloud's own, and --verify exact writes the same"
+
 _COUNT = "Count in words from one to twenty, separated by spaces."
 _LINE = "The heron stands in the shallow water and waits, line {} of a text that is the same. "
 _BEGUN = "one two three four"
@@ -144,7 +146,7 @@ def advise(
     """
     speeds: dict[System, float] = {
         "edge": at.step,
-        "routing": routing or at.step + pair_excess(at),
+        "routing": routing or at.step + at.asked * excess(at),
     }
     if (streaming := streaming or cloud_alone(at)) is not None:
         speeds["streaming"] = streaming
@@ -162,7 +164,8 @@ def advise(
         sentences=(
             f"{each} a token{unknown}, {place}: {names[fastest]} is fastest",
             _cost(price, ratio, local=local),
-            _what_to_do(at, speeds["routing"], streaming, local=local),
+            _what_to_do(at, speeds["routing"], streaming, local=local)
+            + ("" if at.verify is None else _BEST),
         ),
     )
 
@@ -185,22 +188,22 @@ def _what_to_do(
 ) -> str:
     if not at.asked:
         return "with a cloud share of 0 the edge writes alone"
-    verifies = at.verify is not None
+    way, gain = "route", "the cloud writes where the edge is unsure"
+    if at.verify is not None:
+        way, gain = "verify", "the cloud reads every token"
     if streaming is None:
-        way = "verification" if verifies else "routing"
-        return f"{way} takes {_ms(routing - at.step)} a token more than the edge alone"
+        return f"the pair takes {_ms(routing - at.step)} a token more than the edge alone"
     if routing <= (_WORTH if local else 1) * streaming:
         return (
-            f"{'verify' if verifies else 'route'}: {1 - routing / streaming:.0%} less time than "
-            f"{'the large model alone' if local else 'streaming'}, and the cloud "
-            + ("reads every token" if verifies else "writes where the edge is unsure")
+            f"{way}: {1 - routing / streaming:.0%} less time than "
+            f"{'the large model alone' if local else 'streaming'}, and {gain}"
         )
     slower = f"the pair takes {routing / streaming:.2g} times as long"
     if local:
         return f"use the large model alone: {slower} on this device"
     return (
-        f"stream from the cloud: {slower}. {'Verify' if verifies else 'Route'} if answers must go "
-        "on offline, or the cloud's time is what you pay for"
+        f"stream from the cloud: {slower}. {way.capitalize()} if answers must go on offline, or "
+        "the cloud's time is what you pay for"
     )
 
 
@@ -339,21 +342,13 @@ def excess(at: MeasuredConditions) -> float:
     """Seconds that a consult adds while the edge speculates.
 
     A completion that differs is waited for in full: d (RTT + c). An accepted one is waited for only
-    once the drafts end; the first draft is the token asked for, whose step is done.
+    once the drafts end; the first draft is the token asked for, whose step is done. A correction
+    is waited for, and drops what was drafted behind it: half a block, and what its trip hid.
     """
+    if at.verify is not None:
+        return at.verify + at.step * (BLOCK + 1) / 2
     hidden = min(at.trip, max(0, at.speculate - 1) * at.step)
     return at.trip - (1 - at.changed) * hidden
-
-
-def pair_excess(at: MeasuredConditions) -> float:
-    """Seconds a token that the pair takes more than the edge alone.
-
-    A corrected token is waited for, and what was drafted behind it is dropped: half a block, and
-    what the edge wrote during the block's trip.
-    """
-    if at.verify is None:
-        return at.asked * excess(at)
-    return at.asked * (at.verify + at.step * (BLOCK + 1) / 2)
 
 
 def cost_over_streaming(at: MeasuredConditions, price: Price) -> float | None:

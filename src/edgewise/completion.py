@@ -127,8 +127,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `CloudProtocolError` unless this answers a consult for `asked` tokens.
 
         `prompt` ids came before them, the last `verify` of which were to be verified; `size` is how
-        many the vocabulary has, where that is known. Types are not checked: what was decoded has
-        the right ones.
+        many the vocabulary has, where that is known. A meter may count them once for each to be
+        verified. Types are not checked: what was decoded has the right ones.
         """
         if not self.ids and asked and not may_be_empty:
             raise CloudProtocolError("The cloud answered a consult without any token.")
@@ -150,7 +150,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         _require(holds, "logprobs", "not logarithms of probabilities")
         holds = all(one.logprob <= one.best + _ROUNDING for one in verified)
         _require(holds, "verification", "an id likelier than the likeliest")
-        self._check_meter(prompt)
+        self._check_meter(prompt * max(1, verify))
 
     def _check_meter(self, prompt: int) -> None:
         for name, count, most in (

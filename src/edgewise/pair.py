@@ -20,7 +20,6 @@ from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.parts import (
-    NEVER,
     cloud_address,
     context_filter,
     each_cloud,
@@ -31,8 +30,6 @@ from edgewise.parts import (
     open_edge,
     open_router,
     require_one_cloud,
-    require_router,
-    require_verifiable,
     sampling_of,
     starts_of,
     verification,
@@ -120,8 +117,7 @@ class Pair:
             tiers = make_tiers(own, self._open_clouds(clouds, opened, **options), self.edge)
             self.clouds = [tier.cloud for tier in tiers]
             self.cloud = self.clouds[0] if tiers else None
-            verify = verification(own, self.edge, self.cloud)
-            own = self.settings = replace(own, verify=verify)
+            own = self.settings = replace(own, verify=verification(own, self.edge, self.cloud))
             if router is None or isinstance(router, str | Path):
                 self.router, self.card = open_router(own, self.edge)
                 self.starts = starts_of(own, self.router, self.card, self.edge)
@@ -240,7 +236,8 @@ class Pair:
         if format is not None:
             grammar = grammar_of(self.edge.tokenizer, format)
         policy = policy or self.policy
-        require_router(self.settings, policy)
+        if policy.verifies and self.cloud is not None and not self.cloud.verifies:
+            raise UsageError(f"{self.cloud.name!r} cannot verify", hint="give another policy")
         shared = self._shared(policy)
         taken = shared.take()
         try:
@@ -293,6 +290,7 @@ def open_models(settings: Settings) -> Pair:
     return open_pair(replace(settings, router=NEVER), slots=2)
 
 
+NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_EDGE = ("edge_engine", "edge_model", "edge_tokenizer", "edge_hosts", "edge_key")
 _OF_CONNECTING = (*names_in("connection", "tokenizer"), "cloud_key")
@@ -306,7 +304,7 @@ def _chosen(
         name: ",".join(map(_address, given)) for name, given in parts.items() if None not in given
     }
     chosen = settings_of({**settings, **named})
-    require_verifiable(chosen)
+    verification(chosen)
     edge_open, cloud_open = _are_open(parts["edge"]), _are_open(parts["cloud"])
     fixed = [*_OF_CONNECTING] if cloud_open else []
     if edge_open:

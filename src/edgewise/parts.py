@@ -51,7 +51,7 @@ from edgewise.settings import NAMES, Settings, fraction, require_default, spelle
 
 _log = logging.getLogger(__name__)
 
-AUTO, FALLBACK_ROUTER, NEVER = "auto", "max-prob", "constant:0"
+AUTO, FALLBACK_ROUTER = "auto", "max-prob"
 DEFAULT_SHARE, VERIFY_SHARE = 0.05, 0.10
 """Cloud shares: by a router, and with verification."""
 
@@ -262,49 +262,49 @@ def context_filter(settings: Settings) -> Redacted | None:
 
 
 def verification(
-    settings: Settings, edge: EdgeModel, cloud: CloudModel | None
+    settings: Settings, edge: EdgeModel | None = None, cloud: CloudModel | None = None
 ) -> Literal["off", "on", "exact"]:
     """How the nearest `cloud` verifies: as set; by auto it does where nothing is against it.
 
-    Raises `UsageError` where it is set and cannot be.
+    By auto not at a price: each block bills the prompt. Raises `UsageError` where it is set and
+    cannot be: without models, by the settings alone.
     """
-    unable: list[str] = []
-    if edge.abilities.rewinds == "no" or edge.abilities.text:
-        unable.append("the edge model cannot roll back to every token")
-    if cloud is not None and not cloud.verifies:
-        shown = context_filter(each_cloud(settings)[0])
-        cannot = f"{cloud.name!r} cannot (a model in this process, a gateway, llama-server, vLLM "
-        cannot += "and SGLang can, with the edge model's vocabulary)"
-        unable.append("redacted text has other tokens" if shown else cannot)
+    against = [*_against_verifying(settings, edge, cloud)]
     if settings.verify == "auto":
-        return "off" if unable or any(_excludes_verifying(settings)) else "on"
-    require_verifiable(settings, unable)
-    return settings.verify
-
-
-def require_verifiable(settings: Settings, unable: Sequence[str] = ()) -> None:
-    """Raises `UsageError` if `verify` is set, and another setting or the models exclude it."""
-    for why in (*_excludes_verifying(settings), *unable) if settings.verify in _VERIFIES else ():
+        return "off" if against or settings.price is not None else "on"
+    if against and settings.verify != "off":
         raise UsageError(
-            f"verify {settings.verify} is not possible: {why}",
+            f"verify {settings.verify} is not possible: {against[0]}",
             hint="leave one of them out",
             setting="verify",
         )
+    return settings.verify
 
 
-def _excludes_verifying(settings: Settings) -> Iterator[str]:
+def _against_verifying(
+    settings: Settings, edge: EdgeModel | None, cloud: CloudModel | None
+) -> Iterator[str]:
     share = settings.cloud_share
     for name in _OF_ROUTERS:
         if getattr(settings, name) not in (getattr(_DEFAULTS, name), AUTO):
             yield f"{spelled(name)} is a router's, and no router asks then"
     if share in (0, 1):
         yield f"at a cloud-share of {share:g} one model writes everything"
-    elif share is not None and settings.verify == "exact":
+    if share is not None and settings.verify == "exact":
         yield "exact corrects whatever differs, so no cloud-share holds"
     if cloud_address(settings) == "none":
         yield "there is no cloud"
     if len(each(settings.cloud or "")) > 1:
         yield "several clouds are asked by routers only"
+    if edge is not None and (edge.abilities.rewinds == "no" or edge.abilities.text):
+        yield "the edge model cannot roll back to every token"
+    if cloud is not None and not cloud.verifies:
+        if context_filter(each_cloud(settings)[0]) is not None:
+            yield "redacted text has other tokens"
+        yield (
+            f"{cloud.name!r} cannot (a model in this process, a gateway, llama-server, vLLM and "
+            "SGLang can, with the edge model's vocabulary)"
+        )
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
@@ -330,12 +330,7 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
 
 def chosen_router(settings: Settings, edge: EdgeModel) -> str:
-    """The router's name: as set; else what is known for this edge model, or needs no training.
-
-    Where the cloud verifies, none that asks.
-    """
-    if settings.verify in _VERIFIES:
-        return NEVER
+    """The router's name: as set; else what is known for this edge model, or needs no training."""
     if settings.router not in (None, AUTO):
         return ROUTERS.spelled(settings.router)
     if settings.edge == "bundled":
@@ -403,8 +398,7 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
     """The policy: a fixed threshold, or a share that starts at its threshold among `starts`.
 
     Without either in the settings the threshold that keeps a quality is fixed, if there is one.
-    Where the cloud verifies there is a share, or none if that is exact. Raises `UsageError` for a
-    threshold there: no router would ask.
+    Where the cloud verifies there is a share, or none if that is exact; a threshold is a router's.
     """
     share, fixed = settings.cloud_share, settings.threshold
     verify = "off" if settings.verify == "auto" or fixed is not None else settings.verify
@@ -420,20 +414,7 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
     own = [name for name in Policy.__struct_fields__ if name in NAMES]
     values: dict[str, Any] = {name: getattr(settings, name) for name in own}
     values |= {"threshold": 0.5 if start is None else start, "cloud_share": share, "verify": verify}
-    policy = Policy(**values)
-    require_router(settings, policy)
-    return policy
-
-
-def require_router(settings: Settings, policy: Policy) -> None:
-    """Raises `UsageError` for a policy that needs a router, where the cloud verifies instead."""
-    scored = policy.verify == "off" and policy.asks and policy.cloud_share != 1
-    if scored and settings.verify in _VERIFIES:
-        raise UsageError(
-            "A threshold is a router's, and this pair has none: its cloud verifies every token",
-            hint="give verify and a cloud share, or open the pair with verify off",
-            setting="threshold",
-        )
+    return Policy(**values)
 
 
 def make_billing(settings: Settings) -> Billing | None:

@@ -121,7 +121,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "auto"
     cloud_share: Annotated[
         float | None,
-        _about("policy", "Share of tokens from the cloud; default: 10%, by a router 5%.", "SHARE"),
+        _about("policy", "Share of tokens from the cloud; default: 10%, 5% by a router.", "SHARE"),
     ] = None
     threshold: Annotated[
         float | None, _about("policy", "Ask the cloud at this score; replaces the share.", "SCORE")

@@ -160,8 +160,14 @@ serve --host :: | --api-key
 serve --host 0.0.0.0 --certificate c.pem --private-key k.pem | give --api-key, or --keys FILE
 gateway --engine bundled --engine-kind vllm | bundled
 gateway --engine ftp://x | 'ftp://x'
-gateway --engine bundeld | name an engine's URL, or bundled (--engine)
-gateway --engine ./large.gguf | name an engine's URL, or bundled (--engine)
+gateway --engine bundeld | 'bundled' (--engine)
+gateway --engine ./large.gguf | There is no file './large.gguf'
+gateway --engine text | not a GGUF file
+gateway --engine bundled --engine {NOWHERE} | 'bundled' runs in the gateway
+gateway --engine bundled --ctx 1000000 | lower the context (--ctx)
+gateway --engine {NOWHERE} --ctx 512 | ctx applies only to a model in the gateway
+gateway --engine {NOWHERE} --threads 2 | threads applies only to a model in the gateway
+gateway --engine {NOWHERE} --gpu-layers 2 | gpu-layers applies only to a model in the gateway
 gateway --engine localhost:9 | The cloud at 'http://localhost:9' cannot be reached
 gateway --engine {NOWHERE} | cannot be reached
 gateway --engine {NOWHERE} --engine-kind vllm | No engine is ready

@@ -41,13 +41,22 @@ def test_a_conversation_has_turns(edgewise: Edgewise, tmp_path: Path) -> None:
 
 def test_why_shows_the_routed_tokens(edgewise: Edgewise) -> None:
     lines = f"/why\n/share 1\n{QUESTION}\n/why\n/share 0\n{QUESTION}\n/why\n"
-    result = edgewise("chat", stdin=lines.encode())
+    result = edgewise("chat", "--verify", "off", stdin=lines.encode())
     assert result.code == 0, result.err
     assert "There is no answer yet" in result.err
     assert "critical" in result.out
     assert re.search(r"' \d+\.\d%", result.out)
     assert "cloud" in result.out
-    assert "sent none" in result.err
+    assert "none of its tokens" in result.err
+
+
+def test_why_shows_the_corrected_tokens(edgewise: Edgewise) -> None:
+    result = edgewise("chat", stdin=f"{QUESTION}\n/why\n".encode())
+    assert result.code == 0, result.err
+    lines = [line.split() for line in result.out.splitlines() if " corrected " in line]
+    assert lines
+    assert "ratio" in result.out
+    assert re.search(rf": {len(lines)} of \d+ tokens corrected", result.err)
 
 
 def test_the_dial_and_the_modes(edgewise: Edgewise) -> None:
@@ -55,9 +64,10 @@ def test_the_dial_and_the_modes(edgewise: Edgewise) -> None:
     result = edgewise("chat", stdin=lines.encode())
     assert result.code == 0, result.err
     counts = re.findall(r"(\d+) edge \+ (\d+) cloud tokens", result.err)
-    (_, none), (alone, _), (edge, cloud) = [(int(e), int(c)) for e, c in counts]
+    (_, none), (alone, _) = [(int(e), int(c)) for e, c in counts]
     assert none == alone == 0
-    assert 0 < cloud < edge
+    ((corrected, of),) = re.findall(r"(\d+) of (\d+) tokens corrected", result.err)
+    assert 0 < int(corrected) < int(of)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +113,20 @@ def test_the_dial_tells_where_it_stands(edgewise: Edgewise) -> None:
 @pytest.mark.parametrize(
     ("cloud", "told"),
     [
-        (None, "edge here, asks cloud (here) for up to 5% of the tokens; nothing leaves"),
+        (
+            "bundled --router entropy",
+            "edge here, asks cloud (here) for up to 5% of the tokens; not",
+        ),
+        ("bundled", "to verify every token, and for up to 10% of the tokens; nothing leaves"),
+        (
+            "bundled --verify exact",
+            "to verify every token, and write each that is not its own; not",
+        ),
         ("none", "edge here; nothing leaves"),
     ],
 )
-def test_a_chat_opens_with_what_leaves(tmp_path: Path, cloud: str | None, told: str) -> None:
-    terminal = Terminal(tmp_path, "chat", *(("--cloud", cloud) if cloud else ()), COLUMNS="200")
+def test_a_chat_opens_with_what_leaves(tmp_path: Path, cloud: str, told: str) -> None:
+    terminal = Terminal(tmp_path, "chat", "--cloud", *cloud.split(), COLUMNS="200")
     try:
         assert told in terminal.wait_for("/help")
     finally:

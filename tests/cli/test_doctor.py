@@ -149,7 +149,7 @@ def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
     # Nearly all of a prompt sent again is cached, and 15 consults bill it all the same.
     assert advice["cost_ratio"] > 1
     assert len(advice["sentences"]) == 3
-    assert "4 requests of" in checks["consult"]["detail"]
+    assert "5 requests of" in checks["consult"]["detail"]
     lines = dict(line.split(": ", 1) for line in shown.out.splitlines()[-4:])
     assert list(lines) == ["Speed", "Cost", "Advice", "Next"]
     assert "price" in lines["Cost"]
@@ -183,6 +183,36 @@ def test_two_models_on_this_device_are_decoded(
     assert (advice["edge"], advice["routing"], advice["streaming"]) == (0.034, pair, 0.053)
     assert said in advice["sentences"][2]
     assert (asked[0].policy.threshold, asked[0].policy.speculate) == (0.7, 3)
+
+
+@pytest.mark.parametrize("verify", ["on", "exact"])
+def test_a_cloud_that_verifies_is_told_of_instead_of_a_router(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, verify: str
+) -> None:
+    asked: list[Decoder] = []
+
+    def pace(decoder: Decoder, cloud: CloudModel, done: Callable[[], None]) -> DecodedPace:
+        asked.append(decoder)
+        return DecodedPace(0.034, 0.036, 0.053)
+
+    monkeypatch.setattr("edgewise.cli.doctor.decoded", pace)
+    checks, advice = report(edgewise, *(("--verify", verify) if verify == "exact" else ()))
+    assert "router" not in checks
+    assert checks["verification"]["detail"].startswith(f"{verify}: ")
+    assert "to verify 5 tokens" in checks["consult"]["detail"]
+    assert asked[0].policy.verify == verify
+    assert advice is not None
+    assert advice["sentences"][2].startswith("verify: 32% less time")
+
+
+def test_a_cloud_that_could_verify_and_a_router(edgewise: Edgewise) -> None:
+    checks, advice = report(edgewise, "--cloud-share", "1")
+    assert "could verify" in checks["verification"]["detail"]
+    assert {"router", "consult"} <= checks.keys()
+    assert advice is not None
+    refused = report(edgewise, "--verify", "on", "--threshold", "0.5")[0]
+    assert refused["verification"]["status"] == "fail"
+    assert "router" not in refused
 
 
 def test_an_engine_that_goes_away_fails_and_gives_no_advice(edgewise: Edgewise) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import trustme
 
+from edgewise.addresses import bundled
 from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.errors import CloudError, CloudRefused, CloudUnavailable
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.errors import CloudError, CloudRefused, CloudRejected, CloudUnavailable
 from edgewise.keys.keys import Keys, read_keys
 from edgewise.prompts import Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer
@@ -50,6 +52,22 @@ def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> 
         until(lambda: "keys changed" in started.told())
         gone = cli("run", "Hello", *here, EDGEWISE_CLOUD_KEY=secret)
         assert (gone.returncode, "refused the key" in gone.stderr) == (2, True)
+
+
+def test_a_gateway_runs_a_gguf_itself() -> None:
+    machine = ("--ctx", "64", "--threads", "1", "--gpu-layers", "0")
+    with (
+        server("gateway", "--engine", str(bundled("cloud")), *machine) as started,
+        LlamaModel(bundled("edge"), threads=1) as edge,
+        closing(GatewayCloud(started.url)) as cloud,
+    ):
+        cloud.check(edge.tokenizer)
+        assert cloud.verifies
+        with closing(cloud.open(Prompt((1, 2)))) as session:
+            asked = ConsultRequest([1, 2, 3], 0, 60, verify=2)
+            assert len(session.ask(asked).result().verified) == 2
+            with pytest.raises(CloudRejected):
+                session.ask(ConsultRequest([1] * 65, 1, 60)).result()
 
 
 def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,11 @@ from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud, LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
-from edgewise.completion import Completion
-from edgewise.edge.base import Tokenizer
+from edgewise.completion import Completion, Verified
+from edgewise.edge.base import EdgeOptions, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudRejected, VocabularyMismatch
+from edgewise.gateway.local import LocalEngine
 from edgewise.prompts import Message, Prompt, prompt_ids
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
@@ -25,7 +26,7 @@ from edgewise.testing.scripted_edge import ByteTokenizer, replying
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.doubles.engine_dialects import Dialect
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.gateway.running import gateway
+from tests.gateway.running import device, gateway
 from tests.llama_server_process import llama_server
 from tests.vllm_process import vllm
 
@@ -60,10 +61,9 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 
 APIS: tuple[Dialect, ...] = ("vllm", "sglang")
-BACKENDS = ["local", "scripted", *APIS]
-REAL = ["llama_server", "gateway"]
-if "VLLM_PYTHON" in os.environ:  # see `make test-vllm`
-    REAL += ["real_vllm"]
+BACKENDS = ["local", "local_gateway", "scripted", *APIS]
+# See `make test-vllm`.
+REAL = ["llama_server", "gateway", *["real_vllm"] * ("VLLM_PYTHON" in os.environ)]
 
 
 def scripted_api(name: Dialect) -> Iterator[Backend]:
@@ -86,7 +86,7 @@ def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Ba
     if request.param == "scripted":
         script = replying("blue sky.", prompt="sky: ")
         own = ByteTokenizer()
-        made = ScriptedCloud(script)
+        made = ScriptedCloud(script, verifies=True)
         bare = Backend(made, own, list(b"sky: "), metered=False, bounded=False, proof="all ids")
         yield bare
     elif request.param in APIS:
@@ -95,6 +95,10 @@ def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Ba
         cloud = LocalCloud(LlamaModel(bundled("cloud"), threads=1, slots=3))
         yield Backend(cloud, tokenizer, prompt, proof="all ids")
         cloud.close()
+    elif request.param == "local_gateway":
+        engine = LocalEngine("bundled", EdgeOptions(threads=1))
+        with gateway([engine]) as running, device(running, tokenizer=tokenizer) as cloud:
+            yield Backend(cloud, tokenizer, prompt)
     elif request.param == "gateway":
         with llama_server(bundled("cloud")) as url, gateway([url]) as running:
             cloud = GatewayCloud(running.url)
@@ -255,6 +259,82 @@ def test_a_prompt_beyond_the_context_is_rejected(backend: Backend, session: Clou
     with pytest.raises(CloudRejected):
         ask(session, backend.prompt * 30)
     assert ask(session, backend.prompt).ids
+
+
+def verify(session: CloudSession, ids: list[int], count: int) -> tuple[Verified, ...]:
+    """What it says of the last `count` of `ids`; it writes nothing."""
+    request = ConsultRequest(ids, 0, DEADLINE, GREEDY, verify=count)
+    completion = session.ask(request).result(DEADLINE)
+    assert (completion.ids, completion.stopped) == ((), False)
+    return completion.verified
+
+
+class TestVerification:
+    @pytest.fixture(autouse=True)
+    def _verifies(self, backend: Backend) -> None:
+        backend.cloud.check(backend.tokenizer)
+        if not backend.cloud.verifies:
+            pytest.skip("it does not verify")
+
+    def test_what_it_wrote_is_its_own_choice(self, backend: Backend, session: CloudSession) -> None:
+        """To the end token."""
+        completions = whole(backend, session)
+        ids = [*backend.prompt, *(one.ids[0] for one in completions)]
+        for verified, one in zip(verify(session, ids, len(completions)), completions, strict=True):
+            assert verified.ratio == pytest.approx(1, abs=NEAR_TIE)
+            assert verified.id == one.ids[0] or one.top[0][1].id == verified.id
+            if one.logprobs[0] is not None:
+                assert verified.logprob == pytest.approx(one.logprobs[0], abs=NEAR_TIE)
+
+    def test_what_it_would_not_have_written_is_less_likely(
+        self, backend: Backend, session: CloudSession
+    ) -> None:
+        own = ask(session, backend.prompt)
+        other = next(token for token in backend.prompt if token != own.ids[0])
+        (verified,) = verify(session, [*backend.prompt, other], 1)
+        assert verified.id == own.ids[0]
+        assert verified.logprob < verified.best
+        assert verified.ratio < 1
+
+    def test_a_block_is_verified_as_its_ids_are(
+        self, backend: Backend, session: CloudSession
+    ) -> None:
+        ids, count = [*backend.prompt, *backend.prompt[:7]], 7
+        fresh = opened_at(backend)
+        together = verify(fresh, ids, count)
+        fresh.close()
+        for number, one in enumerate(together):
+            end = len(ids) - count + number + 1
+            (alone,) = verify(session, ids[:end], 1)
+            assert alone.logprob == pytest.approx(one.logprob, abs=NEAR_TIE)
+            assert alone.best == pytest.approx(one.best, abs=NEAR_TIE)
+
+    def test_it_writes_on_after_a_correction(self, backend: Backend, session: CloudSession) -> None:
+        drafted = [*backend.prompt, *backend.prompt[:5]]
+        corrected = [*backend.prompt, verify(session, drafted, 5)[0].id]
+        fresh = opened_at(backend)
+        assert ask(session, corrected).ids == ask(fresh, corrected).ids
+        fresh.close()
+
+    def test_only_new_ids_are_computed(self, backend: Backend, session: CloudSession) -> None:
+        if not backend.metered:
+            pytest.skip("the double has no meter")
+        ask(session, backend.prompt)
+        ids = [*backend.prompt, *backend.prompt[:4]]
+        request = ConsultRequest(ids, 0, DEADLINE, GREEDY, verify=4)
+        computed = session.ask(request).result(DEADLINE).computed
+        assert computed is None or computed <= 5 + backend.block
+
+    def test_what_cannot_be_verified_is_refused(
+        self, backend: Backend, session: CloudSession
+    ) -> None:
+        if not backend.bounded:
+            pytest.skip("the double judges whatever it is given")
+        with pytest.raises(CloudRejected):
+            verify(session, backend.prompt, len(backend.prompt))
+        with pytest.raises(CloudRejected):
+            verify(session, backend.prompt * 30, 2)
+        assert len(verify(session, backend.prompt, 3)) == 3
 
 
 def test_closing_twice_is_fine(backend: Backend) -> None:

@@ -4,7 +4,8 @@ They are as their sources say. Values are whatever they are told to be, right or
 word, a meter negative.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -28,22 +29,38 @@ class Writing(msgspec.Struct, frozen=True, kw_only=True):
     took: object = 0.0
 
 
+class Read(NamedTuple):
+    """What an engine says of an id that it was given: its logprob there, the likeliest ids."""
+
+    token: object
+    logprob: object
+    top: list[tuple[object, object]]
+
+
 class Wanted(NamedTuple):
-    """What a request asks for: `n` tokens after `ids`."""
+    """What a request asks for: `n` tokens after `ids`; or what it thinks of the last `verify`.
+
+    One that verifies by writing has them among `ids` too. `prompts` are those of a request with
+    several: then nobody says which id comes after the last.
+    """
 
     ids: list[int]
     n: int
+    verify: int = 0
+    prompts: Sequence[list[int]] = ()
 
 
 class Spoken(NamedTuple):
     """A dialect: where it is asked, by whose models it is known, how it asks and answers.
 
-    `ids` and `n` are its names for these, `spelled` is what it calls the text of ids.
+    `ids` and `n` are its names for these, `spelled` is what it calls the text of ids. `read` is how
+    it answers a request to verify.
     """
 
     path: str
     owner: str
     reply: Callable[[Writing], object]
+    read: Callable[[Sequence[Read], int], object]
     ids: str
     n: str
     spelled: str = "prompt"
@@ -57,7 +74,22 @@ class Spoken(NamedTuple):
         msgspec.convert(asked.get("cache_salt", ""), str)
         asked |= msgspec.convert(asked.get("sampling_params", {}), dict[str, object])
         number = msgspec.convert(asked.get(self.n, 1), int)
-        return Wanted(msgspec.convert(asked.get(self.ids), list[int]), number)
+        sent = msgspec.convert(asked.get(self.ids), list[int | list[int]])
+        if prompts := [one for one in sent if isinstance(one, list)]:
+            return Wanted(prompts[-1], number, len(prompts), prompts)
+        ids = [one for one in sent if isinstance(one, int)]
+        if forced := _forced(asked):
+            return Wanted([*ids, *forced], number, len(forced))
+        start = msgspec.convert(asked.get("logprob_start_len", -1), int)
+        return Wanted(ids, number, len(ids) - start - 1 if start >= 0 else 0)
+
+
+def _forced(asked: Mapping[str, object]) -> list[int]:
+    """The ids that llama-server must write."""
+    rule = msgspec.convert(asked.get("grammar", ""), str)
+    biased = msgspec.convert(asked.get("logit_bias", []), list[tuple[int, float]])
+    first = [int(token) for token in re.findall(r"<\[(\d+)\]>(?!\?)", rule)]
+    return [*first, *(token for token, _ in biased)]
 
 
 def _llama_reply(writing: Writing) -> object:
@@ -78,6 +110,53 @@ def _llama_reply(writing: Writing) -> object:
         },
         "stop_type": "eos" if writing.ended else "limit",
     }
+
+
+def _llama_read(rows: Sequence[Read], length: int) -> object:
+    reported = Writing(
+        ids=[row.token for row in rows],
+        logprobs=[row.logprob for row in rows],
+        top=[row.top[:1] for row in rows],
+        cached=length - len(rows) - 1,
+    )
+    return _llama_reply(reported)
+
+
+def _completion_read(rows: Sequence[Read], length: int) -> object:
+    """The last is first: choices come in no order."""
+    choices = [
+        {
+            "index": index,
+            "text": "",
+            "logprobs": {
+                "tokens": [_named(row.top[0][0])],
+                "token_logprobs": [row.top[0][1]],
+                "top_logprobs": [{str(_named(one)): value for one, value in row.top}],
+            },
+            "finish_reason": "length",
+        }
+        for index, row in enumerate(rows)
+    ]
+    sent = sum(length - 1 - place for place in range(len(rows)))
+    usage = {"prompt_tokens": sent, "prompt_tokens_details": {"cached_tokens": 0}}
+    return {"choices": choices[::-1], "usage": usage}
+
+
+def _sglang_read(rows: Sequence[Read], length: int) -> object:
+    meta = {
+        "finish_reason": {"type": "length"},
+        "prompt_tokens": length,
+        "cached_tokens": length - len(rows) - 1,
+        "e2e_latency": 0.0,
+        "input_token_logprobs": [[None, 0, None], *([row[1], row[0], None] for row in rows)],
+        "input_top_logprobs": [
+            None,
+            *([[value, one, None] for one, value in row.top[:1]] for row in rows),
+        ],
+        "output_token_logprobs": [[-0.1, 97, None]],
+        "output_top_logprobs": [[[-0.1, 97, None]]],
+    }
+    return {"output_ids": [97], "meta_info": meta}
 
 
 def _completion_reply(writing: Writing) -> object:
@@ -129,8 +208,12 @@ def _total(writing: Writing) -> object:
 
 DIALECTS: Mapping[Dialect, Spoken] = {
     "llama-server": Spoken(
-        "/completion", "llamacpp", _llama_reply, "prompt", "n_predict", "content"
+        "/completion", "llamacpp", _llama_reply, _llama_read, "prompt", "n_predict", "content"
     ),
-    "vllm": Spoken("/v1/completions", "vllm", _completion_reply, "prompt", "max_tokens"),
-    "sglang": Spoken("/generate", "sglang", _sglang_reply, "input_ids", "max_new_tokens", "text"),
+    "vllm": Spoken(
+        "/v1/completions", "vllm", _completion_reply, _completion_read, "prompt", "max_tokens"
+    ),
+    "sglang": Spoken(
+        "/generate", "sglang", _sglang_reply, _sglang_read, "input_ids", "max_new_tokens", "text"
+    ),
 }

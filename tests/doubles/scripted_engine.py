@@ -21,14 +21,14 @@ from aiohttp import web
 from edgewise.edge.base import Tokenizer
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.background import Served
-from tests.doubles.engine_dialects import DIALECTS, Dialect, Wanted, Writing
+from tests.doubles.engine_dialects import DIALECTS, Dialect, Read, Wanted, Writing
 
 Misbehaviour = Literal["hang", "reset", "error", "busy", "declined", "garbage"]
 """What to do with a request instead of answering it."""
 
 
 class Twisted(NamedTuple):
-    """The right reply, saying something else."""
+    """The right reply, saying something else of what it wrote; a verification writes nothing."""
 
     how: Callable[[Writing], Writing]
 
@@ -253,6 +253,9 @@ class ScriptedEngine(Served):
     ) -> web.StreamResponse:
         if self.seconds and not isinstance(fault, str):
             await asyncio.sleep(self.seconds)
+        if asked.verify:
+            read = self._dialect.read(self._read(asked), len(asked.ids) + bool(asked.prompts))
+            return await self._reply(request, read, None if isinstance(fault, Twisted) else fault)
         writing = self._written(asked)
         if isinstance(fault, Twisted):
             self.faults += 1
@@ -260,6 +263,20 @@ class ScriptedEngine(Served):
             body = json.dumps(self._dialect.reply(fault.how(writing))).encode()
             return web.Response(body=body, content_type="application/json")
         return await self._reply(request, self._dialect.reply(writing), fault)
+
+    def _read(self, asked: Wanted) -> list[Read]:
+        """The id that it would write has nearly all, the ids after that one less and less."""
+        rows: list[Read] = []
+        for place in range(len(asked.ids) - asked.verify, len(asked.ids)):
+            prefix = asked.ids[:place]
+            if asked.prompts:
+                prefix = asked.prompts[len(rows)]
+            best, size = self.script(prefix), self.tokenizer.size
+            top = [((best + step) % size, -0.1 - 3 * (step > 0) - step) for step in range(20)]
+            token = best if asked.prompts else asked.ids[place]
+            logprob = dict(top).get(token, -9999.0)
+            rows.append(Read(token, logprob, [*top]))
+        return rows
 
     def _written(self, asked: Wanted) -> Writing:
         ids = list(asked.ids)

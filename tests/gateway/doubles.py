@@ -24,11 +24,11 @@ def own_id(prefix: Sequence[int]) -> int:
     return 97 + hash(tuple(prefix)) % 26
 
 
-def read_along(ids: Sequence[int], count: int) -> Completion:
-    """What a `VerifyingEngine` says of the last `count` of `ids`."""
-    at = len(ids) - count
+def read_along(ids: Sequence[int], n: int) -> Completion:
+    """What a `VerifyingEngine` says of the last `n` of `ids`."""
+    at = len(ids) - n
     verified = [_verified(ids[:end], ids[end]) for end in range(at, len(ids))]
-    return Completion(ids=(), logprobs=(), verified=tuple(verified), cached=at, computed=count)
+    return Completion(ids=(), logprobs=(), verified=tuple(verified), cached=at, computed=n)
 
 
 def _verified(prefix: Sequence[int], token: int) -> Verified:
@@ -114,7 +114,7 @@ class VerifyingEngine(PlainEngine):
 
     def __init__(self, name: str = "verifying") -> None:
         super().__init__(name, lambda ids, n: Completion(ids=(own_id(ids),), logprobs=(-0.25,)))
-        self.reads = read_along
+        self.reads: Act = read_along
 
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY

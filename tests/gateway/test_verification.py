@@ -147,7 +147,7 @@ TRUE = Verified(-4.5, 98, -0.25)
 def test_an_engine_that_lies_fails_the_consult(rows: list[Verified]) -> None:
     engine = VerifyingEngine()
     engine.size = 258
-    engine.reads = lambda ids, count: Completion(ids=(), logprobs=(), verified=tuple(rows))
+    engine.reads = lambda ids, n: Completion(ids=(), logprobs=(), verified=tuple(rows))
     with gateway([engine]) as running, opened(running.url) as client:
         assert client.ask(1, 0, IDS, 0, 5000, 0, None, 2)[:3] == [19, 1, "protocol"]
         engine.reads = read_along

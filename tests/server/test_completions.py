@@ -304,20 +304,26 @@ def test_model_ids_choose_who_writes(url: str) -> None:
     assert some["cloud_share"] < 1
 
 
-def test_provenance_is_told_on_demand(url: str) -> None:
-    found = answer(url, model="edgewise@0.2", messages=ASK_HARD, edgewise={"provenance": True})
+@pytest.mark.parametrize(
+    ("model", "reason"), [("edgewise:t0.02", "critical"), ("edgewise@0.2", "corrected")]
+)
+def test_provenance_is_told_on_demand(url: str, model: str, reason: str) -> None:
+    found = answer(url, model=model, messages=ASK_HARD, edgewise={"provenance": True})
     tokens = found["edgewise"]["tokens"]
     assert len(tokens) == found["usage"]["completion_tokens"]
     assert {token["source"] for token in tokens} == {"edge", "cloud"}
     by_cloud = [token for token in tokens if token["source"] == "cloud"]
     assert len(by_cloud) == found["usage"]["edgewise"]["cloud_tokens"]
     for token in by_cloud:
-        assert token["reason"] == "critical"
-        assert 0 <= token["score"] <= 1
+        assert token["reason"] == reason
+        told, untold = ("score", "ratio") if reason == "critical" else ("ratio", "score")
+        assert 0 <= token[told] <= 1
+        assert token[untold] is None
         assert token["edge"]
-        assert token["cloud"]
+        # A verdict names the cloud's own choice, which is the token, and no other.
+        assert bool(token["cloud"]) is (reason == "critical")
     assert found["edgewise"]["timing"]["ttft"] > 0
-    streamed = chunks(url, model="edgewise@0.2", messages=ASK_HARD, edgewise={"provenance": True})
+    streamed = chunks(url, model=model, messages=ASK_HARD, edgewise={"provenance": True})
     own = [chunk["edgewise"] for chunk in streamed if "edgewise" in chunk]
     told = [one["token"] for one in own if "token" in one]
     assert [token["index"] for token in told] == list(range(len(told)))
@@ -397,6 +403,25 @@ def test_a_threshold_gives_one_answer_whatever_was_asked_before(url: str) -> Non
     assert any(cloud for _, cloud in first)
     # By a threshold that no score reaches, the edge writes all.
     assert replied(url, "edgewise:t1", questions[0]) == replied(url, "edgewise:edge", questions[0])
+
+
+def test_a_share_keeps_verification_and_a_threshold_has_the_router(url: str) -> None:
+    question, said = pocketqa().questions[0].prompt, {"edgewise": {"provenance": True}}
+    models = ("edgewise", "edgewise@0.2", "edgewise:t0.2", "edgewise:edge", "edgewise:cloud")
+    found = {
+        model: continued(url, model=model, prompt=question, max_tokens=24, **said)
+        for model in models
+    }
+    usage = {model: reply["usage"]["edgewise"] for model, reply in found.items()}
+    assert [usage[model]["verified_tokens"] > 0 for model in models] == [True] * 2 + [False] * 3
+    for model in models[:2]:
+        ratios = [one["ratio"] for one in found[model]["edgewise"]["tokens"]]
+        assert None not in ratios
+        lowest, at = usage[model]["lowest_ratio"], usage[model]["lowest_at"]
+        assert lowest == ratios[at]
+    assert usage["edgewise:edge"]["lowest_ratio"] is None
+    health = get(f"{url}/health").json()
+    assert (health["verify"], health["cloud_share"], health["threshold"]) == ("on", 0.1, None)
 
 
 def replied(url: str, model: str, prompt: str) -> tuple[str, int]:

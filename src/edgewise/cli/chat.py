@@ -178,9 +178,7 @@ class Conversation:
         if text or end:
             self.turns.append(Turn(question, text, tuple(tokens), end is not None, local))
         if end is not None:
-            cloud, share = self._pair.cloud is not None, self._pair.policy.cloud_share
-            line = render.summary(end, tokens, cloud=cloud, share=share)
-            render.note(line + self._cost())
+            render.note(render.summary(end, tokens, self._pair) + self._cost())
         else:
             render.out.print()
             by_cloud = sum(token.source == "cloud" for token in tokens)
@@ -275,12 +273,13 @@ class Conversation:
         for name in ("#", "token", "by", "reason", score, "wait", "edge", "cloud"):
             table.add_column(name, justify="right" if name in ("#", score, "wait") else "left")
         for token in routed:
+            mark = token.score if token.ratio is None else token.ratio
             table.add_row(
                 str(token.index),
                 self._text(token.id),
                 token.source,
                 token.reason.replace("_", " "),
-                "" if (mark := _mark(token)) is None else f"{mark:.3f}",
+                "" if mark is None else f"{mark:.3f}",
                 f"{1000 * token.wait:.0f} ms",
                 self._candidates(token.edge),
                 self._candidates(token.cloud),
@@ -319,11 +318,6 @@ class Conversation:
         return ", ".join(
             f"{self._text(one.id)} {math.exp(one.logprob):.1%}" for one in candidates[:_SHOWN]
         )
-
-
-def _mark(token: Token) -> float | None:
-    """The router's score, or the ratio where the cloud verified the edge's token."""
-    return token.score if token.ratio is None else token.ratio
 
 
 def _dial(policy: Policy) -> str:

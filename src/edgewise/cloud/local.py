@@ -24,6 +24,9 @@ from edgewise.errors import (
 from edgewise.events import Candidate
 from edgewise.prompts import Prompt
 
+PASS = 64
+"""Most ids of which one pass gives the logits."""
+
 _KEPT = Needs.ENTROPY | Needs.TOP | Needs.LOGITS
 
 _T = TypeVar("_T")
@@ -131,7 +134,7 @@ class LocalSession(CloudSession):
             raise CloudRejected(f"A consult needs ids before it, from 0 to {size - 1}.")
         session = self._opened()
         if request.verify:
-            return self._verify(request, session, started)
+            return self._verify(request, session, started, end)
         cached = session.open(ids)
         written: list[int] = []
         logprobs: list[float] = []
@@ -157,21 +160,30 @@ class LocalSession(CloudSession):
             engine_seconds=time.monotonic() - started,
         )
 
-    def _verify(self, request: ConsultRequest, session: EdgeSession, started: float) -> Completion:
-        """One pass over the block: its last id is not needed, the one before it is."""
+    def _verify(
+        self, request: ConsultRequest, session: EdgeSession, started: float, end: float
+    ) -> Completion:
+        """One pass over the block: its last id is not needed, the one before it is.
+
+        Over a longer one `PASS` ids at a time: each has the logits of a whole vocabulary.
+        """
         ids, start = request.ids, len(request.ids) - request.verify
         if request.n or not start > 0:
             raise CloudRejected("A verification needs ids before its own, and writes none.")
         cached = session.open(ids[: start - 1])
-        steps = session.steps(ids[start - 1 : -1])
-        made = [
-            Verified(
-                max(LEAST, step.logprob(token)),
-                request.sampling.choose(step),
-                step.logprob(step.proposed),
-            )
-            for step, token in zip(steps, ids[start:], strict=True)
-        ]
+        made: list[Verified] = []
+        for at in range(start, len(ids), PASS):
+            self._require_time(end)
+            block = ids[at : at + PASS]
+            steps = session.steps(ids[at - 1 : at - 1 + len(block)])
+            made += [
+                Verified(
+                    max(LEAST, step.logprob(token)),
+                    request.sampling.choose(step),
+                    step.logprob(step.proposed),
+                )
+                for step, token in zip(steps, block, strict=True)
+            ]
         return Completion(
             ids=(),
             logprobs=(),

@@ -117,7 +117,11 @@ class Engine(ABC):
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """No tokens, but `verified`: what the model says of each of the last `count` of `ids`."""
+        """No tokens, but `verified`: what the model says of each of the last `count` of `ids`.
+
+        Others come before them. `Verified.id` is the likeliest, with a temperature too: none of
+        these engines draws at every position. Raises a `CloudError`.
+        """
         raise CloudRejected(f"The engine at {self.url!r} cannot verify tokens.")
 
     async def consult(

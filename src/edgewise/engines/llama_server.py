@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import reduce
 from itertools import count, zip_longest
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
@@ -18,8 +19,8 @@ import msgspec
 from edgewise.completion import Completion, metered
 from edgewise.engines.base import NOBODY, TOP, Client, decoded
 from edgewise.engines.http import HttpEngine
-from edgewise.engines.replies import LlamaTimings, completion_of, llama_sampling
-from edgewise.errors import CloudProtocolError, CloudRejected
+from edgewise.engines.replies import LlamaTimings, completion_of, llama_sampling, verification_of
+from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 from edgewise.sampling import Sampling
 
 # Without it the reply echoes the prompt.
@@ -28,6 +29,9 @@ _FIELDS = ["tokens", "completion_probabilities", "timings", "stop_type", "id_slo
 # Ids of a prompt that is made up to see what is reused, and how many of them are no coincidence.
 _MADE_UP, _NOTED = 32, 16
 
+
+# More than any logit: such an id is written wherever it may be.
+_CERTAIN = 1000.0
 
 LINGER_SECONDS = 60.0
 """Longest time until the server may still start a request that was cancelled."""
@@ -143,7 +147,7 @@ class LlamaServerEngine(HttpEngine):
     server chooses the slot.
     """
 
-    dialect, owner = "llama-server", "llamacpp"
+    dialect, owner, verifies = "llama-server", "llamacpp", True
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         super().__init__(url, key=key, model=model)
@@ -161,13 +165,58 @@ class LlamaServerEngine(HttpEngine):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
+        return await self._written(ids, n, client, llama_sampling(sampling, len(ids)))
+
+    async def verify(
+        self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Completion:
+        """See `Engine.verify`. As dear as writing the ids: a decode step each.
+
+        It tells no logprobs of a prompt, but those of what it writes, before sampling: a grammar
+        makes it write these ids in one request. It declines one with an end token inside, an old
+        one declines any, and of what it drafted it tells nothing: then it is asked for one a time.
+        """
+        try:
+            return await self._forced(ids, count, client)
+        except (CloudProtocolError, CloudRejected, CloudUnavailable) as error:
+            lost = isinstance(error, CloudUnavailable) and not error.declined
+            if count == 1 or lost:
+                raise
+        ends = range(len(ids) - count + 1, len(ids) + 1)
+        parts = [await self._forced(ids[:end], 1, client) for end in ends]
+        return Completion(
+            ids=(),
+            logprobs=(),
+            verified=tuple(one for part in parts for one in part.verified),
+            prompt=reduce(metered, [part.prompt for part in parts]),
+            cached=reduce(metered, [part.cached for part in parts]),
+            computed=reduce(metered, [part.computed for part in parts]),
+            engine_seconds=reduce(metered, [part.engine_seconds for part in parts]),
+        )
+
+    async def _forced(self, ids: Sequence[int], count: int, client: Client) -> Completion:
+        """A verification by a server that can write the last `count` ids only.
+
+        An end token can be no part of a grammar, but may be written at its end.
+        """
+        *first, last = ids[-count:]
+        fields: dict[str, Any] = {"temperature": 0, "logit_bias": [[last, _CERTAIN]]}
+        if first:
+            rule = " ".join(f"<[{token}]>" for token in first)
+            fields["grammar"] = f"root ::= {rule} <[{last}]>?"
+        told = await self._written(ids[:-count], count, client, fields)
+        return verification_of(ids[-count:], told, self.url)
+
+    async def _written(
+        self, ids: Sequence[int], n: int, client: Client, fields: Mapping[str, Any]
+    ) -> Completion:
         body = {
             "prompt": ids,
             "n_predict": n,
             "return_tokens": True,
             "n_probs": TOP,
             "response_fields": _FIELDS,
-            **llama_sampling(sampling, len(ids)),
+            **fields,
         }
         reply = decoded(await self._completion(body, client), _Completion, self.dialect)
         # By position, since an id may come twice; a server may leave the last ones out.

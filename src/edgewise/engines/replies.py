@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from edgewise.completion import Completion
+from edgewise.completion import LEAST, Completion, Verified
 from edgewise.engines.base import TOP
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 from edgewise.events import Candidate
@@ -116,6 +117,22 @@ def completion_of(
         prompt=prompt,
         engine_seconds=seconds,
     )
+
+
+def verification_of(ids: Sequence[int], told: Completion, url: str) -> Completion:
+    """A verification of `ids`, by what the engine at `url` told of each as if it had written them.
+
+    Raises `CloudProtocolError` where that is of other ids, or lacks a logprob or the likeliest.
+    """
+    verified = tuple(
+        Verified(max(logprob, LEAST), top[0].id, top[0].logprob)
+        for logprob, top in zip(told.logprobs, told.top, strict=False)
+        if logprob is not None and top
+    )
+    sizes = {len(told.logprobs), len(told.top), len(verified)}
+    if told.ids != (*ids,) or sizes != {len(ids)}:
+        raise CloudProtocolError(f"{url!r} did not report of all tokens that it was to verify.")
+    return replace(told, ids=(), logprobs=(), top=(), stopped=False, verified=verified)
 
 
 def _candidates(top: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...]:

@@ -8,7 +8,7 @@ import msgspec
 from edgewise.completion import Completion
 from edgewise.engines.base import NOBODY, TOP, Client, Described, decoded
 from edgewise.engines.http import HttpEngine, served_model
-from edgewise.engines.replies import completion_of, has_ended, sampling_fields
+from edgewise.engines.replies import completion_of, has_ended, sampling_fields, verification_of
 from edgewise.errors import CloudRejected
 from edgewise.sampling import Sampling
 
@@ -26,6 +26,8 @@ class _Meta(msgspec.Struct):
     e2e_latency: float | None = None
     output_token_logprobs: list[_Logprob] = []
     output_top_logprobs: list[list[_Logprob] | None] = []
+    input_token_logprobs: list[_Logprob] = []
+    input_top_logprobs: list[list[_Logprob] | None] = []
 
 
 class _Generated(msgspec.Struct):
@@ -36,32 +38,57 @@ class _Generated(msgspec.Struct):
 class SglangEngine(HttpEngine):
     """Implements `Engine`. Its prefix cache is exact to the token."""
 
-    dialect, owner = "SGLang", "sglang"
+    dialect, owner, verifies = "SGLang", "sglang", True
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        body: dict[str, Any] = {
+        parameters = {"max_new_tokens": n, "skip_special_tokens": False}
+        parameters |= _sampling_fields(sampling, len(ids))
+        body = {"input_ids": ids, "sampling_params": parameters, "top_logprobs_num": TOP}
+        reply = await self._generated(body, client)
+        meta = reply.meta_info
+        tops = meta.output_top_logprobs
+        return self._told(reply.output_ids, meta.output_token_logprobs, tops, meta)
+
+    async def verify(
+        self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Completion:
+        """See `Engine.verify`. One prefill; the cache serves all before the id before them."""
+        body = {
             "input_ids": ids,
-            "sampling_params": {
-                "max_new_tokens": n,
-                "skip_special_tokens": False,
-                **_sampling_fields(sampling, len(ids)),
-            },
-            "return_logprob": True,
-            "top_logprobs_num": TOP,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "top_logprobs_num": 1,
+            # Of the id at the start it tells nothing.
+            "logprob_start_len": len(ids) - count - 1,
         }
+        meta = (await self._generated(body, client)).meta_info
+        block, rows = ids[-count:], meta.input_token_logprobs[1:]
+        # It calls the last id of its vocabulary 0.
+        named = [token or sent for (_, token, _), sent in zip(rows, block, strict=False)]
+        told = self._told(named, rows, meta.input_top_logprobs[1:], meta)
+        return verification_of(block, told, self.url)
+
+    async def _generated(self, body: dict[str, Any], client: Client) -> _Generated:
+        body["return_logprob"] = True
         if client.session:
             body["routing_key"] = client.session
         if client.salt and self.salted:
             body["cache_salt"] = client.salt
-        answered = await self.post("/generate", body, client, ids=len(ids))
-        reply = decoded(answered, _Generated, self.dialect)
-        meta = reply.meta_info
+        answered = await self.post("/generate", body, client, ids=len(body["input_ids"]))
+        return decoded(answered, _Generated, self.dialect)
+
+    def _told(
+        self,
+        ids: Sequence[int],
+        rows: Sequence[_Logprob],
+        tops: Sequence[list[_Logprob] | None],
+        meta: _Meta,
+    ) -> Completion:
         return completion_of(
-            reply.output_ids,
-            [logprob for logprob, _, _ in meta.output_token_logprobs],
-            [[(token, logprob) for logprob, token, _ in t or []] for t in meta.output_top_logprobs],
+            ids,
+            [logprob for logprob, _, _ in rows],
+            [[(token, logprob) for logprob, token, _ in top or []] for top in tops],
             stopped=has_ended(meta.finish_reason.type if meta.finish_reason else None, self.url),
             prompt=meta.prompt_tokens,
             cached=meta.cached_tokens,

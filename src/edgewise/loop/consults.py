@@ -144,7 +144,7 @@ class Consults:
             if self._budget.bucket < 1:
                 return "budget"
             n = min(n, int(self._budget.bucket))
-        flight = self._flight(n)
+        flight = self._flight(self._ids, n)
         if isinstance(flight, Flight):
             self.calls += 1
             self._charge(n)
@@ -152,14 +152,7 @@ class Consults:
 
     def verify(self, ids: Sequence[int], count: int) -> Flight | Refusal:
         """Have the last `count` of `ids` verified, or say why they are not."""
-        flight = self._ask_now(ids, 0, count)
-        if not isinstance(flight, Flight) or self.insists or not self._breaker.is_open:
-            return flight
-        if flight.future.done():
-            return flight
-        # A probe flies on, and nobody waits for it.
-        self._forget(flight)
-        return "circuit_open"
+        return self._flight(ids, 0, count)
 
     @property
     def alternates(self) -> bool:
@@ -293,13 +286,13 @@ class Consults:
         self.charged += tokens
         self._budget = replace(self._budget, bucket=self._budget.bucket - tokens)
 
-    def _flight(self, n: int) -> Flight | Refusal:
-        """The consult for the answer's next token: sent now, or in flight since a draft."""
-        ahead = self._flights.get(len(self._ids))
+    def _flight(self, ids: Sequence[int], n: int, verify: int = 0) -> Flight | Refusal:
+        """The consult after `ids`: sent now, or in flight since a draft."""
+        ahead = self._flights.get(len(ids))
         if ahead is not None and ahead.ask != n:
             self._drop([ahead])
             ahead = None
-        flight = ahead or self._ask_now(self._ids, n)
+        flight = ahead or self._ask_now(ids, n, verify)
         if not isinstance(flight, Flight) or self.insists:
             return flight
         if not self._breaker.is_open or flight.future.done():
@@ -312,7 +305,7 @@ class Consults:
             self._drop([flight])
         return "circuit_open"
 
-    def _ask_now(self, ids: Sequence[int], n: int, verify: int = 0) -> Flight | Refusal:
+    def _ask_now(self, ids: Sequence[int], n: int, verify: int) -> Flight | Refusal:
         breaker = self._breaker
         # Asked before the meter, which books what the consult may cost.
         allowed = "yes" if self.insists else breaker.allow()

@@ -255,6 +255,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             cloud_calls=self.usage.cloud_calls + 1,
             cloud_prompt_cached=metered(self.usage.cloud_prompt_cached, completion.cached),
             cloud_prompt_computed=metered(self.usage.cloud_prompt_computed, completion.computed),
+            cloud_completion_tokens=self.usage.cloud_completion_tokens + completion.billed,
         )
         return replace(self, usage=usage)
 

@@ -62,7 +62,7 @@ class Verification(Speculation):
         """`budget` is the answer's at its start, which decides whether it is verified at all."""
         super().__init__(ids, edge, READS_ALONG, consults, rules)
         self.over: list[tuple[Completion | CloudError, Consult]] = []
-        self._refused = rules.policy.refuses(budget, first=True)
+        self._refused: Reason | None = rules.policy.refuses(budget, first=True)
         self._blocks: deque[_Block] = deque()
         self._verdicts: dict[int, Verdict] = {}
         self._unsent = 0

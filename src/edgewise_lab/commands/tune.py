@@ -90,7 +90,7 @@ def tune(
         require_prompts(keep, len(asked.questions))
         parts.require_one_cloud(chosen)
     meter = SpendingMeter()
-    opened = pair.open_pair(replace(chosen, router=parts.NEVER), slots=2)
+    opened = pair.open_pair(replace(chosen, router=pair.NEVER), slots=2)
     hint = resume_hint("What was answered is kept: the same command goes on from there.")
     with opened as models, render.progress(hidden=json) as progress, hint:
         tuned = _tuned(chosen, models, asked, keep, meter, progress)
@@ -189,7 +189,7 @@ def _tell(tuned: _Tuned, meter: SpendingMeter, chosen: Settings, verifies: bool)
     if lost := tuned.lost:
         render.warn(f"prompts left out: {len(lost)}. {next(iter(lost.values()))}")
     if chosen.router is None and verifies:
-        render.note(f"where the cloud verifies no router asks: start with --router {tuned.router}")
+        render.note(f"no router asks where the cloud verifies: add --router {tuned.router}")
     price = price_of(chosen.price) if chosen.price else None
     render.note(f"It took {meter.spent.described(price)}.")
 

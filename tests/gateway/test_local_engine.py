@@ -1,0 +1,162 @@
+"""A GGUF in the gateway's own process: any file, verified by it, tenants apart."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.cloud.base import ConsultRequest
+from edgewise.edge.base import EdgeOptions, Needs
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.engines.base import Client
+from edgewise.errors import CloudRejected, UsageError
+from edgewise.gateway.fleet import engines_at
+from edgewise.gateway.local import SLOTS, LocalEngine
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from tests import models
+from tests.gateway.plain_client import PlainClient
+from tests.gateway.running import Running, device, gateway
+
+PROMPT = list(range(10, 50))
+DEADLINE = 60.0
+ROUNDING = 0.05
+"""Nats by which a batch of several ids may differ from passes over one."""
+
+
+@pytest.fixture(scope="module")
+def long_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model for long texts."""
+    path = tmp_path_factory.mktemp("long") / "long.gguf"
+    return models.write_transformer(path, models.byte_level(), context=2048)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    """The bundled cloud model, by its path."""
+    engine = LocalEngine(str(bundled("cloud")), EdgeOptions(threads=1, context=128))
+    with gateway([engine]) as made:
+        yield made
+
+
+def test_a_model_by_its_path_verifies_as_it_would_write(running: Running) -> None:
+    with (
+        LlamaModel(bundled("cloud"), threads=1) as model,
+        device(running, tokenizer=model.tokenizer) as cloud,
+        closing(cloud.open(Prompt(tuple(PROMPT)))) as session,
+    ):
+        assert cloud.verifies
+        assert "llama.cpp engine" in cloud.vocabulary_check
+        written = session.ask(ConsultRequest(PROMPT, 8, DEADLINE)).result()
+        block = [written.ids[0], 7, *written.ids[2:]]
+        asked = ConsultRequest([*PROMPT, *block], 0, DEADLINE, verify=len(block))
+        verified = session.ask(asked).result().verified
+        alone = model.session(Needs.LOGITS)
+        alone.open(PROMPT)
+        for token, one in zip(block, verified, strict=True):
+            step = alone.step()
+            assert one.logprob == pytest.approx(step.logprob(token), abs=ROUNDING)
+            assert one.best == pytest.approx(step.logprob(step.proposed), abs=ROUNDING)
+            assert step.logprob(one.id) == pytest.approx(one.best, abs=2 * ROUNDING)
+            alone.extend([token])
+        alone.close()
+    assert [one.id for one in verified[:2]] == list(written.ids[:2])
+    assert verified[1].ratio < 1
+
+
+def test_what_its_vocabulary_or_context_lacks_is_rejected(running: Running) -> None:
+    size = running.gateway.fleet.size
+    assert size is not None
+    with PlainClient(running.url) as client:
+        client.send([1, 1, running.gateway.fleet.tokenizer])
+        assert client.receive()[7] is True
+        for ids in ([1, size], [size, 1], [1] * 200):
+            assert client.ask(1, 0, ids, 0, 60_000, 0, None, 1)[:3] == [19, 1, "rejected"]
+        assert len(client.ask(2, 0, PROMPT, 0, 60_000, 0, None, 9)[9]) == 9
+
+
+def test_a_long_block_is_verified_as_its_parts_are(long_path: Path) -> None:
+    ids = [1 + 7 * number % 250 for number in range(720)]
+
+    async def verified(engine: LocalEngine, end: int, count: int) -> list[list[float]]:
+        completion = await engine.verify(ids[:end], count, Sampling())
+        completion.check(asked=0, prompt=end, verify=count)
+        return [[one.logprob, one.best] for one in completion.verified]
+
+    async def both() -> None:
+        engine = LocalEngine(str(long_path), EdgeOptions(threads=1, context=2048))
+        try:
+            whole = await verified(engine, 720, 600)
+            parts = [await verified(engine, end, 60) for end in range(180, 721, 60)]
+        finally:
+            await engine.close()
+        expected = [row for part in parts for row in part]
+        assert len(whole) == len(expected) == 600
+        for one, other in zip(whole, expected, strict=True):
+            assert one == pytest.approx(other, abs=ROUNDING)
+
+    asyncio.run(both())
+
+
+def test_a_tenant_is_not_told_what_another_had_verified() -> None:
+    async def cached(engine: LocalEngine, session: str, tenant: str) -> int | None:
+        client = Client(session, tenant=tenant)
+        return (await engine.verify(PROMPT, 4, Sampling(), client)).cached
+
+    async def all_of_them() -> None:
+        engine = LocalEngine()
+        try:
+            for number in range(SLOTS):
+                assert await cached(engine, f"a{number}", "a") == 0
+            assert await cached(engine, "b0", "b") == 0
+            assert (await cached(engine, "b0", "b") or 0) > len(PROMPT) - 9
+        finally:
+            await engine.close()
+
+    asyncio.run(all_of_them())
+
+
+def test_what_a_gateway_opens_by_an_address(long_path: Path) -> None:
+    def opened(*addresses: str, **how: object) -> list[str]:
+        async def made() -> list[str]:
+            engines = await engines_at(addresses, key=None, **how)  # pyright: ignore[reportArgumentType]
+            try:
+                return [(await engine.describe()).model or "" for engine in engines]
+            finally:
+                for engine in engines:
+                    await engine.close()
+
+        return asyncio.run(made())
+
+    assert opened("bundled") == ["cloud"]
+    assert opened(str(long_path), options=EdgeOptions(context=64)) == ["long"]
+    for addresses, how in (
+        ((str(long_path), "http://127.0.0.1:9"), {}),
+        ((str(long_path), "bundled"), {}),
+        ((str(long_path),), {"kind": "vllm"}),
+        ((str(long_path),), {"model": "long"}),
+        (("./none.gguf",), {}),
+        ((__file__,), {}),
+    ):
+        with pytest.raises(UsageError) as refused:
+            opened(*addresses, **how)
+        assert refused.value.setting == "engine"
+    with pytest.raises(UsageError) as refused:
+        opened(str(long_path), options=EdgeOptions(context=4096))
+    assert refused.value.setting == "ctx"
+
+
+def test_its_options_are_honoured(long_path: Path) -> None:
+    async def asked(context: int) -> None:
+        engine = LocalEngine(str(long_path), EdgeOptions(threads=1, context=context))
+        try:
+            await engine.complete([1] * 100, 1, Sampling())
+        finally:
+            await engine.close()
+
+    asyncio.run(asked(128))
+    with pytest.raises(CloudRejected):
+        asyncio.run(asked(64))
