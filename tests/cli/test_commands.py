@@ -138,9 +138,11 @@ def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
     result = edgewise("run", PROMPT)
     assert (result.code, result.out) == (0, text + "\n")
     summary = result.err.splitlines()[-1]
-    assert re.fullmatch(
-        r"\d+ edge \+ \d+ cloud tokens, \d+ verified · [\d.]+ s · .*[\d.]+%.* 10%.*", summary
-    )
+    share = r"(used|cloud share) [\d.]+%.* 10%.*"
+    verified = rf"verified by cloud: \d+ of \d+ tokens corrected \({share}\).* · [\d.]+ s"
+    assert re.fullmatch(verified, summary)
+    routed = edgewise("run", PROMPT, "--cloud-share", "10%", "--verify", "off").err.splitlines()[-1]
+    assert re.fullmatch(rf"\d+ edge \+ \d+ cloud tokens · [\d.]+ s · {share}", routed)
     # The router of a constant wants the cloud nowhere, or everywhere: then the bucket is empty.
     found = [
         edgewise("run", PROMPT, "--router", f"constant:{score}", "--cloud-share", "0.5%").err
@@ -265,7 +267,7 @@ def test_an_endless_stdin_is_told_of(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert out.strip()
-    assert "cloud tokens" in err
+    assert "verified by" in err
 
 
 @pytest.mark.deep

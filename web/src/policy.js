@@ -1,4 +1,5 @@
 // When to consult (loop/policy.py): threshold, cloud share, cap, span and deadline live here alone.
+// In a browser nothing is verified: routers alone decide.
 import { UsageError } from "./errors.js";
 
 const INITIAL_BUCKET = 16;

@@ -178,9 +178,7 @@ class Conversation:
         if text or end:
             self.turns.append(Turn(question, text, tuple(tokens), end is not None, local))
         if end is not None:
-            cloud, share = self._pair.cloud is not None, self._pair.policy.cloud_share
-            line = render.summary(end, tokens, cloud=cloud, share=share)
-            render.note(line + self._cost())
+            render.note(render.summary(end, tokens, self._pair) + self._cost())
         else:
             render.out.print()
             by_cloud = sum(token.source == "cloud" for token in tokens)

@@ -170,19 +170,17 @@ def warn_of_toy(edge: str, prompt: str) -> None:
         )
 
 
-def summary(
-    answer: Finished, tokens: Sequence[Token], *, cloud: bool, share: float | None = None
-) -> str:
-    """One line after an answer: tokens by source, time, what was used of the `share`, and cost.
-
-    `cloud`: whether there is one.
-    """
+def summary(answer: Finished, tokens: Sequence[Token], pair: Pair) -> str:
+    """One line after an answer: who wrote it, time, what was used of the cloud share, and cost."""
+    cloud, share = pair.cloud, pair.policy.cloud_share
     usage, seconds = answer.usage, answer.timing.total
     total, by_cloud = usage.edge_tokens + usage.cloud_tokens, usage.cloud_tokens
-    if cloud:
-        verified = f", {usage.verified_tokens} verified" if usage.verified_tokens else ""
+    # A conversation that stays here has routed tokens.
+    verified = pair.policy.verifies and any(one.reason != "below_threshold" for one in tokens)
+    if cloud is not None:
+        wrote = f"{usage.edge_tokens} edge + {by_cloud} cloud tokens"
         parts = [
-            f"{usage.edge_tokens} edge + {by_cloud} cloud tokens{verified}",
+            _verified(usage, tokens, cloud.name, share) if verified else wrote,
             f"{seconds:.{1 if seconds >= 1 else 2}f} s",
         ]
     else:
@@ -190,7 +188,7 @@ def summary(
     if answer.finish_reason == "length":
         why = ", since the answer repeats itself" if usage.repeats else ""
         parts.append(f"cut at {total} tokens{why}")
-    if cloud and share is not None and 0 < share < 1:
+    if cloud is not None and not verified and share is not None and 0 < share < 1:
         parts.append(_used(usage.cloud_share, share, tokens))
     if usage.cost:
         parts.append(costed(usage.cost))
@@ -209,11 +207,29 @@ _HELD_BACK = {
 """Why consults that the router wanted were not made; a fault names itself."""
 
 
-def _used(used: float, share: float, tokens: Sequence[Token]) -> str:
-    """What was used of the cloud share, wasted tokens included, and why more or much less."""
-    told = f"used {used:.1%} of the {100 * share:g}% allowed"
+def _verified(usage: Usage, tokens: Sequence[Token], cloud: str, share: float | None) -> str:
+    """What came of the verification: corrections, the least sure token, and what was left out."""
+    corrected = sum(token.reason == "corrected" for token in tokens)
+    used = "" if share is None else f" ({_of_share(usage.cloud_share, share)})"
+    told = f"verified by {cloud}: {corrected} of {len(tokens)} tokens corrected{used}"
+    if usage.lowest_ratio is not None and usage.lowest_ratio < 0.995:
+        told += f"; least sure: token {usage.lowest_at}, {usage.lowest_ratio:.2g} of its likeliest"
+    unread = (one for one in tokens if one.source == "edge" and one.ratio is None)
+    left = Counter(one.reason for one in unread if one.reason != "forced")
+    for reason, count in left.most_common():
+        told += f"; {count} not verified: {_HELD_BACK.get(reason, reason)}"
+    return told
+
+
+def _of_share(used: float, share: float) -> str:
     if used > share:
         return f"cloud share {used:.1%}: {100 * share:g}% are allowed over all answers"
+    return f"used {used:.1%} of the {100 * share:g}% allowed"
+
+
+def _used(used: float, share: float, tokens: Sequence[Token]) -> str:
+    """What was used of the cloud share, wasted tokens included, and why much less."""
+    told = _of_share(used, share)
     if used >= share / 2:
         return told
     held = Counter(
@@ -222,8 +238,6 @@ def _used(used: float, share: float, tokens: Sequence[Token]) -> str:
         if token.reason in _HELD_BACK or token.reason in get_args(Fault)
     )
     if not held:
-        if any(token.ratio is not None for token in tokens):
-            return f"{told}: the cloud lets the rest stand"
         return f"{told}: the router found no more places"
     reason = held.most_common(1)[0][0]
     return f"{told}: {_HELD_BACK.get(reason, f'consults failed ({reason})')}"
@@ -231,11 +245,10 @@ def _used(used: float, share: float, tokens: Sequence[Token]) -> str:
 
 def statistics(usage: Usage, timing: Timing) -> str:
     """The line of `--stats`: shares, consults, cloud tokens read and written, speed."""
-    total, lowest = usage.edge_tokens + usage.cloud_tokens, usage.lowest_ratio
+    total = usage.edge_tokens + usage.cloud_tokens
     parts = [
         f"cloud share {usage.cloud_share:.1%} with {usage.wasted_tokens} wasted",
         f"{usage.correction_tokens} corrections",
-        *([] if lowest is None else [f"lowest ratio {lowest:.2g} at token {usage.lowest_at}"]),
         f"{usage.cloud_calls} consults, {usage.failed_calls} failed",
         f"cloud prompt {metered(usage.cloud_prompt_computed)} computed, "
         f"{metered(usage.cloud_prompt_cached)} cached",

@@ -94,8 +94,7 @@ def _show(pair: Pair, events: Generation, *, stats: bool) -> None:
     """The answer as it comes, and what it came to, interrupted or not."""
     tokens, end = render.watched(events, pair)
     if end is not None:
-        share = pair.policy.cloud_share
-        render.note(render.summary(end, tokens, cloud=pair.cloud is not None, share=share))
+        render.note(render.summary(end, tokens, pair))
         if stats:
             render.note(render.statistics(end.usage, end.timing))
             render.note(f"vocabulary: {pair.cloud.vocabulary_check}" if pair.cloud else "no cloud")

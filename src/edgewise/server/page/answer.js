@@ -2,10 +2,11 @@
 //
 //   mode       "pair", "edge" or "cloud"; `model` is the id that was asked for
 //   phase      "waiting", "writing", "done", "stopped" or "failed"
-//   tokens     [{index, id, text, source, reason, score, seconds, wait, edge, cloud, draft, shown, kind}]:
+//   tokens     [{index, id, text, source, reason, score, seconds, wait, edge, cloud, draft, ratio, shown, kind}]:
 //              the server's provenance, the text that it brought (`shown`) and its kind (`kindOf`);
 //              `edge` and `cloud` are candidates, best first: {token, logprob}; `draft` is what the
-//              edge would have written where the cloud did: {id, text}
+//              edge would have written where the cloud did: {id, text}; `ratio` is how likely the
+//              cloud holds the edge's token, over its own likeliest, where it verified that
 //   pending    [{index, text}], draft tokens of the edge's during a consult
 //   tail       text that no token brought: what was held back until the end
 //   problem    "" or a sentence
@@ -42,6 +43,11 @@ export class Answer {
 
   get said() {
     return this.tokens.map((token) => token.shown).join("") + this.tail;
+  }
+
+  // Whether the cloud read along, rather than being asked by a router.
+  get verified() {
+    return this.tokens.some(wasVerified);
   }
 
   get busy() {
@@ -126,6 +132,11 @@ export function faultOf(token) {
 export function inVain(token) {
   return Boolean(faultOf(token)) && token.reason !== "circuit_open";
 }
+
+const wasVerified = ({ ratio }) => ratio != null;
+
+// Whether it is the edge's, and the cloud never read it.
+export const isUnread = (token) => token.source === "edge" && !wasVerified(token) && token.reason !== "forced";
 
 // "edge", "fallback" (the cloud failed, now or before), "confirmed" (the cloud's token is what the edge
 // would have written), "changed", or "alone" where nobody knows what the edge would have written, or

@@ -1,8 +1,8 @@
 // One sentence about an answer: what the cloud did, and what came of it as far as that is known.
-import { inVain } from "./answer.js";
+import { inVain, isUnread } from "./answer.js";
 import { el } from "./dom.js";
 import { state } from "./state.js";
-import { heldBack, isWrapped, plural, visible, wrapped } from "./wording.js";
+import { heldBack, isSure, isWrapped, ofLikeliest, plural, visible, whyNot, wrapped } from "./wording.js";
 
 const SHOWN = 3; // changes
 
@@ -21,17 +21,26 @@ function done(turn, answer) {
   if (state.health?.cloud === null) return [];
   if (mode === "edge") return [`The edge wrote all ${count}. `];
   const cloud = tokens.filter((token) => token.source === "cloud");
-  if (cloud.length === tokens.length) return [`The cloud wrote all ${count}. `];
   const changed = tokens.filter((token) => token.kind === "changed");
-  if (changed.length) {
-    const more = changed.length > SHOWN ? ` and ${changed.length - SHOWN} more` : "";
-    const shown = changed.slice(0, SHOWN).flatMap((token, place) => [place ? ", " : "", change(token)]);
-    return [`The cloud changed ${changed.length} of ${count}: `, ...shown, `${more}. `];
-  }
+  const more = changed.length > SHOWN ? ` and ${changed.length - SHOWN} more` : "";
+  const shown = changed.slice(0, SHOWN).flatMap((token, place) => [place ? ", " : "", change(token)]);
+  if (answer.verified) return [`Verified by the cloud, which corrected ${changed.length || "none"} of ${count}`, shown.length ? ": " : "", ...shown, more, ...verification(tokens), ". "];
+  if (cloud.length === tokens.length) return [`The cloud wrote all ${count}. `];
+  if (changed.length) return [`The cloud changed ${changed.length} of ${count}: `, ...shown, `${more}. `];
   if (cloud.some((token) => token.kind === "alone")) return [`The cloud wrote ${cloud.length} of ${count}. `];
   if (cloud.length) return [`The cloud was asked for ${cloud.length} of ${count} and agreed with the edge. `];
   if (answer.usage?.edgewise.cloud_calls || tokens.some(inVain)) return [`The edge wrote all ${count}. `];
   return [`Nothing was asked of the cloud: ${reason(turn, answer)}. `];
+}
+
+// The least sure token that stands, and what was not verified.
+function verification(tokens) {
+  const [least] = tokens.filter((token) => token.reason === "verified" && !isSure(token)).sort((one, other) => one.ratio - other.ratio);
+  const left = tokens.filter(isUnread).map(whyNot);
+  return [
+    least ? `; least sure: “${visible(least.text)}”, ${ofLikeliest(least)}` : "",
+    ...[...new Set(left)].map((why) => `; ${left.filter((one) => one === why).length} not verified: ${why}`),
+  ];
 }
 
 const change = (token) => el("span", { class: "change" }, el("del", {}, visible(token.draft.text)), " → ", el("b", {}, visible(token.shown)));

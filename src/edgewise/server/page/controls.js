@@ -66,7 +66,8 @@ function form() {
   const dial = byId("share");
   if (document.activeElement !== dial || settings.share === "") dial.value = share ?? 0;
   dial.disabled = closed || ["edge", "cloud"].includes(mode);
-  byId("share-value").textContent = share !== null ? `${share}%` : health?.threshold != null ? `threshold ${health.threshold}` : "";
+  const dialled = health?.threshold != null ? `threshold ${health.threshold}` : health?.verify === "exact" ? "exact" : "";
+  byId("share-value").textContent = share !== null ? `${share}%` : dialled;
   byId("disconnect").hidden = !underWay;
   byId("disconnect").disabled = !Object.values(conversation.turns.at(-1)?.answers ?? {}).some(canDisconnect);
   byId("send").textContent = underWay ? "Stop" : "Send";

@@ -42,7 +42,7 @@ function aboutShare(answer) {
   if (allowed === null || !cloudOf(answer)) return null;
   if (used > allowed) return el("p", {}, "The share holds over all answers: one may have what others left, or eight tokens before any.");
   if (used >= allowed / 2) return null;
-  return el("p", {}, `Less than allowed: ${heldBack(answer) ?? "elsewhere the router was below its threshold"}.`);
+  return el("p", {}, `Less than allowed: ${heldBack(answer) ?? (answer.verified ? "the cloud lets the other tokens stand" : "elsewhere the router was below its threshold")}.`);
 }
 
 // What nobody counted is a dash.

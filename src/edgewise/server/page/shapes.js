@@ -14,7 +14,7 @@ const counts = (...names) => Object.fromEntries(names.map((name) => [name, numbe
 const candidates = maybe(list(record({ token: text, logprob: maybe(number), bytes: maybe(list(number)) })));
 const token = {
   ...counts("index", "id", "seconds", "wait"),
-  ...{ text, source: text, reason: text, score: maybe(number), threshold: maybe(number) },
+  ...{ text, source: text, reason: text, score: maybe(number), threshold: maybe(number), ratio: maybe(number) },
   ...{ edge: candidates, cloud: candidates, draft: maybe(record({ id: number, text })) },
 };
 const timing = record(counts("ttft", "total"));
@@ -58,7 +58,7 @@ export const isConversation = record({
 
 export const isHealth = record({
   ...{ edge: text, cloud: maybe(text), edge_parameters: maybe(number), cloud_parameters: maybe(number) },
-  ...{ cloud_share: maybe(number), threshold: maybe(number), temperature: maybe(number),
+  ...{ cloud_share: maybe(number), threshold: maybe(number), verify: maybe(text), temperature: maybe(number),
     top_k: maybe(number), top_p: maybe(number), min_p: maybe(number) },
 });
 

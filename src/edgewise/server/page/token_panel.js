@@ -11,21 +11,22 @@ export function drawTokenPanel() {
   const before = panel.classList.contains("pinned");
   panel.classList.toggle("pinned", pinned);
   panel.hidden = !token;
-  fill(panel, [pinned, token ?? null], () => (token ? about(token, answer.mode, pinned) : []));
+  fill(panel, [pinned, token ?? null], () => (token ? about(token, answer, pinned) : []));
   if (pinned && !before) panel.querySelector("button").focus();
 }
 
-function about(token, mode, pinned) {
+function about(token, answer, pinned) {
   const rows = Array.from({ length: Math.max(token.edge.length, token.cloud.length) });
+  const models = ["edge", "cloud"].filter((name) => token[name].length);
   return [
     pinned && el("button", { class: "close", type: "button", onclick: closeTokenPanel }, "Close"),
     el("p", {}, el("bdi", {}, `“${token.text}”`), ` ${whoWrote(token)}`),
-    el("p", { class: "note" }, reasonInWords(token, mode)),
+    el("p", { class: "note" }, reasonInWords(token, answer)),
     el(
       "table",
       {},
-      el("thead", {}, el("tr", {}, el("th", { colspan: 2, scope: "col" }, "edge"), el("th", { colspan: 2, scope: "col" }, "cloud"))),
-      el("tbody", {}, rows.map((_, place) => el("tr", {}, cells(token.edge[place]), cells(token.cloud[place])))),
+      el("thead", {}, el("tr", {}, models.map((name) => el("th", { colspan: 2, scope: "col" }, name)))),
+      el("tbody", {}, rows.map((_, place) => el("tr", {}, models.map((name) => cells(token[name][place]))))),
     ),
     el("details", { class: "note" }, el("summary", {}, "Details"), measured(token).join(", ")),
   ];
@@ -33,7 +34,8 @@ function about(token, mode, pinned) {
 
 function measured(token) {
   const threshold = token.threshold?.toFixed(3) ?? "–";
-  const score = token.score == null ? [] : [`score ${token.score.toFixed(3)} (threshold ${threshold})`];
+  const [name, value] = token.ratio == null ? ["score", token.score] : ["ratio", token.ratio];
+  const score = value == null ? [] : [`${name} ${value.toFixed(3)} (threshold ${threshold})`];
   return [token.reason.replaceAll("_", " "), ...score, ...(token.wait >= 0.001 ? [`waited ${milliseconds(token.wait)}`] : [])];
 }
 

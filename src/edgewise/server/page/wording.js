@@ -1,5 +1,5 @@
 // What the page says of tokens, numbers and questions.
-import { faultOf, inVain } from "./answer.js";
+import { faultOf, inVain, isUnread } from "./answer.js";
 
 export const NAMES = { pair: "Pair", edge: "Edge alone", cloud: "Cloud alone" };
 
@@ -17,7 +17,8 @@ const KINDS = {
 };
 
 export function whoWrote(token) {
-  if (token.kind === "changed") return `written by the cloud; the edge would have written “${visible(token.draft.text)}”`;
+  const had = token.reason === "corrected" ? "had" : "would have";
+  if (token.kind === "changed") return `written by the cloud; the edge ${had} written “${visible(token.draft.text)}”`;
   return KINDS[token.kind === "fallback" && !inVain(token) ? "edge" : token.kind];
 }
 
@@ -43,13 +44,25 @@ const OTHERS = {
 // Of the first reason that held one back in this answer, if there is one.
 export const heldBack = ({ tokens }) => HELD[Object.keys(HELD).find((name) => tokens.some((token) => token.reason === name))];
 
-export function reasonInWords(token, mode) {
+export function reasonInWords(token, { mode, verified }) {
   const { reason, source, threshold } = token;
+  if (reason === "verified") return isSure(token) ? "it is the cloud's likeliest, too" : `the cloud lets it stand: ${ofLikeliest(token)}`;
+  if (reason === "corrected") {
+    const needed = threshold < 1 ? `it needs ${decimal(threshold)} to stand` : "here only the cloud's own choice stands";
+    return `the edge's is at ${decimal(token.ratio)} of the cloud's likeliest; ${needed}`;
+  }
   if (mode === "cloud" && source === "cloud") return "the cloud was to write all";
   if (mode === "edge" || (reason === "below_threshold" && threshold === null)) return "the cloud was not to be asked";
+  if (verified && isUnread(token)) return `not verified: ${whyNot(token)}`;
   if (faultOf(token) && inVain(token)) return `the cloud was asked, and ${faultOf(token)}`;
   return HELD[reason] ? `the router was not sure of it, but ${HELD[reason]}` : (OTHERS[reason] ?? reason);
 }
+
+// A ratio as nobody would tell it from 1.
+export const isSure = ({ ratio }) => ratio == null || ratio >= 0.995;
+export const ofLikeliest = ({ ratio }) => `${decimal(ratio)} of its likeliest`;
+export const whyNot = (token) => (faultOf(token) ? `the cloud ${faultOf(token)}` : (HELD[token.reason] ?? token.reason));
+const decimal = (value) => ((value ?? 1) < 0.01 ? "under 0.01" : Number((value ?? 1).toPrecision(2)));
 
 // What stands alone has no neighbours that show its spaces; a token without text ends the answer, or
 // is a part of a character.
