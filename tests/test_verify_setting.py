@@ -54,7 +54,7 @@ AGAINST: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", AGAINST, ids=str)
+@pytest.mark.parametrize("given", AGAINST, ids=lambda given: ",".join(given))
 def test_auto_leaves_it_to_routers_where_something_is_against_it(given: dict[str, Any]) -> None:
     """And `on` and `exact` are refused there."""
     with pair(**given) as made:
