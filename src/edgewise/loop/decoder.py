@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.record import SentRecord
-from edgewise.costs.meter import AnswerCosts, Billing, CloudTokens
+from edgewise.costs.meter import AnswerCosts, Billing, CloudTokens, Limits
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
@@ -110,6 +110,8 @@ class Decoder:
         # The share of a further cloud bounds what it is asked for, and a block is not asked for.
         verify = policy.verifies and bool(tiers) and tiers[0].share is None
         verify = verify and tiers[0].cloud.verifies
+        limited = self.billing is not None and self.billing.limits != Limits(alone=False)
+        verify = verify and (tiers[0].cloud.reads_once or not limited)
         rules = Rules(
             policy=policy,
             sampling=sampling or Sampling(),
