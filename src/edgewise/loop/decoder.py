@@ -107,11 +107,6 @@ class Decoder:
         if self.edge.abilities.rewinds == "no":
             # A draft that is rejected would cost reading everything again.
             policy = replace(policy, speculate=0, verify="off")
-        # The share of a further cloud bounds what it is asked for, and a block is not asked for.
-        verify = policy.verifies and bool(tiers) and tiers[0].share is None
-        verify = verify and tiers[0].cloud.verifies
-        limited = self.billing is not None and self.billing.limits != Limits(alone=False)
-        verify = verify and (tiers[0].cloud.reads_once or not limited)
         rules = Rules(
             policy=policy,
             sampling=sampling or Sampling(),
@@ -125,9 +120,18 @@ class Decoder:
             constraint=grammar.constraint(len(prompt.ids)) if grammar else None,
             pending=pending,
             candidates=candidates,
-            verify=verify,
+            verify=policy.verifies and bool(tiers) and self._can_verify(tiers[0]),
         )
         return self._generation(prompt, rules, tiers, budget or Budget(), at_end)
+
+    def _can_verify(self, nearest: Tier) -> bool:
+        """Whether it can within what was promised: by a share of its own, and by limits on costs.
+
+        Corrections are no consults, which such a share counts.
+        """
+        limited = self.billing is not None and self.billing.limits != Limits(alone=False)
+        cloud = nearest.cloud
+        return cloud.verifies and nearest.share is None and (cloud.reads_once or not limited)
 
     def _generation(
         self,
