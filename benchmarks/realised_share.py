@@ -1,16 +1,18 @@
 """What a cloud share buys as served: `python -m benchmarks.realised_share TASK --edge --cloud`.
 
-Opens the pair once for each router and share, as `edgewise serve` does: one budget for all answers,
-the threshold started and moved as it is for users. Every `--router` and `--cloud-share` answers the
-first questions behind `--skip`. The second row of each is the threshold that it starts at, held: if
-it has more right at the same share, the controller is at fault. Prints Markdown: right answers and
-the realised share with 95% intervals over questions, dropped tokens, seconds. Interrupted, it goes
-on.
+Opens the pair once for each row, as `edgewise serve` does: one budget for all answers, the ratio of
+verification or the router's threshold started and moved as it is for users. The first questions
+behind `--skip` are answered with verification at every `--cloud-share`, exactly, and by every
+`--router` at every share; these have a second row, the threshold that they start at, held: if it
+has more right at the same share, the controller is at fault. Prints Markdown: right answers and the
+realised share with 95% intervals over questions, requests, dropped tokens, seconds. Interrupted, it
+goes on.
 """
 
 import argparse
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -33,6 +35,7 @@ class Answered(msgspec.Struct, frozen=True):
     by_cloud: int
     wasted: int
     seconds: float
+    requests: int = 0
 
 
 def measured(task: Task, path: Path, pair: Pair) -> list[Answered]:
@@ -53,12 +56,13 @@ def measured(task: Task, path: Path, pair: Pair) -> list[Answered]:
                 usage.cloud_tokens,
                 usage.wasted_tokens,
                 time.monotonic() - begun,
+                usage.cloud_calls,
             )
             append(path, one)
     return read(path, Answered)
 
 
-def row(named: str, share: float, found: list[Answered]) -> list[str]:
+def row(named: str, share: float | None, found: list[Answered]) -> list[str]:
     tokens, cloud = [one.tokens for one in found], [one.by_cloud for one in found]
     low, high = ratio_interval(cloud, tokens)
     right = [float(one.right) for one in found]
@@ -66,10 +70,11 @@ def row(named: str, share: float, found: list[Answered]) -> list[str]:
     return line(
         [
             named,
-            f"{share:.0%}",
+            "" if share is None else f"{share:.0%}",
             f"{sum(right) / len(right):.1%} ({ends[0]:.1%} to {ends[1]:.1%})",
             f"{sum(cloud) / sum(tokens):.1%} ({low:.1%} to {high:.1%})",
             f"{sum(tokens) / len(found):.1f}",
+            f"{sum(one.requests for one in found) / len(found):.1f}",
             f"{sum(one.wasted for one in found) / len(found):.1f}",
             f"{sum(one.seconds for one in found) / len(found):.2f}",
         ]
@@ -83,6 +88,7 @@ def main() -> None:
     parser.add_argument("--edge", required=True)
     parser.add_argument("--cloud", required=True)
     parser.add_argument("--router", action="append", default=[])
+    parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--cloud-share", type=float, action="append", default=[])
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--skip", type=int, default=0)
@@ -93,25 +99,27 @@ def main() -> None:
     questions = task.questions[chosen.skip : chosen.skip + chosen.questions]
     task = msgspec.structs.replace(task, questions=questions)
     chosen.work.mkdir(parents=True, exist_ok=True)
-    head = ["router", "asked", "right", "realised", "tokens an answer", "dropped", "seconds"]
-    print("\n".join(line(head, head=True)), flush=True)
-    for share in chosen.cloud_share or [0.05, 0.1]:
-        for router in chosen.router or ["auto"]:
-            opened = partial(
-                Pair,
-                edge=chosen.edge,
-                cloud=chosen.cloud,
-                router=router,
-                threads=chosen.threads,
-                temperature=0.0,
-            )
-            served = opened(cloud_share=share)
-            name, start = Path(router).name, served.policy.threshold
-            found = measured(task, chosen.work / f"{name}-{share:g}.jsonl", served)
-            print("\n".join(row(f"{name}, as served", share, found)), flush=True)
-            path = chosen.work / f"{name}-{share:g}-static.jsonl"
-            found = measured(task, path, opened(threshold=start))
-            print("\n".join(row(f"{name}, threshold {start:.3g}", share, found)), flush=True)
+    head = ["system", "asked", "right", "realised", "tokens an answer", "requests", "dropped"]
+    print("\n".join(line([*head, "seconds"], head=True)), flush=True)
+    of_both = {"edge": chosen.edge, "cloud": chosen.cloud, "threads": chosen.threads}
+    opened = partial(Pair, **of_both, temperature=0.0)
+
+    def shown(named: str, share: float | None, kept: str, pair: Pair) -> None:
+        found = measured(task, chosen.work / f"{kept}.jsonl", pair)
+        print("\n".join(row(named, share, found)), flush=True)
+
+    shares = chosen.cloud_share or [0.05, 0.1]
+    for share in shares if chosen.verify else ():
+        shown("verify", share, f"verify-{share:g}", opened(verify="on", cloud_share=share))
+    if chosen.verify:
+        shown("exact", None, "exact", opened(verify="exact"))
+    for router, share in product(chosen.router or ["auto"], shares):
+        asking = partial(opened, router=router, verify="off")
+        served = asking(cloud_share=share)
+        name, start = Path(router).name, served.policy.threshold
+        shown(f"{name}, as served", share, f"{name}-{share:g}", served)
+        held = f"{name}-{share:g}-static"
+        shown(f"{name}, threshold {start:.3g}", share, held, asking(threshold=start))
 
 
 if __name__ == "__main__":

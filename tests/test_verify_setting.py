@@ -77,9 +77,9 @@ def test_auto_verifies_and_then_no_router_asks() -> None:
 
 
 def test_at_a_price_a_router_asks_unless_it_is_wished() -> None:
-    for given, verify in (({}, "off"), ({"verify": "on"}, "on"), ({"verify": "exact"}, "exact")):
-        with pair(price="0.28,0.028,0.42", **given) as made:
-            assert made.policy.verify == verify
+    for word, comes_to in (("auto", "off"), ("on", "on"), ("exact", "exact")):
+        with pair(price="0.28,0.028,0.42", verify=word) as made:
+            assert made.policy.verify == comes_to
 
 
 @pytest.mark.parametrize("word", ["on", "ON", "Auto"])

@@ -19,14 +19,16 @@ from edgewise.testing.scripted_edge import HIDDEN, ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.plan import (
     BASELINES,
     COMMIT_POINT,
+    EXACT,
     ORACLE,
     SOME_COMMIT_POINTS,
+    VERIFY,
     Contender,
     Evaluation,
     contender_named,
     manifest,
 )
-from edgewise_lab.evaluation.report import CLOUD, EDGE
+from edgewise_lab.evaluation.report import CLOUD, EDGE, SERVED
 from edgewise_lab.evaluation.store import OUTCOMES, THRESHOLDS, Cell, Store
 from edgewise_lab.evaluation.systems import Outcome, cloud_share
 from edgewise_lab.evaluation.tasks.base import Question, Task
@@ -169,6 +171,21 @@ def test_how_many_answers_a_run_takes_is_known_before(baselines: bool, choices: 
     asked = ([contender_named("random")], [0.1, 0.3])
     planned.run(*asked, baselines=baselines)
     assert len(done) == planned.answers(*asked, baselines=baselines)
+
+
+def test_verification_is_a_baseline_where_the_cloud_can() -> None:
+    """Exact, the answers are the cloud's own."""
+    done: list[None] = []
+    cloud = ScriptedCloud(replying(RIGHT, prompt=PROMPT), verifies=True)
+    planned = evaluation(cloud=cloud, done=done)
+    asked = ([contender_named("random")], [0.1, 0.3])
+    found = planned.run(*asked, baselines=True)
+    assert len(done) == planned.answers(*asked, baselines=True)
+    served = [Cell(VERIFY + SERVED, share) for share in (0.1, 0.3)]
+    assert all(found[cell][0].text == RIGHT for cell in served)
+    assert [o.text for o in found[EXACT]] == [o.text for o in found[CLOUD]]
+    assert 0 < sum(o.changed for o in found[EXACT]) < sum(o.output_tokens for o in found[EXACT])
+    assert not evaluation().verified([0.1])
 
 
 def test_a_task_of_both_kinds_says_that_some_have_no_commit_point() -> None:

@@ -271,7 +271,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
         That was asked for all the same, so it counts.
         """
-        queue = (Queued(by.id, by.best, (), ends=False, last=True),) if fits else ()
+        # What is drawn need not be the likeliest, whose logprob alone is known.
+        known = by.best if rules.sampling.greedy else None
+        top = () if known is None else (Candidate(by.id, known),)
+        queue = (Queued(by.id, known, top, ends=False, last=True),) if fits else ()
         usage = replace(
             self.usage,
             wasted_tokens=self.usage.wasted_tokens + (not fits),

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
@@ -152,6 +152,20 @@ class LinkBench:
 
     def row(self, conditions: Conditions, done: Callable[[], None] = lambda: None) -> LinkRow:
         """Measure; `done` is called after each answer."""
+        policies = {
+            "edge": Policy(cloud_share=0.0),
+            "waiting": Policy(threshold=conditions.threshold),
+            "speculating": conditions.speculating,
+        }
+        return _row(conditions, self.ways(conditions, policies, done))
+
+    def ways(
+        self,
+        conditions: Conditions,
+        policies: Mapping[str, Policy],
+        done: Callable[[], None] = lambda: None,
+    ) -> dict[str, Way]:
+        """The answers by each of the policies, over a link; `done` is called after each."""
         quality = Quality(
             # A consult is delayed as much by the link as by an engine.
             round_trip=conditions.round_trip + conditions.engine,
@@ -161,7 +175,7 @@ class LinkBench:
         try:
             cloud = self._connect(link.url)
             try:
-                ways = self._ways(conditions, cloud)
+                ways = {name: self._way(policy, cloud) for name, policy in policies.items()}
                 for number, question in enumerate(self._task.questions):
                     # No way always follows the same other one.
                     for name in np.roll(list(ways), number):
@@ -171,20 +185,11 @@ class LinkBench:
                 cloud.close()
         finally:
             link.close()
-        return _row(conditions, ways)
-
-    def _ways(self, conditions: Conditions, cloud: CloudModel) -> dict[str, Way]:
-        threshold = conditions.threshold
-        policies = {
-            "edge": Policy(cloud_share=0.0),
-            "waiting": Policy(threshold=threshold),
-            "speculating": conditions.speculating,
-        }
-        ways: dict[str, Way] = {}
-        for name, policy in policies.items():
-            edge: Any = PacedEdge(self._edge, self._pace)
-            ways[name] = Way(Decoder(edge, router=self._router, policy=policy, cloud=cloud), edge)
         return ways
+
+    def _way(self, policy: Policy, cloud: CloudModel) -> Way:
+        edge: Any = PacedEdge(self._edge, self._pace)
+        return Way(Decoder(edge, router=self._router, policy=policy, cloud=cloud), edge)
 
 
 def http_target(url: str) -> tuple[str, int]:
@@ -200,16 +205,11 @@ def http_target(url: str) -> tuple[str, int]:
 
 def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
     edge, waiting, speculating = (ways[name] for name in SYSTEMS)
-    measured = [ways[name].answers for name in SYSTEMS]
-    counts = np.array([[len(a.tokens) - 1 for a in answers] for answers in measured], np.float64)
-    read = np.array([a.timing.ttft for a in edge.answers])
-    totals = np.array([[a.timing.total for a in answers] for answers in measured])
-    seconds = np.maximum(totals - read, 0.0)
-    step = float(seconds[0].sum() / max(1.0, counts[0].sum()))
+    read = [a.timing.ttft for a in edge.answers]
     consults = waiting.total("cloud_calls")
     p = consults / waiting.tokens
     d = waiting.total("correction_tokens") / max(1, consults)
-    trip = conditions.round_trip + conditions.engine
+    trip, step = conditions.round_trip + conditions.engine, step_of(edge)
     margins = _margins(waiting.answers, speculating.answers)
     return LinkRow(
         round_trip=conditions.round_trip,
@@ -219,9 +219,9 @@ def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
         consults=p,
         changed=d,
         step=step,
-        waiting=_ratio(seconds[1], counts[1], seconds[0], counts[0]),
-        speculating=_ratio(seconds[2], counts[2], seconds[0], counts[0]),
-        speculating_over_waiting=_ratio(seconds[2], counts[2], seconds[1], counts[1]),
+        waiting=time_over(waiting, edge, edge),
+        speculating=time_over(speculating, edge, edge),
+        speculating_over_waiting=time_over(speculating, waiting, edge),
         bound=1 + p * d * trip / step,
         ttft=float(np.median([a.timing.ttft for a in speculating.answers]) / np.median(read)),
         edge_gaps=edge.gaps,
@@ -240,8 +240,15 @@ def _mean(right: Sequence[bool]) -> float:
     return sum(right) / len(right)
 
 
-def _ratio(above: Any, above_tokens: Any, below: Any, below_tokens: Any) -> Figure:
-    """Time per token of one way over another's, questions resampled."""
+def step_of(edge: Way) -> float:
+    """Seconds a token of the edge alone, once the prompt was read."""
+    seconds, tokens = _spent(edge, edge)
+    return float(seconds.sum() / max(1.0, tokens.sum()))
+
+
+def time_over(one: Way, other: Way, edge: Way) -> Figure:
+    """Time per token of one way over another's, after `edge` alone would have read the prompt."""
+    (above, above_tokens), (below, below_tokens) = _spent(one, edge), _spent(other, edge)
     n = len(above)
     weights = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES)
 
@@ -250,6 +257,14 @@ def _ratio(above: Any, above_tokens: Any, below: Any, below_tokens: Any) -> Figu
 
     low, high = np.quantile(over(weights), (0.025, 0.975))
     return Figure(float(over(np.ones(n))), float(low), float(high))
+
+
+def _spent(way: Way, edge: Way) -> tuple[Any, Any]:
+    """By answer: seconds after the prompt was read, and tokens after the first."""
+    read = np.array([answer.timing.ttft for answer in edge.answers])
+    seconds = np.array([answer.timing.total for answer in way.answers])
+    tokens = np.array([len(answer.tokens) - 1 for answer in way.answers], np.float64)
+    return np.maximum(seconds - read, 0.0), tokens
 
 
 def _margins(one: Sequence[Answer], other: Sequence[Answer]) -> tuple[float, ...]:

@@ -22,6 +22,7 @@ from edgewise.edge.base import EdgeModel
 from edgewise.errors import EdgewiseError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
+from edgewise.loop.verify import READS_ALONG
 from edgewise.pair import Pair, open_models
 from edgewise.parts import open_router
 from edgewise.routers.base import Router
@@ -188,7 +189,8 @@ def _threads(count: int) -> int:
     return max(1, cores // count)
 
 
-COMMIT_POINT, ORACLE = Cell("commit-point"), Cell("oracle")
+VERIFY = "verify"
+COMMIT_POINT, ORACLE, EXACT = Cell("commit-point"), Cell("oracle"), Cell("exact")
 QUERY_LEVEL = "query-level"
 SOME_COMMIT_POINTS = Cell("commit-point (choices)")
 """Name of the system if some questions have no choices: the edge alone answers those."""
@@ -275,7 +277,7 @@ class Evaluation:
                 found |= self.pairs(contender_named(name), shares)
             for share in shares:
                 found[Cell(QUERY_LEVEL, share)] = query_level(found[EDGE], found[CLOUD], share)
-            found |= self.bounds()
+            found |= self.verified(shares) | self.bounds()
         return found
 
     def answers(
@@ -288,6 +290,7 @@ class Evaluation:
             routers += len(_others(contenders))
             bounds += any(question.choices for question in self.task.questions)
             bounds += self.cloud.local is not None
+            bounds += (1 + len(shares)) * self.cloud.verifies
         served = sum(len(contender.served) for contender in contenders)
         return (2 + routers * len(shares) + served + bounds) * len(self.task.questions)
 
@@ -318,6 +321,19 @@ class Evaluation:
             found[cell] = run(cell, answers, questions, kept, self._done, router=router)
             for outcome in () if whole else found[cell]:
                 store.add(cell, outcome, router)
+        return found
+
+    def verified(self, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
+        """Verification as users get it with each share, and exact; nothing by a cloud without."""
+        if not self.cloud.verifies:
+            return {}
+        policy = Policy(verify="on", on_cloud_error="raise", deadline=self.deadline)
+        by_share = {share: replace(policy, cloud_share=share) for share in shares}
+        found = self.served(Contender(VERIFY, READS_ALONG, identity=VERIFY, served=by_share))
+        exact = replace(policy, verify="exact")
+        decoder = Decoder(self.edge, router=READS_ALONG, policy=exact, cloud=self.cloud)
+        answers = partial(map, Decoded(decoder, self.task.max_tokens).answer)
+        found[EXACT] = run(EXACT, answers, self.task.questions, self.store, self._done)
         return found
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
@@ -443,10 +459,10 @@ def _missed(points: Sequence[Figures]) -> str | None:
     ]
     if not off:
         return None
-    return (
-        f"{points[0].system} realised a cloud share of {', '.join(off)}: its scores are spread "
-        "otherwise on these questions than on those that its thresholds were set on."
-    )
+    why = "its scores are spread otherwise here than where its thresholds were set"
+    if points[0].system == VERIFY + SERVED:
+        why = "its share holds over more answers than these"
+    return f"{points[0].system} realised a cloud share of {', '.join(off)}: {why}."
 
 
 def _is_far(figures: Figures, asked: float) -> bool:
