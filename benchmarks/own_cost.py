@@ -8,7 +8,8 @@ tokens. Models and routers are those of `benchmarks.edge_speed`. Prints Markdown
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -17,13 +18,37 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from benchmarks.edge_speed import ROUTER, gguf, routers_for, scoring
+from edgewise.cloud.base import CloudSession
+from edgewise.completion import Completion, Verified
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import llama_cpp
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Prompt
 from edgewise.routers.base import Router
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import noise
 from edgewise_lab.bench.speed import bare, random_prompt, through
 from edgewise_lab.tables import line
 
-BARE = "bare"
+BARE, VERIFIED = "bare", "verified, by a cloud that costs nothing"
+
+
+class _Agrees(ScriptedCloud):
+    """Lets every token stand."""
+
+    def open(self, prompt: Prompt) -> CloudSession:
+        session = super().open(prompt)
+        session.ask = lambda request: _settled(request.ids[-request.verify :])
+        return session
+
+
+def _settled(ids: Sequence[int]) -> Future[Completion]:
+    done = Future[Completion]()
+    done.set_result(
+        Completion(ids=(), logprobs=(), verified=tuple(Verified(0.0, one, 0.0) for one in ids))
+    )
+    return done
 
 
 class Decode(NamedTuple):
@@ -60,7 +85,11 @@ def decodes() -> Iterator[list[Decode]]:
 
 
 def block(model: LlamaModel, router: Router, prompt: list[int], tokens: int, name: str) -> Cost:
-    ids = (bare if name == BARE else through)(scoring(model, router), prompt, tokens)
+    decoder = scoring(model, router)
+    if name == VERIFIED:
+        cloud, policy = _Agrees(noise(), verifies=True), Policy(verify="on")
+        decoder = Decoder(model, router=router, policy=policy, cloud=cloud)
+    ids = (bare if name == BARE else through)(decoder, prompt, tokens)
     with closing(ids), decodes() as made:
         list(ids)
     # What stands before the last is the prompt's.
@@ -78,7 +107,8 @@ def measured(options: argparse.Namespace, folder: Path) -> list[str]:
         path, context=room, threads=options.threads, gpu_layers=0, keep_prefixes=True
     ) as model:
         routers = routers_for(model, folder / ROUTER)
-        arms = {BARE: next(iter(routers.values())), **routers}
+        first = next(iter(routers.values()))
+        arms = {BARE: first, **routers, VERIFIED: first}
         prompt = random_prompt(model, options.context)
         found: dict[str, list[Cost]] = {name: [] for name in arms}
         for number in range(options.blocks + 1):

@@ -124,7 +124,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _about("policy", "Share of tokens from the cloud; default: 10%, 5% by a router.", "SHARE"),
     ] = None
     threshold: Annotated[
-        float | None, _about("policy", "Ask the cloud at this score; replaces the share.", "SCORE")
+        float | None,
+        _about("policy", "Ask the cloud at this score; replaces the share.", "SCORE", rare=True),
     ] = None
     max_cloud_tokens: Annotated[
         int | None, _about("policy", "Max cloud tokens in one answer.", "N", rare=True)

@@ -111,11 +111,19 @@ MISDEEDS: dict[str, Does] = {
 
 @pytest.mark.parametrize("limit", ["0.03", "0.14"])
 @pytest.mark.parametrize("name", MISDEEDS)
+@pytest.mark.parametrize("verify", ["off", "exact"])
 def test_the_limit_of_an_answer_holds(
-    engine: ScriptedEngine, cloud: EngineCloud, name: str, limit: str
+    engine: ScriptedEngine,
+    cloud: EngineCloud,
+    name: str,
+    limit: str,
+    verify: Literal["off", "exact"],
 ) -> None:
+    """Engines that are billed for each token that they verify are asked for tokens instead."""
     provider, most = Provider(engine, MISDEEDS[name]), Decimal(limit)
-    usage = decoder(cloud, Limits(False, most)).generate(IDS, max_tokens=12).usage
+    answering = decoder(cloud, Limits(False, most))
+    answering.policy = Policy(deadline=30.0, verify=verify)
+    usage = answering.generate(IDS, max_tokens=12).usage
     assert usage.cost is not None
     assert 0 < provider.invoice <= Decimal(str(usage.cost.paid)) <= most
 

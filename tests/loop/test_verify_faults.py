@@ -2,9 +2,9 @@
 
 import gc
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ from edgewise.costs.price import price_of
 from edgewise.edge.base import Floats
 from edgewise.errors import CloudUnavailable, EdgeError
 from edgewise.events import Event, Finished, Pending, Token
+from edgewise.gateway.local import LocalEngine
 from edgewise.loop import verify
 from edgewise.loop.consults import Tier
 from edgewise.loop.decoder import Answer, Decoder, collect
@@ -30,6 +31,7 @@ from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import Script, ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.doubles.around import HeldCloud, late
+from tests.gateway.running import device, gateway
 from tests.loop.test_verify import IDS, PROMPT, ids_of
 
 EDGE, CLOUD = "grey 日木 see", "gray 日本 sea"
@@ -318,22 +320,24 @@ def test_nothing_gathers_behind_a_long_answer() -> None:
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=7)
 
 
+@pytest.mark.parametrize("link", [False, True])
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED])
-def test_an_exact_answer_of_real_models_is_the_clouds_own(sampling: Sampling) -> None:
-    """With a temperature, too: both draw the same at a position."""
+def test_an_exact_answer_of_real_models_is_the_clouds_own(sampling: Sampling, link: bool) -> None:
+    """With a temperature, too: both draw the same at a position. And through a gateway."""
     questions = pocketqa().questions[: 30 if sampling.greedy else 8]
-    rules: list[Literal["exact", "off"]] = ["exact", "off"]
     answers: list[list[list[int]]] = []
-    for how in rules:
-        with Pair(threads=1, deadline=60.0) as pair:
-            edge, cloud = pair.both()
-            policy = Policy(verify="exact") if how == "exact" else Policy().cloud_alone()
+    with Pair(threads=1, deadline=60.0) as pair, ExitStack() as stack:
+        edge, cloud = pair.both()
+        if link:
+            running = stack.enter_context(gateway([LocalEngine()]))
+            cloud = stack.enter_context(device(running, tokenizer=edge.tokenizer))
+        for policy in (Policy(verify="exact", deadline=60.0), Policy(deadline=60.0).cloud_alone()):
             decoder = Decoder(edge, router=Constant(0.0), policy=policy, cloud=cloud)
             made = [
                 decoder.generate(pair.prompt(one.prompt), max_tokens=24, sampling=sampling)
                 for one in questions
             ]
+            assert {one.usage.failed_calls for one in made} == {0}
+            assert policy.verify == "off" or all(one.usage.verified_tokens for one in made)
             answers.append([ids_of(one) for one in made])
-            if how == "exact":
-                assert sum(one.usage.verified_tokens for one in made) > len(made)
     assert answers[0] == answers[1]

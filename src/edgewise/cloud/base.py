@@ -70,6 +70,9 @@ class CloudModel(Protocol):
     local: EdgeModel | None = None
     """The model, if it runs in this process; None for an adapter."""
 
+    reads_once: bool = True
+    """`Engine.reads_once`."""
+
     verifies: bool = False
     """Whether it can verify ids that the edge wrote: known once it was checked."""
 

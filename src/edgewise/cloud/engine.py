@@ -154,11 +154,15 @@ class EngineCloud(RemoteCloud):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.url)
         self.engine = self.id_engine = engine
-        self.verifies = engine.verifies
+        self.verifies, self.reads_once = engine.verifies, engine.reads_once
         self._check: VocabularyCheck | None = None
 
     def identity(self) -> str:
         return f"{self.name} {self.engine.dialect} {self.engine.described.model or ''}"
+
+    def requests(self, n: int) -> tuple[int, int]:
+        # An engine that verifies writes a token, too.
+        return 1, max(1, n)
 
     def open(self, prompt: Prompt) -> "EngineSession":
         return EngineSession(self)

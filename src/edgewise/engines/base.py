@@ -98,6 +98,9 @@ class Engine(ABC):
     verifies: ClassVar[bool] = False
     """Whether it has `verify`."""
 
+    reads_once: ClassVar[bool] = False
+    """Whether it is billed once for a verification, and not for each token as a prompt or more."""
+
     def __init__(self, url: str) -> None:
         """`url` says which engine it is."""
         self.url = url

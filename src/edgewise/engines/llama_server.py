@@ -187,6 +187,7 @@ class LlamaServerEngine(HttpEngine):
         return Completion(
             ids=(),
             logprobs=(),
+            written=count,
             verified=tuple(one for part in parts for one in part.verified),
             prompt=reduce(metered, [part.prompt for part in parts]),
             cached=reduce(metered, [part.cached for part in parts]),
@@ -205,7 +206,7 @@ class LlamaServerEngine(HttpEngine):
             rule = " ".join(f"<[{token}]>" for token in first)
             fields["grammar"] = f"root ::= {rule} <[{last}]>?"
         told = await self._written(ids[:-count], count, client, fields)
-        return verification_of(ids[-count:], told, self.url)
+        return verification_of(ids[-count:], told, self.url, written=count)
 
     async def _written(
         self, ids: Sequence[int], n: int, client: Client, fields: Mapping[str, Any]

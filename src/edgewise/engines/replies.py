@@ -119,9 +119,10 @@ def completion_of(
     )
 
 
-def verification_of(ids: Sequence[int], told: Completion, url: str) -> Completion:
+def verification_of(ids: Sequence[int], told: Completion, url: str, *, written: int) -> Completion:
     """A verification of `ids`, by what the engine at `url` told of each as if it had written them.
 
+    It bills so many tokens `written` for it.
     Raises `CloudProtocolError` where that is of other ids, or lacks a logprob or the likeliest.
     """
     verified = tuple(
@@ -132,7 +133,9 @@ def verification_of(ids: Sequence[int], told: Completion, url: str) -> Completio
     sizes = {len(told.logprobs), len(told.top), len(verified)}
     if told.ids != (*ids,) or sizes != {len(ids)}:
         raise CloudProtocolError(f"{url!r} did not report of all tokens that it was to verify.")
-    return replace(told, ids=(), logprobs=(), top=(), stopped=False, verified=verified)
+    return replace(
+        told, ids=(), logprobs=(), top=(), stopped=False, verified=verified, written=written
+    )
 
 
 def _candidates(top: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...]:

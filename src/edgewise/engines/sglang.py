@@ -38,7 +38,7 @@ class _Generated(msgspec.Struct):
 class SglangEngine(HttpEngine):
     """Implements `Engine`. Its prefix cache is exact to the token."""
 
-    dialect, owner, verifies = "SGLang", "sglang", True
+    dialect, owner, verifies, reads_once = "SGLang", "sglang", True, True
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
@@ -67,7 +67,7 @@ class SglangEngine(HttpEngine):
         # It calls the last id of its vocabulary 0.
         named = [token or sent for (_, token, _), sent in zip(rows, block, strict=False)]
         told = self._told(named, rows, meta.input_top_logprobs[1:], meta)
-        return verification_of(block, told, self.url)
+        return verification_of(block, told, self.url, written=1)
 
     async def _generated(self, body: dict[str, Any], client: Client) -> _Generated:
         body["return_logprob"] = True

@@ -94,7 +94,7 @@ class VllmEngine(HttpEngine):
         own = [_logprob(token, top) for token, top in zip(block, tops, strict=True)]
         # Of the cached ones it counts those of the last prompt alone.
         told = completion_of(block, own, tops, stopped=False, prompt=prompt, cached=None)
-        return verification_of(block, told, self.url)
+        return verification_of(block, told, self.url, written=count)
 
     async def _completed(self, asked: dict[str, Any], sent: int, client: Client) -> _Reply:
         body = {

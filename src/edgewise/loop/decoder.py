@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.record import SentRecord
-from edgewise.costs.meter import AnswerCosts, Billing, CloudTokens
+from edgewise.costs.meter import AnswerCosts, Billing, CloudTokens, Limits
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
@@ -107,8 +107,6 @@ class Decoder:
         if self.edge.abilities.rewinds == "no":
             # A draft that is rejected would cost reading everything again.
             policy = replace(policy, speculate=0, verify="off")
-        # The share of a further cloud bounds what it is asked for, and a block is not asked for.
-        able = [tier for tier in tiers[:1] if tier.share is None and tier.cloud.verifies]
         rules = Rules(
             policy=policy,
             sampling=sampling or Sampling(),
@@ -122,9 +120,18 @@ class Decoder:
             constraint=grammar.constraint(len(prompt.ids)) if grammar else None,
             pending=pending,
             candidates=candidates,
-            verify=policy.verifies and bool(able),
+            verify=policy.verifies and bool(tiers) and self._can_verify(tiers[0]),
         )
         return self._generation(prompt, rules, tiers, budget or Budget(), at_end)
+
+    def _can_verify(self, nearest: Tier) -> bool:
+        """Whether it can within what was promised: by a share of its own, and by limits on costs.
+
+        Corrections are no consults, which such a share counts.
+        """
+        limited = self.billing is not None and self.billing.limits != Limits(alone=False)
+        cloud = nearest.cloud
+        return cloud.verifies and nearest.share is None and (cloud.reads_once or not limited)
 
     def _generation(
         self,
