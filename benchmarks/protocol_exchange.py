@@ -16,11 +16,7 @@ import msgspec
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from edgewise.completion import Completion, Verified
-from edgewise.engines.base import NOBODY, Client
-from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.gateway.connection import POLICY
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
 from edgewise.wire.protocol import (
     PATH,
@@ -72,24 +68,6 @@ def text_engine() -> Iterator[ScriptedEngine]:
         yield made
     finally:
         made.close()
-
-
-class Reader(LlamaServerEngine):
-    """Verifies ids by `TEXT`."""
-
-    verifies = True
-
-    async def verify(
-        self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Completion:
-        begin = len(ids) - count
-        verified = [
-            Verified(-0.25 if token == own else -4.5, own, -0.25)
-            for token, own in zip(ids[begin:], TEXT[begin:], strict=False)
-        ]
-        return Completion(
-            ids=(), logprobs=(), verified=tuple(verified), cached=begin, computed=count
-        )
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -252,7 +230,7 @@ def words(name: str) -> str:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    with text_engine() as made, gateway([Reader(made.url)]) as running:
+    with text_engine() as made, gateway([made.url]) as running:
         messages = exchange(running.url, made)
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)

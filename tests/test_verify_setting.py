@@ -54,7 +54,7 @@ AGAINST: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", AGAINST, ids=str)
+@pytest.mark.parametrize("given", AGAINST, ids=lambda given: ",".join(given))
 def test_auto_leaves_it_to_routers_where_something_is_against_it(given: dict[str, Any]) -> None:
     """And `on` and `exact` are refused there."""
     with pair(**given) as made:
@@ -77,9 +77,9 @@ def test_auto_verifies_and_then_no_router_asks() -> None:
 
 
 def test_at_a_price_a_router_asks_unless_it_is_wished() -> None:
-    for given, verify in (({}, "off"), ({"verify": "on"}, "on"), ({"verify": "exact"}, "exact")):
-        with pair(price="0.28,0.028,0.42", **given) as made:
-            assert made.policy.verify == verify
+    for word, comes_to in (("auto", "off"), ("on", "on"), ("exact", "exact")):
+        with pair(price="0.28,0.028,0.42", verify=word) as made:
+            assert made.policy.verify == comes_to
 
 
 @pytest.mark.parametrize("word", ["on", "ON", "Auto"])

@@ -20,9 +20,14 @@ import structlog
 from benchmarks.faults.clients import client_faults, revocation_faults
 from benchmarks.faults.engines import engine_faults
 from benchmarks.faults.gateways import gateway_faults
-from benchmarks.faults.hostile_replies import lies_to_the_watch, probes, replies
+from benchmarks.faults.hostile_replies import (
+    lies_to_the_watch,
+    probes,
+    replies,
+    verified_replies,
+)
 from benchmarks.faults.parsers import model_file_faults, parser_faults
-from benchmarks.faults.rig import link_faults
+from benchmarks.faults.rig import link_faults, verified_faults
 from benchmarks.faults.table import Row, failures, table
 
 GROUPS: dict[str, tuple[str, Callable[[], list[Row]]]] = {
@@ -30,6 +35,8 @@ GROUPS: dict[str, tuple[str, Callable[[], list[Row]]]] = {
     "replies": ("Hostile replies, at every token, straight and through a gateway", replies),
     "engines": ("Engines that go, or come back as another", engine_faults),
     "link": ("Between device and engine, before every token", link_faults),
+    "verified": ("The same while the cloud reads along", verified_faults),
+    "verdicts": ("Hostile replies to a device whose cloud reads along", verified_replies),
     "probes": ("Hostile replies while a device probes an engine", probes),
     "models": ("Broken model files", model_file_faults),
     "watch": ("Hostile replies to a gateway's watch", lies_to_the_watch),

@@ -5,7 +5,7 @@ What comes from its cloud may end it; then only it ends.
 
 import json
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.faults.tireless import Tireless
 from edgewise.addresses import bundled
@@ -47,13 +47,19 @@ class Session:
         return {}
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
-        return self._generated(self._cloud, order["deadline"], order["tokens"])
+        return self._generated(self._cloud, order["deadline"], order["tokens"], order["verify"])
 
     def alone(self, order: dict[str, Any]) -> dict[str, Any]:
         return self._generated(None, 1.0, order["tokens"])
 
-    def _generated(self, cloud: CloudModel | None, deadline: float, tokens: int) -> dict[str, Any]:
-        policy = Policy(threshold=0.5, deadline=deadline)
+    def _generated(
+        self,
+        cloud: CloudModel | None,
+        deadline: float,
+        tokens: int,
+        verify: Literal["off", "on", "exact"] = "off",
+    ) -> dict[str, Any]:
+        policy = Policy(threshold=0.5, deadline=deadline, verify=verify)
         decoder = Decoder(
             self._edge, router=Constant(1.0), policy=policy, cloud=cloud, breaker=Tireless()
         )
@@ -66,7 +72,7 @@ def _told(answer: Answer) -> dict[str, Any]:
         "ids": [token.id for token in answer.tokens],
         "reasons": [str(token.reason) for token in answer.tokens],
         "consults": usage.cloud_calls,
-        "cloud": usage.cloud_tokens,
+        "cloud": usage.cloud_tokens + usage.verified_tokens,
     }
 
 

@@ -153,9 +153,10 @@ class Device:
         self._opened = order
         return reply
 
-    def answer(self, deadline: float, tokens: int) -> dict[str, Any]:
-        """An answer whose every token is asked for: ids and reasons, or "error"."""
-        return self._order({"do": "answer", "deadline": deadline, "tokens": tokens})
+    def answer(self, deadline: float, tokens: int, verify: str = "off") -> dict[str, Any]:
+        """An answer whose every token is asked for, or read: ids and reasons, or "error"."""
+        order = {"do": "answer", "deadline": deadline, "tokens": tokens, "verify": verify}
+        return self._order(order)
 
     def alone(self, tokens: int) -> dict[str, Any]:
         """What the edge writes by itself."""

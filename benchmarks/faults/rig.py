@@ -1,20 +1,22 @@
 """One fault at one token: a device, a link, a gateway and an engine over real sockets.
 
 A scripted edge model asks a scripted engine for every token; at one consult of the answer
-something breaks. An answer is lost when it does not end, or is not what was to be written.
+something breaks. An answer is lost when it does not end, or is not what was to be written. Where
+the engine verifies instead, the edge writes something else, in blocks of one token.
 """
 
 import gc
+import itertools
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from benchmarks.faults.processes import HEALTH_SECONDS, watched
-from benchmarks.faults.table import Row, told
+from benchmarks.faults.table import READ, Row, told
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.gateway import fleet
@@ -25,11 +27,13 @@ from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, replying
+from edgewise_lab.around import Around, Flying
 from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine
 from tests.gateway.running import Running, gateway
 
-PROMPT, TEXT = "sky: ", "The sky is blue."
+PROMPT, TEXT, SLIPS = "sky: ", "The sky is blue.", "The sea is gray."
 DEADLINE = 0.6
+Verify = Literal["off", "on", "exact"]
 SLOW_LINK = Quality(bandwidth=8 / 0.05)
 """A byte every 50 ms."""
 
@@ -58,9 +62,9 @@ class Rig:
         self._gateways.close()
         self.running = self._start(engine or self.engine, port)
 
-    def answer(self, before: Callable[[int], None]) -> Answer:
+    def answer(self, before: Callable[[int], None], verify: Verify = "off") -> Answer:
         """One answer, every token asked for; `before` is told each consult's number."""
-        return answer_at(self.link.url, self.secret, before, Breaker(clock=lambda: 0.0))
+        return answer_at(self.link.url, self.secret, before, Breaker(clock=lambda: 0.0), verify)
 
     def _start(self, engine: ScriptedEngine, port: int | None) -> Running:
         self.serving = engine
@@ -75,28 +79,52 @@ class Other(ByteTokenizer):
         return [token ^ 1 for token in super().encode(text)]
 
 
-def answer_at(url: str, key: str | None, before: Callable[[int], None], breaker: Breaker) -> Answer:
+def answer_at(
+    url: str,
+    key: str | None,
+    before: Callable[[int], None],
+    breaker: Breaker,
+    verify: Verify = "off",
+) -> Answer:
     """An answer of a new device at a gateway; raises what keeps it from beginning."""
-    return answer_of(GatewayCloud(url, key=key), before, breaker)
+    return answer_of(GatewayCloud(url, key=key), before, breaker, verify)
 
 
-def answer_of(cloud: CloudModel, before: Callable[[int], None], breaker: Breaker) -> Answer:
+def answer_of(
+    cloud: CloudModel, before: Callable[[int], None], breaker: Breaker, verify: Verify = "off"
+) -> Answer:
     """An answer of a new device that asks `cloud`, which is closed then."""
-    edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
+    text, unsure = (TEXT, ()) if verify == "off" else (SLIPS, positions())
+    edge = ScriptedEdge(replying(text, prompt=PROMPT, unsure=unsure))
+    numbers = itertools.count()
+
+    def told(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        before(next(numbers))
+        return send()
+
     try:
         cloud.check(edge.tokenizer)
-        policy = Policy(threshold=0.5, deadline=DEADLINE)
+        policy = Policy(threshold=0.5, deadline=DEADLINE, verify=verify)
         decoder = Decoder(
-            edge, router=_Telling(before), policy=policy, cloud=cloud, breaker=breaker
+            edge,
+            router=Constant(1.0) if verify != "off" else _Telling(before),
+            policy=policy,
+            cloud=Around(cloud, told) if verify != "off" else cloud,
+            breaker=breaker,
         )
         return decoder.generate(edge.tokenizer.encode_prompt(PROMPT), max_tokens=64)
     finally:
         cloud.close()
 
 
-def whole(answer: Answer) -> bool:
-    """It ended, and is what was to be written."""
-    return answer.text == TEXT and answer.finish_reason == "stop"
+def whole(answer: Answer, verify: Verify = "off") -> bool:
+    """It ended, and is what was to be written: what nobody read is the edge's."""
+    edge, cloud = ([*text.encode(), EOS] for text in (TEXT if verify == "off" else SLIPS, TEXT))
+    wanted = [
+        (cloud if token.reason in READ else edge)[token.index]
+        for token in answer.tokens[: len(cloud)]
+    ]
+    return [token.id for token in answer.tokens] == wanted and answer.finish_reason == "stop"
 
 
 class _Telling(Constant):
@@ -215,7 +243,7 @@ def rig() -> Iterator[Rig]:
         fleet.HEALTH_SECONDS = usual
 
 
-def answered(rig: Rig, fault: Break, position: int) -> Outcome:
+def answered(rig: Rig, fault: Break, position: int, verify: Verify = "off") -> Outcome:
     """An answer with a fault before its consult `position`."""
     before = _traces(rig)
     left: list[bool] = []
@@ -225,11 +253,12 @@ def answered(rig: Rig, fault: Break, position: int) -> Outcome:
             fault(rig)
             left.append(True)
 
-    answer = rig.answer(breaks)
+    answer = rig.answer(breaks, verify)
     seen = bool(left) and _happened(rig, before, answer)
     _restored(rig)
     reasons = {str(token.reason) for token in answer.tokens}
-    return Outcome(whole(answer), seen, answer.usage.cloud_tokens, tuple(sorted(reasons)))
+    cloud = answer.usage.cloud_tokens + answer.usage.verified_tokens
+    return Outcome(whole(answer, verify), seen, cloud, tuple(sorted(reasons)))
 
 
 def positions() -> range:
@@ -257,7 +286,7 @@ def _traces(rig: Rig) -> _Traces:
 def _happened(rig: Rig, before: _Traces, answer: Answer) -> bool:
     """A fault of the engine's, another gateway, a prefix or a connection anew, or a reason."""
     after = _traces(rig)
-    reasons = {token.reason for token in answer.tokens} - {"critical"}
+    reasons = {token.reason for token in answer.tokens} - {"critical", *READ}
     again = after.connections - before.connections > 1
     return again or bool(reasons) or after[:3] != before[:3]
 
@@ -273,8 +302,15 @@ def link_faults() -> list[Row]:
         return rows
 
 
-def _row(rig: Rig, name: str, fault: Break) -> Row:
-    found = [answered(rig, fault, position) for position in positions()]
+def verified_faults() -> list[Row]:
+    """The same while the engine verifies; every other answer is to be exactly its own."""
+    with rig() as made:
+        return [_row(made, name, fault, ("on", "exact")) for name, fault in FAULTS.items()]
+
+
+def _row(rig: Rig, name: str, fault: Break, verify: Sequence[Verify] = ("off",)) -> Row:
+    ways = itertools.cycle(verify)
+    found = [answered(rig, fault, position, next(ways)) for position in positions()]
     lost = sum(not outcome.whole for outcome in found)
     mean = sum(outcome.cloud for outcome in found) / len(found)
     reasons = told(reason for outcome in found for reason in outcome.reasons)

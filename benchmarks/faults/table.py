@@ -9,6 +9,10 @@ SEEN = 0.9
 """Of the tries: an engine may be out of use for a moment by what was done to it before."""
 
 
+READ = ("verified", "corrected")
+"""Reasons of a token that the cloud read."""
+
+
 class Row(NamedTuple):
     """A fault tried `tries` times.
 
@@ -44,7 +48,7 @@ def table(title: str, rows: Iterable[Row]) -> list[str]:
 
 def told(reasons: Iterable[str]) -> str:
     """Which reasons tokens had, but for those of an answer where nothing is wrong."""
-    return ", ".join(sorted(set(reasons) - {"critical", "span"}))
+    return ", ".join(sorted(set(reasons) - {"critical", "span", *READ}))
 
 
 def failures(rows: Sequence[Row]) -> list[str]:

@@ -192,7 +192,7 @@ LIES: list[dict[str, Any]] = [
     {"ids": [97], "logprobs": [-0.5], "stopped": True},
     {"logprobs": [-0.5]},
     {"top": [[[97, -0.5]]]},
-    {"cached": len(IDS) + 1},
+    {"cached": 2 * len(IDS) + 1},
 ]
 
 

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.costs.daily import DailyTotal, today
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
+from edgewise.edge.kv import common_prefix
 from edgewise.errors import CloudUnavailable, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.health import Breaker
@@ -34,6 +36,7 @@ from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, 
 from edgewise_lab.around import Around, Flying
 from tests.doubles.around import NeverOpen
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, reply_to
+from tests.loop.test_speculate import agreeing
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -159,8 +162,11 @@ def test_a_meter_that_counts_nothing_is_not_believed(limit: str) -> None:
 
 
 @pytest.mark.parametrize("limit", ["0.1", "0.3"])
-def test_a_meter_that_calls_all_cached_is_not_believed(limit: str) -> None:
-    """The provider bills what it had not read before, at most."""
+@pytest.mark.parametrize("verify", ["off", "exact"])
+def test_a_meter_that_calls_all_cached_is_not_believed(
+    verify: Literal["off", "exact"], limit: str
+) -> None:
+    """The provider bills what it had not read before, at most: drafts that were dropped, too."""
     most, told = Decimal(limit), price_of("2000,0,8000")
 
     def lying(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
@@ -168,13 +174,14 @@ def test_a_meter_that_calls_all_cached_is_not_believed(limit: str) -> None:
         counted.set_result(replace(send().result(), prompt=len(ids), cached=len(ids)))
         return counted
 
-    cloud, paid, invoice = ScriptedCloud(noise(1)), Decimal(0), Decimal(0)
+    script = agreeing(noise(), noise(1), 0.6 if verify == "exact" else 0.0)
+    cloud, paid, invoice = ScriptedCloud(script, verifies=True), Decimal(0), Decimal(0)
     billing = Billing(told, limits=Limits(False, most))
     for number in range(3):
         answer = Decoder(
             ScriptedEdge(noise()),
             router=Constant(1.0),
-            policy=Policy(deadline=30.0),
+            policy=Policy(deadline=30.0, verify=verify),
             cloud=Around(cloud, lying),
             billing=billing,
         ).generate([number, *IDS], max_tokens=12)
@@ -182,8 +189,8 @@ def test_a_meter_that_calls_all_cached_is_not_believed(limit: str) -> None:
         paid += Decimal(str(answer.usage.cost.paid))
     held: list[int] = []
     for ids, n in cloud.asks:
-        new = len(ids) if ids[0] not in held[:1] else len(ids) - len(held)
-        invoice, held = invoice + bill(new, n), [*ids, *[0] * n]
+        new = len(ids) - common_prefix(held, ids)
+        invoice, held = invoice + bill(new, n), [*ids, *[int(script(ids).argmax())] * n]
     assert 0 < invoice <= paid <= 3 * most
 
 

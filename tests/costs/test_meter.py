@@ -193,6 +193,19 @@ def test_no_more_is_cached_than_was_sent_before() -> None:
         assert after.estimated
 
 
+def test_a_draft_that_was_dropped_is_not_expected_to_be_cached() -> None:
+    """64 of the 143 tokens are, and not the 78 that are 64 less than what was sent."""
+    tokens = CloudTokens([1] * 127, ByteTokenizer(), cloud := ScriptedCloud(noise()))
+    price = Price(input=Decimal(1), cached=Decimal(0), output=Decimal(45), cached_from=64)
+    billing = Billing(price)
+    billing.remember([1] * 64)
+    meter = AnswerCosts(billing, tokens, cloud.requests, whole=True)
+    verified = wrote(0, prompt=142, cached=64)
+    meter.sent([1] * 127 + [2] * 15, 0, reached(), answered(verified))
+    assert meter.admits([1] * 127 + [3] * 16, 0, 15) == 0
+    assert meter.admits([1] * 127 + [2] * 16, 0, 15) > 0
+
+
 def unanswered(error: CloudError | None = None, *, declined: bool = False) -> "Future[Completion]":
     future: Future[Completion] = Future()
     if error is not None:

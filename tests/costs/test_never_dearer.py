@@ -68,6 +68,17 @@ def writing(rng: random.Random, prompts: Sequence[int]) -> Callable[[Sequence[in
     return script
 
 
+def correcting(edge: Callable[[Sequence[int]], Floats], seed: int) -> Callable[..., Floats]:
+    """The cloud would write another letter here and there, and then the end."""
+    rows, often = np.eye(SIZE, dtype=np.float32) * 20, random.Random(seed).choice((3, 11, 40))
+
+    def script(ids: Sequence[int]) -> Floats:
+        drawn = random.Random(len(ids) * 1000 + seed).random() * often
+        return rows[EOS if drawn < 0.1 else 65] if drawn < 1 else edge(ids)
+
+    return script
+
+
 class Scores:
     """A router that draws without looking."""
 
@@ -80,9 +91,18 @@ class Scores:
 
 
 def conversation(
-    seed: int, provider: str, *, loses: float = 0.0, late: float = 0.0, limits: Limits | None = None
+    seed: int,
+    provider: str,
+    *,
+    loses: float = 0.0,
+    late: float = 0.0,
+    limits: Limits | None = None,
+    verify: bool = False,
 ) -> list[Simulated]:
-    """Turns of one conversation; parts of the consults lose the cache, or come too late."""
+    """Turns of one conversation; parts of the consults lose the cache, or come too late.
+
+    Where they `verify` the cloud corrects some tokens, and ends some answers.
+    """
     rng = random.Random(seed)
     cache, prices = PROVIDERS[provider]
     price = price_of(prices)
@@ -107,7 +127,11 @@ def conversation(
 
     stop = rng.choice(((), (), ("jk",)))
     cloud = BilledCloud(
-        edge.script, cache, loses=lambda ask: draws[(ask + 500) % 1000] < loses, fault=fault
+        correcting(edge.script, seed) if verify else edge.script,
+        cache,
+        loses=lambda ask: draws[(ask + 500) % 1000] < loses,
+        fault=fault,
+        verifies=verify,
     )
     billing = Billing(price, limits=limits)
     share = rng.choice((None, 0.05, 0.2, 0.5))
@@ -116,6 +140,7 @@ def conversation(
         cloud_share=share,
         span=rng.choice((1, 1, 2, 4)),
         speculate=rng.choice((0, 16)),
+        verify=rng.choice(("on", "exact")) if verify else "off",
     )
     found: list[Simulated] = []
     for _ in range(turns):
@@ -132,11 +157,12 @@ def conversation(
     return found
 
 
+@pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("provider", list(PROVIDERS))
-def test_no_answer_is_dearer(provider: str) -> None:
+def test_no_answer_is_dearer(provider: str, verify: bool) -> None:
     consults = 0
     for seed in range(CONVERSATIONS):
-        for answer in conversation(seed, provider):
+        for answer in conversation(seed, provider, verify=verify):
             assert answer.paid <= answer.alone, (provider, seed)
             # What is reported is the truth.
             assert answer.cost.paid == float(answer.paid)
@@ -179,13 +205,17 @@ def test_what_comes_too_late_is_paid_for_and_estimated(provider: str) -> None:
             assert answer.paid <= Decimal(str(answer.cost.alone))
 
 
+@pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("provider", list(PROVIDERS))
-def test_no_answer_costs_more_than_its_limit(provider: str) -> None:
+def test_no_answer_costs_more_than_its_limit(provider: str, verify: bool) -> None:
     limited = 0
     for seed in range(60):
         most = Decimal(random.Random(seed).choice(("0", "0.0001", "0.001", "0.01")))
-        for answer in conversation(seed, provider, loses=0.2, late=0.1, limits=Limits(False, most)):
+        limits = Limits(False, most)
+        for answer in conversation(
+            seed, provider, loses=0.2, late=0.1, limits=limits, verify=verify
+        ):
             assert answer.paid <= most
-            assert answer.cost.paid <= most
+            assert Decimal(str(answer.cost.paid)) <= most
             limited += answer.paid > 0
     assert limited

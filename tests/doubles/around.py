@@ -30,6 +30,9 @@ class Late(Flying):
     def result(self, timeout: float | None = None) -> Completion:
         return self.real.result(timeout)
 
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return self.real.exception(timeout)
+
 
 def late(cloud: CloudModel, patience: Sequence[int], *, failing: int = 0) -> Around:
     """Each consult is done after so many looks; those after a multiple of `failing` ids fail."""

@@ -48,13 +48,14 @@ class BilledCloud(ScriptedCloud):
         loses: Callable[[int], bool] = lambda ask: False,
         meter: bool = True,
         fault: Failing = lambda ask: None,
+        verifies: bool = False,
     ) -> None:
         """Before an ask for which `loses` says so, given its number, the cache is emptied.
 
         Without a `cache` nothing ever is cached; without a `meter` a completion does not tell. A
         fault is billed for unless the ask was declined.
         """
-        super().__init__(script, fault=fault)
+        super().__init__(script, fault=fault, verifies=verifies)
         self.cache, self.loses, self.meter = cache, loses, meter
         self.bills: list[Billed] = []
         self._seen: list[list[int]] = []

@@ -1,7 +1,7 @@
 """A GGUF in the gateway's own process: any file, verified by it, tenants apart."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -9,14 +9,16 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import ConsultRequest
-from edgewise.edge.base import EdgeOptions, Needs
+from edgewise.edge.base import EdgeOptions, Floats, Needs
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.base import Client
 from edgewise.errors import CloudRejected, UsageError
+from edgewise.gateway import local
 from edgewise.gateway.fleet import engines_at
 from edgewise.gateway.local import SLOTS, LocalEngine
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from tests import models
 from tests.gateway.plain_client import PlainClient
 from tests.gateway.running import Running, device, gateway
@@ -147,6 +149,23 @@ def test_what_a_gateway_opens_by_an_address(long_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         opened(str(long_path), options=EdgeOptions(context=4096))
     assert refused.value.setting == "ctx"
+
+
+def test_the_first_pass_is_over_before_anybody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads the weights from the disk: longer than a health check waits."""
+    passes: list[int] = []
+
+    def script(ids: Sequence[int]) -> Floats:
+        passes.append(len(ids))
+        return noise()(ids)
+
+    def scripted(*_: object, **__: object) -> ScriptedEdge:
+        return ScriptedEdge(script)
+
+    monkeypatch.setattr(local, "LlamaModel", scripted)
+    engine = LocalEngine()
+    asyncio.run(engine.close())
+    assert passes == [1]
 
 
 def test_its_options_are_honoured(long_path: Path) -> None:

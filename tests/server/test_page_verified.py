@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from edgewise.testing.link import Link
 from tests.server.page_asking import (
     END,
     another_turn,
@@ -163,3 +164,11 @@ def test_a_real_pairs_answer_is_verified_token_by_token(here: Page) -> None:
     here.locator(".text .changed").first.hover()
     expect(here.locator("#details")).to_contain_text("ratio")
     expect(here.locator("#details")).to_contain_text("of the cloud's")
+
+
+def test_where_no_share_holds_the_dial_says_so(page: Page, linked: tuple[str, Link]) -> None:
+    pair = page.request.get(f"{linked[0]}/health").json()
+    exact = {**pair, "cloud_share": None, "threshold": None, "verify": "exact"}
+    page.route("**/health", lambda route: route.fulfill(json=exact))
+    page.reload()
+    expect(page.locator("#share-value")).to_have_text("exact")

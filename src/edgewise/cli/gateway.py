@@ -22,6 +22,7 @@ from edgewise.settings import NAMES, Settings, require_default
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from edgewise.engines.base import Engine
     from edgewise.gateway.app import Gateway
     from edgewise.gateway.browser_page import PageModel
 
@@ -76,32 +77,21 @@ def gateway(
     queue: Queue = 256,
 ) -> None:
     """Serve many devices in front of your engines: gateway --engine URL --keys FILE."""
-    if not engine:
-        raise UsageError("A gateway needs an engine; name one with --engine URL, or a GGUF.")
+    engines = _addresses(engine or ())
     flags.require_guarded(host, keys, ways="--keys FILE")
     flags.require_extra("gateway", "starlette", "uvicorn", "websockets")
-    engines = [with_scheme(one) for one in engine]
-    if all(map(is_url, engines)):
-        require_default(
-            flags_of(MACHINE), MACHINE, "applies only to a model in the gateway, not at a URL"
-        )
     origins = [_named_origin(one) for one in origin or ()]
     model = model_of_page(page_model, page=page)
-    from edgewise.edge.base import EdgeOptions
     from edgewise.gateway.app import Gateway
     from edgewise.gateway.browser_page import Page
-    from edgewise.gateway.fleet import Fleet, engines_at
+    from edgewise.gateway.fleet import Fleet
     from edgewise.gateway.sessions import Sessions
     from edgewise.keys.limit_stores import limits_at
     from edgewise.listening.logs import log_lines
 
     async def serve(listening: flags.Listening) -> None:
         known, used = Keys(keys), limits_at(limits, keys)
-        key, served = bearer(chosen, "cloud_key"), chosen.cloud_model
-        machine = EdgeOptions(
-            context=chosen.ctx, threads=chosen.threads, gpu_layers=chosen.gpu_layers
-        )
-        opened = await engines_at(engines, key=key, kind=engine_kind, model=served, options=machine)
+        opened = await _opened(engines, engine_kind, chosen)
         fleet = Fleet(opened, concurrency=concurrency, queue=queue)
         held = Sessions(most=sessions, most_ids=session_ids, idle=idle)
         # With keys any name will do, since no page of a browser knows a key.
@@ -124,6 +114,15 @@ def gateway(
         asyncio.run(serve(listening))
 
 
+async def _opened(addresses: Sequence[str], kind: str, chosen: Settings) -> "list[Engine]":
+    from edgewise.edge.base import EdgeOptions
+    from edgewise.gateway.fleet import engines_at
+
+    key, model = bearer(chosen, "cloud_key"), chosen.cloud_model
+    options = EdgeOptions(context=chosen.ctx, threads=chosen.threads, gpu_layers=chosen.gpu_layers)
+    return await engines_at(addresses, key=key, kind=kind, model=model, options=options)
+
+
 async def _listen(
     gateway: "Gateway", app: "Starlette", listening: flags.Listening, engines: Sequence[str]
 ) -> None:
@@ -143,6 +142,17 @@ async def _listen(
         max_message=MAX_FRAME,
         drain=gateway.drain,
     ).listen()
+
+
+def _addresses(engines: Sequence[str]) -> list[str]:
+    """As for a cloud: localhost:8080 is a URL. Raises `UsageError`, also for flags of no use."""
+    if not engines:
+        raise UsageError("A gateway needs an engine; name one with --engine URL, or a GGUF.")
+    addresses = [with_scheme(one) for one in engines]
+    if all(map(is_url, addresses)):
+        why = "applies only to a model in the gateway, not at a URL"
+        require_default(flags_of(MACHINE), MACHINE, why)
+    return addresses
 
 
 def _named_origin(origin: str) -> str:

@@ -20,6 +20,7 @@ from edgewise.completion import Completion, Sent
 from edgewise.costs.daily import DailyTotal, today
 from edgewise.costs.price import NOTHING, BilledTokens, Price
 from edgewise.edge.base import Tokenizer
+from edgewise.edge.kv import common_prefix
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import AnswerCost
@@ -217,19 +218,23 @@ class AnswerCosts:
         self._prefix = 0  # tokens of the prompt that the first consult found cached
         self._last = self._cached = 0  # prompt tokens of the last consult, and those cached then
         self._missed = False
-        self._reached = 0  # ids that were sent, or asked for
+        self._sent: tuple[list[int], int] = [], 0  # by the last consult, and what it asked for
 
     def without_edge(self) -> None:
         """The cloud writes all from here on: what it alone would cost is no limit."""
         self._limits = self._limits._replace(alone=False)
 
-    def admits(self, ids: Sequence[int], n: int) -> int:
-        """Requests that a consult for `n` tokens after `ids` may take; 0 refuses it."""
+    def admits(self, ids: Sequence[int], n: int, verify: int = 0) -> int:
+        """Requests that a consult for `n` tokens after `ids` may take; 0 refuses it.
+
+        The last `verify` of them are drafts, and may never be written.
+        """
         self._settle()
         spent = self._price.of(self._billed())
         call = self._call(ids, n, Sent(), Future())
         # A token will be written here by either model; if none is cut off, all `n` of a completion.
-        alone = self._alone(call.written + (n if self._whole else 1))
+        least = n if self._whole and n else 1
+        alone = self._alone(call.written - verify + least)
         limits = self._limits
         if limits.alone and spent + self._price.of(call.likely) > alone:
             return 0
@@ -242,9 +247,9 @@ class AnswerCosts:
 
     def sent(self, ids: Sequence[int], n: int, sent: Sent, future: "Future[Completion]") -> None:
         """A consult is on its way; its outcome is read from `sent` and `future`."""
-        before = self._reached or self._billing.sent_before(ids)
-        self._reached = len(ids) + n
+        before = self._reached(ids) or self._billing.sent_before(ids)
         call = self._call(ids, n, sent, future)._replace(before=min(before, len(ids)))
+        self._sent = [*ids], n
         self._open.append(call)
         self._first = self._first or call
 
@@ -262,8 +267,8 @@ class AnswerCosts:
         """The answer is over: `ids` is all of it. What was booked and not spent is given back."""
         report = self.report(ids)
         self._billing.add(report)
-        if self._reached:
-            self._billing.remember(ids[: self._reached])
+        if reached := self._reached(ids):
+            self._billing.remember(ids[:reached])
         left = self._price.of(report.billed) - self._booked
         if left and self._billing.daily is not None:
             self._billing.daily.add(self._day, self._price.currency, left)
@@ -281,6 +286,12 @@ class AnswerCosts:
         self._booked = most
         return True
 
+    def _reached(self, ids: Sequence[int]) -> int:
+        """How many of `ids` this answer's consults have sent, or asked for; not dropped drafts."""
+        sent, asked = self._sent
+        held = len(sent) if sent == list(ids[: len(sent)]) else common_prefix(sent, ids)
+        return held + asked if held == len(sent) else held
+
     def _alone(self, written: int) -> Decimal:
         prompt = self._tokens.prompt
         cached = min(self._prefix, prompt)
@@ -293,7 +304,8 @@ class AnswerCosts:
         # What was found cached is expected again; after a miss nothing else is known.
         cached = self._cached
         if least is not None and not self._missed:
-            cached = max(cached, self._last - least)
+            last = min(self._last, self._reached(ids)) if self._tokens.shared else self._last
+            cached = max(cached, last - least)
         cached = min(tokens, cached)
         likely = BilledTokens(input=tokens - cached, cached=cached, output=asked)
         return _Call(len(ids), written, tokens, requests, asked, likely, sent, future)

@@ -38,6 +38,8 @@ class LocalEngine(Engine):
         self._sessions = OrderedDict(
             (("", f"free {number}"), self._cloud.open(Prompt(()))) for number in range(SLOTS)
         )
+        # The first pass reads the weights from the disk, for longer than a health check waits.
+        next(iter(self._sessions.values())).ask(ConsultRequest([0], 1, DEADLINE)).result()
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY

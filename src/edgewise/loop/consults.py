@@ -154,6 +154,10 @@ class Consults:
         """Have the last `count` of `ids` verified, or say why they are not."""
         return self._flight(ids, 0, count)
 
+    def given_up(self, flight: Flight) -> bool:
+        """Whether nobody waits for it: the cloud was silent lately, and it is not over."""
+        return not self.insists and self._breaker.is_open and not flight.future.done()
+
     @property
     def alternates(self) -> bool:
         """Whether nothing is drafted while a block is verified.
@@ -293,11 +297,9 @@ class Consults:
             self._drop([ahead])
             ahead = None
         flight = ahead or self._ask_now(ids, n, verify)
-        if not isinstance(flight, Flight) or self.insists:
+        if not isinstance(flight, Flight) or not self.given_up(flight):
             return flight
-        if not self._breaker.is_open or flight.future.done():
-            return flight
-        # Do not wait for a silent cloud. A probe flies on and decides on later consults.
+        # A probe flies on and decides on later consults.
         if ahead is None:
             self._forget(flight)
             self._charge(n)
@@ -313,7 +315,7 @@ class Consults:
             return "circuit_open"
         try:
             requests = None
-            if self._meter is not None and not (requests := self._meter.admits(ids, n)):
+            if self._meter is not None and not (requests := self._meter.admits(ids, n, verify)):
                 if allowed == "probe":
                     breaker.forgone()
                 return "cost"
@@ -385,9 +387,9 @@ class Consults:
             self._breaker.succeeded()
 
     def _result(self, flight: Flight) -> Completion:
-        left = max(0.0, flight.begun + flight.deadline - time.monotonic())
+        left = max(0.0, flight.begun + flight.deadline + _GRACE - time.monotonic())
         try:
-            return flight.future.result(left + _GRACE if left < math.inf else None)
+            return flight.future.result(left if left < math.inf else None)
         except TimeoutError as error:
             flight.future.cancel()
             self.latency.timed_out(flight.deadline, first=flight.first)

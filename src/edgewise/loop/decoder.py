@@ -107,7 +107,8 @@ class Decoder:
         if self.edge.abilities.rewinds == "no":
             # A draft that is rejected would cost reading everything again.
             policy = replace(policy, speculate=0, verify="off")
-        verify = policy.verifies and bool(tiers) and tiers[0].cloud.verifies
+        # The share of a further cloud bounds what it is asked for, and a block is not asked for.
+        able = [tier for tier in tiers[:1] if tier.share is None and tier.cloud.verifies]
         rules = Rules(
             policy=policy,
             sampling=sampling or Sampling(),
@@ -121,7 +122,7 @@ class Decoder:
             constraint=grammar.constraint(len(prompt.ids)) if grammar else None,
             pending=pending,
             candidates=candidates,
-            verify=verify,
+            verify=policy.verifies and bool(able),
         )
         return self._generation(prompt, rules, tiers, budget or Budget(), at_end)
 

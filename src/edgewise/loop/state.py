@@ -271,7 +271,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
         That was asked for all the same, so it counts.
         """
-        queue = (Queued(by.id, by.best, (), ends=False, last=True),) if fits else ()
+        # What is drawn need not be the likeliest, whose logprob alone is known.
+        known = by.best if rules.sampling.greedy else None
+        top = () if known is None else (Candidate(by.id, known),)
+        queue = (Queued(by.id, known, top, ends=False, last=True),) if fits else ()
         usage = replace(
             self.usage,
             wasted_tokens=self.usage.wasted_tokens + (not fits),
@@ -312,7 +315,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             end = "stop"
         elif index == rules.max_tokens or rules.prompt + index > rules.context:
             end = "length"
-        over_budget = (self.over_budget or reason in _REFUSED) and not by_cloud
+        read = by_cloud or reason == "verified"
+        over_budget = (self.over_budget or reason in _REFUSED) and not read
         budget, owed, boundary = self.budget, max(0, self.owed - 1), _NO_BOUNDARY
         if rules.boundaries is not None:
             budget, owed = rules.policy.charge(budget, min(1, self.owed)), self.owed

@@ -37,6 +37,7 @@ class Cascade:
         self.waited = 0.0
         self.prefetch, self.ask_for_draft = nearest.prefetch, nearest.ask_for_draft
         self.drop, self.verify = nearest.drop, nearest.verify
+        self.given_up = nearest.given_up
 
     def insist(self) -> None:
         """From here on nobody but a cloud can write: no consult is refused for earlier failures."""
@@ -72,6 +73,8 @@ class Cascade:
     def outcome(self, flight: Flight, index: int) -> tuple[Completion | CloudError, Consult]:
         """Wait for a verification by the nearest cloud, of a block that begins at token `index`."""
         nearest = self._clouds[0]
+        nearest.wanted += 1
+        nearest.calls += 1
         outcome = nearest.outcome(flight)
         if isinstance(outcome, Completion) and len(outcome.verified) != flight.verify:
             outcome = CloudProtocolError("The cloud verified another number of tokens than it got.")

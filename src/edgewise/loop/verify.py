@@ -66,7 +66,7 @@ class Verification(Speculation):
         self._blocks: deque[_Block] = deque()
         self._verdicts: dict[int, Verdict] = {}
         self._unsent = 0
-        self._due = False
+        self._due, self._alone = False, False
         self._flying = 1 if consults.alternates else FLYING
 
     def ahead(self, state: State) -> int | None:
@@ -92,22 +92,27 @@ class Verification(Speculation):
         doubtful = not alternates and read.logprob < math.log(SURE)
         # The first token alone: it is held to more, and somebody waits for it.
         ends = self._tip.end is not None or not tip.index or self._unsent == BLOCK
-        self._due = self._due or ends or doubtful
+        self._due = self._due or ends or doubtful or self._alone
         self._send(self._tip)
         return read.token
 
     def verdict(self, *, wait: bool) -> Verdict | None:
         """What the cloud says of the first draft; None if that has not come, or was not asked."""
         while (at := len(self._ids)) not in self._verdicts:
-            block = self._blocks[0] if self._blocks else None
-            if block is None or not (wait or _is_over(block.flight)):
+            if not self._blocks:
+                return None
+            start, end, flight = self._blocks[0]
+            if isinstance(flight, Flight) and self._consults.given_up(flight):
+                self._consults.drop(end, end + 1)
+                flight = "circuit_open"
+            if not (wait or _is_over(flight)):
                 return None
             self._blocks.popleft()
-            places = range(block.start, block.end)
-            if not isinstance(block.flight, Flight):
-                self._verdicts.update(dict.fromkeys(places, block.flight))
+            places = range(start, end)
+            if not isinstance(flight, Flight):
+                self._verdicts.update(dict.fromkeys(places, flight))
                 continue
-            outcome, event = self._consults.outcome(block.flight, block.start - self._rules.prompt)
+            outcome, event = self._consults.outcome(flight, start - self._rules.prompt)
             self.over.append((outcome, event))
             if isinstance(outcome, CloudError):
                 self._verdicts.update(dict.fromkeys(places, outcome))
@@ -127,7 +132,9 @@ class Verification(Speculation):
             return
         ids, count = [*self._ids, *self.drafts], self._unsent
         refused = self._refused or self._rules.policy.refuses(tip.budget, first=False)
-        flight: Flight | Reason = refused or self._consults.verify(ids, count)
+        flight = refused or self._consults.verify(ids, count)
+        # What nobody reads is written as it comes; what costs too much, less often.
+        self._alone = not isinstance(flight, Flight) and flight != "cost"
         self._blocks.append(_Block(len(ids) - count, len(ids), flight))
         self._unsent, self._due = 0, False
 

@@ -13,14 +13,12 @@ from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_pair
-from edgewise.parts import DEFAULT_SHARE
 from edgewise.settings import Settings
-from edgewise_lab.commands.eval import served
 from edgewise_lab.commands.shared import figures_tables
 from edgewise_lab.evaluation.plan import Contender, Evaluation
 from edgewise_lab.evaluation.report import Row, Summary, rows, summary
 from edgewise_lab.evaluation.store import Store
-from edgewise_lab.evaluation.systems import Outcome, paired, question_ids
+from edgewise_lab.evaluation.systems import Outcome, question_ids
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
@@ -41,7 +39,7 @@ def demo(
     questions: Annotated[int, typer.Option(help="Number of held-out questions.")] = 100,
     cloud_share: Annotated[
         float | None,
-        options.share_option("Target cloud share; default: 0.05."),
+        options.share_option("Target cloud share; default: 0.1."),
     ] = None,
     details: Annotated[
         bool, typer.Option("--details", help="Show the tables, with intervals.")
@@ -53,18 +51,12 @@ def demo(
     if not 1 <= questions <= len(held_out.questions):
         most = len(held_out.questions)
         raise UsageError(f"--questions must be from 1 to {most}, not {questions}.")
-    share = DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
-    with open_pair(replace(chosen, cloud_share=None, verify="off")) as pair:
-        threshold = _threshold(pair, share)
+    with open_pair(chosen) as pair:
         if not json:
-            edge, cloud = pair.both()
-            _show(
-                Decoder(edge, router=pair.router, policy=Policy(threshold=1.0), cloud=None),
-                paired(edge, pair.router, threshold, cloud, deadline=chosen.deadline),
-                held_out,
-            )
+            alone = Policy(cloud_share=0.0)
+            _show(Decoder(pair.edge, router=pair.router, policy=alone), pair.decoder, held_out)
         with render.progress(hidden=json) as progress:
-            table = _compared(pair, held_out.first(questions), share, chosen.deadline, progress)
+            table = _compared(pair, held_out.first(questions), progress)
     result = summary("pocketqa", "pair", table)
     if json:
         print(msgspec.json.encode(result).decode())
@@ -74,35 +66,21 @@ def demo(
     _conclude(result)
 
 
-def _threshold(pair: Pair, share: float) -> float:
-    """The threshold on the bundled router's card."""
-    threshold = pair.card.threshold(share) if pair.card else None
-    if threshold is None:
-        known = ", ".join(sorted(pair.card.thresholds)) if pair.card else "none"
-        raise UsageError(f"No threshold is calibrated for {share}; known: {known}.")
-    return threshold
-
-
-def _compared(
-    pair: Pair, questions: Task, share: float, deadline: float | None, progress: Progress
-) -> list[Row]:
+def _compared(pair: Pair, questions: Task, progress: Progress) -> list[Row]:
     """The figures of edge, pair and cloud."""
     edge, cloud = pair.both()
-    bar = progress.add_task("answers", total=4 * len(questions.questions))
+    bar = progress.add_task("answers", total=3 * len(questions.questions))
     evaluation = Evaluation(
         questions,
-        pocketqa("calibration"),
+        questions,
         edge=edge,
         cloud=cloud,
         store=Store(None, {}, Outcome),
-        deadline=deadline,
         done=lambda: progress.advance(bar),
     )
-    # Drafts waste some of the share, how much depends on the machine: the demo has none.
-    chosen = replace(pair.settings, router=None, speculate=0)
-    policies = served(chosen, pair.router, pair.card, edge, [share])
-    contender = Contender("pair", pair.router, pair.card, served=policies)
-    return rows(evaluation.run([contender], [share], baselines=False))
+    policy = replace(pair.policy, on_cloud_error="raise")
+    contender = Contender("pair", pair.router, served={policy.cloud_share or 0.0: policy})
+    return rows(evaluation.alone() | evaluation.served(contender))
 
 
 def _show(alone: Decoder, pair: Decoder, task: Task) -> None:
@@ -125,11 +103,9 @@ def _conclude(result: Summary) -> None:
         round(part * result.questions)
         for part in (result.accuracy.edge, result.accuracy.pair, result.accuracy.cloud)
     )
-    work = render.metered(result.cloud_work, ".0%")
     render.out.print(
         f"Of {result.questions} held-out questions the edge model alone has {edge} right, the pair "
         f"{pair}, the cloud model alone {cloud}.\n"
-        f"The cloud wrote {result.cloud_share:.1%} of the pair's tokens; with what it reads, that "
-        f"is {work} of the work of answering alone.\n"
+        f"The cloud read all of the pair's tokens and wrote {result.cloud_share:.1%} of them.\n"
         "Both are toys. For real questions: edgewise chat --edge smollm2"
     )
