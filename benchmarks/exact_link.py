@@ -49,6 +49,12 @@ class Faulty:
     def __init__(self, link: Link, often: float, seed: int) -> None:
         self._link, self._often, self._rng = link, often, random.Random(seed)
         self.cuts = self.stalls = 0
+        self._mends = threading.Timer(0, link.restore)
+
+    def end(self) -> None:
+        """Wait for the last stall to be over."""
+        if self._mends.is_alive():
+            self._mends.join()
 
     def passed(self) -> None:
         """One more token was written."""
@@ -59,7 +65,8 @@ class Faulty:
         elif drawn < 1.5 * self._often:
             self.stalls += 1
             self._link.stall()
-            threading.Timer(STALL, self._link.restore).start()
+            self._mends = threading.Timer(STALL, self._link.restore)
+            self._mends.start()
 
 
 class Compared(msgspec.Struct):
@@ -117,6 +124,7 @@ def answers(
         cloud = stack.enter_context(closing(GatewayCloud(link.url)))
         cloud.check(edge.tokenizer)
         faulty, found = Faulty(link, often, seed=0), Compared()
+        stack.callback(faulty.end)
         policy = Policy(verify="exact")
         decoder = Decoder(edge, router=Constant(0.0), policy=policy, cloud=cloud)
         for question in questions:

@@ -70,7 +70,7 @@ def evaluate(
         list[float] | None, options.share_option("Target cloud share; repeatable.")
     ] = None,
     baselines: Annotated[
-        bool, typer.Option(help="Random, untrained routers, commit point, query level, oracle.")
+        bool, typer.Option(help="Other routers, verification, commit point, query level, oracle.")
     ] = True,
     out: Annotated[
         Path | None, typer.Option(help="Folder of outcomes; an interrupted run continues.")
