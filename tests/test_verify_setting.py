@@ -80,6 +80,10 @@ def test_at_a_price_a_router_asks_unless_it_is_wished() -> None:
     for word, comes_to in (("auto", "off"), ("on", "on"), ("exact", "exact")):
         with pair(price="0.28,0.028,0.42", verify=word) as made:
             assert made.policy.verify == comes_to
+    cloud = grey()
+    cloud.reads_once = False
+    with pytest.raises(UsageError, match="bills each"):
+        pair(price="0.28,0.028,0.42", verify="exact", cloud=cloud)
 
 
 @pytest.mark.parametrize("word", ["on", "ON", "Auto"])

@@ -305,6 +305,8 @@ def _against_verifying(
             f"{cloud.name!r} cannot (a model in this process, a gateway, llama-server, vLLM and "
             "SGLang can, with the edge model's vocabulary)"
         )
+    elif cloud is not None and settings.price is not None and not cloud.reads_once:
+        yield f"{cloud.name!r} bills each verified token again, which a price would not bear"
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:

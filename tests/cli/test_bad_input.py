@@ -104,7 +104,7 @@ bogus | bogus
 --bogus | --bogus
 demo --questions=0 | --questions must be
 demo --questions=9999999 | --questions must be
-demo --cloud-share=nan | No threshold is calibrated
+demo --cloud-share=nan | from 0 to 1
 bench edge --blocks=2 | at least 5 blocks
 bench edge --edge=none.gguf | There is no file
 doctor --threads=0 | threads
