@@ -235,7 +235,8 @@ def test_a_model_in_this_process_takes_turns_with_the_edge() -> None:
     with decoder.stream(IDS, pending=True) as events:
         for event in events:
             seen.append(type(event).__name__[0])
-    assert "".join(seen) == "PCT" + 16 * "P" + "C" + 16 * "T" + 10 * "P" + "C" + 10 * "T" + "F"
+    blocks = (1, 5, 16, 5)
+    assert "".join(seen) == "".join(n * "P" + "C" + n * "T" for n in blocks) + "F"
 
 
 def test_no_router_is_asked_where_the_cloud_reads_along() -> None:
@@ -343,6 +344,9 @@ class TestTheShare:
         assert ratio(8, 8) == ratio(16)
         assert ratio(1) / ratio(16) == pytest.approx(0.69, abs=0.01)
         assert ratio(-1000) == 0.02
+        # The first token is held to more, but not by what the share lacks.
+        assert policy.ratio_now(Budget(bucket=16.0), first=True) == 1.0
+        assert policy.ratio_now(Budget(bucket=1.0), first=True) == ratio(1)
 
     def test_an_answer_without_a_share_has_one_ratio(self) -> None:
         policy = Policy(verify="on")

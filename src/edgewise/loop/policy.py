@@ -143,11 +143,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return "budget" if first and indebted else None
 
     def ratio_now(self, budget: Budget, *, first: bool) -> float:
-        """What a verified token's ratio must reach; the `first` of an answer, which decides on most
-        of what follows, must be the cloud's own choice."""
-        if self.verify == "exact" or first:
+        """What a verified token's ratio must reach.
+
+        The `first` of an answer, which decides on most of what follows, must be the cloud's own
+        choice, unless the share is overdrawn: in short answers that is half of what is corrected.
+        """
+        if self.verify == "exact":
             return 1.0
-        return RATIO if self.cloud_share is None else max(LEAST_RATIO, self._ratio(budget))
+        ratio = RATIO if self.cloud_share is None else max(LEAST_RATIO, self._ratio(budget))
+        return 1.0 if first and ratio >= RATIO else ratio
 
     def stands(self, token: int, verified: Verified, ratio: float) -> bool:
         """Whether the edge's `token` stands: the rule of speculative cascades, for one token

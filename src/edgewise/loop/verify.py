@@ -89,7 +89,7 @@ class Verification(Speculation):
         self._unsent += 1
         if self._tip.end is None:
             self._edge.extend([read.token])
-        doubtful = not alternates and read.logprob < math.log(SURE)
+        doubtful = read.logprob < math.log(SURE)
         # The first token alone: it is held to more, and somebody waits for it.
         ends = self._tip.end is not None or not tip.index or self._unsent == BLOCK
         self._due = self._due or ends or doubtful or self._alone
