@@ -42,7 +42,7 @@ def gone_at(served: LlamaEdge, at: int) -> None:
     served.reply = lambda path: b"{" if path == "/completion" else None
 
 
-@pytest.mark.parametrize("how", [{"cloud_share": 0.05}, {"threshold": 0.7, "speculate": 4}])
+@pytest.mark.parametrize("how", [{"threshold": 0.5}, {"threshold": 0.7, "speculate": 4}])
 @pytest.mark.parametrize("at", range(6))
 def test_the_cloud_goes_on_from_the_same_prefix(
     served: LlamaEdge, at: int, how: dict[str, Any]

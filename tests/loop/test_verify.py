@@ -17,6 +17,7 @@ from edgewise.grammar.compiled import Grammar
 from edgewise.grammar.response_format import grammar_of, response_format_from
 from edgewise.loop import verify
 from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.health import Breaker
 from edgewise.loop.policy import INITIAL_BUCKET, Budget, Policy, SharedBudget
 from edgewise.routers.untrained import Constant, MaxProb
 from edgewise.sampling import Sampling
@@ -272,6 +273,20 @@ def test_an_error_ends_the_answer_where_that_was_chosen() -> None:
     decoder = texts("gray", "gray", failing=11, on_cloud_error="raise")
     with pytest.raises(CloudUnavailable):
         decoder.generate(IDS)
+
+
+def test_an_exact_answer_is_not_paused_for_what_failed_before_it() -> None:
+    """But a cloud that is lost in it is waited for once."""
+    decoder = texts("grey sky", "gray sky", verify="exact")
+    breaker = decoder.tiers[0].breaker = Breaker()
+    breaker.failed(silent=True)
+    assert decoder.generate(IDS).text == "gray sky"
+    breaker.failed(silent=True)
+    decoder.tiers[0].cloud = late(
+        ScriptedCloud(replying("gray sky", prompt=PROMPT), verifies=True), [0], failing=1
+    )
+    reasons = [token.reason for token in decoder.generate(IDS).tokens]
+    assert (reasons[0], reasons[-1]) == (CloudUnavailable.reason, "circuit_open")
 
 
 def test_another_number_of_verdicts_is_a_fault() -> None:

@@ -121,7 +121,7 @@ class Consults:
         self._session, self._rules, self._policy = session, rules, rules.policy
         self._breaker, self._meter = tier.breaker, meter
         # Where only the cloud will do, a pause would hide that it is gone.
-        self.insists = rules.policy.on_cloud_error == "raise"
+        self.insists = rules.policy.insists
         self._first, self._closed = True, False
         self._flights: dict[int, Flight] = {}
 

@@ -112,6 +112,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the cloud can ever be asked; if not, nothing of it need be opened."""
         return self.cloud_share != 0 and self.max_cloud_tokens != 0
 
+    @property
+    def insists(self) -> bool:
+        """Whether only the cloud will do: then a consult has longer, and no pause refuses it."""
+        return self.on_cloud_error == "raise" or self.verify == "exact"
+
     def may_ask(self, budget: Budget) -> bool:
         """Whether the answer can still come to a consult: until its cap is spent."""
         return self.asks and self._room(budget) > 0
@@ -206,7 +211,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.deadline is not None:
             return self.deadline
-        insists = self.on_cloud_error == "raise"
+        insists = self.insists
         median, back_off = latency.quantile(0.5, first=first), 2 ** min(latency.timeouts, 4)
         patience = LONGEST_DEADLINE
         if median is not None and not insists:

@@ -78,6 +78,9 @@ class Cascade:
         outcome = nearest.outcome(flight)
         if isinstance(outcome, Completion) and len(outcome.verified) != flight.verify:
             outcome = CloudProtocolError("The cloud verified another number of tokens than it got.")
+        if isinstance(outcome, CloudError):
+            # An exact answer is not one any more, and a lost cloud is waited for once.
+            nearest.insists = False
         self.waited = sum(one.waited for one in self._clouds)
         return outcome, nearest.event(flight, outcome, index)
 
