@@ -138,9 +138,10 @@ def test_the_record_is_what_crossed_the_socket(wired: Wired) -> None:
         (end,) = (event for event in events if isinstance(event, Finished))
         assert end.usage.sent.host == wired.recorder.url.removeprefix("http://")
         assert end.usage.sent.bytes > 0
-        # But for words that consults were given up, which may leave after the answer.
-        assert 0 <= wired.told().bytes - before.bytes - end.usage.sent.bytes < FLIGHTS * 200
-        assert end.usage.sent.tokens == wired.told().tokens - before.tokens
+        # But for consults that were given up as they left, and words that they were.
+        late = FLIGHTS * (end.usage.prompt_tokens + end.usage.edge_tokens + end.usage.cloud_tokens)
+        assert 0 <= wired.told().tokens - before.tokens - end.usage.sent.tokens <= late
+        assert 0 <= wired.told().bytes - before.bytes - end.usage.sent.bytes < 20 * late
         for told in (event for event in events if isinstance(event, Consult)):
             assert told.host == end.usage.sent.host
         conversation += [Message("assistant", f"As I said, {turn}."), Message("user", "And?")]
