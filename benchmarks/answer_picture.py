@@ -97,7 +97,7 @@ def picture() -> str:
                 drawn.text(edge[place].text, x, y - 18, "struck", at)
             drawn.text(token.text, x, y, "cloud" if cloud else "", at)
     moments = places(both, 266)
-    # While it waits for the cloud the edge goes on as it did alone.
+    # While the cloud reads the edge goes on as it did alone.
     for place, (x, y, _) in list(enumerate(places(edge, 266)))[changed : changed + 7]:
         at = moments[changed - 1][2] + EDGE * (place - changed + 1)
         drawn.text(edge[place].text, x, y, "guess", at, moments[changed][2])
