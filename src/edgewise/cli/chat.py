@@ -89,7 +89,10 @@ def opening(pair: Pair) -> str:
         if any(away):
             hidden = ", with placeholders" if str(redaction_of(chosen.redact)) else ""
             leaves.append(f"a consult sends the conversation so far{hidden}")
-    return f"{told}; {' and '.join(leaves) or 'nothing leaves this device'}"
+    if leaves:
+        return f"{told}; {' and '.join(leaves)}"
+    sooner = "; edgewise doctor says whether the cloud alone is sooner on the same cores"
+    return f"{told}; nothing leaves this device{sooner if pair.policy.verifies else ''}"
 
 
 def _elsewhere(address: str) -> bool:
