@@ -91,13 +91,15 @@ def main() -> None:
     parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--cloud-share", type=float, action="append", default=[])
     parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--max-tokens", type=int, help="default: the task's")
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", type=Path, required=True)
     chosen = parser.parse_args()
     task = open_task(chosen.task, data=chosen.data, check=None)
     questions = task.questions[chosen.skip : chosen.skip + chosen.questions]
-    task = msgspec.structs.replace(task, questions=questions)
+    most = chosen.max_tokens or task.max_tokens
+    task = msgspec.structs.replace(task, questions=questions, max_tokens=most)
     chosen.work.mkdir(parents=True, exist_ok=True)
     head = ["system", "asked", "right", "realised", "tokens an answer", "requests", "dropped"]
     print("\n".join(line([*head, "seconds"], head=True)), flush=True)
