@@ -193,6 +193,12 @@ class EdgeSession(ABC):
         Only an engine that rolls back to checkpoints needs it.
         """
 
+    def rest(self) -> None:  # noqa: B027
+        """Announce that the next `step` is not near, as while a cloud is waited for.
+
+        An engine that computes several sessions in one pass waits for those that are about to step.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Give the session's place in the model back."""

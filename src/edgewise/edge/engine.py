@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from msgspec.structs import replace
 
@@ -53,6 +53,9 @@ class EngineModel(EdgeModel):
 
     reads: tuple[str, ...] = ()
     """Ends of the names of the files that are downloaded, for a model that is a folder."""
+
+    kind_of_slots: ClassVar[type[Slots]] = Slots
+    """Whether each session runs alone, or those that wait share a pass."""
 
     tokenizer: Any
     slots: Slots
@@ -123,7 +126,7 @@ class EngineModel(EdgeModel):
 
     def _open_slots(self, caches: Sequence[SequenceCache], *, turn: int = BATCH) -> None:
         """Give sessions these caches."""
-        self.slots = Slots(
+        self.slots = self.kind_of_slots(
             caches,
             name=self.name,
             keep_prefixes=self._options.keep_prefixes,

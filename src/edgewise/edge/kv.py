@@ -11,7 +11,7 @@ import numpy as np
 
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Needs, Written
 from edgewise.edge.hub.folder import reason_of
-from edgewise.edge.sequence import FAILURES, Outputs, SequenceCache
+from edgewise.edge.sequence import FAILURES, KvRow, Outputs, SequenceCache
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import ModelError, UsageError
 
@@ -64,8 +64,28 @@ class FairLock:
             self._changed.notify_all()
 
 
+class Run:
+    """Ids of a session that follow those in its cache, and of which of them rows are wanted."""
+
+    __slots__ = ("cache", "hidden", "ids", "outputs", "session", "start")
+
+    def __init__(
+        self,
+        session: "KvSession",
+        cache: SequenceCache,
+        ids: Sequence[int],
+        outputs: Outputs,
+        hidden: bool,
+    ) -> None:
+        self.session, self.cache, self.start = session, cache, cache.length
+        self.ids, self.outputs, self.hidden = ids, outputs, hidden
+
+
 class Slots:
-    """The caches of a model's sessions, one for each. One session runs at a time (`lock`)."""
+    """The caches of a model's sessions, one for each. `lock` is held by whoever uses the engine."""
+
+    shared = False
+    """Whether another session's run may come while a step is read; the engine keeps it then."""
 
     def __init__(
         self,
@@ -84,8 +104,25 @@ class Slots:
         self.closed = False
         self.batch, self.turn, self.name = batch, min(batch, turn), name
         self.sessions, self._count, self._keep = 0, len(caches), keep_prefixes
+        self.order = {cache: number for number, cache in enumerate(caches)}
         # Longest unused first.
         self._free = list(caches)
+
+    def run(self, run: Run) -> list[LogitsStep]:
+        """Compute `run` when its turn has come: the steps that it asked for.
+
+        Raises `ModelError`, `UsageError`. One session runs at a time; an engine may do better.
+        """
+        with self.lock:
+            run.session.before(run)
+            try:
+                rows = run.cache.run(run.ids, run.outputs, hidden=run.hidden)
+            except BaseException as error:
+                raise run.session.failure(run, error) from error
+            return run.session.steps_of(run, rows)
+
+    def rest(self, session: "KvSession") -> None:
+        """The session runs nothing for a while: nobody need wait for it."""
 
     def reserve(self) -> None:
         """Count a session, whose cache is chosen once its ids are known. Raises `UsageError`."""
@@ -112,7 +149,9 @@ class Slots:
             gains = [n for n, free in enumerate(self._free) if 2 * kept[n] > free.length]
             # The next turn of a conversation, or another answer to its prompt.
             same = [n for n in gains if _SLACK * (self._free[n].prompt - kept[n]) <= kept[n]]
+            # The first of them: engines compute neighbours together.
             empty = [n for n, free in enumerate(self._free) if not free.ids]
+            empty.sort(key=lambda n: self.order[self._free[n]])
             return self._free.pop(max(same or empty or gains, key=kept.__getitem__, default=0))
 
     def give_back(self, cache: SequenceCache | None) -> None:
@@ -216,9 +255,13 @@ class KvSession(EdgeSession):
         if self._checkpointed and position >= max(1, self.computed):
             self._wanted.add(position)
 
+    def rest(self) -> None:
+        self._slots.rest(self)
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self.rest()
             self._slots.give_back(self._cache)
 
     @property
@@ -248,37 +291,46 @@ class KvSession(EdgeSession):
 
     def _run(self, end: int, outputs: Outputs, needs: Needs) -> list[LogitsStep]:
         assert self._cache is not None
-        start, cache, slots = self.computed, self._cache, self._slots
-        with slots.lock:
-            self._check_open()
-            try:
-                if start in self._wanted:
-                    cache.checkpoint(lasting=start < cache.prompt)
-                hidden = self._hidden and outputs != "none"
-                rows = cache.run(self._ids[start:end], outputs, hidden=hidden)
-            except BaseException as error:
-                # An interrupted run may have computed some of them.
-                cache.back(start)
-                if not isinstance(error, FAILURES):
-                    raise
-                raise ModelError(
-                    f"{self._name!r} could not run {end - start} tokens ({reason_of(error)})",
-                    hint="lower the context or the number of slots if memory is short",
-                    setting="ctx",
-                ) from error
-            if self._wanted:
-                self._wanted = {at for at in self._wanted if at >= end}
-            decode, text = cache.decodes, self._tokenizer
-            return [
-                LogitsStep(
-                    position,
-                    row.logits,
-                    row.hidden,
-                    is_fresh=lambda: cache.decodes == decode and not slots.closed,
-                    buffer=self._buffer,
-                    needs=needs,
-                    top=self._top,
-                    written=Written(self._ids[:position], cache.prompt, text) if text else None,
-                )
-                for position, row in enumerate(rows, end - len(rows) + 1)
-            ]
+        hidden = self._hidden and outputs != "none"
+        made = self._slots.run(
+            Run(self, self._cache, self._ids[self.computed : end], outputs, hidden)
+        )
+        if self._wanted:
+            self._wanted = {at for at in self._wanted if at >= end}
+        for step in made:
+            step.own(needs, self._top)
+        return made
+
+    def before(self, run: Run) -> None:
+        """What the engine does before it computes `run`. Raises `UsageError` once closed."""
+        self._check_open()
+        if run.start in self._wanted:
+            run.cache.checkpoint(lasting=run.start < run.cache.prompt)
+
+    def steps_of(self, run: Run, rows: Sequence[KvRow]) -> list[LogitsStep]:
+        """The steps of what was computed: views into the engine."""
+        cache, slots, text = run.cache, self._slots, self._tokenizer
+        decode = cache.decodes
+        return [
+            LogitsStep(
+                position,
+                row.logits,
+                row.hidden,
+                is_fresh=lambda: cache.decodes == decode and not slots.closed,
+                buffer=self._buffer,
+                written=Written(self._ids[:position], cache.prompt, text) if text else None,
+                shared=slots.shared,
+            )
+            for position, row in enumerate(rows, run.start + len(run.ids) - len(rows) + 1)
+        ]
+
+    def failure(self, run: Run, error: BaseException) -> BaseException:
+        """What to raise where `run` failed; what it computed is dropped."""
+        run.cache.back(run.start)
+        if not isinstance(error, FAILURES):
+            return error
+        return ModelError(
+            f"{self._name!r} could not run {len(run.ids)} tokens ({reason_of(error)})",
+            hint="lower the context or the number of slots if memory is short",
+            setting="ctx",
+        )

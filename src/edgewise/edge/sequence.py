@@ -120,8 +120,7 @@ class SequenceCache(ABC):
 
     def run(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool = False) -> Sequence[KvRow]:
         """See `_compute`. A run that is interrupted leaves nothing behind."""
-        if not self.cuttable and self.length - max(self._copies, default=0) >= self.spacing:
-            self.checkpoint()
+        self.space()
         self._runs += 1
         try:
             rows = self._compute(ids, outputs, hidden=hidden)
@@ -130,6 +129,11 @@ class SequenceCache(ABC):
             raise
         self.ids += ids
         return rows
+
+    def space(self) -> None:
+        """Make the checkpoint that is due before a run, if one is."""
+        if not self.cuttable and self.length - max(self._copies, default=0) >= self.spacing:
+            self.checkpoint()
 
     def keeps(self, position: int) -> int:
         """Number of ids that `back(position)` would leave."""

@@ -6,6 +6,7 @@ passes as it takes; what `needs` names is computed or copied when the step is ma
 
 import math
 from collections.abc import Callable
+from threading import Lock
 
 import numpy as np
 
@@ -46,7 +47,11 @@ def top_ids(logits: Floats, k: int) -> Ids:
 
 
 class LogitsStep:
-    """A `Step` over live engine memory; `is_fresh` tells whether the views are still valid."""
+    """A `Step` over live engine memory; `is_fresh` tells whether the views are still valid.
+
+    Where sessions share an engine, another one's decode may come while a step is read: the engine
+    calls `keep` before it.
+    """
 
     __slots__ = (
         "_buffer",
@@ -54,6 +59,8 @@ class LogitsStep:
         "_hidden",
         "_logits",
         "_owned",
+        "_reading",
+        "_shared",
         "_top",
         "_written",
         "is_fresh",
@@ -73,10 +80,12 @@ class LogitsStep:
         needs: Needs = Needs.NOTHING,
         top: int = 0,
         written: Written | None = None,
+        shared: bool = False,
     ) -> None:
         """`buffer` float32[vocabulary] is scratch space, shared by the steps of one session.
 
-        Of a large vocabulary only the beginning is used.
+        Of a large vocabulary only the beginning is used. `shared` where the engine calls `keep`:
+        what leaves this object is a copy then.
         """
         self.position = position
         self.size = len(logits)
@@ -89,16 +98,40 @@ class LogitsStep:
         self._logits = logits
         self._hidden = hidden
         self._written = written
-        kept = needs.value
-        if kept & _ENTROPY:
+        self._shared = shared
+        self._reading = Lock()
+        if needs:
+            self.own(needs, top)
+
+    def own(self, needs: Needs, top: int = 0) -> None:
+        """Compute or copy `needs`, and the `top` likeliest ids: they outlive the next decode."""
+        wanted = needs.value
+        if wanted & _ENTROPY:
             self._normalised()
-        if kept & _TOP:
+        if wanted & _TOP:
             self.top(top)
-        if hidden is not None and kept & _HIDDEN:
-            self._hidden = hidden.copy()
-        if kept & _LOGITS:
-            self._logits = logits.copy()
-        self._owned = kept
+        with self._reading:
+            if wanted & _LOGITS:
+                self._keep_logits()
+            if self._hidden is not None and wanted & _HIDDEN:
+                self._keep_hidden()
+
+    def keep(self) -> None:
+        """Copy what is still a view into the engine, which is about to decode."""
+        with self._reading:
+            self._keep_logits()
+            if self._hidden is not None:
+                self._keep_hidden()
+
+    def _keep_logits(self) -> None:
+        if not self._owned & _LOGITS:
+            self._logits = self._logits.copy()
+            self._owned |= _LOGITS
+
+    def _keep_hidden(self) -> None:
+        if self._hidden is not None and not self._owned & _HIDDEN:
+            self._hidden = self._hidden.copy()
+            self._owned |= _HIDDEN
 
     def _check(self, need: int) -> None:
         if not self._owned & need and not self.is_fresh():
@@ -115,31 +148,38 @@ class LogitsStep:
         """
         if self._figures is not None:
             return self._figures
-        self._check(_LOGITS)
-        highest = self._logits[self.proposed]
-        total = weighted = 0.0
-        for at in range(0, self.size, _PART):
-            part = self._logits[at : at + _PART]
-            shifted = np.subtract(part, highest, out=self._buffer[: len(part)])
-            weights = np.exp(shifted)
-            # A product with ones takes a third of the time of a sum.
-            total += float(weights.dot(_ONES[: len(part)]))
-            weighted += float(weights.dot(shifted))
+        with self._reading:
+            self._check(_LOGITS)
+            highest = self._logits[self.proposed]
+            total = weighted = 0.0
+            for at in range(0, self.size, _PART):
+                part = self._logits[at : at + _PART]
+                shifted = np.subtract(part, highest, out=self._buffer[: len(part)])
+                weights = np.exp(shifted)
+                # A product with ones takes a third of the time of a sum.
+                total += float(weights.dot(_ONES[: len(part)]))
+                weighted += float(weights.dot(shifted))
         log_total = math.log(total)
         self._figures = log_total - weighted / total, log_total + float(highest)
         return self._figures
 
     @property
     def logits(self) -> Floats:
-        self._check(_LOGITS)
-        return self._logits
+        with self._reading:
+            self._check(_LOGITS)
+            if self._shared:
+                self._keep_logits()
+            return self._logits
 
     @property
     def hidden(self) -> Floats:
-        self._check(_HIDDEN)
-        if self._hidden is None:
-            raise StaleStepError("This step was computed without hidden states.")
-        return self._hidden
+        with self._reading:
+            self._check(_HIDDEN)
+            if self._hidden is None:
+                raise StaleStepError("This step was computed without hidden states.")
+            if self._shared:
+                self._keep_hidden()
+            return self._hidden
 
     @property
     def written(self) -> Written:
@@ -158,15 +198,19 @@ class LogitsStep:
 
     def top(self, k: int) -> tuple[Ids, Floats]:
         if self._top is None or len(self._top[0]) < k:
-            logits = self.logits
-            ids = top_ids(logits, k)
-            self._top = ids, logits[ids]
+            with self._reading:
+                self._check(_LOGITS)
+                ids = top_ids(self._logits, k)
+                self._top = ids, self._logits[ids]
         return self._top[0][:k], self._top[1][:k]
 
     def logprob(self, token: int) -> float:
         if token == self.proposed and self._top is not None:
             return float(self._top[1][0]) - self.log_sum
-        return float(self.logits[token]) - self.log_sum
+        with self._reading:
+            self._check(_LOGITS)
+            logit = float(self._logits[token])
+        return logit - self.log_sum
 
     def candidates(self, k: int) -> tuple[Candidate, ...]:
         ids, logits = self.top(k)

@@ -197,6 +197,36 @@ class LlamaSequence(SequenceCache):
         return bool(removed) and self._held() == position
 
 
+def run_together(
+    runs: Sequence[tuple[LlamaSequence, Sequence[int], Outputs]], *, hidden: bool
+) -> list[Sequence[KvRow]]:
+    """Runs of sequences of one context in one pass, each as `SequenceCache.run` does it.
+
+    llama.cpp computes neighbours together, so the runs are best in the order of their sequences.
+    """
+    context, lasts = runs[0][0]._context, list[int]()
+    for sequence, _, _ in runs:
+        sequence.space()
+    at = 0
+    for sequence, ids, outputs in runs:
+        every, last = outputs == "all", outputs == "last"
+        at = 1 + context.put(sequence._number, ids, sequence.length, every=every, last=last, at=at)
+        lasts.append(at - 1)
+    try:
+        context.decode(hidden=hidden)
+    except BaseException:
+        for sequence, ids, _ in runs:
+            sequence._failed(ids)
+        raise
+    for sequence, ids, _ in runs:
+        sequence.ids += ids
+    made: list[Sequence[KvRow]] = []
+    for last, (_, ids, outputs) in zip(lasts, runs, strict=True):
+        count = {"none": 0, "last": 1, "all": len(ids)}[outputs]
+        made.append([context.row(last - i, hidden=hidden) for i in reversed(range(count))])
+    return made
+
+
 def examine(context: LlamaContext) -> tuple[int, bool]:
     """Run a few ids through a recurrent model. The context is empty before and after.
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from edgewise.addresses import resolve
-from edgewise.edge.base import EdgeAbilities, EdgeOptions, Needs
+from edgewise.edge.base import EdgeAbilities, EdgeOptions
 from edgewise.edge.engine import EngineModel, default_threads
 from edgewise.edge.hub.folder import sampled_blocks
-from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp.cache import LlamaContext, LlamaSequence, examine
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.load import load_weights, new_context
+from edgewise.edge.llamacpp.passes import SharedSlots
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
 from edgewise.errors import ModelError
 
@@ -54,6 +54,7 @@ class LlamaModel(EngineModel):
     """A GGUF model. Implements `EdgeModel`."""
 
     engine = "llama.cpp"
+    kind_of_slots = SharedSlots
 
     def _located(self, address: str) -> tuple[Path, str]:
         path = resolve(address, "edge")
@@ -97,12 +98,6 @@ class LlamaModel(EngineModel):
             rewinds="checkpoints" if context.recurrent else "anywhere",
             slots=options.slots,
         )
-
-    def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
-        if self.abilities.slots > 1:
-            # Another thread's session may decode before this one's step is read.
-            needs |= Needs.LOGITS
-        return super().session(needs, top=top)
 
     def fingerprint(self) -> str:
         return fingerprint_of(self.path)

@@ -1,0 +1,214 @@
+"""Which sessions of llama.cpp share a pass, and the thread that runs all passes of this process.
+
+It is one thread, since OpenMP keeps a team of threads for every thread that calls it: with two
+teams there are more threads than cores, and whoever waits within a pass sleeps then. A step of a
+small model takes half as long again.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, cast
+
+from edgewise.edge.kv import KvSession, Run, Slots
+from edgewise.edge.llamacpp.cache import LlamaSequence, run_together
+from edgewise.edge.step import LogitsStep
+
+PATIENCE = 0.25
+"""How long sessions of the last pass are waited for at most, in durations of that pass.
+
+They come back within a hundredth of it, unless a client or the machine is slow.
+"""
+
+
+class _Queued:
+    """A run in the line, and the session's thread that waits for it."""
+
+    __slots__ = ("_done", "arrived", "error", "run", "steps")
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.arrived = run, time.monotonic()
+        self.steps: list[LogitsStep] = []
+        self.error: BaseException | None = None
+        # Held until the run is over: nothing wakes a thread sooner.
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def wait(self) -> None:
+        self._done.acquire()
+        self._done.release()
+
+    def end(self, steps: list[LogitsStep], error: BaseException | None = None) -> None:
+        self.steps, self.error = steps, error
+        self._done.release()
+
+
+class SharedSlots(Slots):
+    """`Slots` of a context of llama.cpp. Sessions that wait for a step share a pass."""
+
+    def __init__(self, caches: Sequence[LlamaSequence], **options: Any) -> None:
+        """See `Slots`."""
+        super().__init__(caches, **options)
+        self.shared = len(caches) > 1
+        self.line: deque[_Queued] = deque()
+        self.coming: set[KvSession] = set()
+        self.until = 0.0
+        self._prompt_next = False
+        # Steps that are views into the engine's memory.
+        self._live: dict[KvSession, list[LogitsStep]] = {}
+
+    def run(self, run: Run) -> list[LogitsStep]:
+        queued, passes = _Queued(run), _passes()
+        passes.put(self, queued)
+        try:
+            queued.wait()
+        except BaseException:
+            # A Ctrl-C: what has begun is waited for.
+            if not passes.withdraw(self, queued):
+                queued.wait()
+            raise
+        if queued.error is not None:
+            raise queued.error
+        return queued.steps
+
+    def rest(self, session: KvSession) -> None:
+        _passes().rest(self, session)
+
+    def share(self) -> list[_Queued]:
+        """Take the runs of the next pass out of the line.
+
+        A prompt's chunk is a pass of its own, in turn with steps: it needs no logits, and llama.cpp
+        computes those of all ids in a pass if it hands out the hidden state of one.
+        """
+        prompts = [one for one in self.line if one.run.outputs == "none"]
+        others = [one for one in self.line if one.run.outputs != "none"]
+        self._prompt_next = bool(others) and not (prompts and self._prompt_next)
+        if others and self._prompt_next:
+            taken, room = list[_Queued](), self.batch
+            for one in others:
+                room -= len(one.run.ids)
+                if taken and room < 0:
+                    break
+                taken.append(one)
+        else:
+            taken = prompts[:1]
+        for one in taken:
+            self.line.remove(one)
+        return sorted(taken, key=lambda one: self.order[one.run.cache])
+
+    def compute(self, taken: Sequence[_Queued]) -> None:
+        """Run a pass, in the one thread."""
+        begun = time.monotonic()
+        with self.lock:
+            self._pass([one for one in taken if self._started(one)])
+        self.until = time.monotonic() + PATIENCE * (time.monotonic() - begun)
+
+    def _started(self, one: _Queued) -> bool:
+        try:
+            one.run.session.before(one.run)
+        except BaseException as error:
+            one.end([], error)
+            return False
+        return True
+
+    def _pass(self, taken: Sequence[_Queued]) -> None:
+        """A run that fails among others is tried again alone."""
+        if not taken:
+            return
+        runs = [one.run for one in taken]
+        here = {run.session for run in runs}
+        for session, steps in self._live.items():
+            for step in () if session in here else steps:
+                step.keep()
+        self._live.clear()
+        try:
+            rows = run_together(
+                [(cast(LlamaSequence, run.cache), run.ids, run.outputs) for run in runs],
+                hidden=any(run.hidden for run in runs),
+            )
+        except BaseException as error:
+            if len(taken) > 1:
+                for one in taken:
+                    self._pass([one])
+                return
+            failure = runs[0].session.failure(runs[0], error)
+            failure.__cause__ = None if failure is error else error
+            taken[0].end([], failure)
+            return
+        _passes().expect(self, {run.session for run in runs if run.outputs == "last"})
+        for one, made in zip(taken, rows, strict=True):
+            steps = self._live[one.run.session] = one.run.session.steps_of(one.run, made)
+            one.end(steps)
+
+    def close(self) -> bool:
+        self._live.clear()
+        return super().close()
+
+
+class _Passes(threading.Thread):
+    """Runs the passes of all models here, one at a time; whose run came first is first."""
+
+    def __init__(self) -> None:
+        super().__init__(name="llama.cpp", daemon=True)
+        self._changed = threading.Condition()
+        self._slots: set[SharedSlots] = set()
+
+    def put(self, slots: SharedSlots, queued: _Queued) -> None:
+        """Add a run to the line."""
+        with self._changed:
+            slots.line.append(queued)
+            slots.coming.discard(queued.run.session)
+            self._slots.add(slots)
+            self._look(slots)
+
+    def withdraw(self, slots: SharedSlots, queued: _Queued) -> bool:
+        """Take a run out of the line; False where it has begun."""
+        with self._changed:
+            if waiting := queued in slots.line:
+                slots.line.remove(queued)
+            return waiting
+
+    def rest(self, slots: SharedSlots, session: KvSession) -> None:
+        """Do not wait for a session."""
+        with self._changed:
+            slots.coming.discard(session)
+            self._look(slots)
+
+    def expect(self, slots: SharedSlots, sessions: set[KvSession]) -> None:
+        """The sessions are about to come back."""
+        with self._changed:
+            slots.coming |= sessions
+
+    def _look(self, slots: SharedSlots) -> None:
+        if slots.line and not slots.coming:
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Without an end."""
+        while True:
+            slots, taken = self._next()
+            slots.compute(taken)
+
+    def _next(self) -> tuple[SharedSlots, list[_Queued]]:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                for slots in self._slots:
+                    if now >= slots.until:
+                        slots.coming.clear()
+                self._slots = {slots for slots in self._slots if slots.line or slots.coming}
+                ready = [slots for slots in self._slots if not slots.coming]
+                if ready:
+                    first = min(ready, key=lambda slots: slots.line[0].arrived)
+                    return first, first.share()
+                until = min((slots.until for slots in self._slots), default=None)
+                self._changed.wait(until and until - now)
+
+
+@cache
+def _passes() -> _Passes:
+    thread = _Passes()
+    thread.start()
+    return thread
