@@ -8,8 +8,7 @@ tokens. Models and routers are those of `benchmarks.edge_speed`. Prints Markdown
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -17,38 +16,18 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from benchmarks.agreeing import Agreeing
 from benchmarks.edge_speed import ROUTER, gguf, routers_for, scoring
-from edgewise.cloud.base import CloudSession
-from edgewise.completion import Completion, Verified
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.prompts import Prompt
 from edgewise.routers.base import Router
-from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import noise
 from edgewise_lab.bench.speed import bare, random_prompt, through
 from edgewise_lab.tables import line
 
 BARE, VERIFIED = "bare", "verified, by a cloud that costs nothing"
-
-
-class _Agrees(ScriptedCloud):
-    """Lets every token stand."""
-
-    def open(self, prompt: Prompt) -> CloudSession:
-        session = super().open(prompt)
-        session.ask = lambda request: _settled(request.ids[-request.verify :])
-        return session
-
-
-def _settled(ids: Sequence[int]) -> Future[Completion]:
-    done = Future[Completion]()
-    done.set_result(
-        Completion(ids=(), logprobs=(), verified=tuple(Verified(0.0, one, 0.0) for one in ids))
-    )
-    return done
 
 
 class Decode(NamedTuple):
@@ -87,7 +66,7 @@ def decodes() -> Iterator[list[Decode]]:
 def block(model: LlamaModel, router: Router, prompt: list[int], tokens: int, name: str) -> Cost:
     decoder = scoring(model, router)
     if name == VERIFIED:
-        cloud, policy = _Agrees(noise(), verifies=True), Policy(verify="on")
+        cloud, policy = Agreeing(noise(), verifies=True), Policy(verify="on")
         decoder = Decoder(model, router=router, policy=policy, cloud=cloud)
     ids = (bare if name == BARE else through)(decoder, prompt, tokens)
     with closing(ids), decodes() as made:
