@@ -64,6 +64,14 @@ def busy(cloud: LocalCloud, script: Held) -> "Future[Completion]":
     return flying
 
 
+def wait_until_empty(model: ScriptedEdge) -> None:
+    """Every session has given its place back."""
+    end = time.monotonic() + 60
+    while model.sessions:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def test_opening_waits_for_nobody(cloud: LocalCloud, script: Held, model: ScriptedEdge) -> None:
     flying = busy(cloud, script)
     sessions = [cloud.open(PROMPT) for _ in range(20)]
@@ -84,10 +92,7 @@ def test_a_session_that_asked_gives_its_place_back(
     assert model.sessions == 1
     session.close()
     session.close()
-    end = time.monotonic() + 60
-    while model.sessions:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    wait_until_empty(model)
 
 
 def test_a_session_closed_before_its_consult_ran_takes_no_place(
@@ -116,7 +121,9 @@ def test_a_consult_that_waited_too_long_does_not_run(cloud: LocalCloud, script: 
         late.result()
 
 
-def test_an_answer_that_is_left_is_no_timeout(script: Held, cloud: LocalCloud) -> None:
+def test_an_answer_that_is_left_is_no_timeout(
+    script: Held, cloud: LocalCloud, model: ScriptedEdge
+) -> None:
     """Deadlines of other answers would be doubled for it."""
     decoder = Decoder(
         ScriptedEdge(replying("yes", prompt="sky: ")),
@@ -130,7 +137,8 @@ def test_an_answer_that_is_left_is_no_timeout(script: Held, cloud: LocalCloud) -
             assert script.asked.wait(20)
         script.asked.clear()
         script.let.set()
-        cloud.submit(script.let.clear).result()
+        wait_until_empty(model)
+        script.let.clear()
     assert decoder.tiers[0].latency.timeouts == 0
     assert not decoder.tiers[0].breaker.is_open
 

@@ -1,5 +1,6 @@
-"""The cloud model in this process: a second GGUF, on a thread of its own."""
+"""The cloud model in this process: a second GGUF, with a thread for each session."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import TypeVar
 
 from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest, failed, log_failure
 from edgewise.completion import LEAST, Completion, Verified
-from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
+from edgewise.edge.base import EdgeModel, EdgeSession, Tokenizer
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.engines.base import TOP
 from edgewise.errors import (
@@ -27,7 +28,7 @@ from edgewise.prompts import Prompt
 PASS = 64
 """Most ids of which one pass gives the logits."""
 
-_KEPT = Needs.ENTROPY | Needs.TOP | Needs.LOGITS
+_LONG = threading.TIMEOUT_MAX
 
 _T = TypeVar("_T")
 
@@ -39,7 +40,9 @@ class LocalCloud(CloudModel):
         self.name = model.name
         self.local = self.model = model
         self.here = self.verifies = True
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
+        self.room = threading.Semaphore(model.abilities.slots)
+        """For sessions with the model."""
+        self._sessions: set[LocalSession] = set()
         self.closed = False
         """Whether consults fail from now on, running ones at their next token."""
 
@@ -47,7 +50,9 @@ class LocalCloud(CloudModel):
         return self.model.fingerprint()
 
     def open(self, prompt: Prompt) -> "LocalSession":
-        return LocalSession(self)
+        session = LocalSession(self, self._sessions.discard)
+        self._sessions.add(session)
+        return session
 
     def check(self, tokenizer: Tokenizer) -> str:
         if fingerprint(tokenizer) != fingerprint(self.model.tokenizer):
@@ -58,54 +63,67 @@ class LocalCloud(CloudModel):
         self.vocabulary_check = "all ids and the ids of fixed strings hash alike"
         return self.vocabulary_check
 
-    def submit(self, work: Callable[[], _T]) -> "Future[_T]":
-        """Run `work` on the model's thread; once closed the future fails at once."""
-        try:
-            return self._thread.submit(work)
-        except RuntimeError:
-            if not self.closed:
-                raise
-            return failed(CloudUnavailable(f"The cloud model {self.name!r} was closed."))
-
     def close(self) -> None:
         self.closed = True
-        self._thread.shutdown()
+        for session in tuple(self._sessions):
+            session.close()
+            session.join()
         self.model.close()
 
 
 class LocalSession(CloudSession):
     """Implements `CloudSession`; the KV cache keeps what a rollback leaves.
 
-    The session with the model belongs to its thread; the first consult opens it. Nothing is
-    prefetched: the one thread would be busy when a consult comes.
+    The session with the model belongs to its thread; the first consult opens it, once there is
+    room. Nothing is prefetched: the model would be busy when a consult comes.
     """
 
-    def __init__(self, cloud: LocalCloud) -> None:
-        self._cloud = cloud
+    def __init__(self, cloud: LocalCloud, at_end: Callable[["LocalSession"], None]) -> None:
+        """`at_end` is called with the session when it is over."""
+        self._cloud, self._at_end = cloud, at_end
         self._eos_ids = cloud.model.tokenizer.eos_ids
         self._session: EdgeSession | None = None
         self._closing = threading.Event()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
         end = time.monotonic() + request.deadline
-        return self._cloud.submit(partial(self._answer, request, end))
+        return self._submit(partial(self._answer, request, end))
 
     def forget(self) -> None:
         """Drop what the KV cache holds, after what was asked before and before what comes next."""
-        self._in_background(self._drop)
+        self._submit(self._drop).add_done_callback(log_failure)
 
     def close(self) -> None:
         """Fail waiting consults; the thread gives the cache back when it is free."""
         if not self._closing.is_set():
-            self._in_background(self._end)
-        self._closing.set()
+            self._closing.set()
+            self._submit(self._end).add_done_callback(log_failure)
+            self._thread.shutdown(wait=False)
 
-    def _in_background(self, work: Callable[[], None]) -> None:
-        self._cloud.submit(work).add_done_callback(log_failure)
+    def join(self) -> None:
+        """Wait for the thread to end, after `close`."""
+        self._thread.shutdown()
 
-    def _opened(self) -> EdgeSession:
+    def _submit(self, work: Callable[[], _T]) -> "Future[_T]":
+        """Run `work` on the thread; once closed the future fails at once."""
+        try:
+            return self._thread.submit(work)
+        except RuntimeError:
+            if not self._closing.is_set():
+                raise
+            return failed(CloudUnavailable(f"The cloud model {self._cloud.name!r} was closed."))
+
+    def _opened(self, end: float) -> EdgeSession:
+        """The session with the model. Raises `CloudTimeout` where there is no room until `end`."""
         if self._session is None:
-            self._session = self._cloud.model.session(_KEPT, top=TOP)
+            if not self._cloud.room.acquire(timeout=max(0.0, min(end - time.monotonic(), _LONG))):
+                self._require_time(-math.inf)
+            try:
+                self._session = self._cloud.model.session()
+            except BaseException:
+                self._cloud.room.release()
+                raise
         return self._session
 
     def _drop(self) -> None:
@@ -113,8 +131,12 @@ class LocalSession(CloudSession):
             self._session.rewind(0)
 
     def _end(self) -> None:
-        if self._session is not None:
-            self._session.close()
+        try:
+            if self._session is not None:
+                self._session.close()
+                self._cloud.room.release()
+        finally:
+            self._at_end(self)
 
     def _answer(self, request: ConsultRequest, end: float) -> Completion:
         started = time.monotonic()
@@ -127,12 +149,15 @@ class LocalSession(CloudSession):
             raise CloudRejected(f"The cloud model declined: {error}") from error
         except EdgewiseError as error:
             raise CloudError(f"The cloud model failed: {error}") from error
+        finally:
+            if self._session is not None:
+                self._session.rest()
 
     def _write(self, request: ConsultRequest, started: float, end: float) -> Completion:
         ids, size = request.ids, self._cloud.model.tokenizer.size
         if not ids or not all(0 <= token < size for token in ids):
             raise CloudRejected(f"A consult needs ids before it, from 0 to {size - 1}.")
-        session = self._opened()
+        session = self._opened(end)
         if request.verify:
             return self._verify(request, session, started, end)
         cached = session.open(ids)

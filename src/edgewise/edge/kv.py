@@ -75,10 +75,12 @@ class Run:
         cache: SequenceCache,
         ids: Sequence[int],
         outputs: Outputs,
+        *,
         hidden: bool,
     ) -> None:
         self.session, self.cache, self.start = session, cache, cache.length
-        self.ids, self.outputs, self.hidden = ids, outputs, hidden
+        self.ids, self.hidden = ids, hidden
+        self.outputs: Outputs = outputs
 
 
 class Slots:
@@ -86,6 +88,9 @@ class Slots:
 
     shared = False
     """Whether another session's run may come while a step is read; the engine keeps it then."""
+
+    one_pass = False
+    """Whether the engine computes a prompt's last ids for the logits of the last one alone."""
 
     def __init__(
         self,
@@ -190,7 +195,9 @@ class KvSession(EdgeSession):
         self._cache: SequenceCache | None = None
         self._batched = model.abilities.batch_logits
         self._checkpointed = model.abilities.rewinds == "checkpoints"
-        self._few = min(FEW, slots.batch) if self._checkpointed else 1
+        few = min(FEW, slots.batch) if self._checkpointed else 1
+        # Without hidden states the last id of a prompt needs no pass of its own.
+        self._few = slots.turn if slots.one_pass and Needs.HIDDEN not in needs else few
         self._needs, self._top = needs, top
         self._hidden = Needs.HIDDEN in needs
         self._tokenizer = model.tokenizer if Needs.TEXT in needs else None
@@ -292,9 +299,8 @@ class KvSession(EdgeSession):
     def _run(self, end: int, outputs: Outputs, needs: Needs) -> list[LogitsStep]:
         assert self._cache is not None
         hidden = self._hidden and outputs != "none"
-        made = self._slots.run(
-            Run(self, self._cache, self._ids[self.computed : end], outputs, hidden)
-        )
+        ids = self._ids[self.computed : end]
+        made = self._slots.run(Run(self, self._cache, ids, outputs, hidden=hidden))
         if self._wanted:
             self._wanted = {at for at in self._wanted if at >= end}
         for step in made:

@@ -178,6 +178,8 @@ class Answering:
                 for item in source:
                     if stop.is_set():
                         break
+                    if not asked.pending and isinstance(item, Pending | RolledBack):
+                        continue
                     loop.call_soon_threadsafe(items.put_nowait, item)
 
         def ended(work: "asyncio.Future[None]") -> None:
@@ -192,8 +194,7 @@ class Answering:
             while (item := await items.get()) is not None:
                 if isinstance(item, Finished):
                     self._warn_if_alone(item.usage)
-                if asked.pending or not isinstance(item, Pending | RolledBack):
-                    yield seen(item)
+                yield seen(item)
             work.result()
         finally:
             stop.set()

@@ -138,14 +138,44 @@ class LlamaSequence(SequenceCache):
         llama_cpp.llama_memory_seq_rm(self._context.memory, self._number, -1, -1)
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
-        context, every = self._context, outputs == "all"
-        last = context.put(self._number, ids, self.length, every=every, last=outputs == "last")
+        return self._computed([(self, ids, outputs)], hidden=hidden)[0]
+
+    @staticmethod
+    def run_together(
+        runs: Sequence[tuple["LlamaSequence", Sequence[int], Outputs]], *, hidden: bool
+    ) -> list[Sequence[KvRow]]:
+        """Runs of sequences of one context in one pass, each as `run` does it.
+
+        llama.cpp computes neighbours together, so they are best in the order of their numbers.
+        """
+        for sequence, _, _ in runs:
+            sequence.space()
+        try:
+            made = LlamaSequence._computed(runs, hidden=hidden)
+        except BaseException:
+            for sequence, ids, _ in runs:
+                sequence._failed(ids)
+            raise
+        for sequence, ids, _ in runs:
+            sequence.ids += ids
+        return made
+
+    @staticmethod
+    def _computed(
+        runs: Sequence[tuple["LlamaSequence", Sequence[int], Outputs]], *, hidden: bool
+    ) -> list[Sequence[KvRow]]:
+        context, lasts, at = runs[0][0]._context, list[int](), 0
+        for sequence, ids, outputs in runs:
+            every, last = outputs == "all", outputs == "last"
+            start = sequence.length
+            at = 1 + context.put(sequence._number, ids, start, every=every, last=last, at=at)
+            lasts.append(at - 1)
         context.decode(hidden=hidden)
-        if outputs == "none":
-            return ()
-        if not every:
-            return (context.row(last, hidden=hidden),)
-        return [context.row(index, hidden=hidden) for index in range(last + 1)]
+        made: list[Sequence[KvRow]] = []
+        for last, (_, ids, outputs) in zip(lasts, runs, strict=True):
+            count = {"none": 0, "last": 1, "all": len(ids)}[outputs]
+            made.append([context.row(last - i, hidden=hidden) for i in reversed(range(count))])
+        return made
 
     def _failed(self, ids: Sequence[int]) -> None:
         # What was computed before stays: a Ctrl-C costs no prompt.
@@ -195,36 +225,6 @@ class LlamaSequence(SequenceCache):
         # After it, never before: a cut is refused while the later state stands.
         removed = llama_cpp.llama_memory_seq_rm(context.memory, self._number, position, -1)
         return bool(removed) and self._held() == position
-
-
-def run_together(
-    runs: Sequence[tuple[LlamaSequence, Sequence[int], Outputs]], *, hidden: bool
-) -> list[Sequence[KvRow]]:
-    """Runs of sequences of one context in one pass, each as `SequenceCache.run` does it.
-
-    llama.cpp computes neighbours together, so the runs are best in the order of their sequences.
-    """
-    context, lasts = runs[0][0]._context, list[int]()
-    for sequence, _, _ in runs:
-        sequence.space()
-    at = 0
-    for sequence, ids, outputs in runs:
-        every, last = outputs == "all", outputs == "last"
-        at = 1 + context.put(sequence._number, ids, sequence.length, every=every, last=last, at=at)
-        lasts.append(at - 1)
-    try:
-        context.decode(hidden=hidden)
-    except BaseException:
-        for sequence, ids, _ in runs:
-            sequence._failed(ids)
-        raise
-    for sequence, ids, _ in runs:
-        sequence.ids += ids
-    made: list[Sequence[KvRow]] = []
-    for last, (_, ids, outputs) in zip(lasts, runs, strict=True):
-        count = {"none": 0, "last": 1, "all": len(ids)}[outputs]
-        made.append([context.row(last - i, hidden=hidden) for i in reversed(range(count))])
-    return made
 
 
 def examine(context: LlamaContext) -> tuple[int, bool]:

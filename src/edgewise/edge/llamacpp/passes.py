@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, cast
 
 from edgewise.edge.kv import KvSession, Run, Slots
-from edgewise.edge.llamacpp.cache import LlamaSequence, run_together
+from edgewise.edge.llamacpp.cache import LlamaSequence
 from edgewise.edge.step import LogitsStep
 
 PATIENCE = 0.25
@@ -47,6 +47,8 @@ class _Queued:
 
 class SharedSlots(Slots):
     """`Slots` of a context of llama.cpp. Sessions that wait for a step share a pass."""
+
+    one_pass = True
 
     def __init__(self, caches: Sequence[LlamaSequence], **options: Any) -> None:
         """See `Slots`."""
@@ -82,8 +84,10 @@ class SharedSlots(Slots):
         A prompt's chunk is a pass of its own, in turn with steps: it needs no logits, and llama.cpp
         computes those of all ids in a pass if it hands out the hidden state of one.
         """
-        prompts = [one for one in self.line if one.run.outputs == "none"]
-        others = [one for one in self.line if one.run.outputs != "none"]
+        prompts, others = list[_Queued](), list[_Queued]()
+        for one in self.line:
+            step = one.run.outputs == "all" or len(one.run.ids) == 1
+            (others if step else prompts).append(one)
         self._prompt_next = bool(others) and not (prompts and self._prompt_next)
         if others and self._prompt_next:
             taken, room = list[_Queued](), self.batch
@@ -124,7 +128,7 @@ class SharedSlots(Slots):
                 step.keep()
         self._live.clear()
         try:
-            rows = run_together(
+            rows = LlamaSequence.run_together(
                 [(cast(LlamaSequence, run.cache), run.ids, run.outputs) for run in runs],
                 hidden=any(run.hidden for run in runs),
             )
