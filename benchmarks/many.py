@@ -4,9 +4,9 @@ Both servers have the same GGUF, threads, cores and room, and are asked by one c
 chat, greedy. They take turns, in another order each round; the one that is not asked is idle. A
 round in which other programs took more than a fifth of the cores is thrown away and asked again.
 Prompts are new in each round: from their first word on (differ), or behind a beginning that all
-share and both servers have read before (shared). Tokens a second are of all answers of a round,
-from its first request to its last token. Then a fifth request comes while four long answers are
-written. Prints Markdown.
+share and every slot has read before (shared). Tokens a second are of all answers of a round, from
+its first request to its last token. Then a fifth request comes while four long answers are
+written: its first token, and the longest pause of the four meanwhile. Prints Markdown.
 """
 
 import argparse
@@ -20,10 +20,11 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -34,49 +35,52 @@ from tests.server_process import free_port, server_process
 from tests.smollm2_file import INSTALL, smollm2_file
 
 TRIES = 5
-"""Times the rounds wanted."""
+"""Times the rounds that are wanted."""
 
-OTHERS, STARTED = 4, 16
-"""Long answers beside a late request, and the tokens that each has when it comes."""
+OTHERS, STARTED, LONG = 4, 16, 256
+"""Answers beside a late request, the tokens that each has when it comes, and the most it gets."""
 
-LONG = 256
-"""Most tokens of each."""
+SHARED = 200
+"""Tokens of a shared beginning, about."""
 
-KINDS = ("differ", "shared")
 NOUNS = (
     *("sailor", "baker", "doctor", "farmer", "painter", "weaver", "fox", "heron", "raven"),
     *("horse", "river", "forest", "castle", "island", "village", "garden", "bridge", "storm"),
 )
-R = TypeVar("R")
 TICKS = os.sysconf("SC_CLK_TCK")
+SPEEDS = (
+    *("model", "prompts", "answers", "ours, tokens/s", "llama-server", "ratio of the best"),
+    *("ours, median", "llama-server", "ratio of a round", "ended early", "rounds kept"),
+)
+LATE = (
+    *("model", "late prompt", "its tokens", "ours, ms to its first token", "llama-server"),
+    *("ours, longest pause of the four, ms", "llama-server", "ours, usual pause, ms"),
+    *("llama-server", "rounds kept"),
+)
 _WRITES = re.compile(rb'"content": ?"(?!")')
 _USAGE = re.compile(rb'"prompt_tokens": ?(\d+)'), re.compile(rb'"completion_tokens": ?(\d+)')
 
+Http = aiohttp.ClientSession
+
 
 class Server(NamedTuple):
-    """A running server; its process may have others below it."""
+    """`pid` may have other processes below it."""
 
-    name: str
     url: str
     pid: int
 
 
 class Answer(msgspec.Struct):
-    """When it was asked for, when each text came (seconds of the clock), and its tokens."""
+    """When it was asked for and when each text came, seconds of the clock, and its tokens."""
 
-    asked: float
+    asked: float = 0.0
     stamps: list[float] = []
     prompt: int = 0
     tokens: int = 0
 
-    @property
-    def first(self) -> float:
-        """Seconds to the first text."""
-        return self.stamps[0] - self.asked
-
 
 class Round(NamedTuple):
-    """Tokens a second of one server, and its answers that ended before they were as long."""
+    """Tokens a second of one server, and how many answers ended before they were as long."""
 
     speed: float
     short: int
@@ -85,8 +89,7 @@ class Round(NamedTuple):
 class Late(NamedTuple):
     """A late request: seconds to its first text, and the longest pause of the others meanwhile.
 
-    `usual` is the median pause of the others before it came; `beside` whether all were still being
-    written when it had its first text.
+    `usual` is their median pause before; `beside` whether all were still written afterwards.
     """
 
     first: float
@@ -96,30 +99,30 @@ class Late(NamedTuple):
     beside: bool
 
 
+def read(pid: int, name: str) -> str:
+    """A file of a process; nothing where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def tree(pid: int) -> list[int]:
     """A process and all below it."""
-    below: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        if (parent := fields(int(folder.name))) is not None:
-            below.setdefault(int(parent[1]), []).append(int(folder.name))
+    below: dict[str, list[int]] = {}
+    for one in (int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
+        if stat := read(one, "stat"):
+            below.setdefault(stat.rpartition(")")[2].split()[1], []).append(one)
     found = [pid]
     for one in found:
-        found += below.get(one, [])
+        found += below.get(str(one), [])
     return found
-
-
-def fields(pid: int) -> list[str] | None:
-    """`/proc/PID/stat` behind the name; None where the process has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
 
 
 def processor(pids: Sequence[int]) -> float:
     """Processor seconds of these processes and of those below them that have ended."""
-    read = (fields(pid) or ["0"] * 15 for pid in pids)
-    return sum(sum(map(int, stat[11:15])) for stat in read) / TICKS
+    stats = (read(pid, "stat").rpartition(")")[2].split() for pid in pids)
+    return sum(int(ticks) for stat in stats for ticks in stat[11:15]) / TICKS
 
 
 def busy() -> float:
@@ -130,36 +133,30 @@ def busy() -> float:
 
 def peak(pid: int) -> float:
     """Peak resident memory of a process and those below it, MB."""
-    found = 0
-    for one in tree(pid):
-        held = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{one}/status").read_text())
-        found += int(held[1]) if held else 0
-    return found / 1024
+    held = (re.search(r"VmHWM:\s+(\d+) kB", read(one, "status")) for one in tree(pid))
+    return sum(int(found[1]) for found in held if found) / 1024
 
 
 class Meter:
     """Who has the cores, from here on."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
-        self._ours = [tree(server.pid) for server in servers]
+        self._of = [[os.getpid()], *(tree(server.pid) for server in servers)]
         self._begun, self._busy = time.perf_counter(), busy()
-        self._own, self._each = processor([os.getpid()]), [processor(ids) for ids in self._ours]
+        self._used = [processor(pids) for pids in self._of]
 
-    def read(self) -> tuple[float, float, list[float]]:
-        """Cores of other programs (a share of all), of this one and of each server (in cores)."""
+    def read(self) -> tuple[float, list[float]]:
+        """Other programs' share of all cores; the cores of this process and of each server."""
         seconds = time.perf_counter() - self._begun
-        own = processor([os.getpid()]) - self._own
-        each = [processor(ids) - was for ids, was in zip(self._ours, self._each, strict=True)]
-        others = busy() - self._busy - own - sum(each)
-        cores = os.cpu_count() or 1
-        return others / seconds / cores, own / seconds, [used / seconds for used in each]
+        used = [processor(pids) - was for pids, was in zip(self._of, self._used, strict=True)]
+        others = (busy() - self._busy - sum(used)) / seconds / (os.cpu_count() or 1)
+        return others, [one / seconds for one in used]
 
 
-def prompts(kind: str, count: int, number: int) -> list[str]:
-    """Of round `number`."""
-    rng = random.Random(f"{kind} {number}")
-    beginning = f"{said(random.Random(kind), 200)}\n\n" if kind == "shared" else ""
-    return [beginning + story(rng) for _ in range(count)]
+def said(rng: random.Random, tokens: int) -> str:
+    """Sentences of about so many tokens."""
+    named = (rng.sample(NOUNS, 3) for _ in range(tokens // 10))
+    return " ".join(f"The {one} met the {two} beside the {three}." for one, two, three in named)
 
 
 def story(rng: random.Random) -> str:
@@ -171,160 +168,109 @@ def story(rng: random.Random) -> str:
     )
 
 
-def said(rng: random.Random, tokens: int) -> str:
-    """Sentences of about so many tokens."""
-    named = (rng.sample(NOUNS, 3) for _ in range(tokens // 10))
-    return " ".join(f"The {one} met the {two} beside the {three}." for one, two, three in named)
+def prompts(kind: str, count: int, number: int) -> list[str]:
+    """Of round `number`."""
+    rng = random.Random(f"{kind} {number}")
+    beginning = f"{said(random.Random(kind), SHARED)}\n\n" if kind == "shared" else ""
+    return [beginning + story(rng) for _ in range(count)]
 
 
-async def ask(
-    http: aiohttp.ClientSession,
-    url: str,
-    prompt: str,
-    tokens: int,
-    came: Callable[[Answer], None] = lambda answer: None,
-) -> Answer:
-    """One answer, read as it comes. `came` is told of each text."""
-    body = {
-        "model": "edgewise",
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    answer, end = Answer(time.perf_counter()), b""
+async def ask(http: Http, url: str, prompt: str, tokens: int, answer: Answer) -> None:
+    """Fill `answer` as it comes."""
+    messages, usage = [{"role": "user", "content": prompt}], {"include_usage": True}
+    body = {"model": "edgewise", "messages": messages, "max_tokens": tokens, "temperature": 0}
+    body |= {"stream": True, "stream_options": usage}
+    answer.asked, end = time.perf_counter(), b""
     async with http.post(f"{url}/v1/chat/completions", json=body) as response:
         if response.status != 200:
             sys.exit(f"{url} answered {response.status}: {(await response.text())[:300]}")
         async for chunk in response.content.iter_any():
             if _WRITES.search(chunk):
                 answer.stamps.append(time.perf_counter())
-                came(answer)
             end = (end + chunk)[-4000:]
-    counts = [found[-1] if (found := part.findall(end)) else None for part in _USAGE]
-    if not answer.stamps or None in counts:
+    counts = [part.findall(end) for part in _USAGE]
+    if not answer.stamps or not all(counts):
         sys.exit(f"{url} ended an answer without text or usage: {end[-300:].decode()}")
-    answer.prompt, answer.tokens = (int(count or 0) for count in counts)
-    return answer
+    answer.prompt, answer.tokens = (int(found[-1]) for found in counts)
 
 
-async def together(http: aiohttp.ClientSession, url: str, texts: list[str], tokens: int) -> Round:
+async def together(http: Http, kind: str, count: int, tokens: int, url: str, number: int) -> Round:
     """Answers at once."""
-    begun = time.perf_counter()
-    answers = await asyncio.gather(*(ask(http, url, text, tokens) for text in texts))
+    answers = [Answer() for _ in range(count)]
+    texts = zip(prompts(kind, count, number), answers, strict=True)
+    await asyncio.gather(*(ask(http, url, text, tokens, answer) for text, answer in texts))
+    begun = min(answer.asked for answer in answers)
     end = max(answer.stamps[-1] for answer in answers)
-    written = sum(answer.tokens for answer in answers)
     short = sum(answer.tokens < tokens for answer in answers)
-    return Round(written / (end - begun), short)
+    return Round(sum(answer.tokens for answer in answers) / (end - begun), short)
 
 
-async def late(http: aiohttp.ClientSession, url: str, texts: list[str], prompt: str) -> Late:
-    """A request of `prompt` while answers to `texts` are written."""
-    started, waiting = asyncio.Event(), set(range(len(texts)))
-
-    def told(number: int) -> Callable[[Answer], None]:
-        def came(answer: Answer) -> None:
-            if len(answer.stamps) >= STARTED:
-                waiting.discard(number)
-                if not waiting:
-                    started.set()
-
-        return came
-
-    before = [
-        asyncio.create_task(ask(http, url, text, LONG, told(number)))
-        for number, text in enumerate(texts)
-    ]
-    everyone = asyncio.gather(*before)
-    begins = asyncio.create_task(started.wait())
-    await asyncio.wait([begins, everyone], return_when=asyncio.FIRST_COMPLETED)
-    begins.cancel()
-    fifth = await ask(http, url, prompt, STARTED)
-    others = await everyone
-    return seen(fifth, [answer.stamps for answer in others])
+async def late(http: Http, tokens: int, url: str, number: int) -> Late:
+    """A request with about so many tokens before its question, beside answers being written."""
+    answers, fifth = [Answer() for _ in range(OTHERS)], Answer()
+    texts = zip(prompts("before", OTHERS, number), answers, strict=True)
+    before = asyncio.gather(*(ask(http, url, text, LONG, answer) for text, answer in texts))
+    while not before.done() and min(len(answer.stamps) for answer in answers) < STARTED:
+        await asyncio.sleep(0.002)
+    rng = random.Random(f"late {tokens} {number}")
+    await ask(http, url, f"{said(rng, tokens)} {story(rng)}", STARTED, fifth)
+    await before
+    return seen(fifth, [answer.stamps for answer in answers])
 
 
 def seen(fifth: Answer, others: Sequence[Sequence[float]]) -> Late:
     """What the late request waited, and what the answers beside it did."""
     came = fifth.stamps[0]
-    pairs = [pair for stamps in others for pair in pairwise(stamps)]
-    usual = [after - before for before, after in pairs if after <= fifth.asked]
-    meanwhile = [after - before for before, after in pairs if after > fifth.asked and before < came]
-    beside = all(stamps[-1] >= came for stamps in others)
-    pause, usually = max(meanwhile, default=0.0), median(usual) if usual else 0.0
-    return Late(fifth.first, pause, usually, fifth.prompt, beside)
-
-
-class Rounds(NamedTuple, Generic[R]):
-    """What was kept, ours and theirs of each round, and how many rounds were asked."""
-
-    kept: list[tuple[R, R]]
-    tried: int
+    pauses = [pair for stamps in others for pair in pairwise(stamps)]
+    usual = [after - before for before, after in pauses if after <= fifth.asked] or [0.0]
+    during = [after - before for before, after in pauses if after > fifth.asked and before < came]
+    beside = all(stamps[-1] > came for stamps in others)
+    return Late(came - fifth.asked, max(during, default=0), median(usual), fifth.prompt, beside)
 
 
 async def alternating(
-    servers: Sequence[Server], rounds: int, disturbed: float, once: Callable[[str, int], Any]
-) -> Rounds[Any]:
-    """`once` of a URL and a round's number, by both in turn; the first round is not counted."""
-    kept: list[tuple[Any, Any]] = []
-    for server in servers:
-        await once(server.url, -1)
-    tried = 0
+    servers: Sequence[Server], rounds: int, most: float, once: Callable[[str, int], Any]
+) -> tuple[list[Any], int]:
+    """What `once` gives of ours and theirs in each round that is kept, and the rounds asked."""
+    kept, tried = list[Any](), 0
     while len(kept) < rounds and tried < TRIES * rounds:
-        found: list[Any] = [None, None]
-        meter = Meter(servers)
-        for which in (0, 1) if tried % 2 else (1, 0):
-            found[which] = await once(servers[which].url, tried)
-        if meter.read()[0] <= disturbed:
-            kept.append((found[0], found[1]))
-        else:
+        meter, tried = Meter(servers), tried + 1
+        turns = servers if tried % 2 else servers[::-1]
+        found = [await once(server.url, tried) for server in turns]
+        if meter.read()[0] > most:
             await asyncio.sleep(1)
-        tried += 1
-    return Rounds(kept, tried)
+            continue
+        kept.append(found if tried % 2 else found[::-1])
+    return kept, tried
 
 
-def speeds_row(name: str, count: int, kind: str, found: Rounds[Round]) -> list[str]:
-    """Of one number of answers: the best and the median of each, and their ratios."""
-    cells = [name, str(count), kind]
-    tail = f"{len(found.kept)}/{found.tried}"
-    if not found.kept:
-        return line([*cells, *["-"] * 7, tail])
-    sides = [[one.speed for one in side] for side in zip(*found.kept, strict=True)]
-    ratios = [ours / theirs for ours, theirs in zip(*sides, strict=True)]
-    best = [max(side) for side in sides]
-    cells += [f"{value:.1f}" for value in best] + [f"{best[0] / best[1]:.3f}"]
-    cells += [f"{median(side):.1f}" for side in sides]
-    cells += [f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"]
-    short = [str(sum(one.short for one in side)) for side in zip(*found.kept, strict=True)]
-    return line([*cells, " and ".join(short), tail])
+def spread(values: Sequence[float], digits: int) -> str:
+    """The median, with the lowest and the highest."""
+    low, high = min(values), max(values)
+    return f"{median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-SPEEDS = (
-    *("model", "answers", "prompts", "ours, tokens/s", "llama-server", "ratio of the best"),
-    *("ours, median", "llama-server", "ratio of a round", "ended early", "rounds kept"),
-)
-
-
-def late_row(name: str, kind: str, found: Rounds[Late]) -> list[str]:
-    """Of one prompt: medians with the lowest and the highest, ms, of ours and theirs."""
-    kept = [pair for pair in found.kept if all(one.beside for one in pair)]
-    tail = f"{len(kept)}/{found.tried}"
+def speeds_of(kept: Sequence[tuple[Round, Round]]) -> list[str]:
+    """The best and the median of each, and their ratios."""
     if not kept:
-        return line([name, kind, *["-"] * 7, tail])
-    cells = [name, kind, str(kept[0][0].prompt)]
-    for part in ("first", "pause", "usual"):
+        return ["-"] * 7
+    ours, theirs = ([one.speed for one in side] for side in zip(*kept, strict=True))
+    short = [sum(one.short for one in side) for side in zip(*kept, strict=True)]
+    cells = [f"{max(ours):.1f}", f"{max(theirs):.1f}", f"{max(ours) / max(theirs):.3f}"]
+    cells += [f"{median(ours):.1f}", f"{median(theirs):.1f}"]
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return [*cells, spread(ratios, 3), f"{short[0]} and {short[1]}"]
+
+
+def late_of(kept: Sequence[tuple[Late, Late]]) -> list[str]:
+    """Milliseconds of ours and theirs."""
+    if not kept:
+        return ["-"] * 7
+    cells = [f"{kept[0][0].prompt}"]
+    for name in ("first", "pause", "usual"):
         for side in zip(*kept, strict=True):
-            values = [getattr(one, part) * 1000 for one in side]
-            cells.append(f"{median(values):.0f} ({min(values):.0f} to {max(values):.0f})")
-    return line([*cells, tail])
-
-
-LATE = (
-    *("model", "prompt", "its tokens", "ours, ms to the first token", "llama-server"),
-    *("ours, longest pause of the four, ms", "llama-server", "ours, usual pause, ms"),
-    *("llama-server", "rounds kept"),
-)
+            cells.append(spread([1000 * getattr(one, name) for one in side], 0))
+    return cells
 
 
 @contextmanager
@@ -337,59 +283,47 @@ def both(model: Path, slots: int, options: argparse.Namespace) -> Generator[list
     flags = {**RECOMMENDED, "n_parallel": slots, "n_ctx": slots * options.context}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ready, log = f"{url}/health", folder / "log"
-        pid = stack.enter_context(server_process(command, ready, log=log, folder=folder))
+        started = server_process(command, f"{url}/health", log=folder / "log", folder=folder)
+        pid = stack.enter_context(started)
         known = set(tree(os.getpid()))
         other = stack.enter_context(llama_server(model, flags=flags, threads=options.threads))
         theirs = min(set(tree(os.getpid())) - known)
-        yield [Server("ours", url, pid), Server("llama-server", other, theirs)]
+        yield [Server(url, pid), Server(other, theirs)]
 
 
-class Report(NamedTuple):
-    """Lines of both tables, and what is said of memory and idle servers."""
-
-    speeds: list[str]
-    late: list[str]
-    notes: list[str]
-
-
-async def measure(model: Path, options: argparse.Namespace) -> Report:
-    """One model."""
-    report = Report([], [], [])
+async def measure(model: Path, options: argparse.Namespace) -> tuple[list[str], list[str], str]:
+    """One model: the rows of both tables, and what is said of memory and idle servers."""
+    speeds, lates = list[str](), list[str]()
     slots = max(*options.answers, OTHERS + 1 if options.late else 1)
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    timeout = aiohttp.ClientTimeout(total=600)
+    timeout, connector = aiohttp.ClientTimeout(600), aiohttp.TCPConnector(limit=0, force_close=True)
     with both(model, slots, options) as servers:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
             whole = Meter(servers)
-            for kind in KINDS:
+            for kind in ("differ", "shared"):
+                for server in servers:
+                    await together(http, kind, slots, options.tokens, server.url, 0)
                 for count in options.answers:
-
-                    def once(url: str, number: int, kind: str = kind, count: int = count) -> Any:
-                        return together(http, url, prompts(kind, count, number), options.tokens)
-
-                    found = await alternating(servers, options.rounds, options.disturbed, once)
-                    report.speeds.extend(speeds_row(model.stem, count, kind, found))
-            for kind, tokens in (("short", 0), ("long", options.long)):
-                if options.late:
-
-                    def beside(url: str, number: int, tokens: int = tokens) -> Any:
-                        rng = random.Random(f"late {tokens} {number}")
-                        fifth = f"{said(rng, tokens)} {story(rng)}"
-                        return late(http, url, prompts("differ", OTHERS, number + 1000), fifth)
-
-                    found = await alternating(servers, options.late, options.disturbed, beside)
-                    report.late.extend(late_row(model.stem, kind, found))
-            client = whole.read()[1]
+                    once = partial(together, http, kind, count, options.tokens)
+                    kept, tried = await alternating(servers, options.rounds, options.most, once)
+                    tail = [*speeds_of(kept), f"{len(kept)}/{tried}"]
+                    speeds += line([model.stem, kind, str(count), *tail])
+                    print(speeds[-1], file=sys.stderr)
+            for kind, tokens in (("short", 0), ("long", options.long)) if options.late else ():
+                once = partial(late, http, tokens)
+                rounds, tried = await alternating(servers, options.late, options.most, once)
+                rounds = [pair for pair in rounds if all(one.beside for one in pair)]
+                lates += line([model.stem, kind, *late_of(rounds), f"{len(rounds)}/{tried}"])
+                print(lates[-1], file=sys.stderr)
+            client = whole.read()[1][0]
         idle = Meter(servers)
         await asyncio.sleep(1)
-        cores = idle.read()[2]
-        memory = [f"{server.name} {peak(server.pid):.0f} MB" for server in servers]
-        report.notes.append(
-            f"{model.stem}, {slots} slots: peak memory {' and '.join(memory)}; the client took "
-            f"{client:.0%} of a core; idle servers {cores[0]:.0%} and {cores[1]:.0%}."
-        )
-    return report
+        _, ours, theirs = idle.read()[1]
+        peaks = " and ".join(f"{peak(server.pid):.0f} MB" for server in servers)
+    note = (
+        f"{model.stem}, {slots} slots of {options.context} tokens, ours and llama-server: peak "
+        f"memory {peaks}, idle {ours:.0%} and {theirs:.0%} of a core; the client {client:.1%}."
+    )
+    return speeds, lates, note
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -399,12 +333,10 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
-    parser.add_argument("--context", type=int, default=1024, help="of a slot")
+    parser.add_argument("--context", type=int, default=1024, help="tokens of a slot")
     parser.add_argument("--late", type=int, default=5, help="rounds with a fifth request; 0: none")
     parser.add_argument("--long", type=int, default=400, help="tokens of its long prompt, about")
-    parser.add_argument(
-        "--disturbed", type=float, default=0.2, help="share of the cores that others may take"
-    )
+    parser.add_argument("--most", type=float, default=0.2, help="other programs' share of cores")
     options = parser.parse_args(arguments)
     options.model = options.model or [smollm2_file() or parser.error(f"SmolLM2: {INSTALL}")]
     for path in options.model:
@@ -420,15 +352,18 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = options_of(arguments)
+    given = shlex.join(sys.argv[1:] if arguments is None else arguments)
     reports = [asyncio.run(measure(model.resolve(), options)) for model in options.model]
-    given = sys.argv[1:] if arguments is None else arguments
-    print(f"`python -m benchmarks.many {shlex.join(given)}`: {options.threads} threads, ", end="")
-    print(f"{os.cpu_count()} cores, {options.rounds} rounds of at most {options.tokens} tokens.\n")
-    print("\n".join(line(SPEEDS, head=True) + [row for one in reports for row in one.speeds]))
+    speeds, lates, notes = zip(*reports, strict=True)
+    print(
+        f"`python -m benchmarks.many {given}`: {options.threads} threads, {os.cpu_count()} cores, "
+        f"{options.rounds} rounds of answers of at most {options.tokens} tokens.\n"
+    )
+    print(*line(SPEEDS, head=True), *(row for rows in speeds for row in rows), sep="\n")
     if options.late:
-        print(f"\nA late request beside {OTHERS} answers of at most {LONG} tokens:\n")
-        print("\n".join(line(LATE, head=True) + [row for one in reports for row in one.late]))
-    print("\n" + "\n".join(note for one in reports for note in one.notes))
+        print(f"\n{options.late} rounds of {OTHERS} answers of at most {LONG} tokens; medians.\n")
+        print(*line(LATE, head=True), *(row for rows in lates for row in rows), sep="\n")
+    print("", *notes, sep="\n")
 
 
 if __name__ == "__main__":
