@@ -34,14 +34,11 @@ from tests.llama_server_process import RECOMMENDED, llama_server
 from tests.server_process import free_port, server_process
 from tests.smollm2_file import INSTALL, smollm2_file
 
-TRIES = 5
-"""Times the rounds that are wanted."""
+TRIES, SHARED = 5, 200
+"""Times the rounds that are wanted; tokens of a shared beginning, about."""
 
 OTHERS, STARTED, LONG = 4, 16, 256
 """Answers beside a late request, the tokens that each has when it comes, and the most it gets."""
-
-SHARED = 200
-"""Tokens of a shared beginning, about."""
 
 NOUNS = (
     *("sailor", "baker", "doctor", "farmer", "painter", "weaver", "fox", "heron", "raven"),
@@ -80,7 +77,7 @@ class Answer(msgspec.Struct):
 
 
 class Round(NamedTuple):
-    """Tokens a second of one server, and how many answers ended before they were as long."""
+    """Tokens a second of one server, and its answers that ended before they were as long."""
 
     speed: float
     short: int
@@ -188,10 +185,10 @@ async def ask(http: Http, url: str, prompt: str, tokens: int, answer: Answer) ->
             if _WRITES.search(chunk):
                 answer.stamps.append(time.perf_counter())
             end = (end + chunk)[-4000:]
-    counts = [part.findall(end) for part in _USAGE]
-    if not answer.stamps or not all(counts):
+    counts = [int(found) for part in _USAGE for found in part.findall(end)[-1:]]
+    if not answer.stamps or len(counts) < 2:
         sys.exit(f"{url} ended an answer without text or usage: {end[-300:].decode()}")
-    answer.prompt, answer.tokens = (int(found[-1]) for found in counts)
+    answer.prompt, answer.tokens = counts
 
 
 async def together(http: Http, kind: str, count: int, tokens: int, url: str, number: int) -> Round:
@@ -234,14 +231,26 @@ async def alternating(
     """What `once` gives of ours and theirs in each round that is kept, and the rounds asked."""
     kept, tried = list[Any](), 0
     while len(kept) < rounds and tried < TRIES * rounds:
-        meter, tried = Meter(servers), tried + 1
-        turns = servers if tried % 2 else servers[::-1]
-        found = [await once(server.url, tried) for server in turns]
-        if meter.read()[0] > most:
-            await asyncio.sleep(1)
-            continue
-        kept.append(found if tried % 2 else found[::-1])
+        tried += 1
+        await quiet(servers, most)
+        found: dict[Server, Any] = {}
+        for server in servers if tried % 2 else servers[::-1]:
+            meter = Meter(servers)
+            found[server] = await once(server.url, tried)
+            if meter.read()[0] > most:
+                break
+        else:
+            kept.append([found[server] for server in servers])
     return kept, tried
+
+
+async def quiet(servers: Sequence[Server], most: float) -> None:
+    """Wait until other programs leave the cores, for half a minute at most."""
+    for _ in range(60):
+        meter = Meter(servers)
+        await asyncio.sleep(0.5)
+        if meter.read()[0] <= most:
+            return
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -334,7 +343,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--context", type=int, default=1024, help="tokens of a slot")
-    parser.add_argument("--late", type=int, default=5, help="rounds with a fifth request; 0: none")
+    parser.add_argument("--late", type=int, default=5, help="rounds of a fifth request; 0: none")
     parser.add_argument("--long", type=int, default=400, help="tokens of its long prompt, about")
     parser.add_argument("--most", type=float, default=0.2, help="other programs' share of cores")
     options = parser.parse_args(arguments)
