@@ -171,7 +171,8 @@ async def alternating(
     kept, tried = list[Any](), 0
     while len(kept) < rounds and tried < TRIES * rounds:
         tried += 1
-        await quiet(servers, most)
+        if not await quiet(servers, most):
+            continue
         found: dict[Server, Any] = {}
         for server in servers if tried % 2 else servers[::-1]:
             meter = Meter(servers)

@@ -72,10 +72,11 @@ class Meter:
         return others, [one / seconds for one in used]
 
 
-async def quiet(servers: Sequence[Server], most: float) -> None:
-    """Wait until other programs leave the cores, for half a minute at most."""
+async def quiet(servers: Sequence[Server], most: float) -> bool:
+    """Wait until other programs leave the cores; False if they have not in half a minute."""
     for _ in range(60):
         meter = Meter(servers)
         await asyncio.sleep(0.5)
         if meter.read()[0] <= most:
-            return
+            return True
+    return False
