@@ -15,6 +15,7 @@ import os
 import random
 import re
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -307,4 +308,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    # The servers end as well.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

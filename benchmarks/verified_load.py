@@ -13,6 +13,7 @@ import asyncio
 import os
 import random
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -210,4 +211,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    # The servers end as well.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()
