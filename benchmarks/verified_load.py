@@ -122,7 +122,8 @@ async def turn(
 
     async def one(device: Device) -> None:
         while (asked := time.perf_counter()) - begun < seconds:
-            done.tokens += await device.ask(block, verify=verify)
+            tokens = await device.ask(block, verify=verify)
+            done.tokens += tokens
             done.waits.append(time.perf_counter() - asked)
 
     await asyncio.gather(*map(one, devices))

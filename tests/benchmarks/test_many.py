@@ -1,13 +1,16 @@
 """Many answers and many verified blocks: what the benchmarks tell, and what they refuse."""
 
+import asyncio
 import re
 from pathlib import Path
+from random import Random
 from types import ModuleType
 
 import pytest
 
 from benchmarks import many, verified_load
 from benchmarks.many import Answer, Late, Round, late_of, seen, speeds_of
+from benchmarks.verified_load import Device, Done, turn
 from edgewise.addresses import bundled
 
 ROW = re.compile(r"^\| (?!model|devices)(.+) \|$", re.MULTILINE)
@@ -39,6 +42,21 @@ def test_blocks_are_verified_and_written(capsys: pytest.CaptureFixture[str]) -> 
     found = rows(capsys.readouterr().out)
     assert [row[:2] for row in found] == [["2", "3"], ["6", "3"]]
     assert all(float(speed) > 0 for row in found for speed in row[2:5])
+
+
+class AtOnce(Device):
+    """Replies at once."""
+
+    async def ask(self, block: int, *, verify: bool) -> int:
+        await asyncio.sleep(0)
+        return block
+
+
+def test_tokens_of_all_devices_are_counted() -> None:
+    done = Done()
+    devices = [AtOnce([1], Random(0), 100) for _ in range(4)]
+    asyncio.run(turn(devices, 3, 0.05, done, verify=True))
+    assert done.tokens == 3 * len(done.waits) > 0
 
 
 def test_figures_of_rounds() -> None:
