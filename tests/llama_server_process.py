@@ -19,7 +19,7 @@ import xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.port = sys.argv[1], int(sys.argv[2])
 params.n_ctx, params.n_parallel = 1024, 2
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[4])
 for name, value in json.loads(sys.argv[3]).items():
     setattr(params, name, value)
 server = xllamacpp.Server(params)
@@ -34,6 +34,7 @@ def llama_server(
     key: str | None = None,
     port: int | None = None,
     flags: Mapping[str, float] | None = None,
+    threads: int = 1,
 ) -> Iterator[str]:
     """Serve `model`; yields the URL. The process ends with the block.
 
@@ -42,7 +43,7 @@ def llama_server(
     require_deep("llama-server")
     port = port or free_port()
     set_to = json.dumps({"api_keys": [key] if key else [], **(flags or {})})
-    command = [sys.executable, "-c", _SERVE, str(model), str(port), set_to]
+    command = [sys.executable, "-c", _SERVE, str(model), str(port), set_to, str(threads)]
     url = f"http://127.0.0.1:{port}"
     with server_process(command, f"{url}/health", log=Path(os.devnull)):
         yield url
