@@ -39,6 +39,10 @@ Idle = Annotated[float, typer.Option(min=0, help="Seconds a session is kept afte
 Queue = Annotated[
     int, typer.Option(min=0, help="Consults that may wait for an engine; more are refused.")
 ]
+Slots = Annotated[
+    int | None,
+    typer.Option(min=1, max=256, help="Sessions whose prefixes a GGUF here keeps.  [default: 4]"),
+]
 Origin = Annotated[
     list[str] | None,
     typer.Option(metavar="ORIGIN", help="Allowed origin of web pages; repeatable."),
@@ -75,9 +79,10 @@ def gateway(
     idle: Idle = 300.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Concurrent consults per engine.")] = 64,
     queue: Queue = 256,
+    slots: Slots = None,
 ) -> None:
     """Serve many devices in front of your engines: gateway --engine URL --keys FILE."""
-    engines = _addresses(engine or ())
+    engines = _addresses(engine or (), slots)
     flags.require_guarded(host, keys, ways="--keys FILE")
     flags.require_extra("gateway", "starlette", "uvicorn", "websockets")
     origins = [_named_origin(one) for one in origin or ()]
@@ -91,7 +96,7 @@ def gateway(
 
     async def serve(listening: flags.Listening) -> None:
         known, used = Keys(keys), limits_at(limits, keys)
-        opened = await _opened(engines, engine_kind, chosen)
+        opened = await _opened(engines, engine_kind, chosen, slots)
         fleet = Fleet(opened, concurrency=concurrency, queue=queue)
         held = Sessions(most=sessions, most_ids=session_ids, idle=idle)
         # With keys any name will do, since no page of a browser knows a key.
@@ -114,12 +119,20 @@ def gateway(
         asyncio.run(serve(listening))
 
 
-async def _opened(addresses: Sequence[str], kind: str, chosen: Settings) -> "list[Engine]":
+async def _opened(
+    addresses: Sequence[str], kind: str, chosen: Settings, slots: int | None
+) -> "list[Engine]":
     from edgewise.edge.base import EdgeOptions
     from edgewise.gateway.fleet import engines_at
+    from edgewise.gateway.local import SLOTS
 
     key, model = bearer(chosen, "cloud_key"), chosen.cloud_model
-    options = EdgeOptions(context=chosen.ctx, threads=chosen.threads, gpu_layers=chosen.gpu_layers)
+    options = EdgeOptions(
+        context=chosen.ctx,
+        threads=chosen.threads,
+        gpu_layers=chosen.gpu_layers,
+        slots=slots or SLOTS,
+    )
     return await engines_at(addresses, key=key, kind=kind, model=model, options=options)
 
 
@@ -144,7 +157,7 @@ async def _listen(
     ).listen()
 
 
-def _addresses(engines: Sequence[str]) -> list[str]:
+def _addresses(engines: Sequence[str], slots: int | None) -> list[str]:
     """As for a cloud: localhost:8080 is a URL. Raises `UsageError`, also for flags of no use."""
     if not engines:
         raise UsageError("A gateway needs an engine; name one with --engine URL, or a GGUF.")
@@ -152,6 +165,8 @@ def _addresses(engines: Sequence[str]) -> list[str]:
     if all(map(is_url, addresses)):
         why = "applies only to a model in the gateway, not at a URL"
         require_default(flags_of(MACHINE), MACHINE, why)
+        if slots is not None:
+            raise UsageError(f"--slots {why}", hint="leave it out")
     return addresses
 
 

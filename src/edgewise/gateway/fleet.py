@@ -78,10 +78,11 @@ async def engines_at(
                 hint="give it alone",
                 setting="engine",
             )
-        from edgewise.gateway.local import LocalEngine
+        from edgewise.gateway.local import SLOTS, LocalEngine
 
         try:
-            return [LocalEngine(here[0], options)]
+            slots = SLOTS if options is None else options.slots
+            return [LocalEngine(here[0], options, slots=slots)]
         except (AddressError, ModelError) as error:
             # A gateway has no model of a device's settings.
             error.setting = "ctx" if error.setting == "ctx" else "engine"

@@ -15,6 +15,8 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 
 SLOTS = 4
+"""Sessions whose prefixes stay in the KV cache, and which share passes."""
+
 DEADLINE = 600.0
 
 
@@ -27,16 +29,18 @@ class LocalEngine(Engine):
     dialect = "llama.cpp"
     verifies = True
 
-    def __init__(self, address: str = "bundled", options: EdgeOptions | None = None) -> None:
+    def __init__(
+        self, address: str = "bundled", options: EdgeOptions | None = None, *, slots: int = SLOTS
+    ) -> None:
         """Load the model at `address`, downloaded if need be, as an edge model is.
 
         Raises `UsageError`.
         """
         super().__init__(address)
-        self._cloud = LocalCloud(LlamaModel(resolve(address, "cloud"), options, slots=SLOTS))
+        self._cloud = LocalCloud(LlamaModel(resolve(address, "cloud"), options, slots=slots))
         # By tenant and session, the least recently used first.
         self._sessions = OrderedDict(
-            (("", f"free {number}"), self._cloud.open(Prompt(()))) for number in range(SLOTS)
+            (("", f"free {number}"), self._cloud.open(Prompt(()))) for number in range(slots)
         )
         # The first pass reads the weights from the disk, for longer than a health check waits.
         next(iter(self._sessions.values())).ask(ConsultRequest([0], 1, DEADLINE)).result()
