@@ -253,6 +253,7 @@ class Generation(Iterator[Event]):
             if draft is not None:
                 self._tell(draft)
                 return
+        self._speculation.rest()
         try:
             completion = self._consults.completion()
         except CloudError as error:

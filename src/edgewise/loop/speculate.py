@@ -45,6 +45,10 @@ class Speculation:
         """
         return self._reads.pop(len(self._ids), None) or self._read(())
 
+    def rest(self) -> None:
+        """The cloud is waited for: the edge computes nothing until then."""
+        self._edge.rest()
+
     def begin(self, ask: int, read: Read, state: State) -> None:
         """The answer waits for `ask` tokens; drafts begin with the edge's own token, of `read`."""
         if not self.drafts:

@@ -112,6 +112,7 @@ class Verification(Speculation):
             if not isinstance(flight, Flight):
                 self._verdicts.update(dict.fromkeys(places, flight))
                 continue
+            self.rest()
             outcome, event = self._consults.outcome(flight, start - self._rules.prompt)
             self.over.append((outcome, event))
             if isinstance(outcome, CloudError):
