@@ -262,7 +262,9 @@ def _engine() -> Check:
     gpu = "with GPU" if binding.llama_cpp.llama_supports_gpu_offload() else "CPU only"
     text = f"llama.cpp ({binding.build()}), {gpu}"
     if binding.package() == binding.PREBUILT:
-        text += f"; {binding.how_to_compile()}, which may read prompts faster"
+        text += f"; {binding.how_to_compile()}"
+        if binding.beyond_prebuilt():
+            text += ", and reads prompts and drafts about 1.6 times as fast on such a processor"
     return Check("engine", "ok", text)
 
 

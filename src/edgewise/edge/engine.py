@@ -1,6 +1,5 @@
 """Code shared by the built-in edge engines: a model over slots, and the test run after loading."""
 
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -22,16 +21,6 @@ DEFAULT_CONTEXT = 4096
 
 PROBED = 6
 """Ids of a test run."""
-
-
-def default_threads() -> int:
-    """Cores this process may use, less one.
-
-    A decode waits for its slowest thread, so one busy core makes a step that uses all of them
-    several times slower; one core is left to the rest of the machine.
-    """
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (usable or 2) - 1)
 
 
 def imported(engine: str, *names: str) -> list[Any]:

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from edgewise.edge.base import EdgeOptions, Rewinds
-from edgewise.edge.engine import PROBED, EngineModel, default_threads, imported
+from edgewise.edge.engine import PROBED, EngineModel, imported
 from edgewise.edge.hub.folder import (
     DESCRIPTIONS,
     damaged,
@@ -33,6 +33,7 @@ from edgewise.edge.hub.folder import (
     require_one_device,
 )
 from edgewise.edge.sequence import FAILURES, KvRow, Outputs, SequenceCache, rows_of
+from edgewise.edge.threads import default_threads
 from edgewise.errors import ModelError
 
 CONFIG = "genai_config.json"
@@ -219,7 +220,7 @@ class OnnxModel(EngineModel):
 
     def _load(self, options: EdgeOptions) -> None:
         """With "auto" GPU layers the model runs where its config says, with 0 on the CPU."""
-        self.threads = options.threads or default_threads()
+        self.threads = options.threads or max(1, default_threads() - 1)
         described, config = read_onnx_folder(self.path)
         self.context = self._context_for(described.context_length)
         with _checked_alone(self.path, config) as private:

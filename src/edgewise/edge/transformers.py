@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from edgewise.edge.base import EdgeOptions
-from edgewise.edge.engine import EngineModel, default_threads, imported
+from edgewise.edge.engine import EngineModel, imported
 from edgewise.edge.hub.folder import (
     DESCRIPTIONS,
     LACKING,
@@ -28,6 +28,7 @@ from edgewise.edge.hub.folder import (
     weight_files,
 )
 from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, rows_of
+from edgewise.edge.threads import default_threads
 from edgewise.errors import ModelError
 
 
@@ -213,7 +214,7 @@ class TransformersModel(EngineModel):
 
         With 0 GPU layers it is the CPU. `threads` are torch's, of this process.
         """
-        self.torch.set_num_threads(options.threads or default_threads())
+        self.torch.set_num_threads(options.threads or max(1, default_threads() - 1))
         model, config = load_folder(self.torch, self._library, self.path, options.gpu_layers)
         self._model, self._config = model, config
         dtype = str(model.dtype).removeprefix("torch.")

@@ -1,6 +1,7 @@
 """A llama.cpp context, its batch, and its sequences: the caches of sessions."""
 
 import ctypes
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from edgewise.edge.base import Floats, Ids
 from edgewise.edge.kv import BATCH
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, alike
+from edgewise.edge.threads import Threads
 from edgewise.errors import ModelError
 
 Bytes = NDArray[np.uint8]
@@ -26,9 +28,14 @@ class LlamaContext:
     buffers to use again: a copy into fresh memory takes many times as long.
     """
 
-    def __init__(self, handle: Any, model: Any, *, sequences: int) -> None:
-        """Take `handle`, a context of llama.cpp's `model` for so many sequences."""
-        self.handle = handle
+    def __init__(
+        self, handle: Any, model: Any, *, sequences: int, threads: Threads | None = None
+    ) -> None:
+        """Take `handle`, a context of llama.cpp's `model` for so many sequences.
+
+        `threads` chooses how many a decode takes; without, as many as the context was made with.
+        """
+        self.handle, self._threads = handle, threads
         self.decodes = 0
         self.recurrent = bool(
             llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
@@ -77,7 +84,14 @@ class LlamaContext:
         """Run what was put, with hidden states if wanted. Raises `ModelError`."""
         llama_cpp.llama_set_embeddings(self.handle, hidden)
         self.decodes += 1
+        count, ids = 0, self._batch.n_tokens
+        if self._threads is not None:
+            count = self._threads.of(ids)
+            llama_cpp.llama_set_n_threads(self.handle, count, count)
+        begun = time.perf_counter()
         code = llama_cpp.llama_decode(self.handle, self._batch)
+        if self._threads is not None:
+            self._threads.took(ids, count, time.perf_counter() - begun)
         if code != 0:
             raise ModelError(
                 f"llama.cpp could not decode {self._batch.n_tokens} tokens (code {code})",

@@ -49,6 +49,7 @@ _WITHOUT_AMX = 'CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VNN
 # No package index has edgewise-llama.
 _REBUILD = "pip uninstall edgewise-llama leaves the prebuilt one; make native then builds another"
 _WANTED = ("avx2", "fma", "f16c", "bmi2")  # by the prebuilt library on x86-64
+_FASTER = ("avx512_vnni", "avx_vnni", "asimddp", "i8mm")
 _SUFFIXES = (".so", ".dylib", ".dll")
 
 
@@ -100,6 +101,11 @@ def processor() -> frozenset[str]:
         if key.strip() in ("flags", "Features"):
             return frozenset(value.split())
     return frozenset()
+
+
+def beyond_prebuilt() -> bool:
+    """Whether the processor has instructions that the prebuilt library does not use."""
+    return not processor().isdisjoint(_FASTER)
 
 
 def _load(name: str) -> Any:
@@ -255,6 +261,7 @@ int llama_model_n_ctx_train ptr
 int llama_model_n_embd ptr
 uint64 llama_model_n_params ptr
 void llama_set_embeddings ptr bool
+void llama_set_n_threads ptr int int
 size llama_state_seq_get_data_ext ptr bytes size int uint
 size llama_state_seq_get_size_ext ptr int uint
 size llama_state_seq_set_data_ext ptr bytes size int uint

@@ -31,6 +31,7 @@ from edgewise.edge.kv import BATCH
 from edgewise.edge.llamacpp.cache import LlamaContext
 from edgewise.edge.llamacpp.library import build, llama_cpp
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
+from edgewise.edge.threads import Threads
 from edgewise.errors import ModelError, UsageError
 from edgewise.sandbox import Child, ChildEnded
 
@@ -111,7 +112,7 @@ def open_weights(
 
 
 def new_context(
-    model: Any, path: Path, *, context: int, sequences: int, threads: int
+    model: Any, path: Path, *, context: int, sequences: int, threads: int | Threads
 ) -> LlamaContext:
     """A llama.cpp context of `sequences` sequences of `context` ids; the caller closes it.
 
@@ -123,7 +124,8 @@ def new_context(
     params.n_seq_max = sequences
     params.kv_unified = False
     params.swa_full = True
-    params.n_threads = params.n_threads_batch = threads
+    found = threads if isinstance(threads, Threads) else None
+    params.n_threads = params.n_threads_batch = found.most if found else threads
     params.embeddings = True
     params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_NONE
     params.no_perf = True
@@ -140,7 +142,7 @@ def new_context(
         # It would be run without a word: each id alone, as no text is kept.
         llama_cpp.llama_free(made)
         raise _no_decoder(path)
-    return LlamaContext(made, model, sequences=sequences)
+    return LlamaContext(made, model, sequences=sequences, threads=found)
 
 
 def _whole(free: Callable[[Any], None], make: Callable[..., Any], *arguments: object) -> Any:

@@ -14,13 +14,14 @@ from typing import Any
 
 from edgewise.addresses import resolve
 from edgewise.edge.base import EdgeAbilities, EdgeOptions
-from edgewise.edge.engine import EngineModel, default_threads
+from edgewise.edge.engine import EngineModel
 from edgewise.edge.hub.folder import sampled_blocks
 from edgewise.edge.llamacpp.cache import LlamaContext, LlamaSequence, examine
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.load import load_weights, new_context
 from edgewise.edge.llamacpp.passes import SharedSlots
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
+from edgewise.edge.threads import Threads, default_threads
 from edgewise.errors import ModelError
 
 _SAMPLING = {
@@ -64,7 +65,7 @@ class LlamaModel(EngineModel):
         return path, path.name if path.name == Path(address).name else address
 
     def _load(self, options: EdgeOptions) -> None:
-        self.threads = options.threads or default_threads()
+        self.threads = options.threads or Threads(default_threads())
         self._model = load_weights(self.path, options.gpu_layers)
         try:
             self._prepare(options)
