@@ -272,6 +272,11 @@ class KvSession(EdgeSession):
             self._slots.give_back(self._cache)
 
     @property
+    def closed(self) -> bool:
+        """Whether its steps are over."""
+        return self._closed
+
+    @property
     def computed(self) -> int:
         return 0 if self._cache is None else self._cache.length
 

@@ -124,7 +124,7 @@ class SharedSlots(Slots):
         runs = [one.run for one in taken]
         here = {run.session for run in runs}
         for session, steps in self._live.items():
-            for step in () if session in here else steps:
+            for step in () if session in here or session.closed else steps:
                 step.keep()
         self._live.clear()
         try:
