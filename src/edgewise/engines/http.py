@@ -238,7 +238,16 @@ class HttpEngine(Endpoint, Engine):
             return Described()
 
     async def ready(self) -> None:
-        await self.get("/health")
+        try:
+            await self.get("/health")
+        except CloudUnavailable as error:
+            if not error.declined:
+                raise
+            # There a router says that one of its engines is down, here whether it has another.
+            try:
+                await self.get("/readiness")
+            except CloudError:
+                raise error from None
 
 
 @dataclass
