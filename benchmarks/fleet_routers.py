@@ -16,7 +16,6 @@ import random
 import re
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,28 +49,17 @@ DEADLINE, PATIENCE = 30.0, 90.0
 """Seconds of a consult, and that a fleet has to recover."""
 
 HEAD = [
-    "router",
-    "ids reused",
-    "anew",
-    "a consult's median",
-    "lost at the kill",
-    "lost later",
-    "anew",
-    "all answered after",
-    "lost at the return",
-    "anew",
-    "used again after",
+    *("router", "ids reused", "anew", "lost at the kill", "lost later", "anew"),
+    *("all answered after", "lost at the return", "anew", "used again after"),
 ]
 
 _IDS = range(300, 4000)
+_MODEL_SCRIPT = Path(__file__).parents[1] / "tests" / "vllm_model.py"
 _METERS = {
-    "llama-server": ("llamacpp:prompt_tokens_total", "", "llamacpp:requests_processing"),
-    "vllm": (
-        "vllm:prompt_tokens_total",
-        "vllm:prefix_cache_hits_total",
-        "vllm:num_requests_running",
-    ),
+    "llama-server": ("prompt_tokens_total", "", "requests_processing"),
+    "vllm": ("prompt_tokens_total", "prefix_cache_hits_total", "num_requests_running"),
 }
+"""Ids of prompts, those of them that were cached, requests in it."""
 
 
 class RealEngine:
@@ -81,7 +69,7 @@ class RealEngine:
         self._kind, self._sessions, self._folder = kind, sessions, folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._running = ExitStack()
+        self.running = ExitStack()
         self._pid = 0
 
     def start(self) -> None:
@@ -89,7 +77,7 @@ class RealEngine:
         before = _children()
         if self._kind == "vllm":
             python = Path(os.environ["VLLM_PYTHON"])
-            self._running.enter_context(vllm(python, self._folder, port=self.port))
+            self.running.enter_context(vllm(python, self._folder, port=self.port))
             # Its first request compiles.
             body = {"model": "pocket", "prompt": [300, 301], "max_tokens": 1}
             httpx2.post(f"{self.url}/v1/completions", json=body, timeout=300, trust_env=False)
@@ -98,17 +86,16 @@ class RealEngine:
             flags = {"cache_ram_mib": 0, "kv_unified": False, "endpoint_metrics": True}
             flags |= {"n_parallel": self._sessions, "n_ctx": 512 * self._sessions}
             served = llama_server(bundled("cloud"), port=self.port, flags=flags)
-            self._running.enter_context(served)
+            self.running.enter_context(served)
         (self._pid,) = _children() - before
 
     def kill(self) -> None:
-        """SIGKILL, to the processes that it has started too."""
+        """SIGKILL in the middle of a request, to the processes that it has started too."""
+        while not self._meter(_METERS[self._kind][2]):
+            time.sleep(0.001)
         for pid in (*_children(self._pid), self._pid):
             os.kill(pid, signal.SIGKILL)
-        self.close()
-
-    def close(self) -> None:
-        self._running.close()
+        self.running.close()
 
     @property
     def computed(self) -> float:
@@ -116,25 +103,19 @@ class RealEngine:
         asked, hits, _ = _METERS[self._kind]
         return self._meter(asked) - (self._meter(hits) if hits else 0)
 
-    @property
-    def running(self) -> float:
-        """Requests in it."""
-        return self._meter(_METERS[self._kind][2])
-
     def _meter(self, name: str) -> float:
         text = httpx2.get(f"{self.url}/metrics", timeout=30, trust_env=False).text
-        found = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        found = re.findall(rf"^\w+:{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         return sum(map(float, found))
 
 
 class Round(NamedTuple):
-    """Consults of all sessions, one each: the ids asked about, seconds, what was lost or computed.
+    """Consults of all sessions, one each: the ids asked about, and what was lost.
 
     `anew`: sessions of which the engine held less than half.
     """
 
     asked: int
-    seconds: list[float]
     lost: Counter[str]
     anew: int
 
@@ -147,26 +128,22 @@ class Devices:
         self._held = [self._more(PROMPT) for _ in range(count)]
         self._sessions = [cloud.open(Prompt(())) for _ in range(count)]
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def round(
         self, new: int = 0, *, n: int = 1, meanwhile: Callable[[], None] = lambda: None
     ) -> Round:
         """Every session has written `new` ids, and asks for `n` tokens; all at once."""
-        begun, seconds, lost, anew = time.perf_counter(), list[float](), Counter[str](), 0
+        lost, anew = Counter[str](), 0
         asked = list[Future[Completion]]()
         for session, ids in zip(self._sessions, self._held, strict=True):
             ids += self._more(new)
             asked.append(session.ask(ConsultRequest(tuple(ids), n, DEADLINE)))
-            asked[-1].add_done_callback(lambda _: seconds.append(time.perf_counter() - begun))
         meanwhile()
         for future, ids in zip(asked, self._held, strict=True):
             try:
                 anew += (future.result().computed or 0) > len(ids) / 2
             except CloudError as error:
                 lost[error.reason] += 1
-        return Round(sum(map(len, self._held)), seconds, lost, anew)
+        return Round(sum(map(len, self._held)), lost, anew)
 
     def _more(self, count: int) -> list[int]:
         return self._rng.choices(_IDS, k=count)
@@ -196,34 +173,27 @@ def measured(arm: str, url: str, engines: Sequence[RealEngine], count: int) -> l
         rounds = [devices.round(NEW) for _ in range(ROUNDS)]
         computed = sum(engine.computed for engine in engines) - before
         reused = 1 - computed / sum(one.asked for one in rounds)
-        median = statistics.median(second for one in rounds for second in one.seconds)
         broken = engines[0]
-        cut = devices.round(n=LONG, meanwhile=lambda: _kill_busy(broken))
+        cut = devices.round(n=LONG, meanwhile=broken.kill)
         killed = _until(devices, lambda one: not one.lost)
         broken.start()
         begun = broken.computed
         back = _until(devices, lambda _: broken.computed - begun >= PROMPT)
     killed = killed._replace(anew=cut.anew + killed.anew)
-    steady = [f"{reused:.1%}", str(sum(one.anew for one in rounds)), f"{1000 * median:.0f} ms"]
+    steady = [f"{reused:.1%}", str(sum(one.anew for one in rounds))]
     return [arm, *steady, f"{cut.lost.total()} of {count}", *killed.cells, *back.cells]
 
 
 def _until(devices: Devices, well: Callable[[Round], bool]) -> Disturbed:
     """Rounds until one is well."""
     begun, lost, anew = time.monotonic(), Counter[str](), 0
-    while (passed := time.monotonic() - begun) < PATIENCE:
+    while time.monotonic() - begun < PATIENCE:
         one = devices.round()
         lost, anew = lost + one.lost, anew + one.anew
         if well(one):
-            return Disturbed(lost, anew, passed)
+            return Disturbed(lost, anew, time.monotonic() - begun)
         time.sleep(0.25)
     return Disturbed(lost, anew, math.inf)
-
-
-def _kill_busy(engine: RealEngine) -> None:
-    while not engine.running:
-        time.sleep(0.001)
-    engine.kill()
 
 
 def _children(pid: int | None = None) -> set[int]:
@@ -234,28 +204,23 @@ def _children(pid: int | None = None) -> set[int]:
 
 
 @contextmanager
-def _gateway(addresses: Sequence[str], folder: Path) -> Generator[str]:
+def _serving(words: Sequence[str], port: int, ready: str, log: Path) -> Generator[str]:
+    url = f"http://127.0.0.1:{port}"
+    with server_process(words, url + ready, log=log):
+        yield url
+
+
+def _gateway(addresses: Sequence[str], log: Path) -> AbstractContextManager[str]:
     port = free_port()
     command = [sys.executable, "-m", "edgewise", "gateway", "--port", str(port)]
     command += [word for address in addresses for word in ("--engine", address)]
-    url = f"http://127.0.0.1:{port}"
-    with server_process(command, f"{url}/ready", log=folder / "gateway.log"):
-        yield url
+    return _serving(command, port, "/ready", log)
 
 
-@contextmanager
-def _router(command: str, engines: Sequence[RealEngine], folder: Path) -> Generator[str]:
+def _router(command: str, engines: Sequence[RealEngine], log: Path) -> AbstractContextManager[str]:
     port, named = free_port(), " ".join(engine.url for engine in engines)
     words = shlex.split(command.format(port=port, engines=named, metrics=free_port()))
-    url = f"http://127.0.0.1:{port}"
-    with server_process(words, f"{url}/health", log=folder / "router.log"):
-        yield url
-
-
-def _vllm_model(folder: Path) -> None:
-    script = Path(__file__).parents[1] / "tests" / "vllm_model.py"
-    command = [os.environ["VLLM_PYTHON"], str(script), str(bundled("cloud")), str(folder)]
-    subprocess.run(command, check=True, capture_output=True)
+    return _serving(words, port, "/health", log)
 
 
 def main() -> None:
@@ -269,15 +234,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         if given.engine == "vllm":
-            _vllm_model(folder)
+            made = [os.environ["VLLM_PYTHON"], _MODEL_SCRIPT, bundled("cloud"), folder]
+            subprocess.run(made, check=True, capture_output=True)
         engines = [RealEngine(given.engine, given.sessions, folder) for _ in range(2)]
         for engine in engines:
             engine.start()
-            stack.callback(engine.close)
-        with _gateway([engine.url for engine in engines], folder) as url:
+            stack.callback(engine.running.close)
+        log = folder / "gateway.log"
+        with _gateway([engine.url for engine in engines], log) as url:
             print(*line(measured("the gateway alone", url, engines, given.sessions)), flush=True)
         for command in given.router:
-            with _router(command, engines, folder) as router, _gateway([router], folder) as url:
+            router = _router(command, engines, folder / "router.log")
+            with router as address, _gateway([address], log) as url:
                 print(*line(measured(command, url, engines, given.sessions)), flush=True)
 
 

@@ -11,7 +11,7 @@ import structlog
 from edgewise.addresses import is_url
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeOptions
-from edgewise.engines.base import Client, Engine, Watched, parallel
+from edgewise.engines.base import Client, Engine, Watched
 from edgewise.engines.detokenization import difference
 from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids
 from edgewise.engines.vocabulary_check import VocabularyCheck
@@ -86,14 +86,24 @@ async def engines_at(
             # A gateway has no model of a device's settings.
             error.setting = "ctx" if error.setting == "ctx" else "engine"
             raise
-    return await parallel(*(_made(address, key, kind, model) for address in addresses))
+    kinds = [kind] * len(addresses) if kind != AUTO else await _kinds(addresses, key, model)
+    return [
+        engine_by_ids(k)(a, key=key, model=model) for k, a in zip(kinds, addresses, strict=True)
+    ]
 
 
-async def _made(address: str, key: str | None, kind: str, model: str | None) -> Engine:
-    name = await engine_at(address, key=key, model=model) if kind == AUTO else kind
-    if name == GATEWAY:
-        raise UsageError(f"{address!r} is a gateway itself", hint="name the engine behind it")
-    return engine_by_ids(name)(address, key=key, model=model)
+async def _kinds(addresses: Sequence[str], key: str | None, model: str | None) -> list[str]:
+    """What is at each; one that is down is what another one is."""
+    asked = (engine_at(address, key=key, model=model) for address in addresses)
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    known = [one for one in found if isinstance(one, str)]
+    for address, one in zip(addresses, found, strict=True):
+        if one == GATEWAY:
+            raise UsageError(f"{address!r} is a gateway itself", hint="name the engine behind it")
+        down = isinstance(one, CloudUnavailable | CloudTimeout)
+        if isinstance(one, BaseException) and not (down and known):
+            raise one
+    return [one if isinstance(one, str) else known[0] for one in found]
 
 
 class Replica:
