@@ -44,9 +44,8 @@ from tests.vllm_process import vllm
 PROMPT, NEW, LONG = 160, 8, 64
 """Ids of a prompt, ids that a session has written between two consults, tokens of a long answer."""
 
-ROUNDS = 16
-DEADLINE, PATIENCE = 30.0, 90.0
-"""Seconds of a consult, and that a fleet has to recover."""
+ROUNDS, DEADLINE, PATIENCE = 16, 30.0, 90.0
+"""Consults of a session; seconds of a consult, and that a fleet has to recover."""
 
 HEAD = [
     *("router", "ids reused", "anew", "lost at the kill", "lost later", "anew"),
@@ -85,8 +84,7 @@ class RealEngine:
             # It chooses slots itself, by what they hold: each keeps every session.
             flags = {"cache_ram_mib": 0, "kv_unified": False, "endpoint_metrics": True}
             flags |= {"n_parallel": self._sessions, "n_ctx": 512 * self._sessions}
-            served = llama_server(bundled("cloud"), port=self.port, flags=flags)
-            self.running.enter_context(served)
+            self.running.enter_context(llama_server(bundled("cloud"), port=self.port, flags=flags))
         (self._pid,) = _children() - before
 
     def kill(self) -> None:
@@ -198,8 +196,7 @@ def _until(devices: Devices, well: Callable[[Round], bool]) -> Disturbed:
 
 def _children(pid: int | None = None) -> set[int]:
     """Processes that a process has started."""
-    own = pid or os.getpid()
-    tasks = Path(f"/proc/{own}/task").glob("*/children")
+    tasks = Path(f"/proc/{pid or os.getpid()}/task").glob("*/children")
     return {int(child) for task in tasks for child in task.read_text().split()}
 
 

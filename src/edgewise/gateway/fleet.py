@@ -87,9 +87,8 @@ async def engines_at(
             error.setting = "ctx" if error.setting == "ctx" else "engine"
             raise
     kinds = [kind] * len(addresses) if kind != AUTO else await _kinds(addresses, key, model)
-    return [
-        engine_by_ids(k)(a, key=key, model=model) for k, a in zip(kinds, addresses, strict=True)
-    ]
+    named = zip(addresses, kinds, strict=True)
+    return [engine_by_ids(kind)(address, key=key, model=model) for address, kind in named]
 
 
 async def _kinds(addresses: Sequence[str], key: str | None, model: str | None) -> list[str]:
@@ -185,8 +184,7 @@ class Fleet:
     def __init__(self, engines: Sequence[Engine], *, concurrency: int, queue: int) -> None:
         """`concurrency` consults at an engine at a time, `queue` more may wait for it."""
         self.replicas = [Replica(engine, concurrency, self._accept) for engine in engines]
-        self.tokenizer = ""
-        self.engine = self.model = self.end = ""
+        self.tokenizer = self.engine = self.model = self.end = ""
         self.size: int | None = None
         self._queue = queue
         self._texts: dict[tuple[int, ...], str] = {}
@@ -318,8 +316,7 @@ class Fleet:
                 hint="serve its tokenizer too",
             )
         known, size = fingerprint(engine.vocabulary), engine.described.size
-        others = size is not None and self.size is not None and size != self.size
-        others = others or bool(self.tokenizer and known != self.tokenizer)
+        others = self.tokenizer not in ("", known) or self.size not in (None, size or self.size)
         texts = list(self._texts.items())
         if others or not all([_same(engine, i, await engine.detokenize(i), t) for i, t in texts]):
             raise UsageError(
@@ -336,10 +333,8 @@ def _same(engine: Engine, ids: Sequence[int], own: str | None, text: str) -> boo
 
     A few ids are compared again at each vocabulary check.
     """
-    if own is None:
-        return False
     # Either may tidy up.
-    if difference(own, text, control=False) and difference(text, own, control=False):
+    if own is None or all(difference(*two, control=False) for two in ((own, text), (text, own))):
         return False
     if engine.watched is None and len(ids) <= MOST_WATCHED:
         engine.watched = Watched(ids, own)
