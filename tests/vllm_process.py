@@ -10,9 +10,11 @@ START_SECONDS = 300
 
 
 @contextmanager
-def vllm(python: Path, model: Path, *, flags: Sequence[str] = ()) -> Iterator[str]:
+def vllm(
+    python: Path, model: Path, *, port: int | None = None, flags: Sequence[str] = ()
+) -> Iterator[str]:
     """Serve `model` (a folder in the hub's format); yields the URL."""
-    port = free_port()
+    port = port or free_port()
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--block-size", "32"]
     command += ["--max-model-len", "512", "--max-num-seqs", "8", "--served-model-name", "pocket"]

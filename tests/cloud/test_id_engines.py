@@ -24,7 +24,7 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.doubles.engine_dialects import DIALECTS, Dialect, Writing
-from tests.doubles.scripted_engine import ScriptedEngine, Twisted, said
+from tests.doubles.scripted_engine import Reply, ScriptedEngine, Twisted, said
 
 WORDS: dict[Dialect, str] = {"vllm": "vLLM", "sglang": "SGLang"}
 
@@ -74,6 +74,13 @@ def test_anything_else_is_not_known(
     engine.replies["/v1/models"] = said(models)
     with pytest.raises(error, match=problem):
         open_engine(engine.url)
+
+
+def test_a_router_with_one_engine_down_is_ready(server: ScriptedEngine, cloud: EngineCloud) -> None:
+    server.replies["/health"] = said(b"Unhealthy servers", 503)
+    server.replies["/readiness"] = said({"healthy_workers": 1, "total_workers": 2})
+    cloud.check(ByteTokenizer())
+    assert ask(cloud, [97]).ids
 
 
 def test_a_consult(server: ScriptedEngine, cloud: EngineCloud) -> None:
@@ -189,10 +196,11 @@ def test_the_probe_takes_few_rounds(server: ScriptedEngine, cloud: EngineCloud) 
     assert len(server.requests) >= 10
 
 
+@pytest.mark.parametrize("also", [{}, {"/readiness": said({"status": "not_ready"}, 503)}])
 def test_an_engine_that_is_not_ready_is_not_probed(
-    server: ScriptedEngine, cloud: EngineCloud
+    server: ScriptedEngine, cloud: EngineCloud, also: dict[str, Reply]
 ) -> None:
-    server.replies["/health"] = said(b"loading", 503)
+    server.replies |= {"/health": said(b"loading", 503), **also}
     with pytest.raises(CloudUnavailable, match="503"):
         cloud.check(ByteTokenizer())
-    assert {*server.paths} <= {"/health", "/v1/models"}
+    assert {*server.paths} <= {"/health", "/readiness", "/v1/models"}

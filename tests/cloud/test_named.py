@@ -14,7 +14,7 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.engines.registry import ENGINES
 from edgewise.engines.text_dialects import ChatText
 from edgewise.engines.vllm import VllmEngine
-from edgewise.errors import UsageError
+from edgewise.errors import CloudUnavailable, UsageError
 from edgewise.gateway.fleet import engines_at
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -22,6 +22,7 @@ from edgewise.routers.untrained import Constant
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.scripted_text import ScriptedText
 
 Add = Callable[..., None]
@@ -111,6 +112,18 @@ def test_a_dialect_of_a_package_is_asked_by_text(add: Add) -> None:
             assert "my words" in proof
     with pytest.raises(UsageError):
         asyncio.run(_kinds("http://127.0.0.1:9", kind="words"))
+
+
+def test_a_gateway_starts_while_one_of_its_engines_is_down() -> None:
+    with (
+        closing(ScriptedEngine(dialect="vllm")) as gone,
+        closing(ScriptedEngine(dialect="vllm")) as there,
+    ):
+        gone.stop()
+        assert asyncio.run(_kinds(gone.url, there.url, kind="auto")) == ["vLLM", "vLLM"]
+        there.stop()
+        with pytest.raises(CloudUnavailable):
+            asyncio.run(_kinds(gone.url, there.url, kind="auto"))
 
 
 async def _kinds(*addresses: str, kind: str) -> list[str]:

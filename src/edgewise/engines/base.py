@@ -68,8 +68,7 @@ class Client(msgspec.Struct, frozen=True):
         named = {REQUEST_ID: self.request_id} if self.request_id else {}
         if not self.session:
             return named
-        routing = {"X-Session-Id": self.session, "X-SMG-Routing-Key": self.session}
-        return {**routing, **named}
+        return {"X-Session-Id": self.session, "X-SMG-Routing-Key": self.session, **named}
 
 
 NOBODY = Client()

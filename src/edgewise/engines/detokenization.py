@@ -62,10 +62,8 @@ class Detokenization:
 
     def text(self, token: int) -> str:
         """Expected text of a single id."""
-        special = self._special.get(token)
-        if special is None:
-            special = self._pieces.get(token, b"").decode("utf-8", "replace")
-        return _PADDING.sub("", special)
+        piece = self._pieces.get(token, b"").decode("utf-8", "replace")
+        return _PADDING.sub("", self._special.get(token, piece))
 
     def request(self, tokens: Sequence[int]) -> tuple[list[int], str]:
         """Ids that show `tokens`, and the text that they make together."""
@@ -100,8 +98,7 @@ async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
     except TimeoutError:
         why = f"it took longer than {COMPARE_SECONDS:g} s"
     except CloudError as error:
-        answered = error.declined or isinstance(error, CloudProtocolError | CloudRejected)
-        if not answered:
+        if not (error.declined or isinstance(error, CloudProtocolError | CloudRejected)):
             raise
         why = error.message.rstrip(".")
     some = f"{sum(words):,} of {texts.size:,} ids stand for the same, " if words else ""

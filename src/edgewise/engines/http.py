@@ -4,6 +4,7 @@ import asyncio
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated
@@ -47,7 +48,6 @@ _HINTS = {402: "see to the account's balance", **dict.fromkeys(_ELSEWHERE, _CHEC
 
 MAX_REQUEST_ID = 64
 """Longest request id that is kept of an engine's, characters."""
-
 
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 
@@ -238,7 +238,14 @@ class HttpEngine(Endpoint, Engine):
             return Described()
 
     async def ready(self) -> None:
-        await self.get("/health")
+        try:
+            await self.get("/health")
+        except CloudUnavailable:
+            # There a router says that one of its engines is down, here whether it has another.
+            with suppress(CloudError):
+                await self.get("/readiness")
+                return
+            raise
 
 
 @dataclass
@@ -313,8 +320,7 @@ class _Text(msgspec.Struct):
     @property
     def value(self) -> str | None:
         """The first that is there."""
-        named = (self.content, self.prompt, self.text)
-        return next((text for text in named if text is not None), None)
+        return next((t for t in (self.content, self.prompt, self.text) if t is not None), None)
 
 
 async def served_models(engine: HttpEngine) -> list[Served]:

@@ -29,7 +29,6 @@ _FIELDS = ["tokens", "completion_probabilities", "timings", "stop_type", "id_slo
 # Ids of a prompt that is made up to see what is reused, and how many of them are no coincidence.
 _MADE_UP, _NOTED = 32, 16
 
-
 # More than any logit: such an id is written wherever it may be.
 _CERTAIN = 1000.0
 

@@ -83,8 +83,7 @@ class VllmEngine(HttpEngine):
         has the logprob of the last of these: an upper bound.
         """
         prompts = [ids[:end] for end in range(len(ids) - count, len(ids))]
-        fields = {"max_tokens": 1, "logprobs": _MOST, "temperature": 0}
-        asked = {"prompt": prompts, **fields}
+        asked = {"prompt": prompts, "max_tokens": 1, "logprobs": _MOST, "temperature": 0}
         reply = await self._completed(asked, sum(map(len, prompts)), client)
         choices = sorted(reply.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != [*range(count)]:

@@ -95,12 +95,11 @@ class Gateway:
         ways = ("--keys FILE", "--origin {}")
         middleware = [Middleware(OriginCheck, hosts=hosts, origins=origins, ways=ways)]
         if origins:
-            methods, headers = ["GET", "POST"], ["Authorization", "Content-Type"]
             shared = Middleware(
                 CORSMiddleware,
                 allow_origins=origins,
-                allow_methods=methods,
-                allow_headers=headers,
+                allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type"],
                 allow_private_network=True,
             )
             middleware.append(shared)
@@ -164,8 +163,7 @@ class Gateway:
         self.metrics.opens.labels("refused").inc()
         if status == 503:
             return _failed(503, "Going away.", {"Retry-After": "1"})
-        message = "The key is missing or not accepted."
-        return _failed(401, message, {"WWW-Authenticate": "Bearer"})
+        return _failed(401, "The key is missing or not accepted.", {"WWW-Authenticate": "Bearer"})
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "protocol": VERSION})

@@ -149,9 +149,8 @@ class Connection:
         peer = _peer(self._socket)
         log.info("open", key=key.name, session=session.name[:8], how=how, peer=peer)
         known, check, model = len(session.ledger), session.ledger.check, fleet.model[:200]
-        await self._send(
-            Opened(VERSION, session.name, known, check, fleet.engine, model, fleet.verifies)
-        )
+        opened = Opened(VERSION, session.name, known, check, fleet.engine, model, fleet.verifies)
+        await self._send(opened)
 
     async def _receive(self) -> bytes:
         """The next binary message; starlette's own method stumbles over a text message."""
@@ -287,11 +286,9 @@ class Connection:
 
 
 class _Ended(Exception):
-    def __init__(
-        self, code: int, reason: str, message: str, retry_after: float | None = None
-    ) -> None:
+    def __init__(self, code: int, reason: str, message: str, later: float | None = None) -> None:
         super().__init__(message)
-        self.code, self.reason, self.retry_after = code, reason, retry_after
+        self.code, self.reason, self.retry_after = code, reason, later
 
 
 def _revoked() -> _Ended:

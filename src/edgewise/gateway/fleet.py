@@ -11,7 +11,7 @@ import structlog
 from edgewise.addresses import is_url
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeOptions
-from edgewise.engines.base import Client, Engine, Watched, parallel
+from edgewise.engines.base import Client, Engine, Watched
 from edgewise.engines.detokenization import difference
 from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids
 from edgewise.engines.vocabulary_check import VocabularyCheck
@@ -87,14 +87,23 @@ async def engines_at(
             # A gateway has no model of a device's settings.
             error.setting = "ctx" if error.setting == "ctx" else "engine"
             raise
-    return await parallel(*(_made(address, key, kind, model) for address in addresses))
+    kinds = [kind] * len(addresses) if kind != AUTO else await _kinds(addresses, key, model)
+    named = zip(addresses, kinds, strict=True)
+    return [engine_by_ids(kind)(address, key=key, model=model) for address, kind in named]
 
 
-async def _made(address: str, key: str | None, kind: str, model: str | None) -> Engine:
-    name = await engine_at(address, key=key, model=model) if kind == AUTO else kind
-    if name == GATEWAY:
-        raise UsageError(f"{address!r} is a gateway itself", hint="name the engine behind it")
-    return engine_by_ids(name)(address, key=key, model=model)
+async def _kinds(addresses: Sequence[str], key: str | None, model: str | None) -> list[str]:
+    """What is at each; one that is down is what another one is."""
+    asked = (engine_at(address, key=key, model=model) for address in addresses)
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    known = [one for one in found if isinstance(one, str)]
+    for address, one in zip(addresses, found, strict=True):
+        if one == GATEWAY:
+            raise UsageError(f"{address!r} is a gateway itself", hint="name the engine behind it")
+        down = isinstance(one, CloudUnavailable | CloudTimeout)
+        if isinstance(one, BaseException) and not (down and known):
+            raise one
+    return [one if isinstance(one, str) else known[0] for one in found]
 
 
 class Replica:
@@ -176,8 +185,7 @@ class Fleet:
     def __init__(self, engines: Sequence[Engine], *, concurrency: int, queue: int) -> None:
         """`concurrency` consults at an engine at a time, `queue` more may wait for it."""
         self.replicas = [Replica(engine, concurrency, self._accept) for engine in engines]
-        self.tokenizer = ""
-        self.engine = self.model = self.end = ""
+        self.tokenizer = self.engine = self.model = self.end = ""
         self.size: int | None = None
         self._queue = queue
         self._texts: dict[tuple[int, ...], str] = {}
@@ -309,8 +317,7 @@ class Fleet:
                 hint="serve its tokenizer too",
             )
         known, size = fingerprint(engine.vocabulary), engine.described.size
-        others = size is not None and self.size is not None and size != self.size
-        others = others or bool(self.tokenizer and known != self.tokenizer)
+        others = self.tokenizer not in ("", known) or self.size not in (None, size or self.size)
         texts = list(self._texts.items())
         if others or not all([_same(engine, i, await engine.detokenize(i), t) for i, t in texts]):
             raise UsageError(
@@ -327,10 +334,8 @@ def _same(engine: Engine, ids: Sequence[int], own: str | None, text: str) -> boo
 
     A few ids are compared again at each vocabulary check.
     """
-    if own is None:
-        return False
     # Either may tidy up.
-    if difference(own, text, control=False) and difference(text, own, control=False):
+    if own is None or all(difference(*two, control=False) for two in ((own, text), (text, own))):
         return False
     if engine.watched is None and len(ids) <= MOST_WATCHED:
         engine.watched = Watched(ids, own)
