@@ -289,7 +289,9 @@ class KvSession(EdgeSession):
 
     def _at_hand(self) -> bool:
         last = self._last
-        return last is not None and last.position == len(self._ids) and last.is_fresh()
+        if last is None or last.position != len(self._ids):
+            return False
+        return last.kept or last.is_fresh()
 
     def _check_open(self) -> None:
         super()._check_open()

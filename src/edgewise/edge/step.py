@@ -64,6 +64,7 @@ class LogitsStep:
         "_top",
         "_written",
         "is_fresh",
+        "kept",
         "position",
         "proposed",
         "size",
@@ -98,7 +99,7 @@ class LogitsStep:
         self._logits = logits
         self._hidden = hidden
         self._written = written
-        self._shared = shared
+        self._shared, self.kept = shared, False
         self._reading = Lock()
         if needs:
             self.own(needs, top)
@@ -113,15 +114,15 @@ class LogitsStep:
         with self._reading:
             if wanted & _LOGITS:
                 self._keep_logits()
-            if self._hidden is not None and wanted & _HIDDEN:
+            if wanted & _HIDDEN:
                 self._keep_hidden()
 
     def keep(self) -> None:
         """Copy what is still a view into the engine, which is about to decode."""
         with self._reading:
             self._keep_logits()
-            if self._hidden is not None:
-                self._keep_hidden()
+            self._keep_hidden()
+            self.kept = True
 
     def _keep_logits(self) -> None:
         if not self._owned & _LOGITS:
