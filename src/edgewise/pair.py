@@ -20,6 +20,8 @@ from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.parts import (
+    AUTO,
+    FALLBACK_ROUTER,
     cloud_address,
     context_filter,
     each_cloud,
@@ -37,7 +39,7 @@ from edgewise.parts import (
 from edgewise.prompts import Prompt, Prompted, Tool, prompt_from, require_text
 from edgewise.prompts.rendering import prepare
 from edgewise.routers.base import Router
-from edgewise.routers.named import checked_router
+from edgewise.routers.named import checked_router, router_named
 from edgewise.sampling import Sampling, drawn_as
 from edgewise.settings import Settings, names_in, require_default, settings_of, spelled
 
@@ -127,7 +129,10 @@ class Pair:
             self.policy = make_policy(own, self.starts)
             self.decoder = Decoder(
                 self.edge,
-                router=self.router,
+                # Without a cloud scores are shown only: a trained router would only take time.
+                router=self.router
+                if tiers or router is not None or own.router not in (None, AUTO)
+                else router_named(FALLBACK_ROUTER),
                 policy=self.policy,
                 tiers=tiers,
                 record=self.record,

@@ -335,9 +335,6 @@ def chosen_router(settings: Settings, edge: EdgeModel) -> str:
     """The router's name: as set; else what is known for this edge model, or needs no training."""
     if settings.router not in (None, AUTO):
         return ROUTERS.spelled(settings.router)
-    if cloud_address(settings) == "none":
-        # Its scores are shown, and no cloud is asked: a trained one would only take time.
-        return FALLBACK_ROUTER
     if settings.edge == "bundled":
         return "bundled"
     folder = known_router(edge)
