@@ -168,7 +168,7 @@ def gateway(options: argparse.Namespace) -> Generator[Server]:
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "edgewise", "gateway", "--engine", str(options.model)]
     command += ["--port", str(port), "--ctx", str(options.context)]
-    command += ["--threads", str(options.threads)]
+    command += ["--threads", str(options.threads), "--slots", str(max(options.devices))]
     with tempfile.TemporaryDirectory() as name:
         log = Path(name) / "log"
         with server_process(command, f"{url}/ready", log=log, folder=Path(name)) as pid:
