@@ -129,10 +129,7 @@ class Pair:
             self.policy = make_policy(own, self.starts)
             self.decoder = Decoder(
                 self.edge,
-                # Without a cloud scores are shown only: a trained router would only take time.
-                router=self.router
-                if tiers or router is not None or own.router not in (None, AUTO)
-                else router_named(FALLBACK_ROUTER),
+                router=self._scoring(router),
                 policy=self.policy,
                 tiers=tiers,
                 record=self.record,
@@ -140,6 +137,11 @@ class Pair:
             )
             self._opened = opened.pop_all()
         self._budgets: dict[float, SharedBudget] = {}
+
+    def _scoring(self, named: object) -> Router:
+        """Without a cloud scores are only shown: a trained router that nobody named takes time."""
+        unnamed = named is None and self.settings.router in (None, AUTO)
+        return router_named(FALLBACK_ROUTER) if unnamed and not self.clouds else self.router
 
     def _open_clouds(
         self, parts: Sequence[Cloud | None], opened: ExitStack, **options: Any
