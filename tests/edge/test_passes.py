@@ -1,5 +1,6 @@
 """Sessions that share passes of llama.cpp: each answers as if it were alone."""
 
+import os
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 
 from edgewise.edge.base import EdgeSession, Floats, Needs
+from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.cache import LlamaContext
 from edgewise.edge.llamacpp.library import llama_cpp
@@ -339,3 +341,32 @@ def test_closing_a_model_ends_what_waits(bpe_path: Path, monkeypatch: pytest.Mon
             assert isinstance(one.exception(60), Exception) or one.result()
         closing.join(60)
     assert not closing.is_alive()
+
+
+def test_what_fails_after_a_pass_is_raised_where_it_is_waited_for(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, session = written(model, 0, 12), model.session()
+    session.open(PROMPTS[0])
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KvSession, "steps_of", fails)
+        with pytest.raises(MemoryError):
+            session.step()
+    session.close()
+    assert written(model, 0, 12) == alone
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_runs_passes_of_its_own(bpe_path: Path) -> None:
+    """One thread a pass: OpenMP does not survive a fork."""
+    with LlamaModel(bpe_path, threads=1, gpu_layers=0) as model:
+        expected = written(model, 0, 4)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(0 if written(model, 0, 4) == expected else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -5,6 +5,7 @@ teams there are more threads than cores, and whoever waits within a pass sleeps 
 small model takes half as long again.
 """
 
+import os
 import threading
 import time
 from collections import deque
@@ -26,10 +27,10 @@ They come back within a hundredth of it, unless a client or the machine is slow.
 class _Queued:
     """A run in the line, and the session's thread that waits for it."""
 
-    __slots__ = ("_done", "arrived", "error", "run", "steps")
+    __slots__ = ("_done", "arrived", "error", "over", "run", "steps")
 
     def __init__(self, run: Run) -> None:
-        self.run, self.arrived = run, time.monotonic()
+        self.run, self.arrived, self.over = run, time.monotonic(), False
         self.steps: list[LogitsStep] = []
         self.error: BaseException | None = None
         # Held until the run is over: nothing wakes a thread sooner.
@@ -41,7 +42,7 @@ class _Queued:
         self._done.release()
 
     def end(self, steps: list[LogitsStep], error: BaseException | None = None) -> None:
-        self.steps, self.error = steps, error
+        self.steps, self.error, self.over = steps, error, True
         self._done.release()
 
 
@@ -193,7 +194,13 @@ class _Passes(threading.Thread):
         """Without an end."""
         while True:
             slots, taken = self._next()
-            slots.compute(taken)
+            try:
+                slots.compute(taken)
+            except BaseException as error:
+                # Whoever waits is told: the thread runs the passes of all models.
+                for one in taken:
+                    if not one.over:
+                        one.end([], error)
 
     def _next(self) -> tuple[SharedSlots, list[_Queued]]:
         with self._changed:
@@ -216,3 +223,8 @@ def _passes() -> _Passes:
     thread = _Passes()
     thread.start()
     return thread
+
+
+if hasattr(os, "register_at_fork"):
+    # A process has none of its parent's threads.
+    os.register_at_fork(after_in_child=_passes.cache_clear)
