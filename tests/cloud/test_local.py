@@ -13,7 +13,7 @@ from edgewise.cloud.adapter.ids import Adapter
 from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.local import LocalCloud, LocalSession
 from edgewise.completion import Completion
-from edgewise.edge.base import Floats
+from edgewise.edge.base import EdgeAbilities, Floats
 from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable, ModelError
 from edgewise.events import Pending
 from edgewise.loop.decoder import Decoder
@@ -212,3 +212,24 @@ def test_a_completion_ends_with_the_context(n: int, written: int) -> None:
         completion = session.ask(ConsultRequest(IDS, n, 20)).result()
     assert bytes(completion.ids).decode() == "so it is"[:written]
     assert not completion.stopped
+
+
+def test_a_consult_waits_for_room_and_the_end_waits_for_neither(script: Held) -> None:
+    cloud = LocalCloud(ScriptedEdge(script, context=64, abilities=EdgeAbilities(slots=1)))
+    first, second = cloud.open(PROMPT), cloud.open(PROMPT)
+    held = first.ask(ConsultRequest(IDS, 1, 60))
+    assert script.asked.wait(60)
+    waiting = second.ask(ConsultRequest(IDS, 1, 60))
+    script.let.set()
+    assert held.result().ids
+    first.close()
+    assert waiting.result().ids
+    third = cloud.open(PROMPT)
+    late = third.ask(ConsultRequest(IDS, 1, 0.05))
+    with pytest.raises(CloudTimeout):
+        late.result()
+    begun, left = time.monotonic(), third.ask(ConsultRequest(IDS, 1, 600))
+    cloud.close()
+    assert time.monotonic() - begun < 60
+    with pytest.raises(CloudUnavailable):
+        left.result()

@@ -65,8 +65,11 @@ class LocalCloud(CloudModel):
 
     def close(self) -> None:
         self.closed = True
-        for session in tuple(self._sessions):
+        sessions = tuple(self._sessions)
+        for session in sessions:
             session.close()
+        # One may wait for room that another gives back.
+        for session in sessions:
             session.join()
         self.model.close()
 
