@@ -208,7 +208,8 @@ def test_a_long_prompt_stalls_a_step_for_one_chunk(
 
         def noted(context: LlamaContext, count: int) -> None:
             sizes.append(count)
-            if not done.is_set():
+            # A pass of two ids is that of both sessions: nobody is left to wait.
+            if count != 2 and not done.is_set():
                 # Both wait for the next pass by now, whatever the machine is busy with.
                 until(lambda: bool(model.slots.line) or done.is_set())  # type: ignore[attr-defined]
 
@@ -224,7 +225,7 @@ def test_a_long_prompt_stalls_a_step_for_one_chunk(
                 steady.extend([1])
                 steady.step()
             reading.result(60)
-        chunks = [at for at, size in enumerate(sizes) if size > 1]
+        chunks = [at for at, size in enumerate(sizes) if size > 2]
         assert len(chunks) >= 7
         assert all(later - earlier > 1 for earlier, later in pairwise(chunks))
         steady.close()

@@ -89,9 +89,6 @@ class Slots:
     shared = False
     """Whether another session's run may come while a step is read; the engine keeps it then."""
 
-    one_pass = False
-    """Whether the engine computes a prompt's last ids for the logits of the last one alone."""
-
     def __init__(
         self,
         caches: Sequence[SequenceCache],
@@ -195,9 +192,7 @@ class KvSession(EdgeSession):
         self._cache: SequenceCache | None = None
         self._batched = model.abilities.batch_logits
         self._checkpointed = model.abilities.rewinds == "checkpoints"
-        few = min(FEW, slots.batch) if self._checkpointed else 1
-        # Without hidden states the last id of a prompt needs no pass of its own.
-        self._few = slots.turn if slots.one_pass and Needs.HIDDEN not in needs else few
+        self._few = min(FEW, slots.batch) if self._checkpointed else 1
         self._needs, self._top = needs, top
         self._hidden = Needs.HIDDEN in needs
         self._tokenizer = model.tokenizer if Needs.TEXT in needs else None

@@ -49,8 +49,6 @@ class _Queued:
 class SharedSlots(Slots):
     """`Slots` of a context of llama.cpp. Sessions that wait for a step share a pass."""
 
-    one_pass = True
-
     def __init__(self, caches: Sequence[LlamaSequence], **options: Any) -> None:
         """See `Slots`."""
         super().__init__(caches, **options)
