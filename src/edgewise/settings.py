@@ -171,7 +171,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=512)] | None,
-        _about("machine", "CPU threads; default: all but one.", "N", rare=True),
+        _about("machine", "CPU threads; default: by the cores at hand.", "N", rare=True),
     ] = None
     gpu_layers: Annotated[
         Annotated[int, Meta(ge=-1, le=1 << 16)] | Literal["auto"],

@@ -323,6 +323,16 @@ def test_a_ctrl_c_ends_one_wait_and_nothing_else(
     session.close()
 
 
+def test_a_step_may_be_read_while_the_model_is_closed(bpe_path: Path) -> None:
+    model = LlamaModel(bpe_path, threads=1, gpu_layers=0, slots=SLOTS)
+    session = model.session()
+    session.open(PROMPTS[0])
+    step = session.step()
+    expected = step.logprob(7)
+    model.close()
+    assert step.logprob(7) == expected
+
+
 def test_closing_a_model_ends_what_waits(bpe_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = LlamaModel(bpe_path, threads=1, gpu_layers=0, slots=SLOTS)
     started, go = threading.Event(), threading.Event()

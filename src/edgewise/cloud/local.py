@@ -28,8 +28,6 @@ from edgewise.prompts import Prompt
 PASS = 64
 """Most ids of which one pass gives the logits."""
 
-_LONG = threading.TIMEOUT_MAX
-
 _T = TypeVar("_T")
 
 
@@ -120,7 +118,8 @@ class LocalSession(CloudSession):
     def _opened(self, end: float) -> EdgeSession:
         """The session with the model. Raises `CloudTimeout` where there is no room until `end`."""
         if self._session is None:
-            if not self._cloud.room.acquire(timeout=max(0.0, min(end - time.monotonic(), _LONG))):
+            left = min(end - time.monotonic(), threading.TIMEOUT_MAX)
+            if not self._cloud.room.acquire(timeout=max(0.0, left)):
                 self._require_time(-math.inf)
             try:
                 self._session = self._cloud.model.session()

@@ -88,7 +88,7 @@ _STALLED = 4.0
 class Threads:
     """The number of threads that computes passes soonest, of at most `most`, found by trying.
 
-    A pass waits for its slowest thread: on two cores two threads write 1.4 to 1.6 times as many
+    A pass waits for its slowest thread: on two cores two threads write 1.6 to 1.8 times as many
     tokens as one, and half as many beside a program that keeps a core busy (docs/edge-engines.md).
     Passes are compared with those over about as many ids.
     """

@@ -65,7 +65,7 @@ class LlamaModel(EngineModel):
         return path, path.name if path.name == Path(address).name else address
 
     def _load(self, options: EdgeOptions) -> None:
-        self.threads = options.threads or Threads(default_threads())
+        self.threads = options.threads or default_threads()
         self._model = load_weights(self.path, options.gpu_layers)
         try:
             self._prepare(options)
@@ -110,6 +110,8 @@ class LlamaModel(EngineModel):
 
     def new_context(self, sequences: int) -> LlamaContext:
         """Creates a context for `sequences` sequences; close it before the model."""
+        # Found by each context for itself: they may run at the same time.
+        threads = self._options.threads or Threads(self.threads)
         return new_context(
-            self._model, self.path, context=self.context, sequences=sequences, threads=self.threads
+            self._model, self.path, context=self.context, sequences=sequences, threads=threads
         )

@@ -146,8 +146,14 @@ class SharedSlots(Slots):
             one.end(steps)
 
     def close(self) -> bool:
-        self._live.clear()
-        return super().close()
+        closed = super().close()
+        with self.lock:
+            for steps in self._live.values() if self.shared else ():
+                for step in steps:
+                    # Another thread may be reading it, and the engine's memory is freed next.
+                    step.keep()
+            self._live.clear()
+        return closed
 
 
 class _Passes(threading.Thread):
