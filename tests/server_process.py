@@ -1,5 +1,6 @@
 """Somebody else's server as a process of its own on 127.0.0.1."""
 
+import itertools
 import os
 import socket
 import ssl
@@ -10,12 +11,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+# Linux gives connections the ports from 32768 on, macOS and Windows those from 49152 on: a port
+# among them can be a connection's before its server binds it. Each worker draws from its own.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 12
+_DRAWN = itertools.count(os.getpid())
+
 
 def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 that nothing listens on, and that no connection is given."""
+    for _ in range(1000):
+        port = 20_000 + 1000 * _WORKER + next(_DRAWN) % 1000
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no port is free")
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Addresses against a hub on 127.0.0.1. The hub's client reads HF_* at import: one process each."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from edgewise.addresses import (
 )
 from edgewise.errors import AddressError
 from tests.hub import Hub, Repository, in_a_process, serving
+from tests.server_process import free_port
 
 FULL = b"GGUF" + bytes(range(251)) * 100_000
 """More than two of the chunks of 10 MB in which the client writes."""
@@ -61,9 +61,7 @@ def names(paths: list[str]) -> list[str]:
 
 def nowhere() -> str:
     """An address where nothing listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 FORMS = {
