@@ -69,10 +69,20 @@ def answers(task: str, endpoint: str, home: Path) -> str:
     return found
 
 
-def test_commonsenseqa_is_asked_as_in_the_paper(tmp_path: Path) -> None:
+def test_commonsenseqa_as_people_ask(tmp_path: Path) -> None:
     task = open_task("commonsenseqa", data=write(tmp_path / "dev.jsonl", csqa_line()))
     (question,) = task.questions
-    assert question.prompt == PROMPT
+    assert question.prompt.startswith("Where is a revolving door?\nA) bank\nB) library\n")
+    assert task.max_tokens == 1024
+    said = ("Doors turn.\nAnswer: C", "The answer is C.", "Answer: D")
+    read = [(is_right(question, text), is_strictly_right(question, text)) for text in said]
+    assert read == [(True, True), (True, False), (False, False)]
+
+
+def test_commonsenseqa_is_asked_as_in_the_paper(tmp_path: Path) -> None:
+    task = open_task("commonsenseqa-paper", data=write(tmp_path / "dev.jsonl", csqa_line()))
+    (question,) = task.questions
+    assert (question.prompt, task.max_tokens) == (PROMPT, 100)
     assert question.answer == "department store"
     assert is_right(question, "Therefore, the answer is department store (c).")
     assert not is_right(question, "Therefore, the answer is mall (d).")
@@ -89,7 +99,12 @@ def test_commonsenseqa_by_letter_alone(tmp_path: Path) -> None:
 
 def test_gsm8k_is_graded_by_its_number(tmp_path: Path) -> None:
     line = {"question": "How much?", "answer": SOLUTION.replace("18", "1,018")}
-    (question,) = open_task("gsm8k", data=write(tmp_path / "test.jsonl", line)).questions
+    data = write(tmp_path / "test.jsonl", line)
+    chat = open_task("gsm8k", data=data)
+    assert (chat.questions[0].prompt.partition("\n")[0], chat.max_tokens) == ("How much?", 1024)
+    assert is_strictly_right(chat.questions[0], "9 + 9 and so on.\nAnswer: $1,018")
+    assert not is_right(chat.questions[0], "Answer: 18")
+    (question,) = open_task("gsm8k-paper", data=data).questions
     assert question.prompt.startswith("Question: How much? Please format")
     assert "<<" not in question.reference
     assert is_right(question, "Therefore, the answer is $1018.")
@@ -271,7 +286,11 @@ def test_one_prompt_never_stands_on_both_sides(tmp_path: Path) -> None:
         ({"name": "pocketqa", "check": "exact"}, "drop the check", "check"),
         ({"name": "gsm8k", "check": "number"}, "drop the check", "check"),
         ({"name": "mine.jsonl", "data": "x"}, "is a file of its own", "data"),
-        ({"name": "no.jsonl"}, "commonsenseqa-letter, gsm8k, pocketqa or a JSON Lines", None),
+        (
+            {"name": "no.jsonl"},
+            "commonsenseqa-paper, gsm8k, gsm8k-paper, pocketqa or a JSON Lines",
+            None,
+        ),
         ({"name": "."}, "'.' is a folder", None),
     ],
 )

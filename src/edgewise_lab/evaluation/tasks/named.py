@@ -23,7 +23,9 @@ TASKS: Registry[type[TaskSource]] = Registry(
         "pocketqa": "edgewise_lab.evaluation.tasks.pocketqa:PocketQa",
         "commonsenseqa": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQa",
         "commonsenseqa-letter": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaLetter",
+        "commonsenseqa-paper": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaPaper",
         "gsm8k": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8k",
+        "gsm8k-paper": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8kPaper",
     },
     wanted=("name", "splits", "local", "open"),
 )
