@@ -1,5 +1,6 @@
 """Tasks from local files and from the hub, in the formats in which they are published."""
 
+import gzip
 import io
 import json
 from collections.abc import Iterator
@@ -169,6 +170,10 @@ def test_own_questions(
         ('{"prompt": "a", "answer": "C", "choices": ["x", "y"]}', None, "choice's text"),
         ("", None, "no questions"),
         ('{"prompt": "a"}', "exact", "no answer"),
+        ('{"prompt": "a", "check": "read"}', None, "no answer"),
+        ('{"prompt": "a", "answer": "f(", "check": "code"}', None, "Line 1 .*Python"),
+        ('{"prompt": "a", "answer": "b", "check": "guess"}', None, "Line 1 .*guess"),
+        ('{"messages": [{"role": "user", "content": "a"}], "answer": []}', None, "Line 1 "),
         ('{"prompt": "a"}\n{"prompt": "b", "answer": "c"}', None, "others, such as 1"),
         ('{"messages": [{"role": "system", "content": "a"}]}', None, "Line 1 .*no message"),
         ('{"messages": [{"role": "tool", "content": "a"}]}', None, "Line 1 .*tool"),
@@ -288,7 +293,7 @@ def test_one_prompt_never_stands_on_both_sides(tmp_path: Path) -> None:
         ({"name": "mine.jsonl", "data": "x"}, "is a file of its own", "data"),
         (
             {"name": "no.jsonl"},
-            "commonsenseqa-paper, gsm8k, gsm8k-paper, pocketqa or a JSON Lines",
+            "gsm8k-paper, humaneval, pocketqa or a JSON Lines",
             None,
         ),
         ({"name": "."}, "'.' is a folder", None),
@@ -382,3 +387,76 @@ def test_a_calibration_file_brings_no_question_that_is_used(tmp_path: Path) -> N
     with pytest.raises(EdgewiseError, match="others") as problem:
         prepared(used, calibration_data=used)
     assert problem.value.setting == "calibration_data"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_humaneval_is_graded_by_its_tests(tmp_path: Path, packed: bool) -> None:
+    line = {
+        "task_id": "HumanEval/0",
+        "prompt": 'from typing import List\n\ndef twice(n: int) -> List[int]:\n    """Twice."""\n',
+        "canonical_solution": "    return [n, n]\n",
+        "test": "\n\ndef check(candidate):\n    assert candidate(3) == [3, 3]\n\n",
+        "entry_point": "twice",
+    }
+    data = write(tmp_path / "HumanEval.jsonl", line)
+    if packed:
+        data.write_bytes(gzip.compress(data.read_bytes()))
+    task = open_task("humaneval", data=data)
+    (question,) = task.questions
+    assert (task.max_tokens, question.check, question.id) == (1024, "code", "HumanEval/0")
+    assert question.prompt.endswith('"""Twice."""\n```')
+    whole = "```python\ndef twice(n: int) -> List[int]:\n    return 2 * [n]\n```"
+    assert is_strictly_right(question, f"Here it is.\n{whole}")
+    assert is_strictly_right(question, question.reference)
+    assert not is_right(question, whole.replace("2", "3"))
+
+
+def test_a_packed_file_that_is_damaged_or_large_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mine.jsonl.gz"
+    packed = gzip.compress(json.dumps({"prompt": "a" * 999}).encode())
+    path.write_bytes(packed[:-9])
+    with pytest.raises(EdgewiseError, match="cannot be read"):
+        open_task(str(path))
+    path.write_bytes(packed)
+    assert len(open_task(str(path)).questions) == 1
+    monkeypatch.setattr("edgewise_lab.evaluation.tasks.records.MAX_FILE", 900)
+    with pytest.raises(EdgewiseError, match="split it"):
+        open_task(str(path))
+
+
+def test_each_line_has_a_check_of_its_own(tmp_path: Path) -> None:
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "And 3?"},
+    ]
+    path = write(
+        tmp_path / "mine.jsonl",
+        {"prompt": "Twice?", "answer": "assert f(2) == 4", "check": "code", "family": "code"},
+        {"prompt": "One?", "answer": '{"type": "integer"}', "check": "json"},
+        {"prompt": "A poem?", "answer": "It rhymes.", "check": "read"},
+        {"messages": chat, "answer": 7, "check": "number", "id": "chat"},
+        {"prompt": "Paris?", "answer": "Paris"},
+    )
+    task = open_task(str(path), check="regex")
+    said = ("```\ndef f(n): return 2 * n\n```", "1", "A rhyme.", "So it is 7.", "In Paris.")
+    assert [question.check for question in task.questions] == [
+        *("code", "json", "read", "number", "regex")
+    ]
+    graded = [is_right(*pair) for pair in zip(task.questions, said, strict=True)]
+    assert graded == [True, True, False, True, True]
+    assert [turn.role for turn in task.questions[3].messages] == [
+        *("system", "user", "assistant", "user")
+    ]
+    assert (task.questions[3].id, task.known) == ("chat", True)
+
+
+def test_questions_that_a_person_reads_teach_nothing(tmp_path: Path) -> None:
+    lines = ({"prompt": f"{n}?", "answer": "It rhymes.", "check": "read"} for n in range(9))
+    path = write(tmp_path / "mine.jsonl", *lines)
+    with pytest.raises(EdgewiseError, match="right answers"):
+        opened(path, "train")
+    assert len(opened(path, known=False)[0].questions) == 6

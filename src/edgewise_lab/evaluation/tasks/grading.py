@@ -4,23 +4,13 @@ A prompt that asks for "Answer: X" is in the chat form (`conclusions`); the conc
 are found as in arXiv 2504.07878.
 """
 
-import atexit
-import json
-import os
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from msgspec.structs import replace
 
-from edgewise.errors import UsageError
-from edgewise.sandbox import Child, ChildEnded
-from edgewise_lab.evaluation.tasks import conclusions
+from edgewise_lab.evaluation.tasks import conclusions, programs
 from edgewise_lab.evaluation.tasks.base import LETTERS, Grading, Question, Task
-
-_SECONDS, _MEMORY = 5.0, 1 << 30
-"""Timeout of a search for a regular expression, and its memory in bytes."""
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
@@ -36,8 +26,8 @@ def suited(answer: str, choices: Sequence[str] | None) -> Grading:
 def is_right(question: Question, text: str) -> bool:
     """Graded leniently: by the last conclusion, or in the paper's form by the paper's extraction.
 
-    Without a known answer nothing is right. Raises `UsageError` where a question's pattern takes
-    too long.
+    Without a known answer nothing is right, nor where a person has to read the reply. Raises
+    `UsageError` where a question's pattern takes too long.
     """
     if not question.known:
         return False
@@ -49,7 +39,13 @@ def is_right(question: Question, text: str) -> bool:
         case "exact":
             return text.strip() == question.answer.strip()
         case "regex":
-            return _searcher.matches(question, text)
+            return programs.matches(question, text)
+        case "code":
+            return programs.passes(question, text)
+        case "json":
+            return programs.fits(question, text)
+        case "read":
+            return False
         case "contains":
             wanted = content_words(question.answer)
             return wanted <= content_words(text) if wanted else question.answer in text
@@ -63,7 +59,8 @@ def is_strictly_right(question: Question, text: str) -> bool:
     The question's `reference` is, letter for letter. In the chat form the conclusion is the last
     line. Where the prompt lists choices after letters, the paper's form wants text and letter, the
     chat form the letter; where it does not, the text alone is named. Of `contains` and `words` all
-    words must be the same; exact and regex have no other reading.
+    words must be the same; code is the reply's only block, and JSON the whole reply; exact and
+    regex have no other reading.
     """
     if not question.known:
         return False
@@ -71,6 +68,9 @@ def is_strictly_right(question: Question, text: str) -> bool:
         return True
     if question.check in ("contains", "words"):
         return overlap(question, question.answer, text) == 1
+    if question.check in ("code", "json"):
+        program = programs.passes if question.check == "code" else programs.fits
+        return program(question, text, strict=True)
     if question.check not in ("choice", "number"):
         return is_right(question, text)
     if _is_chat(question):
@@ -131,43 +131,6 @@ def _number(question: Question) -> str | None:
     if not _is_chat(question):
         return _plain(question.answer)
     return str(conclusions.number_from(question.answer))
-
-
-class _Searcher:
-    """Searches in a child process, started when it is needed and again after a timeout."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._child: Child | None = None
-        self._parent = 0
-        atexit.register(self._end)
-
-    def matches(self, question: Question, text: str) -> bool:
-        with self._lock:
-            if self._child is not None and self._parent != os.getpid():
-                self._child.abandon()
-                self._child = None
-            if self._child is None:
-                name, own = "searching:search", [str(Path(__file__).parent)]
-                self._child = Child(name, seconds=_SECONDS, memory=_MEMORY, longest=1, folders=own)
-                self._parent = os.getpid()
-            try:
-                return self._child.ask(json.dumps([question.answer, text]).encode()) == b"1"
-            except ChildEnded as error:
-                self._end()
-                raise UsageError(
-                    f"The regular expression of question {question.id!r} takes too long for an "
-                    "answer",
-                    hint="write it without repetitions inside repetitions",
-                ) from error
-
-    def _end(self) -> None:
-        if self._child is not None and self._parent == os.getpid():
-            self._child.end()
-        self._child = None
-
-
-_searcher = _Searcher()
 
 
 def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:

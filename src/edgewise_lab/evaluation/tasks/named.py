@@ -26,6 +26,7 @@ TASKS: Registry[type[TaskSource]] = Registry(
         "commonsenseqa-paper": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaPaper",
         "gsm8k": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8k",
         "gsm8k-paper": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8kPaper",
+        "humaneval": "edgewise_lab.evaluation.tasks.humaneval:HumanEval",
     },
     wanted=("name", "splits", "local", "open"),
 )
@@ -93,7 +94,7 @@ def with_calibration(
     else:
         used, others = task.first(limit), _beside(name, calibration_data, check)
         both = used, _apart(others, used, calibration or USUAL[use])
-    if known and not all(task.known for task in both):
+    if known and not all(task.graded for task in both):
         raise UsageError(
             f"The task {name!r} has no right answers", hint="give each question its answer"
         )

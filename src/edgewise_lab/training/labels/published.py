@@ -340,7 +340,7 @@ def same_end(question: Question, one: str, other: str) -> bool:
             return named_number(question, one) == named_number(question, other)
         case "exact":
             return one.strip() == other.strip()
-        case "contains" | "regex":
+        case "contains" | "regex" | "code" | "json" | "read":
             return is_right(question, one) == is_right(question, other)
         case "words":
             return overlap(question, one, other) >= AGREES
