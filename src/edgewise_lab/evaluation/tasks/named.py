@@ -23,7 +23,10 @@ TASKS: Registry[type[TaskSource]] = Registry(
         "pocketqa": "edgewise_lab.evaluation.tasks.pocketqa:PocketQa",
         "commonsenseqa": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQa",
         "commonsenseqa-letter": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaLetter",
+        "commonsenseqa-paper": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaPaper",
         "gsm8k": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8k",
+        "gsm8k-paper": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8kPaper",
+        "humaneval": "edgewise_lab.evaluation.tasks.humaneval:HumanEval",
     },
     wanted=("name", "splits", "local", "open"),
 )
@@ -94,6 +97,11 @@ def with_calibration(
     if known and not all(task.known for task in both):
         raise UsageError(
             f"The task {name!r} has no right answers", hint="give each question its answer"
+        )
+    if (known or use == "train") and any(task.to_read for task in both):
+        raise UsageError(
+            f"The task {name!r} has questions whose replies a person must read",
+            hint="leave them out",
         )
     if max_tokens is None:
         return both
