@@ -267,19 +267,25 @@ class SharedBudget:
     """
 
     def __init__(self, initial: float = INITIAL_BUCKET) -> None:
-        self._free = self._level = initial
+        self._free, self._taken = initial, 0.0
         self._lock = threading.Lock()
+
+    @property
+    def level(self) -> float:
+        """What is in the bucket once the answers under way have put back what they took."""
+        with self._lock:
+            return self._free + self._taken
 
     def take(self) -> Budget:
         """The budget that an answer starts with: half of the bucket, or the debt."""
         with self._lock:
             taken = self._free / 2 if self._free > 0 else self._free
             self._free -= taken
-            return Budget(bucket=taken, reserve=self._level - taken)
+            before, self._taken = self._taken, self._taken + taken
+            return Budget(bucket=taken, reserve=self._free + before)
 
     def settle(self, taken: Budget, left: Budget) -> None:
         """Puts back what is `left` of an answer that started with `taken` (`Generation.budget`)."""
         with self._lock:
-            gone = max(0.0, self._free + left.bucket - MAX_BUCKET)
-            self._free += left.bucket - gone
-            self._level += left.bucket - taken.bucket - gone
+            self._free = min(self._free + left.bucket, MAX_BUCKET)
+            self._taken -= taken.bucket

@@ -1,7 +1,6 @@
 """`edgewise eval`: what a router buys on a task."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -21,22 +20,22 @@ from edgewise.settings import Settings
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.shared import figures_tables, resume_hint
 from edgewise_lab.evaluation.plan import (
-    MOST,
+    NO_BASELINES,
+    OF_ROUTERS,
+    SYSTEMS,
     Contender,
     Evaluation,
-    Work,
-    Workers,
     manifest,
     warnings,
 )
-from edgewise_lab.evaluation.report import Row, as_csv, rows, summary
+from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, as_csv, rows, summary
 from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Task, digest, trained_digests
 from edgewise_lab.evaluation.tasks.named import with_calibration
 
 WorkerCount = Annotated[
-    int, typer.Option(min=1, max=MOST, help="Parallel processes, each with the models in memory.")
+    int, typer.Option(min=1, max=64, help="Questions answered at a time; a step serves all.")
 ]
 
 _NAMED = 3
@@ -72,6 +71,9 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option(help="Other routers, verification, commit point, query level, oracle.")
     ] = True,
+    systems: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help=f"Only these: {', '.join(SYSTEMS)}.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of outcomes; an interrupted run continues.")
     ] = None,
@@ -82,7 +84,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
-    shares = shares_of(cloud_share, chosen)
+    shares, wanted = shares_of(cloud_share, chosen), _systems(systems, baselines, out)
     require_folder(csv)
     asked = with_calibration(
         task,
@@ -100,9 +102,12 @@ def evaluate(
     lost = "No answer was kept; with --out FOLDER the next run can go on."
     with resume_hint(kept if out else lost):
         contenders, table = _compared(
-            chosen, asked, named, shares, out, baselines=baselines, workers=workers
+            chosen, asked, named, shares, out, systems=wanted, workers=workers
         )
-    _report(asked[0], contenders, table, json=json, csv=csv)
+    if table:
+        _report(asked[0], contenders, table, json=json, csv=csv)
+    else:
+        render.note(f"Answers are in {out}; the figures need those of edge and cloud, too.")
 
 
 def _compared(
@@ -112,33 +117,43 @@ def _compared(
     shares: Sequence[float],
     out: Path | None,
     *,
-    baselines: bool,
+    systems: Sequence[str],
     workers: int,
 ) -> tuple[list[Contender], list[Row]]:
-    """The routers, and every system's figures."""
+    """The routers, and every system's figures; none without edge and cloud."""
     questions, held_out = tasks
-    with pair.open_models(chosen) as models, render.progress() as progress:
+    opened = pair.open_models(chosen, answers=workers)
+    with opened as models, render.progress() as progress:
         edge, cloud = models.both()
-        contenders = contenders_of(routers, chosen, edge, questions, shares)
+        asked = routers if set(systems).intersection(OF_ROUTERS) else ()
+        contenders = contenders_of(asked, chosen, edge, questions, shares)
         bar = progress.add_task("answers", total=None)
-        names = [contender.name for contender in contenders]
-        work = Work(
-            chosen, dict(zip(names, routers, strict=True)), questions.max_tokens, chosen.deadline
+        evaluation = Evaluation(
+            questions,
+            held_out,
+            edge=edge,
+            cloud=cloud,
+            store=Store(out, manifest(questions, held_out, edge, cloud), Outcome),
+            deadline=chosen.deadline,
+            done=lambda: progress.advance(bar),
+            workers=workers,
         )
-        with Workers(work, workers) if workers > 1 else nullcontext() as beside:
-            evaluation = Evaluation(
-                questions,
-                held_out,
-                edge=edge,
-                cloud=cloud,
-                store=Store(out, manifest(questions, held_out, edge, cloud), Outcome),
-                deadline=chosen.deadline,
-                done=lambda: progress.advance(bar),
-                workers=beside,
-            )
-            progress.update(bar, total=evaluation.answers(contenders, shares, baselines=baselines))
-            found = evaluation.run(contenders, shares, baselines=baselines)
-        return contenders, rows(found)
+        progress.update(bar, total=evaluation.answers(contenders, shares, systems))
+        found = evaluation.run(contenders, shares, systems)
+        return contenders, rows(found) if {EDGE, CLOUD} <= found.keys() else []
+
+
+def _systems(named: str | None, baselines: bool, out: Path | None) -> Sequence[str]:
+    if named is None:
+        return SYSTEMS if baselines else NO_BASELINES
+    systems = [name.strip() for name in named.split(",")]
+    if unknown := set(systems) - set(SYSTEMS):
+        raise UsageError(f"There is no system {min(unknown)!r}; choose from {', '.join(SYSTEMS)}.")
+    if not baselines:
+        raise UsageError("--systems names all that runs; leave --no-baselines out.")
+    if out is None and not {EDGE.system, CLOUD.system} <= set(systems):
+        raise UsageError("The figures need edge and cloud: name them too, or keep answers (--out).")
+    return systems
 
 
 def _report(
@@ -150,7 +165,7 @@ def _report(
     if csv:
         _write(csv, as_csv(table))
     if json:
-        told = summary(task.name, contenders[0].name, table, sentences)
+        told = summary(task.name, contenders[0].name if contenders else None, table, sentences)
         measure = "accuracy" if task.known else "agreement"
         print(msgspec.json.encode(replace(told, measure=measure)).decode())
     else:
