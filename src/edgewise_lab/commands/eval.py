@@ -20,12 +20,12 @@ from edgewise.settings import Settings
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.shared import figures_tables, resume_hint
 from edgewise_lab.evaluation.plan import (
-    NO_BASELINES,
     OF_ROUTERS,
     SYSTEMS,
     Contender,
     Evaluation,
     manifest,
+    systems_named,
     warnings,
 )
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, as_csv, rows, summary
@@ -84,7 +84,8 @@ def evaluate(
     ] = None,
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
-    shares, wanted = shares_of(cloud_share, chosen), _systems(systems, baselines, out)
+    shares = shares_of(cloud_share, chosen)
+    wanted = systems_named(systems, baselines=baselines, kept=out is not None)
     require_folder(csv)
     asked = with_calibration(
         task,
@@ -122,8 +123,7 @@ def _compared(
 ) -> tuple[list[Contender], list[Row]]:
     """The routers, and every system's figures; none without edge and cloud."""
     questions, held_out = tasks
-    opened = pair.open_models(chosen, answers=workers)
-    with opened as models, render.progress() as progress:
+    with pair.open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
         asked = routers if set(systems).intersection(OF_ROUTERS) else ()
         contenders = contenders_of(asked, chosen, edge, questions, shares)
@@ -141,19 +141,6 @@ def _compared(
         progress.update(bar, total=evaluation.answers(contenders, shares, systems))
         found = evaluation.run(contenders, shares, systems)
         return contenders, rows(found) if {EDGE, CLOUD} <= found.keys() else []
-
-
-def _systems(named: str | None, baselines: bool, out: Path | None) -> Sequence[str]:
-    if named is None:
-        return SYSTEMS if baselines else NO_BASELINES
-    systems = [name.strip() for name in named.split(",")]
-    if unknown := set(systems) - set(SYSTEMS):
-        raise UsageError(f"There is no system {min(unknown)!r}; choose from {', '.join(SYSTEMS)}.")
-    if not baselines:
-        raise UsageError("--systems names all that runs; leave --no-baselines out.")
-    if out is None and not {EDGE.system, CLOUD.system} <= set(systems):
-        raise UsageError("The figures need edge and cloud: name them too, or keep answers (--out).")
-    return systems
 
 
 def _report(

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
+from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.loop.verify import READS_ALONG
@@ -272,6 +273,23 @@ class Evaluation:
     def _store_of(self, contender: Contender) -> Store[Outcome]:
         """The store of its outcomes; one that keeps nothing without an identity."""
         return Store(None, {}, Outcome) if contender.identity is None else self.store
+
+
+def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence[str]:
+    """Those of SYSTEMS that are named, by commas; without names all, or all but the `baselines`.
+
+    Raises `UsageError` for others, and where no figures come of it and no answer is `kept`.
+    """
+    if named is None:
+        return SYSTEMS if baselines else NO_BASELINES
+    systems = [name.strip() for name in named.split(",")]
+    if unknown := set(systems) - set(SYSTEMS):
+        raise UsageError(f"There is no system {min(unknown)!r}; choose from {', '.join(SYSTEMS)}.")
+    if not baselines:
+        raise UsageError("--systems names all that runs; leave --no-baselines out.")
+    if not kept and not {EDGE.system, CLOUD.system} <= set(systems):
+        raise UsageError("The figures need edge and cloud: name them too, or keep answers (--out).")
+    return systems
 
 
 def manifest(
