@@ -34,10 +34,6 @@ from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Task, digest, trained_digests
 from edgewise_lab.evaluation.tasks.named import with_calibration
 
-WorkerCount = Annotated[
-    int, typer.Option(min=1, max=64, help="Questions answered at a time; a step serves all.")
-]
-
 _NAMED = 3
 """Questions that an error names."""
 
@@ -77,7 +73,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Folder of outcomes; an interrupted run continues.")
     ] = None,
-    workers: WorkerCount = 1,
+    workers: shared.Workers = 1,
     json: options.Json = False,
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV to FILE.")
@@ -102,13 +98,9 @@ def evaluate(
     kept = f"Answers are in {out}: the same command goes on from there."
     lost = "No answer was kept; with --out FOLDER the next run can go on."
     with resume_hint(kept if out else lost):
-        contenders, table = _compared(
-            chosen, asked, named, shares, out, systems=wanted, workers=workers
-        )
+        contenders, table = _compared(chosen, asked, named, shares, out, wanted, workers)
     if table:
         _report(asked[0], contenders, table, json=json, csv=csv)
-    else:
-        render.note(f"Answers are in {out}; the figures need those of edge and cloud, too.")
 
 
 def _compared(
@@ -117,30 +109,30 @@ def _compared(
     routers: Sequence[str | None],
     shares: Sequence[float],
     out: Path | None,
-    *,
     systems: Sequence[str],
     workers: int,
 ) -> tuple[list[Contender], list[Row]]:
     """The routers, and every system's figures; none without edge and cloud."""
-    questions, held_out = tasks
     with pair.open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
         asked = routers if set(systems).intersection(OF_ROUTERS) else ()
-        contenders = contenders_of(asked, chosen, edge, questions, shares)
+        contenders = contenders_of(asked, chosen, edge, tasks[0], shares)
         bar = progress.add_task("answers", total=None)
         evaluation = Evaluation(
-            questions,
-            held_out,
+            *tasks,
             edge=edge,
             cloud=cloud,
-            store=Store(out, manifest(questions, held_out, edge, cloud), Outcome),
+            store=Store(out, manifest(*tasks, edge, cloud), Outcome),
             deadline=chosen.deadline,
             done=lambda: progress.advance(bar),
             workers=workers,
         )
         progress.update(bar, total=evaluation.answers(contenders, shares, systems))
         found = evaluation.run(contenders, shares, systems)
-        return contenders, rows(found) if {EDGE, CLOUD} <= found.keys() else []
+    if {EDGE, CLOUD} <= found.keys():
+        return contenders, rows(found)
+    render.note(f"Answers are in {out}; the figures need those of edge and cloud, too.")
+    return contenders, []
 
 
 def _report(

@@ -110,8 +110,7 @@ class Evaluation:
     ) -> None:
         """`deadline` in seconds a consult (None: as a `Policy`); `done` is called for each answer.
 
-        So many `workers`, threads, answer at a time, but where thresholds are calibrated; the
-        models must have sessions for them.
+        So many `workers`, threads, answer at a time; the models must have sessions for them.
 
         Raises `ContextOverflow` for a question that leaves no room for an answer.
         """
@@ -237,6 +236,7 @@ class Evaluation:
             edge=self.edge,
             cloud=self.cloud,
             deadline=self.deadline,
+            workers=self._workers,
         )
         for share, threshold in contender.thresholds(shares, find, store).items():
             cell = Cell(contender.name, share)
@@ -283,12 +283,15 @@ def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence
     if named is None:
         return SYSTEMS if baselines else NO_BASELINES
     systems = [name.strip() for name in named.split(",")]
+    why = hint = ""
     if unknown := set(systems) - set(SYSTEMS):
-        raise UsageError(f"There is no system {min(unknown)!r}; choose from {', '.join(SYSTEMS)}.")
-    if not baselines:
-        raise UsageError("--systems names all that runs; leave --no-baselines out.")
-    if not kept and not {EDGE.system, CLOUD.system} <= set(systems):
-        raise UsageError("The figures need edge and cloud: name them too, or keep answers (--out).")
+        why, hint = f"There is no system {min(unknown)!r}", f"choose from {', '.join(SYSTEMS)}"
+    elif not baselines:
+        why, hint = "Named systems are all that runs", "leave no-baselines out"
+    elif not kept and not {EDGE.system, CLOUD.system} <= set(systems):
+        why, hint = "Figures need edge and cloud", "name them too, or keep the answers in a folder"
+    if why:
+        raise UsageError(why, hint=hint, setting="systems")
     return systems
 
 

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -169,8 +169,7 @@ def run(
     """Returns every question's outcome; `done` is called for each, stored ones included.
 
     `answer` is called with the questions that no earlier run has answered, by so many threads. An
-    outcome is kept, as `settle` returns it, when it is there: one at a time. If one fails those
-    under way are still kept; Ctrl-C does not wait for them.
+    outcome is kept, as `settle` returns it, when it is there: one at a time.
     """
     missing = [one for one in questions if store.get(cell, one, router) is None]
     for _ in range(len(questions) - len(missing)):
@@ -182,26 +181,33 @@ def run(
         with lock:
             store.add(cell, settle(outcome), router)
 
-    for _ in _each(keep, missing, workers):
-        done()
+    side_by_side(keep, missing, workers, done)
     found = [store.get(cell, question, router) for question in questions]
     return [outcome for outcome in found if outcome is not None]
 
 
-def _each(
-    work: Callable[[Question], None], questions: Sequence[Question], workers: int
-) -> Iterator[None]:
-    """Yields after each question."""
+def side_by_side(
+    work: Callable[[Question], None],
+    questions: Sequence[Question],
+    workers: int,
+    done: Callable[[], None] = lambda: None,
+) -> None:
+    """Does the `work` of each question, by so many threads; `done` is called after each.
+
+    If one fails those under way are waited for. Ctrl-C does not wait for them: whoever ends the
+    program closes the models, which ends them.
+    """
     if workers == 1:
-        # Ctrl-C ends an answer where it is.
-        yield from map(work, questions)
+        for question in questions:
+            work(question)
+            done()
         return
     pool = ThreadPoolExecutor(workers, thread_name_prefix="answer")
     try:
         for over in as_completed([pool.submit(work, question) for question in questions]):
-            yield over.result()
+            over.result()
+            done()
     except BaseException as error:
-        # Whoever ends the program closes the models, which ends answers.
         pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
         raise
     pool.shutdown()
