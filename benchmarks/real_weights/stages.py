@@ -170,7 +170,7 @@ def outcomes(system: str, name: str, plan: Plan) -> Outcomes:
         if system == EDGE.system:
             return evaluation.alone()
         if system == ORACLE.system:
-            return evaluation.bounds()
+            return evaluation.run([], [], [ORACLE.system])
         if system in RIVALS:
             return evaluation.pairs(contender_named(system), plan.shares)
         folder = plan.work / system

@@ -287,14 +287,14 @@ def open_pair(settings: Settings, **options: Any) -> Pair:
     return Pair(**asdict(settings), **options)
 
 
-def open_models(settings: Settings) -> Pair:
+def open_models(settings: Settings, *, answers: int = 1) -> Pair:
     """The pair for callers with routers of their own; its own router never asks.
 
-    Two sessions may be open: the oracle reads beside the decoder. Raises `UsageError` for several
-    clouds.
+    So many `answers` may run at a time, and a session beside them: the oracle reads there. Raises
+    `UsageError` for several clouds.
     """
     require_one_cloud(settings)
-    return open_pair(replace(settings, router=NEVER), slots=2)
+    return open_pair(replace(settings, router=NEVER), slots=answers + 1)
 
 
 NEVER = "constant:0"

@@ -122,41 +122,74 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
-def test_figures_and_run_log_do_not_depend_on_workers(
+def test_what_several_begin_one_goes_on_with(
     edgewise: Edgewise, tmp_path: Path, cloud: str
 ) -> None:
+    """Answers that are independent are the same; what is as served depends on its neighbours."""
     command = ("eval", "pocketqa", "--limit", "4", "--calibration", "4", "--cloud", cloud, "--json")
 
-    def told(*more: str) -> tuple[object, list[object]]:
+    def told(*more: str) -> tuple[dict[str, str], dict[str, str]]:
+        """The answers and the accuracies."""
         done = edgewise(*command, *more)
         assert (done.code, done.err) == (0, "")
         kept = (tmp_path / more[-1] / "outcomes.jsonl").read_text().splitlines()
-        return without(json.loads(done.out)), [without(json.loads(line)) for line in kept]
+        lines = map(json.loads, kept)
+        texts = {
+            f"{one['key']['cell']} {one['outcome']['question']}": one["outcome"]["text"]
+            for one in lines
+        }
+        systems = json.loads(done.out)["systems"]
+        figures = {
+            f"{one['system']} {one['cloud_share_asked']}": one["accuracy"] for one in systems
+        }
+        assert len(texts) == len(kept)
+        return independent(texts), independent(figures)
 
-    # At a server the meter of its cache depends on what it was asked before, and how many blocks
-    # fly where one is corrected on when its reply comes.
-    timed = {"seconds", "tokens_per_second"}
-    measured = {"cached", "computed", "prompt_computed", "prompt_cached", "cloud_work"}
-    measured |= {"consults", "cloud_calls", "changed"}
-    left_out = timed if cloud == "bundled" else timed | measured
-
-    def without(found: object) -> object:
-        if isinstance(found, dict):
-            return {name: without(one) for name, one in found.items() if name not in left_out}
-        return [without(one) for one in found] if isinstance(found, list) else found
+    def independent(found: dict[str, str]) -> dict[str, str]:
+        return {name: value for name, value in found.items() if "served" not in name}
 
     one = told("--out", "one")
     assert told("--workers", "2", "--out", "two") == one
-    # What was begun by one is gone on with by two.
-    kept = tmp_path / "one" / "outcomes.jsonl"
+    kept = tmp_path / "two" / "outcomes.jsonl"
     lines = kept.read_text().splitlines(keepends=True)
     kept.write_text("".join(lines[:5]))
-    assert told("--workers", "2", "--out", "one") == one
+    assert told("--out", "two") == one
+
+
+def test_systems_are_run_one_by_one_into_one_folder(edgewise: Edgewise, tmp_path: Path) -> None:
+    command = ("eval", "pocketqa", "--limit", "4", "--calibration", "4", "--out", "out")
+    for systems in ("verify", "cloud", "served"):
+        done = edgewise(*command, "--systems", systems)
+        assert (done.code, done.out) == (0, "")
+    kept = (tmp_path / "out" / "outcomes.jsonl").read_bytes()
+    told = json.loads(edgewise(*command, "--systems", "edge", "--json").out)
+    assert [one["system"] for one in told["systems"]] == ["edge", "cloud"]
+    own = json.loads(edgewise(*command, "--systems", "edge,cloud,verify,served", "--json").out)
+    assert [one["system"] for one in own["systems"]] == [
+        *("edge", "cloud", "bundled, served", "verify, served")
+    ]
+    after = (tmp_path / "out" / "outcomes.jsonl").read_bytes()
+    assert after.startswith(kept)
+    assert after.count(b"\n") == 16
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--systems", "edge,cloud,nobody"),
+        ("--systems", "verify"),
+        ("--systems", "edge,cloud", "--no-baselines"),
+    ],
+)
+def test_systems_that_make_no_figures_are_refused(
+    edgewise: Edgewise, wrong: tuple[str, ...]
+) -> None:
+    assert edgewise("eval", "pocketqa", *wrong).code == 2
 
 
 def test_interrupted_it_ends_at_once_and_leaves_nobody(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "edgewise", "eval", "pocketqa", "--no-baselines"]
-    command += ["--router", "bundled", "--calibration", "4", "--workers", "2", "--out", "out"]
+    command += ["--router", "bundled", "--calibration", "4", "--workers", "3", "--out", "out"]
     started = subprocess.Popen(
         command,
         cwd=tmp_path,

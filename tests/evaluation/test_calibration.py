@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,17 @@ def test_the_share_asked_for_is_realised(name: str) -> None:
         changed = changed_share(found)
         assert changed is not None
         assert changed > 0.9
+
+
+def test_several_find_what_one_does(tmp_path: Path) -> None:
+    """Also from what an earlier run has kept."""
+    asked = partial(Answers, router_named("margin"), TASK, edge=EDGE, cloud=CLOUD)
+    one = realising([0.05, 0.3], asked())
+    for workers in (4, 1):
+        made = Counted()
+        answers = asked(done=made, file=tmp_path / "kept", workers=workers)
+        assert realising([0.05, 0.3], answers) == one
+        assert (made.count == 0) == (workers == 1)
 
 
 def half(script: Script, ids: slice) -> Script:

@@ -20,8 +20,10 @@ from edgewise_lab.evaluation.plan import (
     BASELINES,
     COMMIT_POINT,
     EXACT,
+    NO_BASELINES,
     ORACLE,
     SOME_COMMIT_POINTS,
+    SYSTEMS,
     VERIFY,
     Contender,
     Evaluation,
@@ -143,19 +145,17 @@ def test_without_an_identity_nothing_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_share_that_was_added_later_costs_only_itself(tmp_path: Path) -> None:
-    evaluation(tmp_path).run([contender_named("max-prob")], [0.05], baselines=False)
+    evaluation(tmp_path).run([contender_named("max-prob")], [0.05], NO_BASELINES)
     cloud = ScriptedCloud(replying(RIGHT, prompt=PROMPT))
     lines = (tmp_path / OUTCOMES).read_bytes()
-    evaluation(tmp_path, cloud=cloud).run(
-        [contender_named("max-prob")], [0.05, 0.2], baselines=False
-    )
+    evaluation(tmp_path, cloud=cloud).run([contender_named("max-prob")], [0.05, 0.2], NO_BASELINES)
     assert (tmp_path / OUTCOMES).read_bytes().startswith(lines)
     added = (tmp_path / OUTCOMES).read_bytes()[len(lines) :]
     assert added.count(b"\n") == added.count(b'"share":0.2') == 3
 
 
 def test_baselines_are_named_once() -> None:
-    found = evaluation().run([contender_named("random")], [0.1], baselines=True)
+    found = evaluation().run([contender_named("random")], [0.1])
     assert [cell.system for cell in found] == [
         *("edge", "cloud", "random"),
         *(name for name in BASELINES if name != "random"),
@@ -163,14 +163,17 @@ def test_baselines_are_named_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("baselines", [True, False])
+@pytest.mark.parametrize("systems", [SYSTEMS, NO_BASELINES, *SYSTEMS])
 @pytest.mark.parametrize("choices", [True, False])
-def test_how_many_answers_a_run_takes_is_known_before(baselines: bool, choices: bool) -> None:
+def test_how_many_answers_a_run_takes_is_known_before(
+    systems: str | Sequence[str], choices: bool
+) -> None:
     done: list[None] = []
     planned = evaluation(task=animals(choices=choices), done=done)
     asked = ([contender_named("random")], [0.1, 0.3])
-    planned.run(*asked, baselines=baselines)
-    assert len(done) == planned.answers(*asked, baselines=baselines)
+    systems = (systems,) if isinstance(systems, str) else systems
+    planned.run(*asked, systems)
+    assert len(done) == planned.answers(*asked, systems)
 
 
 def test_verification_is_a_baseline_where_the_cloud_can() -> None:
@@ -179,18 +182,17 @@ def test_verification_is_a_baseline_where_the_cloud_can() -> None:
     cloud = ScriptedCloud(replying(RIGHT, prompt=PROMPT), verifies=True)
     planned = evaluation(cloud=cloud, done=done)
     asked = ([contender_named("random")], [0.1, 0.3])
-    found = planned.run(*asked, baselines=True)
-    assert len(done) == planned.answers(*asked, baselines=True)
+    found = planned.run(*asked)
+    assert len(done) == planned.answers(*asked)
     served = [Cell(VERIFY + SERVED, share) for share in (0.1, 0.3)]
     assert all(found[cell][0].text == RIGHT for cell in served)
     assert [o.text for o in found[EXACT]] == [o.text for o in found[CLOUD]]
     assert 0 < sum(o.changed for o in found[EXACT]) < sum(o.output_tokens for o in found[EXACT])
-    assert not evaluation().verified([0.1])
 
 
 def test_a_task_of_both_kinds_says_that_some_have_no_commit_point() -> None:
     mixed = Task("mixed", (*animals(1).questions, *numbers.questions), 80)
-    found = evaluation(task=mixed).bounds()
+    found = evaluation(task=mixed).commit_point()
     assert list(found) == [SOME_COMMIT_POINTS]
     assert [o.consults for o in found[SOME_COMMIT_POINTS]] == [1, 0]
 
@@ -214,7 +216,7 @@ def test_at_the_end_of_a_context_every_system_answers(edge_room: int, cloud_room
     )
     with closing(LocalCloud(large)) as cloud:
         always = Contender("always", Constant(1.0), card(at_0_1=0.5))
-        found = evaluation(edge=edge, cloud=cloud).run([always], [0.1], baselines=True)
+        found = evaluation(edge=edge, cloud=cloud).run([always], [0.1])
     written = {cell: {o.output_tokens for o in outcomes} for cell, outcomes in found.items()}
     assert (written[EDGE], written[CLOUD]) == ({edge_room + 1}, {cloud_room + 1})
     pairs = [Cell(name, 0.1) for name in ("always", *BASELINES)]
@@ -227,9 +229,9 @@ def test_without_answers_the_clouds_own_are_what_is_agreed_with(tmp_path: Path) 
     questions = (msgspec.structs.replace(q, answer="", known=False) for q in animals().questions)
     task = Task("animals", tuple(questions), 80)
     asked = [Contender("always", Constant(1.0), card(at_0_1=0.5), "always")]
-    known = evaluation().run(asked, [0.1], baselines=True)
+    known = evaluation().run(asked, [0.1])
     for _ in range(2):  # the second time from the store
-        found = evaluation(tmp_path, task=task).run(asked, [0.1], baselines=True)
+        found = evaluation(tmp_path, task=task).run(asked, [0.1])
         for cell, outcomes in found.items():
             assert [o.right for o in outcomes] == [o.right for o in known[cell]]
 
@@ -237,7 +239,7 @@ def test_without_answers_the_clouds_own_are_what_is_agreed_with(tmp_path: Path) 
 def test_the_oracle_needs_the_weights() -> None:
     local = LocalCloud(ScriptedEdge(replying(RIGHT, prompt=PROMPT)))
     with closing(local):
-        found = evaluation(cloud=local).bounds()
+        found = evaluation(cloud=local).run([], [], [COMMIT_POINT.system, ORACLE.system])
     assert list(found) == [COMMIT_POINT, ORACLE]
     assert all(outcome.right for outcome in found[ORACLE])
 
@@ -245,14 +247,14 @@ def test_the_oracle_needs_the_weights() -> None:
 @pytest.mark.parametrize("gone", range(0, 30, 3))
 def test_cut_at_any_consult_the_same_comes_out(tmp_path: Path, gone: int) -> None:
     contenders = [contender_named("margin"), contender_named("random")]
-    whole = evaluation().run(contenders, [0.1], baselines=False)
+    whole = evaluation().run(contenders, [0.1], NO_BASELINES)
 
     def fault(ask: int) -> CloudUnavailable | None:
         return CloudUnavailable("gone") if ask == gone else None
 
     with suppress(CloudUnavailable):
-        evaluation(tmp_path, fault=fault).run(contenders, [0.1], baselines=False)
-    again = evaluation(tmp_path).run(contenders, [0.1], baselines=False)
+        evaluation(tmp_path, fault=fault).run(contenders, [0.1], NO_BASELINES)
+    again = evaluation(tmp_path).run(contenders, [0.1], NO_BASELINES)
     assert {cell: [(o.text, o.cloud_tokens) for o in found] for cell, found in again.items()} == {
         cell: [(o.text, o.cloud_tokens) for o in found] for cell, found in whole.items()
     }

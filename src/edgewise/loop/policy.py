@@ -263,23 +263,23 @@ class SharedBudget:
 
     Each answer takes half of the bucket and returns what is left. So answers side by side have
     some, and over all of them the cloud's tokens, used and wasted, stay within share x output
-    tokens + the one `initial` bucket, but for what was wasted last.
+    tokens + the one `initial` bucket, but for what was wasted last. `level` counts what is taken.
     """
 
     def __init__(self, initial: float = INITIAL_BUCKET) -> None:
-        self._free = self._level = initial
-        self._lock = threading.Lock()
+        self._free = self.level = initial
+        self._taken, self._lock = 0.0, threading.Lock()
 
     def take(self) -> Budget:
         """The budget that an answer starts with: half of the bucket, or the debt."""
         with self._lock:
             taken = self._free / 2 if self._free > 0 else self._free
-            self._free -= taken
-            return Budget(bucket=taken, reserve=self._level - taken)
+            self._free, self._taken = self._free - taken, self._taken + taken
+            return Budget(bucket=taken, reserve=self.level - taken)
 
     def settle(self, taken: Budget, left: Budget) -> None:
         """Puts back what is `left` of an answer that started with `taken` (`Generation.budget`)."""
         with self._lock:
-            gone = max(0.0, self._free + left.bucket - MAX_BUCKET)
-            self._free += left.bucket - gone
-            self._level += left.bucket - taken.bucket - gone
+            self._free = min(self._free + left.bucket, MAX_BUCKET)
+            self._taken -= taken.bucket
+            self.level = self._free + self._taken

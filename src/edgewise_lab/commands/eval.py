@@ -1,7 +1,6 @@
 """`edgewise eval`: what a router buys on a task."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -21,23 +20,19 @@ from edgewise.settings import Settings
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.shared import figures_tables, resume_hint
 from edgewise_lab.evaluation.plan import (
-    MOST,
+    OF_ROUTERS,
+    SYSTEMS,
     Contender,
     Evaluation,
-    Work,
-    Workers,
     manifest,
+    systems_named,
     warnings,
 )
-from edgewise_lab.evaluation.report import Row, as_csv, rows, summary
+from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, as_csv, rows, summary
 from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Task, digest, trained_digests
 from edgewise_lab.evaluation.tasks.named import with_calibration
-
-WorkerCount = Annotated[
-    int, typer.Option(min=1, max=MOST, help="Parallel processes, each with the models in memory.")
-]
 
 _NAMED = 3
 """Questions that an error names."""
@@ -72,10 +67,13 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option(help="Other routers, verification, commit point, query level, oracle.")
     ] = True,
+    systems: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help=f"Only these: {', '.join(SYSTEMS)}.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of outcomes; an interrupted run continues.")
     ] = None,
-    workers: WorkerCount = 1,
+    workers: shared.Workers = 1,
     json: options.Json = False,
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV to FILE.")
@@ -83,6 +81,7 @@ def evaluate(
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
     shares = shares_of(cloud_share, chosen)
+    wanted = systems_named(systems, baselines=baselines, kept=out is not None)
     require_folder(csv)
     asked = with_calibration(
         task,
@@ -104,10 +103,9 @@ def evaluate(
     kept = f"Answers are in {out}: the same command goes on from there."
     lost = "No answer was kept; with --out FOLDER the next run can go on."
     with resume_hint(kept if out else lost):
-        contenders, table = _compared(
-            chosen, asked, named, shares, out, baselines=baselines, workers=workers
-        )
-    _report(asked[0], contenders, table, json=json, csv=csv)
+        contenders, table = _compared(chosen, asked, named, shares, out, wanted, workers)
+    if table:
+        _report(asked[0], contenders, table, json=json, csv=csv)
 
 
 def _compared(
@@ -116,34 +114,30 @@ def _compared(
     routers: Sequence[str | None],
     shares: Sequence[float],
     out: Path | None,
-    *,
-    baselines: bool,
+    systems: Sequence[str],
     workers: int,
 ) -> tuple[list[Contender], list[Row]]:
-    """The routers, and every system's figures."""
-    questions, held_out = tasks
-    with pair.open_models(chosen) as models, render.progress() as progress:
+    """The routers, and every system's figures; none without edge and cloud."""
+    with pair.open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
-        contenders = contenders_of(routers, chosen, edge, questions, shares)
+        asked = routers if set(systems).intersection(OF_ROUTERS) else ()
+        contenders = contenders_of(asked, chosen, edge, tasks[0], shares)
         bar = progress.add_task("answers", total=None)
-        names = [contender.name for contender in contenders]
-        work = Work(
-            chosen, dict(zip(names, routers, strict=True)), questions.max_tokens, chosen.deadline
+        evaluation = Evaluation(
+            *tasks,
+            edge=edge,
+            cloud=cloud,
+            store=Store(out, manifest(*tasks, edge, cloud), Outcome),
+            deadline=chosen.deadline,
+            done=lambda: progress.advance(bar),
+            workers=workers,
         )
-        with Workers(work, workers) if workers > 1 else nullcontext() as beside:
-            evaluation = Evaluation(
-                questions,
-                held_out,
-                edge=edge,
-                cloud=cloud,
-                store=Store(out, manifest(questions, held_out, edge, cloud), Outcome),
-                deadline=chosen.deadline,
-                done=lambda: progress.advance(bar),
-                workers=beside,
-            )
-            progress.update(bar, total=evaluation.answers(contenders, shares, baselines=baselines))
-            found = evaluation.run(contenders, shares, baselines=baselines)
+        progress.update(bar, total=evaluation.answers(contenders, shares, systems))
+        found = evaluation.run(contenders, shares, systems)
+    if {EDGE, CLOUD} <= found.keys():
         return contenders, rows(found)
+    render.note(f"Answers are in {out}; the figures need those of edge and cloud, too.")
+    return contenders, []
 
 
 def _report(
@@ -155,7 +149,7 @@ def _report(
     if csv:
         _write(csv, as_csv(table))
     if json:
-        told = summary(task.name, contenders[0].name, table, sentences)
+        told = summary(task.name, contenders[0].name if contenders else None, table, sentences)
         measure = "accuracy" if task.known else "agreement"
         print(msgspec.json.encode(replace(told, measure=measure)).decode())
     else:

@@ -45,6 +45,7 @@ MaxTokens = Annotated[
     int | None, typer.Option(help="Max answer tokens; default: the task's own, or 256 for a file.")
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N questions.")]
+Workers = Annotated[int, typer.Option(min=1, max=64, help="Questions answered at a time.")]
 
 
 @contextmanager

@@ -92,6 +92,7 @@ def train(
         int | None, typer.Option(help="Width of the hidden layer, 0: none; default: 64, co-llm 0.")
     ] = None,
     epochs: Annotated[int, typer.Option(help="Training epochs.")] = 40,
+    workers: shared.Workers = 1,
 ) -> None:
     """Train a router for a pair: collect, label, fit, calibrate. An interrupted run continues."""
     if stage in (None, "fit"):
@@ -103,10 +104,10 @@ def train(
     wanted = _inputs(inputs, label)
     labels = labels_named(label, rounds=rounds, judge=judge)
     recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
-    how = {"inputs": wanted, "top_k": top_k, "recipe": recipe, "kind": kind}
+    how = {"inputs": wanted, "top_k": top_k, "recipe": recipe, "kind": kind, "workers": workers}
     training = partial(Training, *asked, out, **how, deadline=chosen.deadline)
     with resume_hint(f"What was done is in {out}: the same command goes on from there."):
-        _told(_trained(chosen, asked, out, training, labels, stage))
+        _told(_trained(chosen, asked, out, training, labels, stage, workers))
     if stage in (None, "fit", "calibrate"):
         for warning in read_card(out).warnings():
             render.warn(warning)
@@ -124,11 +125,12 @@ def _trained(
     training: Callable[..., Training],
     labels: list[Label],
     stage: Stage | None,
+    workers: int,
 ) -> object:
     """Runs every round, or one stage of the last; returns the last one's result."""
     fitted: object = None
     price = price_of(chosen.price) if chosen.price else None
-    with open_models(chosen) as models, render.progress() as progress:
+    with open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
         if stage != "calibrate" or not (out / MANIFEST).exists():
             # Thresholds need the checkpoint alone, and are set anew on another build.

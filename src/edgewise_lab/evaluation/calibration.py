@@ -1,5 +1,6 @@
 """Thresholds that realise a cloud share."""
 
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from edgewise.edge.base import EdgeModel
 from edgewise.errors import CloudError
 from edgewise.routers.base import Router
 from edgewise_lab.evaluation.statistics import Interval, ratio_interval
-from edgewise_lab.evaluation.store import append, read
+from edgewise_lab.evaluation.store import append, read, side_by_side
 from edgewise_lab.evaluation.systems import Decoded, Outcome, cloud_share, outcome_of, paired
 from edgewise_lab.evaluation.tasks.base import Question, Task
 
@@ -93,15 +94,17 @@ class Answers:
         done: Done = lambda total: None,
         file: Path | None = None,
         may_lose: int = 0,
+        workers: int = 1,
     ) -> None:
         """Those that a `file` has of an earlier run are not made; it gets the others, without text.
 
         Up to `may_lose` questions are left out from where the cloud fails at them (`lost`, with
-        why); one more raises the `CloudError`.
+        why); one more raises the `CloudError`. So many `workers`, threads, answer at a time.
         """
         self._router, self._task = router, task
         self._edge, self._cloud, self._deadline = edge, cloud, deadline
         self._done, self._file, self._may_lose = done, file, may_lose
+        self._workers, self._lock = workers, threading.Lock()
         self._made: dict[str, list[Standing]] = {one.id: [] for one in task.questions}
         self._count = self._expected = 0
         self.lost: dict[str, str] = {}
@@ -117,11 +120,14 @@ class Answers:
         decoder = paired(self._edge, self._router, threshold, self._cloud, deadline=self._deadline)
         system = Decoded(decoder, self._task.max_tokens)
         known = {question.id: self._known(question, threshold) for question in self._task.questions}
-        missing = sum(one is None for one in known.values())
-        self._expected = max(self._expected, self._count + missing)
-        for question in self._task.questions:
-            if known[question.id] is None and question.id not in self.lost:
-                known[question.id] = self._make(system, question, threshold)
+        missing = [one for one in self._task.questions if known[one.id] is None]
+        self._expected = max(self._expected, self._count + len(missing))
+
+        def make(question: Question) -> None:
+            known[question.id] = self._make(system, question, threshold)
+
+        wanted = [question for question in missing if question.id not in self.lost]
+        side_by_side(make, wanted, self._workers)
         return Realised(threshold, tuple(one for one in known.values() if one))
 
     def _known(self, question: Question, threshold: float) -> Standing | None:
@@ -132,15 +138,17 @@ class Answers:
         try:
             made = _answered(system, question, threshold)
         except CloudError as error:
-            if len(self.lost) >= self._may_lose:
-                raise
-            self.lost[question.id] = str(error)
+            with self._lock:
+                if len(self.lost) >= self._may_lose:
+                    raise
+                self.lost[question.id] = str(error)
             return None
-        self._made[question.id].append(made)
-        if self._file:
-            append(self._file, replace(made, outcome=replace(made.outcome, text="")))
-        self._count += 1
-        self._done(max(self._expected, self._count))
+        with self._lock:
+            self._made[question.id].append(made)
+            if self._file:
+                append(self._file, replace(made, outcome=replace(made.outcome, text="")))
+            self._count += 1
+            self._done(max(self._expected, self._count))
         return made
 
 
@@ -160,9 +168,12 @@ def thresholds_for(
     deadline: float | None = None,
     rounds: int = ROUNDS,
     done: Done = lambda total: None,
+    workers: int = 1,
 ) -> dict[float, Calibrated]:
     """Finds a threshold for each share from the pair's own answers to `task`: see `realising`."""
-    answers = Answers(router, task, edge=edge, cloud=cloud, deadline=deadline, done=done)
+    answers = Answers(
+        router, task, edge=edge, cloud=cloud, deadline=deadline, done=done, workers=workers
+    )
     return realising(shares, answers, rounds)
 
 

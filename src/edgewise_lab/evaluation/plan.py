@@ -1,45 +1,33 @@
-"""An evaluation: which systems answer which questions, in this process or in several."""
+"""An evaluation: which systems answer which questions."""
 
 import hashlib
-import logging
-import multiprocessing
-import os
-import signal
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
-from edgewise.errors import EdgewiseError
+from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.loop.verify import READS_ALONG
-from edgewise.pair import Pair, open_models
-from edgewise.parts import open_router
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import identity_named, router_named
-from edgewise.settings import Settings
 from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
 from edgewise_lab.evaluation.oracle import Oracle
 from edgewise_lab.evaluation.report import CLOUD, EDGE, SERVED, Figures, Row
-from edgewise_lab.evaluation.store import Answers, Cell, Store, run
+from edgewise_lab.evaluation.store import Cell, Store, run
 from edgewise_lab.evaluation.systems import (
     AsServed,
     CloudAlone,
     CommitPoint,
     Decoded,
     Outcome,
-    System,
     cloud_identity,
     edge_alone,
     graded,
@@ -50,145 +38,6 @@ from edgewise_lab.evaluation.systems import (
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task
 
-MOST = 64
-"""Workers of one evaluation."""
-
-_AHEAD = 4
-"""Questions handed out for each worker, so that none waits while another's is long."""
-
-
-class Job(NamedTuple):
-    """A system: which, its router by the name it is shown under, and the router's threshold."""
-
-    system: Literal["edge", "cloud", "pair", "commit-point", "oracle"]
-    router: str = ""
-    threshold: float = 0.0
-
-
-class Work(NamedTuple):
-    """Parameters of all workers: `routers` are values of the setting, by the name shown."""
-
-    settings: Settings
-    routers: Mapping[str, str | None]
-    max_tokens: int
-    deadline: float | None
-
-
-class Workers:
-    """`count` processes; models are opened at a worker's first answer. A context manager.
-
-    Without `threads` in the settings the cores are shared among the workers.
-    """
-
-    def __init__(self, work: Work, count: int) -> None:
-        if work.settings.threads is None:
-            work = work._replace(settings=replace(work.settings, threads=_threads(count)))
-        context = multiprocessing.get_context("spawn")
-        self._ahead = _AHEAD * count
-        self._pool = ProcessPoolExecutor(count, context, _begin, (work,))
-        # A process begins with each call while none waits. Ctrl-C is for this one, which ends them:
-        # a worker that it ended first would look like one that was killed.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            for _ in range(count):
-                self._pool.submit(os.getpid)
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    def __enter__(self) -> "Workers":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            # What they are at may take minutes, and nobody wants it any more.
-            for child in multiprocessing.active_children():
-                child.terminate()
-        self._pool.shutdown()
-
-    def answers(self, job: Job, questions: Sequence[Question]) -> Iterator[Outcome]:
-        """Answers in the order of `questions`; raises what a worker did, or that one ended."""
-        left = iter(questions)
-        begun: deque[Future[Outcome]] = deque()
-        try:
-            while True:
-                # No `map`: it cancels what waits, at which a pool that is ended at once stumbles.
-                for question in islice(left, self._ahead - len(begun)):
-                    begun.append(self._pool.submit(_answer, job, question))
-                if not begun:
-                    return
-                yield begun.popleft().result()
-        except BrokenProcessPool as broken:
-            raise EdgewiseError(
-                "A worker process ended before it had answered: it was killed, or had no memory",
-                hint="run the command again, with fewer of them",
-                setting="workers",
-            ) from broken
-
-
-class _Worker:
-    """The models of this process, and the system that answered last."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._models: Pair | None = None
-        self._last: tuple[Job, System] | None = None
-
-    def answer(self, job: Job, question: Question) -> Outcome:
-        if self._last is None or self._last[0] != job:
-            self._close()
-            self._last = job, self._system(job)
-        return self._last[1].answer(question)
-
-    def _system(self, job: Job) -> System:
-        if self._models is None:
-            self._models = open_models(self._work.settings)
-        edge, cloud = self._models.both()
-        tokens = self._work.max_tokens
-        if job.system == "edge":
-            return edge_alone(edge, tokens)
-        if job.system == "cloud":
-            return CloudAlone(cloud, edge.tokenizer, tokens)
-        if job.system == "commit-point":
-            return CommitPoint(edge, cloud, tokens)
-        if job.system == "oracle":
-            assert cloud.local is not None
-            return Oracle(edge, cloud.local, tokens)
-        router = self._router(job.router)
-        decoder = paired(edge, router, job.threshold, cloud, deadline=self._work.deadline)
-        return Decoded(decoder, tokens)
-
-    def _router(self, name: str) -> Router:
-        if name not in self._work.routers:
-            return router_named(name)
-        assert self._models is not None
-        settings = replace(self._work.settings, router=self._work.routers[name])
-        return open_router(settings, self._models.edge)[0]
-
-    def _close(self) -> None:
-        if self._last is not None and isinstance(self._last[1], Oracle):
-            self._last[1].close()
-        self._last = None
-
-
-_worker: list[_Worker] = []
-
-
-def _begin(work: Work) -> None:
-    # The process that began this one says what there is to say.
-    logging.disable()
-    _worker.append(_Worker(work))
-
-
-def _answer(job: Job, question: Question) -> Outcome:
-    return _worker[0].answer(job, question)
-
-
-def _threads(count: int) -> int:
-    able: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    cores = len(able(0)) if able else os.cpu_count() or 1
-    return max(1, cores // count)
-
-
 VERIFY = "verify"
 COMMIT_POINT, ORACLE, EXACT = Cell("commit-point"), Cell("oracle"), Cell("exact")
 QUERY_LEVEL = "query-level"
@@ -196,6 +45,14 @@ SOME_COMMIT_POINTS = Cell("commit-point (choices)")
 """Name of the system if some questions have no choices: the edge alone answers those."""
 
 BASELINES = ("random", "max-prob", "entropy", "margin")
+OF_ROUTERS = ("served", "static")
+NO_BASELINES = (EDGE.system, CLOUD.system, *OF_ROUTERS)
+_BOUNDS = (COMMIT_POINT.system, ORACLE.system)
+SYSTEMS = (*NO_BASELINES, *BASELINES, QUERY_LEVEL, VERIFY, EXACT.system, *_BOUNDS)
+"""Systems by the names that choose them: a router is "served" as users get it, and "static"."""
+
+_Part = tuple[int, Callable[[], dict[Cell, list[Outcome]]]]
+"""So many systems, and how their outcomes are made."""
 
 
 class Contender(msgspec.Struct, frozen=True):
@@ -249,11 +106,11 @@ class Evaluation:
         store: Store[Outcome],
         deadline: float | None = None,
         done: Callable[[], None] = lambda: None,
-        workers: Workers | None = None,
+        workers: int = 1,
     ) -> None:
         """`deadline` in seconds a consult (None: as a `Policy`); `done` is called for each answer.
 
-        `workers` answer instead of this process, but where thresholds are calibrated.
+        So many `workers`, threads, answer at a time; the models must have sessions for them.
 
         Raises `ContextOverflow` for a question that leaves no room for an answer.
         """
@@ -265,76 +122,108 @@ class Evaluation:
         self.store, self._done, self._workers = store, done, workers
 
     def run(
-        self, contenders: Sequence[Contender], shares: Sequence[float], *, baselines: bool
+        self,
+        contenders: Sequence[Contender],
+        shares: Sequence[float],
+        systems: Collection[str] = SYSTEMS,
     ) -> dict[Cell, list[Outcome]]:
-        """Outcomes of every system, in the order of the report."""
-        found = self.alone()
-        for contender in contenders:
-            found |= self.served(contender)
-            found |= self.pairs(contender, shares)
-        if baselines:
-            for name in _others(contenders):
-                found |= self.pairs(contender_named(name), shares)
-            for share in shares:
-                found[Cell(QUERY_LEVEL, share)] = query_level(found[EDGE], found[CLOUD], share)
-            found |= self.verified(shares) | self.bounds()
+        """Outcomes of the `systems`, in the order of the report.
+
+        Those of edge and cloud are there, too, if an earlier run has kept them all.
+        """
+        found: dict[Cell, list[Outcome]] = {}
+        for _, make in self._parts(contenders, shares, systems, found):
+            found |= make()
         return found
 
     def answers(
-        self, contenders: Sequence[Contender], shares: Sequence[float], *, baselines: bool
+        self,
+        contenders: Sequence[Contender],
+        shares: Sequence[float],
+        systems: Collection[str] = SYSTEMS,
     ) -> int:
         """Number of answers of a run."""
-        routers = len(contenders)
-        bounds = 0
-        if baselines:
-            routers += len(_others(contenders))
-            bounds += any(question.choices for question in self.task.questions)
-            bounds += self.cloud.local is not None
-            bounds += (1 + len(shares)) * self.cloud.verifies
-        served = sum(len(contender.served) for contender in contenders)
-        return (2 + routers * len(shares) + served + bounds) * len(self.task.questions)
+        parts = self._parts(contenders, shares, systems, {})
+        return sum(count for count, _ in parts) * len(self.task.questions)
 
-    def alone(self) -> dict[Cell, list[Outcome]]:
+    def _parts(
+        self,
+        contenders: Sequence[Contender],
+        shares: Sequence[float],
+        systems: Collection[str],
+        found: Mapping[Cell, list[Outcome]],
+    ) -> Iterator[_Part]:
+        """`found` are the outcomes of the parts before."""
+        alone = [cell for cell in (EDGE, CLOUD) if cell.system in systems or self._kept(cell)]
+        if not self.task.known and CLOUD not in alone:
+            alone.append(CLOUD)
+        yield len(alone), partial(self.alone, alone)
+        for one in contenders:
+            if "served" in systems:
+                yield len(one.served), partial(self.served, one)
+            if "static" in systems:
+                yield len(shares), partial(self.pairs, one, shares)
+        shown = {one.name for one in contenders} if "static" in systems else set[str]()
+        for name in BASELINES:
+            if name in systems and name not in shown:
+                yield len(shares), partial(self.pairs, contender_named(name), shares)
+        if QUERY_LEVEL in systems and {EDGE, CLOUD} <= found.keys():
+            both = found[EDGE], found[CLOUD]
+            yield 0, lambda: {Cell(QUERY_LEVEL, at): query_level(*both, at) for at in shares}
+        if self.cloud.verifies and VERIFY in systems:
+            yield len(shares), partial(self.verified, shares)
+        if self.cloud.verifies and EXACT.system in systems:
+            yield 1, self.exact
+        if COMMIT_POINT.system in systems and any(one.choices for one in self.task.questions):
+            yield 1, self.commit_point
+        if ORACLE.system in systems and self.cloud.local is not None:
+            yield 1, self.oracle
+
+    def alone(self, cells: Collection[Cell] = (EDGE, CLOUD)) -> dict[Cell, list[Outcome]]:
         """The edge model and the cloud model, each by itself.
 
         Where right answers are not known, the cloud's own take their place from here on.
         """
         tokens = self.task.max_tokens
-        large = CloudAlone(self.cloud, self.edge.tokenizer, tokens)
-        replies = self._cell(CLOUD, Job("cloud"), large)
-        self.task = agreeing_task(self.task, {one.question: one.text for one in replies})
-        cloud = [graded(*both) for both in zip(self.task.questions, replies, strict=True)]
-        return {EDGE: self._cell(EDGE, Job("edge"), edge_alone(self.edge, tokens)), CLOUD: cloud}
+        found: dict[Cell, list[Outcome]] = {cell: [] for cell in (EDGE, CLOUD) if cell in cells}
+        if CLOUD in found:
+            large = CloudAlone(self.cloud, self.edge.tokenizer, tokens)
+            replies = self._cell(CLOUD, large.answer)
+            self.task = agreeing_task(self.task, {one.question: one.text for one in replies})
+            found[CLOUD] = [
+                graded(*both) for both in zip(self.task.questions, replies, strict=True)
+            ]
+        if EDGE in found:
+            found[EDGE] = self._cell(EDGE, edge_alone(self.edge, tokens).answer)
+        return found
 
     def served(self, contender: Contender) -> dict[Cell, list[Outcome]]:
-        """A router as users get it. Answers depend on those before: some alone are worth nothing,
-        so all are here, and all or none are kept."""
+        """A router as users get it. Answers depend on those before; an earlier run's are gone on
+        from with what they left of the share."""
         found: dict[Cell, list[Outcome]] = {}
         store, router = self._store_of(contender), contender.identity or ""
-        questions = self.task.questions
         for share, policy in contender.served.items():
             cell = Cell(contender.name + SERVED, share)
             decoder = Decoder(self.edge, router=contender.router, policy=policy, cloud=self.cloud)
-            answers = partial(map, AsServed(decoder, self.task.max_tokens).answer)
-            whole = all(store.get(cell, one, router) for one in questions)
-            kept = store if whole else Store(None, {}, Outcome)
-            found[cell] = run(cell, answers, questions, kept, self._done, router=router)
-            for outcome in () if whole else found[cell]:
-                store.add(cell, outcome, router)
+            system = AsServed(decoder, self.task.max_tokens, store.last(cell, router))
+            found[cell] = self._cell(
+                cell, system.answer, store=store, router=router, settle=system.settle
+            )
         return found
 
     def verified(self, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
-        """Verification as users get it with each share, and exact; nothing by a cloud without."""
-        if not self.cloud.verifies:
-            return {}
-        policy = Policy(verify="on", on_cloud_error="raise", deadline=self.deadline)
-        by_share = {share: replace(policy, cloud_share=share) for share in shares}
-        found = self.served(Contender(VERIFY, READS_ALONG, identity=VERIFY, served=by_share))
-        exact = replace(policy, verify="exact")
-        decoder = Decoder(self.edge, router=READS_ALONG, policy=exact, cloud=self.cloud)
-        answers = partial(map, Decoded(decoder, self.task.max_tokens).answer)
-        found[EXACT] = run(EXACT, answers, self.task.questions, self.store, self._done)
-        return found
+        """Verification as users get it with each share; for a cloud that verifies."""
+        by_share = {share: replace(self._verifying(), cloud_share=share) for share in shares}
+        return self.served(Contender(VERIFY, READS_ALONG, identity=VERIFY, served=by_share))
+
+    def exact(self) -> dict[Cell, list[Outcome]]:
+        """Verification that corrects all that is not the cloud's own choice."""
+        policy = replace(self._verifying(), verify="exact")
+        decoder = Decoder(self.edge, router=READS_ALONG, policy=policy, cloud=self.cloud)
+        return {EXACT: self._cell(EXACT, Decoded(decoder, self.task.max_tokens).answer)}
+
+    def _verifying(self) -> Policy:
+        return Policy(verify="on", on_cloud_error="raise", deadline=self.deadline)
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
         """A router at every share; only what no card and no earlier run has is calibrated."""
@@ -347,6 +236,7 @@ class Evaluation:
             edge=self.edge,
             cloud=self.cloud,
             deadline=self.deadline,
+            workers=self._workers,
         )
         for share, threshold in contender.thresholds(shares, find, store).items():
             cell = Cell(contender.name, share)
@@ -354,45 +244,55 @@ class Evaluation:
                 paired(self.edge, contender.router, threshold, self.cloud, deadline=self.deadline),
                 self.task.max_tokens,
             )
-            answers = self._answers(Job("pair", contender.name, threshold), system)
-            found[cell] = run(
-                cell, answers, self.task.questions, store, self._done, router=identity or ""
-            )
+            found[cell] = self._cell(cell, system.answer, store=store, router=identity or "")
         return found
 
-    def bounds(self) -> dict[Cell, list[Outcome]]:
-        """Outcomes of one consult at the commit point, and of the oracle if the cloud is local."""
-        tokens = self.task.max_tokens
-        found: dict[Cell, list[Outcome]] = {}
-        named = [bool(question.choices) for question in self.task.questions]
-        if any(named):
-            cell = COMMIT_POINT if all(named) else SOME_COMMIT_POINTS
-            system = CommitPoint(self.edge, self.cloud, tokens)
-            found[cell] = self._cell(cell, Job("commit-point"), system)
-        if self.cloud.local is not None:
-            with closing(Oracle(self.edge, self.cloud.local, tokens)) as oracle:
-                found[ORACLE] = self._cell(ORACLE, Job("oracle"), oracle)
-        return found
+    def commit_point(self) -> dict[Cell, list[Outcome]]:
+        """One consult where the edge names a choice."""
+        every = all(question.choices for question in self.task.questions)
+        system = CommitPoint(self.edge, self.cloud, self.task.max_tokens)
+        cell = COMMIT_POINT if every else SOME_COMMIT_POINTS
+        return {cell: self._cell(cell, system.answer)}
 
-    def _cell(self, cell: Cell, job: Job, system: System) -> list[Outcome]:
-        answers = self._answers(job, system)
-        return run(cell, answers, self.task.questions, self.store, self._done)
+    def oracle(self) -> dict[Cell, list[Outcome]]:
+        """The oracle, one question at a time; for a cloud in this process."""
+        assert self.cloud.local is not None
+        with closing(Oracle(self.edge, self.cloud.local, self.task.max_tokens)) as oracle:
+            return {ORACLE: self._cell(ORACLE, oracle.answer, workers=1)}
 
-    def _answers(self, job: Job, system: System) -> Answers[Outcome]:
-        """Runs `system` here, or its `job` in the workers."""
-        if self._workers is not None:
-            return partial(self._workers.answers, job)
-        return partial(map, system.answer)
+    def _cell(
+        self, cell: Cell, answer: Callable[[Question], Outcome], **options: Any
+    ) -> list[Outcome]:
+        options = {"store": self.store, "workers": self._workers, **options}
+        return run(cell, answer, self.task.questions, done=self._done, **options)
+
+    def _kept(self, cell: Cell) -> bool:
+        """Whether an earlier run has kept all its outcomes."""
+        return all(self.store.get(cell, question) for question in self.task.questions)
 
     def _store_of(self, contender: Contender) -> Store[Outcome]:
         """The store of its outcomes; one that keeps nothing without an identity."""
         return Store(None, {}, Outcome) if contender.identity is None else self.store
 
 
-def _others(contenders: Sequence[Contender]) -> list[str]:
-    """Routers of the baselines that are no contenders themselves."""
-    known = {contender.name for contender in contenders}
-    return [name for name in BASELINES if name not in known]
+def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence[str]:
+    """Those of SYSTEMS that are named, by commas; without names all, or all but the `baselines`.
+
+    Raises `UsageError` for others, and where no figures come of it and no answer is `kept`.
+    """
+    if named is None:
+        return SYSTEMS if baselines else NO_BASELINES
+    systems = [name.strip() for name in named.split(",")]
+    why = hint = ""
+    if unknown := set(systems) - set(SYSTEMS):
+        why, hint = f"There is no system {min(unknown)!r}", f"choose from {', '.join(SYSTEMS)}"
+    elif not baselines:
+        why, hint = "Named systems are all that runs", "leave no-baselines out"
+    elif not kept and not {EDGE.system, CLOUD.system} <= set(systems):
+        why, hint = "Figures need edge and cloud", "name them too, or keep the answers in a folder"
+    if why:
+        raise UsageError(why, hint=hint, setting="systems")
+    return systems
 
 
 def manifest(

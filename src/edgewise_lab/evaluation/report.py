@@ -212,13 +212,19 @@ class Summary(Compared, frozen=True, kw_only=True):
     measure: Literal["accuracy", "agreement"] = "accuracy"
 
 
-def summary(task: str, router: str, table: Sequence[Row], warnings: Sequence[str] = ()) -> Summary:
-    """Summary of `router` at its first share in `table`, as served where that is in it."""
+def summary(
+    task: str, router: str | None, table: Sequence[Row], warnings: Sequence[str] = ()
+) -> Summary:
+    """Summary of `router` at its first share in `table`, as served where that is in it.
+
+    Without one it is of the first system after edge and cloud.
+    """
     first: dict[str, Row] = {}
     for row in table:
         first.setdefault(row.overall.system, row)
-    edge, pair, cloud = first[EDGE.system], first.get(router + SERVED), first[CLOUD.system]
-    pair = pair or first[router]
+    edge, cloud = first[EDGE.system], first[CLOUD.system]
+    router = router or table[min(2, len(table) - 1)].overall.system
+    pair = first.get(router + SERVED) or first[router]
     whole = _compared(edge.overall, pair.overall, cloud.overall)
     return Summary(
         **asdict(whole),

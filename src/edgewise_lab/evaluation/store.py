@@ -1,7 +1,9 @@
 """Results on disk: JSON Lines that are only appended to, so that an interrupted run goes on."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -71,8 +73,6 @@ class Answered(Protocol):
 
 
 Kept = TypeVar("Kept", bound=Answered)
-Answers = Callable[[Sequence[Question]], Iterable[Kept]]
-"""A system's answers to questions, in order, each computed when it is needed."""
 
 OUTCOMES, THRESHOLDS = "outcomes.jsonl", "thresholds.jsonl"
 
@@ -134,6 +134,10 @@ class Store(Generic[Kept]):
         """The outcome of an earlier run."""
         return self._outcomes.get(_Key(cell, router), {}).get(question.id)
 
+    def last(self, cell: Cell, router: str = "") -> Kept | None:
+        """The outcome that was added last."""
+        return next(reversed(self._outcomes.get(_Key(cell, router), {}).values()), None)
+
     def set_threshold(self, cell: Cell, threshold: float, router: str = "") -> None:
         line = _Threshold(_Key(cell, router), threshold)
         self._append(THRESHOLDS, line)
@@ -153,25 +157,57 @@ class Store(Generic[Kept]):
 
 def run(
     cell: Cell,
-    answers: Answers[Kept],
+    answer: Callable[[Question], Kept],
     questions: Sequence[Question],
     store: Store[Kept],
     done: Callable[[], None] = lambda: None,
     *,
     router: str = "",
+    settle: Callable[[Kept], Kept] = lambda outcome: outcome,
+    workers: int = 1,
 ) -> list[Kept]:
     """Returns every question's outcome; `done` is called for each, stored ones included.
 
-    `answers` is called once, with the questions that no earlier run has answered.
+    `answer` is called with the questions that no earlier run has answered, by so many threads. An
+    outcome is kept, as `settle` returns it, when it is there: one at a time.
     """
     missing = [one for one in questions if store.get(cell, one, router) is None]
-    fresh = iter(answers(missing))
-    found: list[Kept] = []
-    for question in questions:
-        outcome = store.get(cell, question, router)
-        if outcome is None:
-            outcome = next(fresh)
-            store.add(cell, outcome, router)
-        found.append(outcome)
+    for _ in range(len(questions) - len(missing)):
         done()
-    return found
+    lock = threading.Lock()
+
+    def keep(question: Question) -> None:
+        outcome = answer(question)
+        with lock:
+            store.add(cell, settle(outcome), router)
+
+    side_by_side(keep, missing, workers, done)
+    found = [store.get(cell, question, router) for question in questions]
+    return [outcome for outcome in found if outcome is not None]
+
+
+def side_by_side(
+    work: Callable[[Question], None],
+    questions: Sequence[Question],
+    workers: int,
+    done: Callable[[], None] = lambda: None,
+) -> None:
+    """Does the `work` of each question, by so many threads; `done` is called after each.
+
+    If one fails those under way are waited for. Ctrl-C does not wait for them: whoever ends the
+    program closes the models, which ends them.
+    """
+    if workers == 1:
+        for question in questions:
+            work(question)
+            done()
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="answer")
+    try:
+        for over in as_completed([pool.submit(work, question) for question in questions]):
+            over.result()
+            done()
+    except BaseException as error:
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+        raise
+    pool.shutdown()

@@ -47,7 +47,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     `changed` of them with a first token that the edge would not have written. `discarded` are the
     edge's tokens of an answer that the cloud then wrote anew. `cached` and
     `computed` are prompt tokens by the cloud engine's own meter, None where it has none.
-    `uncertainty` is the mean score over the answer, `seconds` its duration.
+    `uncertainty` is the mean score over the answer, `seconds` its duration. `bucket` is what the
+    shared budget holds after it, None where answers are independent.
     """
 
     question: str
@@ -68,6 +69,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     computed: int | None = None
     uncertainty: float = 0.0
     seconds: float = 0.0
+    bucket: float | None = None
 
 
 def graded(question: Question, outcome: Outcome) -> Outcome:
@@ -160,17 +162,29 @@ class Decoded:
 
 
 class AsServed:
-    """The pair as `edgewise serve` has it: one budget over all questions, in their order."""
+    """The pair as `edgewise serve` has it: one budget over all questions, in their order.
 
-    def __init__(self, decoder: Decoder, max_tokens: int) -> None:
-        self._asked, self._budgets = Decoded(decoder, max_tokens), SharedBudget()
+    Several threads may ask at a time.
+    """
+
+    def __init__(self, decoder: Decoder, max_tokens: int, last: Outcome | None = None) -> None:
+        """`last` is the outcome after which to go on, of an earlier run."""
+        self._asked = Decoded(decoder, max_tokens)
+        level = None if last is None else last.bucket
+        self._budgets = SharedBudget() if level is None else SharedBudget(level)
+        self._left: dict[str, tuple[Budget, Budget]] = {}
 
     def answer(self, question: Question) -> Outcome:
         taken = self._budgets.take()
         with asking(question), self._asked.stream(question, budget=taken) as events:
             answer = collect(events)
-            self._budgets.settle(taken, events.budget)
+            self._left[question.id] = taken, events.budget
         return outcome_of(question, answer)
+
+    def settle(self, outcome: Outcome) -> Outcome:
+        """Puts back what is left of an answer's budget, in the order in which they are kept."""
+        self._budgets.settle(*self._left.pop(outcome.question))
+        return msgspec.structs.replace(outcome, bucket=self._budgets.level)
 
 
 def edge_alone(edge: EdgeModel, max_tokens: int, router: Router | None = None) -> Decoded:

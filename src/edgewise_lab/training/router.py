@@ -110,14 +110,15 @@ class Training:
         deadline: float | None = None,
         data: Path | None = None,
         meter: SpendingMeter | None = None,
+        workers: int = 1,
     ) -> None:
         """`folder` gets the checkpoint, `data` (default: a folder in it) what it is made from.
 
         `kind` is the router's name in `ROUTERS`, `module:Class` or `./file.py:Class`; `top_k` goes
         with the input `top_logprobs`; the `meter` counts what the cloud is asked; `deadline` in
-        seconds a consult. Raises
-        `UsageError` for a `top_k` without its input, `VocabularyMismatch` for two vocabularies, and
-        `ContextOverflow` for a question that leaves no room for an answer.
+        seconds a consult; the pair answers with so many `workers`. Raises `UsageError` for a
+        `top_k` without its input, `VocabularyMismatch` for two vocabularies, and `ContextOverflow`
+        for a question that leaves no room for an answer.
         """
         if cloud.boundaries is not None:
             raise VocabularyMismatch(
@@ -134,7 +135,7 @@ class Training:
         self.edge, self.cloud = edge, MeteredCloud(cloud, self.meter)
         self._label, self.kind = label, kind
         self.inputs, self.top_k, self.recipe = inputs, _top_k(inputs, top_k), recipe
-        self._progress, self._deadline = progress or Progress(), deadline
+        self._progress, self._deadline, self._workers = progress or Progress(), deadline, workers
         self._data.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> Fitted:
@@ -170,10 +171,8 @@ class Training:
         question = self.calibration.questions[0]
         answer = edge_alone(self.edge, self.calibration.max_tokens).ask(question)
         mean = sum(lengths) / len(lengths) if lengths else len(answer.tokens)
-        prompt, n = (
-            len(question_ids(self.edge.tokenizer, question)),
-            len(self.calibration.questions),
-        )
+        prompt = len(question_ids(self.edge.tokenizer, question))
+        n = len(self.calibration.questions)
         consults = round(n * mean * sum(SHARES) * TRIED)
         tokens = BilledTokens(
             input=round(n * prompt + consults * (prompt + mean / 2)),
@@ -263,6 +262,7 @@ class Training:
             cloud=self.cloud,
             deadline=self._deadline,
             done=self._progress.done,
+            workers=self._workers,
         )
         card = replace(
             card,

@@ -1,7 +1,8 @@
 """Builds every system over one pair; a cloud that does not stream answers in spans."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import cache
 
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.completion import metered
@@ -224,8 +225,5 @@ def measure(
     `done` is called for each, those of an earlier run included.
     """
 
-    def answers(missing: Sequence[Question]) -> Iterator[MeasuredAnswer]:
-        if missing:
-            yield from map(system().answer, missing)
-
-    return run(Cell(name), answers, questions, store, done)
+    made = cache(system)
+    return run(Cell(name), lambda one: made().answer(one), questions, store, done)
