@@ -1,6 +1,9 @@
 """Anyone's questions from a file: a JSON object a line, or a hub data set's Parquet file."""
 
-from collections.abc import Iterator
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -16,6 +19,7 @@ from edgewise_lab.evaluation.tasks.grading import suited
 MAX_FILE = 256 << 20
 """Largest file that is read, bytes."""
 
+_GZIP = b"\x1f\x8b"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -28,17 +32,20 @@ def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of each line that is not empty. Raises `UsageError`."""
+    """Number and bytes of each line, unpacked, that is not empty. Raises `UsageError`."""
     try:
         # What is no file, such as a pipe, has no size before it was read.
         with path.open("rb") as file:
             held = file.read(MAX_FILE + 1)
+        if held.startswith(_GZIP):
+            with gzip.open(io.BytesIO(held)) as packed:
+                held = packed.read(MAX_FILE + 1)
         if len(held) > MAX_FILE:
             raise UsageError(f"{str(path)!r} is larger than {MAX_FILE >> 20} MB", hint="split it")
-        lines = unmarked(held).splitlines()
-    except OSError as error:
-        raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-    for number, line in enumerate(lines, 1):
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{str(path)!r} cannot be read: {reason}.") from error
+    for number, line in enumerate(unmarked(held).splitlines(), 1):
         if line.strip():
             yield number, line
 
@@ -84,13 +91,17 @@ def read_parquet(repo: str, name: str, kind: type[Record]) -> Iterator[Record]:
 MAX_TOKENS = 256
 
 
-class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    prompt: str
+class _Graded(msgspec.Struct, frozen=True, kw_only=True):
     answer: str | int | float | None = None
+    check: Grading | None = None
     choices: tuple[str, ...] | None = None
     family: str | None = None
     id: str | None = None
     reference: str = ""
+
+
+class _Line(_Graded, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompt: str
 
 
 class _Part(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -103,16 +114,24 @@ class _Turn(msgspec.Struct, frozen=True):
 
 
 class _Conversation(msgspec.Struct, frozen=True):
+    """A log; of its other fields, which may be anything, only `answer` makes it a question."""
+
+    messages: tuple[_Turn, ...]
+    answer: object = None
+
+
+class _Asked(_Graded, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: tuple[_Turn, ...]
 
 
 def jsonl(data: Path, check: Grading | None) -> Task:
-    """Lines `{"prompt": ..., "answer": ...}`, optionally with choices, family, id and
-    reference, a whole right answer; without any answers; or OpenAI's `{"messages": [...]}`.
+    """Lines `{"prompt": ..., "answer": ...}`, optionally with check, choices, family, id and
+    reference, a whole right answer; without any answers; or with OpenAI's `messages` in the place
+    of `prompt`, which may be a log.
 
-    `check` says what the answer is: one of the choices, a number, words that the reply contains,
-    the whole text, a regular expression, or a text with the same content words (default: one of the
-    first three, `suited`). Of a conversation the last user message is the question.
+    `check` says what the answer is (`Question`), a line's own before that of all (default: a
+    choice, a number or words that the reply contains, `suited`). Of a conversation the last user
+    message is the question.
     """
     questions = tuple(_question(data, number, line, check) for number, line in lines_of(data))
     if len({question.known for question in questions}) > 1:
@@ -127,22 +146,28 @@ def jsonl(data: Path, check: Grading | None) -> Task:
 def _question(data: Path, number: int, line: bytes, check: Grading | None) -> Question:
     try:
         if b'"messages"' in line and not _is_prompt(line):
-            return _last_question(data, number, _decoded(data, number, line, _Conversation), check)
-        held = _decoded(data, number, line, _Line)
-        known, choices = held.answer is not None, held.choices
-        answer = str(held.answer) if known else ""
+            log = _decoded(data, number, line, _Conversation)
+            *before, last = _asked(log.messages)
+            graded = _Graded() if log.answer is None else _decoded(data, number, line, _Asked)
+        else:
+            held = _decoded(data, number, line, _Line)
+            before, last, graded = [], Message("user", held.prompt), held
+        known, choices = graded.answer is not None, graded.choices
+        answer = str(graded.answer) if known else ""
+        check = graded.check or check
         check = (check or suited(answer, choices)) if known else _open(check, choices)
         if check == "choice" and choices and answer not in choices and len(answer) == 1:
             # The letter of a choice stands for it.
             answer = dict(zip(LETTERS, choices, strict=False)).get(answer.lower(), answer)
         return Question(
-            id=held.id or str(number),
-            family=held.family or data.stem,
-            prompt=held.prompt,
+            id=graded.id or str(number),
+            family=graded.family or data.stem,
+            prompt=last.content,
             answer=answer,
             check=check,
-            reference=held.reference,
+            reference=graded.reference,
             choices=choices,
+            before=tuple(before),
             known=known,
         )
     except UsageError as error:
@@ -162,7 +187,8 @@ def _is_prompt(line: bytes) -> bool:
     return not isinstance(held, dict) or "messages" not in held
 
 
-def _last_question(data: Path, number: int, held: _Conversation, check: Grading | None) -> Question:
+def _asked(messages: Sequence[_Turn]) -> list[Message]:
+    """The conversation up to the last message of its user."""
     turns = [
         Message(
             "system" if turn.role == "developer" else turn.role,
@@ -170,26 +196,17 @@ def _last_question(data: Path, number: int, held: _Conversation, check: Grading 
             if isinstance(turn.content, str)
             else "\n".join(part.text for part in turn.content),
         )
-        for turn in held.messages
+        for turn in messages
     ]
     while turns and turns[-1].role != "user":
         turns.pop()
     if not turns:
         raise UsageError("it has no message of a user", hint="leave it out")
-    *before, last = turns
-    return Question(
-        id=str(number),
-        family=data.stem,
-        prompt=last.content,
-        answer="",
-        check=_open(check, None),
-        before=tuple(before),
-        known=False,
-    )
+    return turns
 
 
 def _open(check: Grading | None, choices: tuple[str, ...] | None) -> Grading:
     """Grading of questions without a known answer."""
-    if check in ("contains", "exact", "regex"):
+    if check not in ("choice", "number", "words", None):
         raise UsageError("it has no answer to check", hint="leave the check out", setting="check")
     return check or ("choice" if choices else "words")
