@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edgewise_lab.evaluation.tasks.grading import is_right
-from edgewise_lab.evaluation.tasks.named import open_task, with_calibration
+from edgewise_lab.evaluation.tasks.named import open_task
 
 TASK = open_task("everyday")
 QUESTIONS = {question.id: question for question in TASK.questions}
@@ -43,13 +43,6 @@ def test_the_first_are_short_and_of_many_kinds() -> None:
     assert len({question.family for question in first}) >= 8
     assert all(question in GRADED for question in first)
     assert max(len(question.reference) for question in first) < 320
-
-
-def test_figures_leave_out_what_a_person_grades() -> None:
-    used, held_out = with_calibration(
-        "everyday", "test", data=None, check=None, limit=None, calibration=9
-    )
-    assert [*used.questions, *held_out.questions] == GRADED
 
 
 def test_every_graded_prompt_has_a_wrong_reply() -> None:

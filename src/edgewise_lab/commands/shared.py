@@ -31,7 +31,7 @@ from edgewise_lab.tables import FigureTable
 TaskName = Annotated[
     str,
     typer.Argument(
-        help="pocketqa, everyday, commonsenseqa, gsm8k or a JSON Lines file (prompts, chats, too)."
+        help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file (prompts or chats, too)."
     ),
 ]
 Data = Annotated[Path | None, typer.Option(help="Local copy of the task's published file.")]

@@ -78,8 +78,7 @@ def with_calibration(
     """The first `limit` questions to use, and `calibration` others to set thresholds with.
 
     With None these are as `USUAL`. Where right answers must be `known`, a task of prompts alone is
-    refused. Questions that a person grades are left out, unless the task has no others.
-    `max_tokens` is the longest answer to all of them, in the place of the task's own.
+    refused. `max_tokens` is the longest answer to all of them, in the place of the task's own.
 
     A task with a calibration split has these there. Otherwise they are the last ones of
     `calibration_data`, a file like `data`; without it, of a task to be tested that has a train
@@ -90,7 +89,7 @@ def with_calibration(
         if value is not None and value < 1:
             what = setting.replace("_", "-")
             raise UsageError(f"The {what} must be 1 or more, not {value}.", setting=setting)
-    task = _without_read(open_task(name, data=data, check=check, use=use))
+    task = open_task(name, data=data, check=check, use=use)
     if calibration_data is None:
         both = _pair(task, name, use, data, limit, calibration)
     else:
@@ -104,11 +103,6 @@ def with_calibration(
         return both
     used, held_out = (replace(task, max_tokens=max_tokens) for task in both)
     return used, held_out
-
-
-def _without_read(task: Task) -> Task:
-    graded = tuple(question for question in task.questions if question.check != "read")
-    return replace(task, questions=graded or task.questions)
 
 
 def _pair(
