@@ -24,6 +24,7 @@ TASKS: Registry[type[TaskSource]] = Registry(
         "commonsenseqa": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQa",
         "commonsenseqa-letter": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaLetter",
         "commonsenseqa-paper": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaPaper",
+        "everyday": "edgewise_lab.evaluation.tasks.everyday:Everyday",
         "gsm8k": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8k",
         "gsm8k-paper": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8kPaper",
         "humaneval": "edgewise_lab.evaluation.tasks.humaneval:HumanEval",
