@@ -1,6 +1,8 @@
 """Anyone's questions from a file: a JSON object a line, or a hub data set's Parquet file."""
 
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -15,6 +17,9 @@ from edgewise_lab.evaluation.tasks.grading import suited
 
 MAX_FILE = 256 << 20
 """Largest file that is read, bytes."""
+
+STDIN = Path("-")
+"""Stands for what is piped in."""
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -31,7 +36,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
     """Number and bytes of each line that is not empty. Raises `UsageError`."""
     try:
         # What is no file, such as a pipe, has no size before it was read.
-        with path.open("rb") as file:
+        with nullcontext(sys.stdin.buffer) if path == STDIN else path.open("rb") as file:
             held = file.read(MAX_FILE + 1)
         if len(held) > MAX_FILE:
             raise UsageError(f"{str(path)!r} is larger than {MAX_FILE >> 20} MB", hint="split it")
@@ -84,9 +89,13 @@ def read_parquet(repo: str, name: str, kind: type[Record]) -> Iterator[Record]:
 MAX_TOKENS = 256
 
 
-class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    prompt: str
+class _Graded(msgspec.Struct, frozen=True, kw_only=True):
     answer: str | int | float | None = None
+    check: Grading | None = None
+
+
+class _Line(_Graded, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompt: str
     choices: tuple[str, ...] | None = None
     family: str | None = None
     id: str | None = None
@@ -102,7 +111,7 @@ class _Turn(msgspec.Struct, frozen=True):
     content: str | tuple[_Part, ...]
 
 
-class _Conversation(msgspec.Struct, frozen=True):
+class _Conversation(_Graded, frozen=True, kw_only=True):
     messages: tuple[_Turn, ...]
 
 
@@ -110,9 +119,10 @@ def jsonl(data: Path, check: Grading | None) -> Task:
     """Lines `{"prompt": ..., "answer": ...}`, optionally with choices, family, id and
     reference, a whole right answer; without any answers; or OpenAI's `{"messages": [...]}`.
 
-    `check` says what the answer is: one of the choices, a number, words that the reply contains,
-    the whole text, a regular expression, or a text with the same content words (default: one of the
-    first three, `suited`). Of a conversation the last user message is the question.
+    `check`, unless a line has its own, says what the answer is: one of the choices, a number, words
+    that the reply contains, the whole text, a regular expression, or a text with the same content
+    words (default: one of the first three, `suited`). Of a conversation the last user message is
+    the question.
     """
     questions = tuple(_question(data, number, line, check) for number, line in lines_of(data))
     if len({question.known for question in questions}) > 1:
@@ -124,13 +134,25 @@ def jsonl(data: Path, check: Grading | None) -> Task:
     return Task(data.stem, questions, MAX_TOKENS)
 
 
-def _question(data: Path, number: int, line: bytes, check: Grading | None) -> Question:
+def prompts(data: Path) -> Task:
+    """A prompt a line, or where it begins with a brace a line of `jsonl`; `-` is stdin.
+
+    Some may have an answer. Raises `UsageError`.
+    """
+    questions = tuple(
+        _question(data, number, line, None, text=not line.lstrip().startswith(b"{"))
+        for number, line in lines_of(data)
+    )
+    return Task(data.stem, questions, MAX_TOKENS)
+
+
+def _question(
+    data: Path, number: int, line: bytes, check: Grading | None, *, text: bool = False
+) -> Question:
     try:
-        if b'"messages"' in line and not _is_prompt(line):
-            return _last_question(data, number, _decoded(data, number, line, _Conversation), check)
-        held = _decoded(data, number, line, _Line)
+        held, before = _text(line) if text else _read(data, number, line)
         known, choices = held.answer is not None, held.choices
-        answer = str(held.answer) if known else ""
+        answer, check = str(held.answer) if known else "", held.check or check
         check = (check or suited(answer, choices)) if known else _open(check, choices)
         if check == "choice" and choices and answer not in choices and len(answer) == 1:
             # The letter of a choice stands for it.
@@ -143,6 +165,7 @@ def _question(data: Path, number: int, line: bytes, check: Grading | None) -> Qu
             check=check,
             reference=held.reference,
             choices=choices,
+            before=before,
             known=known,
         )
     except UsageError as error:
@@ -151,6 +174,22 @@ def _question(data: Path, number: int, line: bytes, check: Grading | None) -> Qu
         raise UsageError(
             f"Line {number} of {str(data)!r} is not valid: {error.message}", hint=error.hint
         ) from error
+
+
+def _text(line: bytes) -> tuple[_Line, tuple[Message, ...]]:
+    try:
+        return _Line(prompt=line.decode().strip()), ()
+    except UnicodeDecodeError as error:
+        raise UsageError("it is not UTF-8", hint="save the file as UTF-8") from error
+
+
+def _read(data: Path, number: int, line: bytes) -> tuple[_Line, tuple[Message, ...]]:
+    """What a line asks, and the conversation before it."""
+    if b'"messages"' not in line or _is_prompt(line):
+        return _decoded(data, number, line, _Line), ()
+    held = _decoded(data, number, line, _Conversation)
+    *before, last = _turns(held)
+    return _Line(prompt=last.content, answer=held.answer, check=held.check), tuple(before)
 
 
 def _is_prompt(line: bytes) -> bool:
@@ -162,7 +201,8 @@ def _is_prompt(line: bytes) -> bool:
     return not isinstance(held, dict) or "messages" not in held
 
 
-def _last_question(data: Path, number: int, held: _Conversation, check: Grading | None) -> Question:
+def _turns(held: _Conversation) -> list[Message]:
+    """The conversation up to the last message of a user."""
     turns = [
         Message(
             "system" if turn.role == "developer" else turn.role,
@@ -176,16 +216,7 @@ def _last_question(data: Path, number: int, held: _Conversation, check: Grading 
         turns.pop()
     if not turns:
         raise UsageError("it has no message of a user", hint="leave it out")
-    *before, last = turns
-    return Question(
-        id=str(number),
-        family=data.stem,
-        prompt=last.content,
-        answer="",
-        check=_open(check, None),
-        before=tuple(before),
-        known=False,
-    )
+    return turns
 
 
 def _open(check: Grading | None, choices: tuple[str, ...] | None) -> Grading:
