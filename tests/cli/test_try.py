@@ -65,11 +65,11 @@ def models(api: ScriptedText) -> tuple[str, ...]:
 def test_every_system_answers_every_prompt(edgewise: Edgewise, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text(lines(*QUESTIONS, "What is copper?"))
     told = tried(edgewise("try", "mine.jsonl", "--json"))
-    assert [one["prompt"] for one in told["prompts"]][-2:] == [
+    assert [one["question"]["prompt"] for one in told["prompts"]][-2:] == [
         QUESTIONS[-1]["prompt"],
         "What is copper?",
     ]
-    assert told["prompts"][-1]["check"] is None
+    assert not told["prompts"][-1]["question"]["known"]
     edge, pair, cloud = told["systems"]
     assert [one["system"] for one in told["systems"]] == ["edge", "pair", "cloud"]
     assert {(one["answers"], one["checked"]) for one in told["systems"]} == {(25, 24)}

@@ -41,9 +41,9 @@ from edgewise_lab.tables import FigureTable
 MAX_TOKENS = 512
 """Longest answer where nobody says."""
 
-SYSTEMS = ("edge", "pair", "cloud")
+SYSTEMS = {"edge": "Edge alone", "pair": "Pair", "cloud": "Cloud alone"}
 
-_LONGEST = 300
+_SHOWN = 300
 """Characters of a prompt that a terminal shows."""
 
 _LIMITS, _DRAWS = ("max_cost", "max_cost_day"), ("temperature", *options.DRAWS)
@@ -57,11 +57,9 @@ class SideAnswer(Outcome, frozen=True, kw_only=True):
 
 
 class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and each system's answer; without a `check` none is right or wrong."""
+    """A prompt and each system's answer; none is right where no answer is `known`."""
 
-    prompt: str
-    check: str | None
-    expected: str
+    question: Question
     answers: dict[str, SideAnswer]
 
 
@@ -158,57 +156,55 @@ def _answer(
 ) -> None:
     """Adds each prompt to `found` before it is answered, and each answer when it is there."""
     systems, count = _systems(pair, max_tokens, shown=shown), len(task.questions)
+    say = render.out.print if shown else _say_nothing
     if shown:
         render.warn_of_toy(pair.settings.edge, task.questions[0].prompt)
     with render.progress(hidden=shown) as progress:
         bar = progress.add_task("answers", total=len(systems) * count)
         for number, question in enumerate(task.questions, 1):
-            check = question.check if question.known else None
-            expected = question.answer if question.known else ""
-            one = SideBySide(prompt=question.text, check=check, expected=expected, answers={})
-            found.append(one)
-            if shown:
-                asked = render.printable(" ".join(question.prompt.split()))[:_LONGEST]
-                render.out.print(f"\n{number} of {count}: {asked}", style="dim")
+            found.append(one := SideBySide(question=question, answers={}))
+            asked = render.printable(" ".join(question.prompt.split()))[:_SHOWN]
+            say(f"\n{number} of {count}: {asked}", style="dim")
             for system, answer in systems.items():
-                if shown:
-                    render.out.print(f"{system}: ", style="bold", end="")
+                say(f"{system}: ", style="bold", end="")
                 one.answers[system] = answer(question)
-                if shown and system == "cloud":
-                    render.out.print(render.printable(one.answers[system].text))
-                if shown:
-                    render.out.print(f"      {_told(one, system)}", style="dim")
+                if system == "cloud":
+                    say(render.printable(one.answers[system].text))
+                told = _told(one, system), _verdict(one, system)
+                say(f"      {' · '.join(filter(None, told))}", style="dim")
                 progress.advance(bar)
+
+
+def _say_nothing(*_: object, **__: object) -> None:
+    pass
 
 
 def _systems(
     pair: Pair, max_tokens: int, *, shown: bool
 ) -> dict[str, Callable[[Question], SideAnswer]]:
     """The systems by name; edge and pair, if `shown`, write to the terminal as they answer."""
-    edge, priced = pair.edge, pair.billing is not None
+    edge = pair.edge
     alone = edge_alone(edge, max_tokens)
     whole = CloudAlone(pair.clouds[-1], edge.tokenizer, max_tokens)
 
-    def by_edge(question: Question) -> SideAnswer:
-        return decoded(question, alone.stream)
+    def decoded(stream: Callable[[Question], Generation]) -> Callable[[Question], SideAnswer]:
+        def answer(question: Question) -> SideAnswer:
+            with asking(question), stream(question) as events:
+                found = collect(render.painted(events) if shown else events)
+            cost = found.usage.cost
+            paid = cost.paid if cost else None if pair.billing is None else 0.0
+            graded = asdict(outcome_of(question, found))
+            return SideAnswer(**graded, tokens=found.tokens, paid=paid)
 
-    def by_pair(question: Question) -> SideAnswer:
-        return decoded(question, lambda one: pair.stream(one.messages, max_tokens=max_tokens))
-
-    def decoded(question: Question, stream: Callable[[Question], Generation]) -> SideAnswer:
-        with asking(question), stream(question) as events:
-            answer = collect(render.painted(events) if shown else events)
-        cost = answer.usage.cost
-        paid = cost.paid if cost else 0.0 if priced else None
-        found = asdict(outcome_of(question, answer))
-        return SideAnswer(**found, tokens=answer.tokens, paid=paid)
+        return answer
 
     def by_cloud(question: Question) -> SideAnswer:
         found = whole.answer(question)
         paid = _paid(pair, found, len(question_ids(edge.tokenizer, question)))
         return SideAnswer(**asdict(found), paid=paid)
 
-    return dict(zip(SYSTEMS, (by_edge, by_pair, by_cloud), strict=True))
+    by_pair = decoded(lambda one: pair.stream(one.messages, max_tokens=max_tokens))
+    return {"edge": decoded(alone.stream), "pair": by_pair, "cloud": by_cloud}
 
 
 def _paid(pair: Pair, found: Outcome, prompt: int) -> float | None:
@@ -229,8 +225,12 @@ def _told(one: SideBySide, system: str) -> str:
         by_edge = answer.output_tokens - answer.cloud_tokens
         wrote = f"{by_edge} edge + {answer.cloud_tokens} cloud tokens ({cloud_share([answer]):.1%})"
     failed = f" · {answer.failed} consults failed" if answer.failed else ""
-    verdict = "" if one.check is None else f" · {'right' if answer.right else 'wrong'}"
-    return f"{wrote} · {answer.seconds:.2f} s{failed}{verdict}"
+    return f"{wrote} · {answer.seconds:.2f} s{failed}"
+
+
+def _verdict(one: SideBySide, system: str) -> str:
+    """Right, wrong, or nothing where no program can tell."""
+    return ("right" if one.answers[system].right else "wrong") if one.question.known else ""
 
 
 def _totals(found: Sequence[SideBySide]) -> list[Total]:
@@ -240,7 +240,7 @@ def _totals(found: Sequence[SideBySide]) -> list[Total]:
 
 def _total(system: str, whole: Sequence[SideBySide]) -> Total:
     answers = [one.answers[system] for one in whole]
-    checked = [one.answers[system].right for one in whole if one.check is not None]
+    checked = [one.answers[system].right for one in whole if one.question.known]
     tokens, seconds = sum(a.output_tokens for a in answers), sum(a.seconds for a in answers)
     paid = [a.paid for a in answers if a.paid is not None]
     return Total(
@@ -276,7 +276,6 @@ def _figures(tried: Tried) -> FigureTable:
 
 
 _POLICY = {"http-equiv": "Content-Security-Policy"}
-_NAMES = {"edge": "Edge alone", "pair": "Pair", "cloud": "Cloud alone"}
 
 
 def _page(tried: Tried, tokenizer: Tokenizer) -> str:
@@ -295,8 +294,8 @@ def _page(tried: Tried, tokenizer: Tokenizer) -> str:
             "body.shared",
             _el("h1", "Edgewise: edge, pair and cloud"),
             _el("p.note", f"Edge model: {tried.edge}. Cloud model: {tried.cloud}. {table.title}"),
-            _el("div.text", _el("table", *rows)),
-            _el("p.note", "By the cloud: ", _mark("this"), ", and ", _mark("this", "that")),
+            _el("div.text scroll", _el("table", *rows)),
+            _el("p.note", _mark("cloud"), " agreed, ", _mark("cloud", "edge"), " changed it"),
             *(_turn(one, tokenizer) for one in tried.prompts),
         ),
     )
@@ -304,19 +303,21 @@ def _page(tried: Tried, tokenizer: Tokenizer) -> str:
 
 
 def _turn(one: SideBySide, tokenizer: Tokenizer) -> Element:
+    question = one.question
     answers = (
         _el(
             "article.answer",
-            _el("h3", _NAMES[system]),
+            _el("h3", f"{SYSTEMS[system]} ", _el(f"span.{verdict}", verdict)),
             _el("div.text", _el("p", *_written(answer, tokenizer)), dir="auto"),
             _el("p.meters", _told(one, system)),
         )
         for system, answer in one.answers.items()
+        for verdict in [_verdict(one, system)]
     )
     return _el(
         "section.turn several",
-        _el("div.question", _el("h2", one.prompt, dir="auto")),
-        _el("p.note", f"{one.check}: {one.expected}" if one.check else ""),
+        _el("div.question", _el("h2", question.text, dir="auto")),
+        _el("p.note", f"{question.check}: {question.answer}" if question.known else ""),
         _el("div.answers", *answers),
     )
 
