@@ -271,7 +271,7 @@ def test_one_prompt_never_stands_on_both_sides(tmp_path: Path) -> None:
         ({"name": "pocketqa", "check": "exact"}, "drop the check", "check"),
         ({"name": "gsm8k", "check": "number"}, "drop the check", "check"),
         ({"name": "mine.jsonl", "data": "x"}, "is a file of its own", "data"),
-        ({"name": "no.jsonl"}, "commonsenseqa-letter, gsm8k, pocketqa or a JSON Lines", None),
+        ({"name": "no.jsonl"}, "commonsenseqa-letter, everyday, gsm8k, pocketqa or a JSON Lines", None),
         ({"name": "."}, "'.' is a folder", None),
     ],
 )

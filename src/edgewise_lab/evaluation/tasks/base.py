@@ -15,7 +15,7 @@ LETTERS = string.ascii_lowercase
 """Letters of choices, in order."""
 
 Split = Literal["train", "calibration", "test", "frames", "facts"]
-Grading = Literal["choice", "number", "contains", "exact", "regex", "words"]
+Grading = Literal["choice", "number", "contains", "exact", "regex", "words", "code", "json", "read"]
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ TASKS: Registry[type[TaskSource]] = Registry(
         "pocketqa": "edgewise_lab.evaluation.tasks.pocketqa:PocketQa",
         "commonsenseqa": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQa",
         "commonsenseqa-letter": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaLetter",
+        "everyday": "edgewise_lab.evaluation.tasks.everyday:Everyday",
         "gsm8k": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8k",
     },
     wanted=("name", "splits", "local", "open"),

@@ -1,0 +1,46 @@
+"""Prompts as people type them to a chat assistant."""
+
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from edgewise.prompts import Message
+from edgewise_lab.evaluation.tasks.base import Grading, Question, Split, Task, TaskSource
+
+MAX_TOKENS = 1024
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    family: str
+    check: Grading
+    answer: str
+    reference: str
+    prompt: str = ""
+    messages: tuple[Message, ...] = ()
+
+
+class Everyday(TaskSource):
+    """Bundled: there is no other copy. The first 20 are short, and of mixed kinds."""
+
+    name = "everyday"
+    splits = ("test",)
+
+    def open(self, split: Split, data: Path | None = None) -> Task:
+        packed = files("edgewise_lab.evaluation.tasks").joinpath("everyday.jsonl").read_bytes()
+        return Task(self.name, tuple(map(_question, packed.splitlines())), MAX_TOKENS)
+
+
+def _question(line: bytes) -> Question:
+    held = msgspec.json.decode(line, type=_Line)
+    *before, last = held.messages or (Message("user", held.prompt),)
+    return Question(
+        id=held.id,
+        family=held.family,
+        prompt=last.content,
+        answer=held.answer,
+        check=held.check,
+        reference=held.reference,
+        before=tuple(before),
+    )
