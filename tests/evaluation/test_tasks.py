@@ -1,5 +1,6 @@
 """Tasks from local files and from the hub, in the formats in which they are published."""
 
+import gzip
 import io
 import json
 from collections.abc import Iterator
@@ -69,10 +70,20 @@ def answers(task: str, endpoint: str, home: Path) -> str:
     return found
 
 
-def test_commonsenseqa_is_asked_as_in_the_paper(tmp_path: Path) -> None:
+def test_commonsenseqa_as_people_ask(tmp_path: Path) -> None:
     task = open_task("commonsenseqa", data=write(tmp_path / "dev.jsonl", csqa_line()))
     (question,) = task.questions
-    assert question.prompt == PROMPT
+    assert question.prompt.startswith("Where is a revolving door?\nA) bank\nB) library\n")
+    assert task.max_tokens == 1024
+    said = ("Doors turn.\nAnswer: C", "The answer is C.", "Answer: D")
+    read = [(is_right(question, text), is_strictly_right(question, text)) for text in said]
+    assert read == [(True, True), (True, False), (False, False)]
+
+
+def test_commonsenseqa_is_asked_as_in_the_paper(tmp_path: Path) -> None:
+    task = open_task("commonsenseqa-paper", data=write(tmp_path / "dev.jsonl", csqa_line()))
+    (question,) = task.questions
+    assert (question.prompt, task.max_tokens) == (PROMPT, 100)
     assert question.answer == "department store"
     assert is_right(question, "Therefore, the answer is department store (c).")
     assert not is_right(question, "Therefore, the answer is mall (d).")
@@ -89,7 +100,12 @@ def test_commonsenseqa_by_letter_alone(tmp_path: Path) -> None:
 
 def test_gsm8k_is_graded_by_its_number(tmp_path: Path) -> None:
     line = {"question": "How much?", "answer": SOLUTION.replace("18", "1,018")}
-    (question,) = open_task("gsm8k", data=write(tmp_path / "test.jsonl", line)).questions
+    data = write(tmp_path / "test.jsonl", line)
+    chat = open_task("gsm8k", data=data)
+    assert (chat.questions[0].prompt.partition("\n")[0], chat.max_tokens) == ("How much?", 1024)
+    assert is_strictly_right(chat.questions[0], "9 + 9 and so on.\nAnswer: $1,018")
+    assert not is_right(chat.questions[0], "Answer: 18")
+    (question,) = open_task("gsm8k-paper", data=data).questions
     assert question.prompt.startswith("Question: How much? Please format")
     assert "<<" not in question.reference
     assert is_right(question, "Therefore, the answer is $1018.")
@@ -154,6 +170,10 @@ def test_own_questions(
         ('{"prompt": "a", "answer": "C", "choices": ["x", "y"]}', None, "choice's text"),
         ("", None, "no questions"),
         ('{"prompt": "a"}', "exact", "no answer"),
+        ('{"prompt": "a", "check": "read"}', None, "no answer"),
+        ('{"prompt": "a", "answer": "f(", "check": "code"}', None, "Line 1 .*Python"),
+        ('{"prompt": "a", "answer": "b", "check": "guess"}', None, "Line 1 .*guess"),
+        ('{"messages": [{"role": "user", "content": "a"}], "answer": []}', None, "Line 1 "),
         ('{"prompt": "a"}\n{"prompt": "b", "answer": "c"}', None, "others, such as 1"),
         ('{"messages": [{"role": "system", "content": "a"}]}', None, "Line 1 .*no message"),
         ('{"messages": [{"role": "tool", "content": "a"}]}', None, "Line 1 .*tool"),
@@ -271,7 +291,11 @@ def test_one_prompt_never_stands_on_both_sides(tmp_path: Path) -> None:
         ({"name": "pocketqa", "check": "exact"}, "drop the check", "check"),
         ({"name": "gsm8k", "check": "number"}, "drop the check", "check"),
         ({"name": "mine.jsonl", "data": "x"}, "is a file of its own", "data"),
-        ({"name": "no.jsonl"}, "commonsenseqa-letter, everyday, gsm8k, pocketqa or a JSON Lines", None),
+        (
+            {"name": "no.jsonl"},
+            "gsm8k-paper, humaneval, pocketqa or a JSON Lines",
+            None,
+        ),
         ({"name": "."}, "'.' is a folder", None),
     ],
 )
@@ -363,3 +387,76 @@ def test_a_calibration_file_brings_no_question_that_is_used(tmp_path: Path) -> N
     with pytest.raises(EdgewiseError, match="others") as problem:
         prepared(used, calibration_data=used)
     assert problem.value.setting == "calibration_data"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_humaneval_is_graded_by_its_tests(tmp_path: Path, packed: bool) -> None:
+    line = {
+        "task_id": "HumanEval/0",
+        "prompt": 'from typing import List\n\ndef twice(n: int) -> List[int]:\n    """Twice."""\n',
+        "canonical_solution": "    return [n, n]\n",
+        "test": "\n\ndef check(candidate):\n    assert candidate(3) == [3, 3]\n\n",
+        "entry_point": "twice",
+    }
+    data = write(tmp_path / "HumanEval.jsonl", line)
+    if packed:
+        data.write_bytes(gzip.compress(data.read_bytes()))
+    task = open_task("humaneval", data=data)
+    (question,) = task.questions
+    assert (task.max_tokens, question.check, question.id) == (1024, "code", "HumanEval/0")
+    assert question.prompt.endswith('"""Twice."""\n```')
+    whole = "```python\ndef twice(n: int) -> List[int]:\n    return 2 * [n]\n```"
+    assert is_strictly_right(question, f"Here it is.\n{whole}")
+    assert is_strictly_right(question, question.reference)
+    assert not is_right(question, whole.replace("2", "3"))
+
+
+def test_a_packed_file_that_is_damaged_or_large_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mine.jsonl.gz"
+    packed = gzip.compress(json.dumps({"prompt": "a" * 999}).encode())
+    path.write_bytes(packed[:-9])
+    with pytest.raises(EdgewiseError, match="cannot be read"):
+        open_task(str(path))
+    path.write_bytes(packed)
+    assert len(open_task(str(path)).questions) == 1
+    monkeypatch.setattr("edgewise_lab.evaluation.tasks.records.MAX_FILE", 900)
+    with pytest.raises(EdgewiseError, match="split it"):
+        open_task(str(path))
+
+
+def test_each_line_has_a_check_of_its_own(tmp_path: Path) -> None:
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "And 3?"},
+    ]
+    path = write(
+        tmp_path / "mine.jsonl",
+        {"prompt": "Twice?", "answer": "assert f(2) == 4", "check": "code", "family": "code"},
+        {"prompt": "One?", "answer": '{"type": "integer"}', "check": "json"},
+        {"prompt": "A poem?", "answer": "It rhymes.", "check": "read"},
+        {"messages": chat, "answer": 7, "check": "number", "id": "chat"},
+        {"prompt": "Paris?", "answer": "Paris"},
+    )
+    task = open_task(str(path), check="regex")
+    said = ("```\ndef f(n): return 2 * n\n```", "1", "A rhyme.", "So it is 7.", "In Paris.")
+    assert [question.check for question in task.questions] == [
+        *("code", "json", "read", "number", "regex")
+    ]
+    graded = [is_right(*pair) for pair in zip(task.questions, said, strict=True)]
+    assert graded == [True, True, False, True, True]
+    assert [turn.role for turn in task.questions[3].messages] == [
+        *("system", "user", "assistant", "user")
+    ]
+    assert (task.questions[3].id, task.known) == ("chat", True)
+
+
+def test_questions_that_a_person_reads_teach_nothing(tmp_path: Path) -> None:
+    lines = ({"prompt": f"{n}?", "answer": "It rhymes.", "check": "read"} for n in range(9))
+    path = write(tmp_path / "mine.jsonl", *lines)
+    with pytest.raises(EdgewiseError, match="right answers"):
+        opened(path, "train")
+    assert len(opened(path, known=False)[0].questions) == 6

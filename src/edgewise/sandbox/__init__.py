@@ -6,6 +6,7 @@ is its inside.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -101,12 +102,18 @@ class Child:
             return self._receive()
 
     def kill(self) -> None:
-        """Kills it at once. A thread that asks it gets `ChildEnded`, and ends it."""
+        """Kills it at once, with what it started in its group.
+
+        A thread that asks it gets `ChildEnded`, and ends it.
+        """
+        if self._process.returncode is None and sys.platform != "win32":
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
 
     def end(self) -> None:
         """Kill it, and wait until nothing of it is left."""
-        self._process.kill()
+        self.kill()
         self._process.wait()
         self._close()
 
@@ -125,7 +132,7 @@ class Child:
     @contextmanager
     def _within(self, seconds: float) -> Generator[None]:
         """Kill the process after so long, which ends every read and write."""
-        watch = threading.Timer(seconds, self._process.kill)
+        watch = threading.Timer(seconds, self.kill)
         watch.daemon = True
         end = time.monotonic() + seconds
         watch.start()
@@ -147,7 +154,7 @@ class Child:
         try:
             return self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self.kill()
             return self._process.wait()
 
     def _receive(self) -> bytes:

@@ -1,6 +1,8 @@
 """Tasks: questions, each with its grading; and sources of tasks."""
 
+import ast
 import hashlib
+import json
 import re
 import string
 from pathlib import Path
@@ -22,9 +24,10 @@ class Question(msgspec.Struct, frozen=True):
     """`prompt` is the user's last message, after those of `before`.
 
     `answer` is what `check` says: a choice's text, a number, words that the reply contains, the
-    whole text, a regular expression or a text with the same content words. Not `known`, the cloud's
-    own takes its place (`agreeing`). `reference` is a whole right answer. Raises `UsageError` for
-    an answer that `check` cannot use.
+    whole text, a regular expression, a text with the same content words, Python that tests the
+    reply's code, a JSON Schema, or in a sentence what a person who reads it looks for. Not `known`,
+    the cloud's own takes its place (`agreeing`). `reference` is a whole right answer. Raises
+    `UsageError` for an answer that `check` cannot use.
     """
 
     id: str
@@ -64,13 +67,45 @@ class Question(msgspec.Struct, frozen=True):
                 f"Question {self.id!r} has {len(self.choices or ())} choices",
                 hint=f"give at most {len(LETTERS)}",
             )
-        if self.check == "regex":
-            try:
-                re.compile(self.answer)
-            except re.error as error:
-                raise UsageError(
-                    f"The answer of question {self.id!r} is not a regular expression: {error}."
-                ) from error
+        if problem := _unusable(self.check, self.answer) if self.known else None:
+            raise UsageError(f"The answer of question {self.id!r} is not {problem}.")
+
+
+def _unusable(check: Grading, answer: str) -> str | None:
+    """Why `check` cannot use an answer; None if it can."""
+    try:
+        match check:
+            case "regex":
+                re.compile(answer)
+            case "code":
+                ast.parse(answer)
+            case "json":
+                _require_schema(answer)
+            case _:
+                pass
+    except re.error as error:
+        return f"a regular expression: {error}"
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"{'Python' if check == 'code' else 'a JSON Schema'}: {error}"
+    return None
+
+
+def _require_schema(text: str) -> None:
+    """Raises `ValueError`, or `UsageError` without the library."""
+    try:
+        from jsonschema import SchemaError
+        from jsonschema.validators import Draft202012Validator, validator_for
+    except ImportError as error:
+        raise UsageError(
+            "Checking JSON needs jsonschema", hint="pip install 'edgewise[lab]'"
+        ) from error
+    schema: object = json.loads(text)
+    if not isinstance(schema, dict):
+        raise ValueError("it is no object")
+    try:
+        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+    except SchemaError as error:
+        raise ValueError(error.message) from error
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -84,6 +119,11 @@ class Task(msgspec.Struct, frozen=True):
     def known(self) -> bool:
         """Whether every right answer is known."""
         return all(question.known for question in self.questions)
+
+    @property
+    def graded(self) -> bool:
+        """Whether a program can tell right answers to all of them."""
+        return self.known and all(question.check != "read" for question in self.questions)
 
     @property
     def families(self) -> tuple[str, ...]:

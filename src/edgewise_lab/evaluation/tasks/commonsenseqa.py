@@ -1,4 +1,4 @@
-"""CommonsenseQA (Talmor et al. 2019) in the prompt format of arXiv 2504.07878."""
+"""CommonsenseQA (Talmor et al. 2019) in the chat form, and as arXiv 2504.07878 asks it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +10,15 @@ from edgewise.errors import UsageError
 from edgewise_lab.evaluation.tasks.base import LETTERS, Question, Split, Task, TaskSource
 from edgewise_lab.evaluation.tasks.records import read_lines, read_parquet
 
-MAX_TOKENS, LETTER_TOKENS = 100, 16
+MAX_TOKENS, PAPER_TOKENS, LETTER_TOKENS = 1024, 100, 16
 HUB = "tau/commonsense_qa"
 FILES: dict[Split, str] = {
     "train": "data/train-00000-of-00001.parquet",
     "test": "data/validation-00000-of-00001.parquet",
 }
+CHAT_FORMAT = (
+    'Think step by step in two or three sentences, then end with "Answer: X", X being the letter.'
+)
 FORMAT = (
     "Please format your response in the following way: [Explanation]. Therefore, the answer is "
     "answer (label). Answer and Reasoning:"
@@ -61,28 +64,46 @@ class CommonsenseQa(TaskSource):
     name = "commonsenseqa"
     splits = ("train", "test")
     local = True
+    max_tokens = MAX_TOKENS
 
     def open(self, split: Split, data: Path | None = None) -> Task:
         questions = _published(FILES[split]) if data is None else _local(data)
-        return Task(self.name, tuple(questions), MAX_TOKENS)
+        return Task(self.name, tuple(map(self._asked, questions)), self.max_tokens)
+
+    def _asked(self, question: Question) -> Question:
+        """The question, whose prompt is its stem, as it is asked."""
+        listed = "\n".join(f"{label}) {text}" for label, text in _labelled(question))
+        return replace(question, prompt=f"{question.prompt}\n{listed}\n\n{CHAT_FORMAT}")
 
 
-class CommonsenseQaLetter(CommonsenseQa):
-    """The same questions, answered by a letter alone."""
+class CommonsenseQaPaper(CommonsenseQa):
+    """As the paper asks."""
+
+    name = "commonsenseqa-paper"
+    max_tokens = PAPER_TOKENS
+    format = FORMAT
+
+    def _asked(self, question: Question) -> Question:
+        listed = " ".join(f"{label}. {text}" for label, text in _labelled(question))
+        prompt = f"Question: {question.prompt} Choices: {listed} {self.format}"
+        return replace(question, prompt=prompt)
+
+
+class CommonsenseQaLetter(CommonsenseQaPaper):
+    """The same, answered by a letter alone."""
 
     name = "commonsenseqa-letter"
+    max_tokens = LETTER_TOKENS
+    format = LETTER_FORMAT
 
-    def open(self, split: Split, data: Path | None = None) -> Task:
-        task = super().open(split, data)
-        questions = tuple(map(_by_letter, task.questions))
-        return replace(task, questions=questions, max_tokens=LETTER_TOKENS)
+    def _asked(self, question: Question) -> Question:
+        letter = next(label for label, text in _labelled(question) if text == question.answer)
+        return replace(super()._asked(question), reference=letter)
 
 
-def _by_letter(question: Question) -> Question:
+def _labelled(question: Question) -> list[tuple[str, str]]:
     assert question.choices is not None
-    letter = LETTERS[question.choices.index(question.answer)].upper()
-    prompt = question.prompt.replace(FORMAT, LETTER_FORMAT)
-    return replace(question, prompt=prompt, reference=letter)
+    return list(zip(LETTERS.upper(), question.choices, strict=False))
 
 
 def _published(file: str) -> list[Question]:
@@ -112,11 +133,10 @@ def _question(
         raise UsageError(
             f"Question {name!r} has no choice {key!r}", hint="use a split with answers"
         )
-    listed = " ".join(f"{label}. {text}" for label, text in zip(labels, texts, strict=True))
     return Question(
         id=name,
         family="commonsenseqa",
-        prompt=f"Question: {stem} Choices: {listed} {FORMAT}",
+        prompt=stem,
         answer=texts[labels.index(key)],
         check="choice",
         choices=tuple(texts),

@@ -1,21 +1,16 @@
-"""Grading: whether an answer is right, by the paper's extraction and by a stricter reading."""
+"""Grading: whether an answer is right, by a lenient and by a strict reading.
 
-import atexit
-import json
-import os
+A prompt that asks for "Answer: X" is in the chat form (`conclusions`); the conclusions of any other
+are found as in arXiv 2504.07878.
+"""
+
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from msgspec.structs import replace
 
-from edgewise.errors import UsageError
-from edgewise.sandbox import Child, ChildEnded
+from edgewise_lab.evaluation.tasks import conclusions, programs
 from edgewise_lab.evaluation.tasks.base import LETTERS, Grading, Question, Task
-
-_SECONDS, _MEMORY = 5.0, 1 << 30
-"""Timeout of a search for a regular expression, and its memory in bytes."""
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
@@ -29,23 +24,28 @@ def suited(answer: str, choices: Sequence[str] | None) -> Grading:
 
 
 def is_right(question: Question, text: str) -> bool:
-    """Graded leniently: a choice by the paper's extraction, a number by the last one named.
+    """Graded leniently: by the last conclusion, or in the paper's form by the paper's extraction.
 
-    Without a known answer nothing is right. Raises `UsageError` where a question's pattern takes
-    too long.
+    Without a known answer nothing is right, nor where a person has to read the reply. Raises
+    `UsageError` where a question's pattern takes too long.
     """
     if not question.known:
         return False
     match question.check:
         case "choice":
-            assert question.choices is not None
-            return extract_choice(text, question.choices) == question.answer
+            return named_choice(question, text) == question.answer
         case "number":
-            return _plain(extract_number(text)) == _plain(question.answer)
+            return named_number(question, text) == _number(question)
         case "exact":
             return text.strip() == question.answer.strip()
         case "regex":
-            return _searcher.matches(question, text)
+            return programs.matches(question, text)
+        case "code":
+            return programs.passes(question, text)
+        case "json":
+            return programs.fits(question, text)
+        case "read":
+            return False
         case "contains":
             wanted = content_words(question.answer)
             return wanted <= content_words(text) if wanted else question.answer in text
@@ -56,9 +56,11 @@ def is_right(question: Question, text: str) -> bool:
 def is_strictly_right(question: Question, text: str) -> bool:
     """Graded as asked for: one conclusion, in the format that the prompt wants, and right.
 
-    The question's `reference` is, letter for letter. Where the prompt lists choices after letters,
-    text and letter of a choice must both be named, else the text alone; of `contains` and `words`
-    all words must be the same; exact and regex have no other reading.
+    The question's `reference` is, letter for letter. In the chat form the conclusion is the last
+    line. Where the prompt lists choices after letters, the paper's form wants text and letter, the
+    chat form the letter; where it does not, the text alone is named. Of `contains` and `words` all
+    words must be the same; code is the reply's only block, and JSON the whole reply; exact and
+    regex have no other reading.
     """
     if not question.known:
         return False
@@ -66,56 +68,69 @@ def is_strictly_right(question: Question, text: str) -> bool:
         return True
     if question.check in ("contains", "words"):
         return overlap(question, question.answer, text) == 1
+    if question.check in ("code", "json"):
+        program = programs.passes if question.check == "code" else programs.fits
+        return program(question, text, strict=True)
     if question.check not in ("choice", "number"):
         return is_right(question, text)
+    if _is_chat(question):
+        return _says_answer(question, text)
     concluded = re.findall(r"Therefore, the answer is (.+?)\s*\.?\s*$", text, re.MULTILINE)
     if len(concluded) != 1:
         return False
     if question.check == "number":
         said = re.fullmatch(rf"\$?({_NUMBER})", concluded[0])
         return said is not None and _plain(said[1]) == _plain(question.answer)
-    assert question.choices is not None
-    letter = LETTERS[question.choices.index(question.answer)]
-    lettered = re.search(_item(letter, question.answer), question.prompt, re.IGNORECASE)
-    named = f"{question.answer} ({letter})" if lettered else question.answer
+    letter = _letter(question)
+    named = f"{question.answer} ({letter})" if letter else question.answer
     return concluded[0].lower() == named.lower()
 
 
-class _Searcher:
-    """Searches in a child process, started when it is needed and again after a timeout."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._child: Child | None = None
-        self._parent = 0
-        atexit.register(self._end)
-
-    def matches(self, question: Question, text: str) -> bool:
-        with self._lock:
-            if self._child is not None and self._parent != os.getpid():
-                self._child.abandon()
-                self._child = None
-            if self._child is None:
-                name, own = "searching:search", [str(Path(__file__).parent)]
-                self._child = Child(name, seconds=_SECONDS, memory=_MEMORY, longest=1, folders=own)
-                self._parent = os.getpid()
-            try:
-                return self._child.ask(json.dumps([question.answer, text]).encode()) == b"1"
-            except ChildEnded as error:
-                self._end()
-                raise UsageError(
-                    f"The regular expression of question {question.id!r} takes too long for an "
-                    "answer",
-                    hint="write it without repetitions inside repetitions",
-                ) from error
-
-    def _end(self) -> None:
-        if self._child is not None and self._parent == os.getpid():
-            self._child.end()
-        self._child = None
+def _is_chat(question: Question) -> bool:
+    return re.search(r"\bAnswer: ?\w", question.prompt) is not None
 
 
-_searcher = _Searcher()
+def _letter(question: Question) -> str | None:
+    """The right choice's letter, if the prompt lists choices after letters."""
+    assert question.choices is not None
+    letter = LETTERS[question.choices.index(question.answer)]
+    listed = re.search(_item(letter, question.answer), question.prompt, re.IGNORECASE)
+    return letter if listed else None
+
+
+def _says_answer(question: Question, text: str) -> bool:
+    """Whether the last line of a reply in the chat form is the right conclusion."""
+    if question.check == "number":
+        number = conclusions.says_number(text)
+        return number is not None and number == conclusions.number_from(question.answer)
+    letter = _letter(question)
+    return conclusions.says_choice(text, question.answer, letter and letter.upper())
+
+
+def named_choice(question: Question, text: str) -> str | None:
+    """The choice that a reply concludes with."""
+    assert question.choices is not None
+    if not _is_chat(question):
+        return extract_choice(text, question.choices)
+    if question.known and _says_answer(question, text):
+        return question.answer
+    return conclusions.choice_in(text, question.choices)
+
+
+def named_number(question: Question, text: str) -> str | None:
+    """The number that a reply concludes with, as equal numbers are written the same."""
+    if not _is_chat(question):
+        return _plain(extract_number(text))
+    said = conclusions.says_number(text)
+    number = conclusions.number_in(text) if said is None else said
+    return None if number is None else str(number)
+
+
+def _number(question: Question) -> str | None:
+    """The right number, as `named_number` has it."""
+    if not _is_chat(question):
+        return _plain(question.answer)
+    return str(conclusions.number_from(question.answer))
 
 
 def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
@@ -135,7 +150,9 @@ def first_mention(text: str, choices: tuple[str, ...]) -> int | None:
     if not choices:
         return None
     left = _without_lists(text, choices)
-    places = [*_places(left, choices), *_first_named(left, 0, len(left), choices)]
+    after = left.find("Answer:")
+    concluded = _by_letter(left, after, after + 20, choices) if after >= 0 else ()
+    places = [*_places(left, choices), *_first_named(left, 0, len(left), choices), *concluded]
     return min(places)[0] if places else None
 
 
@@ -260,9 +277,9 @@ def agreeing(question: Question, reply: str) -> Question:
     """The question with the cloud's own `reply` as its answer, unless one is known."""
     if question.known:
         return question
-    if question.choices and (choice := extract_choice(reply, question.choices)):
+    if question.choices and (choice := named_choice(question, reply)):
         return replace(question, answer=choice, check="choice", known=True)
-    if question.check == "number" and (number := extract_number(reply)):
+    if question.check == "number" and (number := named_number(question, reply)):
         return replace(question, answer=number, known=True)
     return replace(question, answer=reply, check="words", known=True)
 

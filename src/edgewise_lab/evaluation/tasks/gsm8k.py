@@ -1,4 +1,4 @@
-"""GSM8K (Cobbe et al. 2021), asked for in the same format as CommonsenseQA."""
+"""GSM8K (Cobbe et al. 2021) in the chat form, and in the format of arXiv 2504.07878."""
 
 import re
 from pathlib import Path
@@ -9,12 +9,13 @@ from edgewise.errors import UsageError
 from edgewise_lab.evaluation.tasks.base import Question, Split, Task, TaskSource
 from edgewise_lab.evaluation.tasks.records import read_lines, read_parquet
 
-MAX_TOKENS = 320
+MAX_TOKENS, PAPER_TOKENS = 1024, 320
 HUB = "openai/gsm8k"
 FILE = "main/{}-00000-of-00001.parquet"
+CHAT_FORMAT = '{}\n\nThink step by step, and end with "Answer: NUMBER".'
 FORMAT = (
-    "Please format your response in the following way: [Steps]. Therefore, the answer is number. "
-    "Answer and Reasoning:"
+    "Question: {} Please format your response in the following way: [Steps]. Therefore, the answer "
+    "is number. Answer and Reasoning:"
 )
 
 
@@ -29,23 +30,32 @@ class Gsm8k(TaskSource):
     name = "gsm8k"
     splits = ("train", "test")
     local = True
+    max_tokens, format = MAX_TOKENS, CHAT_FORMAT
 
     def open(self, split: Split, data: Path | None = None) -> Task:
         if data is None:
             lines = list(enumerate(read_parquet(HUB, FILE.format(split), _Line), 1))
         else:
             lines = list(read_lines(data, _Line))
-        return Task(self.name, tuple(_question(*line) for line in lines), MAX_TOKENS)
+        questions = (_question(*line, self.format) for line in lines)
+        return Task(self.name, tuple(questions), self.max_tokens)
 
 
-def _question(number: int, line: _Line) -> Question:
+class Gsm8kPaper(Gsm8k):
+    """In the paper's format."""
+
+    name = "gsm8k-paper"
+    max_tokens, format = PAPER_TOKENS, FORMAT
+
+
+def _question(number: int, line: _Line, form: str) -> Question:
     solution, _, answer = line.answer.partition("####")
     if not answer.strip():
         raise UsageError(f"Problem {number} has no '#### answer'", hint="use the published files")
     return Question(
         id=f"gsm8k-{number:04d}",
         family="gsm8k",
-        prompt=f"Question: {line.question} {FORMAT}",
+        prompt=form.format(line.question),
         answer=answer.strip(),
         check="number",
         reference=re.sub(r"<<.*?>>", "", solution).strip(),

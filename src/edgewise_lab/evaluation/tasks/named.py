@@ -26,8 +26,11 @@ TASKS: Registry[type[TaskSource]] = Registry(
         "pocketqa": "edgewise_lab.evaluation.tasks.pocketqa:PocketQa",
         "commonsenseqa": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQa",
         "commonsenseqa-letter": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaLetter",
+        "commonsenseqa-paper": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaPaper",
         "everyday": "edgewise_lab.evaluation.tasks.everyday:Everyday",
         "gsm8k": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8k",
+        "gsm8k-paper": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8kPaper",
+        "humaneval": "edgewise_lab.evaluation.tasks.humaneval:HumanEval",
     },
     wanted=("name", "splits", "local", "open"),
 )
@@ -105,7 +108,7 @@ def with_calibration(
     else:
         used, others = task.first(limit), _beside(name, calibration_data, check)
         both = used, _apart(others, used, calibration or USUAL[use])
-    if known and not all(task.known for task in both):
+    if known and not all(task.graded for task in both):
         raise UsageError(
             f"The task {name!r} has no right answers", hint="give each question its answer"
         )

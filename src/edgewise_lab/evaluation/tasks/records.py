@@ -1,7 +1,10 @@
 """Anyone's questions from a file: a JSON object a line, or a hub data set's Parquet file."""
 
+import gzip
+import io
 import sys
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -21,6 +24,7 @@ MAX_FILE = 256 << 20
 STDIN = Path("-")
 """Stands for what is piped in."""
 
+_GZIP = b"\x1f\x8b"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -33,17 +37,20 @@ def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of each line that is not empty. Raises `UsageError`."""
+    """Number and bytes of each line, unpacked, that is not empty. Raises `UsageError`."""
     try:
         # What is no file, such as a pipe, has no size before it was read.
         with nullcontext(sys.stdin.buffer) if path == STDIN else path.open("rb") as file:
             held = file.read(MAX_FILE + 1)
+        if held.startswith(_GZIP):
+            with gzip.open(io.BytesIO(held)) as packed:
+                held = packed.read(MAX_FILE + 1)
         if len(held) > MAX_FILE:
             raise UsageError(f"{str(path)!r} is larger than {MAX_FILE >> 20} MB", hint="split it")
-        lines = unmarked(held).splitlines()
-    except OSError as error:
-        raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-    for number, line in enumerate(lines, 1):
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{str(path)!r} cannot be read: {reason}.") from error
+    for number, line in enumerate(unmarked(held).splitlines(), 1):
         if line.strip():
             yield number, line
 
@@ -92,14 +99,14 @@ MAX_TOKENS = 256
 class _Graded(msgspec.Struct, frozen=True, kw_only=True):
     answer: str | int | float | None = None
     check: Grading | None = None
-
-
-class _Line(_Graded, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    prompt: str
     choices: tuple[str, ...] | None = None
     family: str | None = None
     id: str | None = None
     reference: str = ""
+
+
+class _Line(_Graded, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompt: str
 
 
 class _Part(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -111,18 +118,25 @@ class _Turn(msgspec.Struct, frozen=True):
     content: str | tuple[_Part, ...]
 
 
-class _Conversation(_Graded, frozen=True, kw_only=True):
+class _Conversation(msgspec.Struct, frozen=True):
+    """A log; of its other fields, which may be anything, only `answer` makes it a question."""
+
+    messages: tuple[_Turn, ...]
+    answer: object = None
+
+
+class _Asked(_Graded, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: tuple[_Turn, ...]
 
 
 def jsonl(data: Path, check: Grading | None) -> Task:
-    """Lines `{"prompt": ..., "answer": ...}`, optionally with choices, family, id and
-    reference, a whole right answer; without any answers; or OpenAI's `{"messages": [...]}`.
+    """Lines `{"prompt": ..., "answer": ...}`, optionally with check, choices, family, id and
+    reference, a whole right answer; without any answers; or with OpenAI's `messages` in the place
+    of `prompt`, which may be a log.
 
-    `check`, unless a line has its own, says what the answer is: one of the choices, a number, words
-    that the reply contains, the whole text, a regular expression, or a text with the same content
-    words (default: one of the first three, `suited`). Of a conversation the last user message is
-    the question.
+    `check` says what the answer is (`Question`), a line's own before that of all (default: a
+    choice, a number or words that the reply contains, `suited`). Of a conversation the last user
+    message is the question.
     """
     questions = tuple(_question(data, number, line, check) for number, line in lines_of(data))
     if len({question.known for question in questions}) > 1:
@@ -150,22 +164,31 @@ def _question(
     data: Path, number: int, line: bytes, check: Grading | None, *, text: bool = False
 ) -> Question:
     try:
-        held, before = _text(line) if text else _read(data, number, line)
-        known, choices = held.answer is not None, held.choices
-        answer, check = str(held.answer) if known else "", held.check or check
+        if text:
+            before, last, graded = [], Message("user", _decoded_text(line)), _Graded()
+        elif b'"messages"' in line and not _is_prompt(line):
+            log = _decoded(data, number, line, _Conversation)
+            *before, last = _asked(log.messages)
+            graded = _Graded() if log.answer is None else _decoded(data, number, line, _Asked)
+        else:
+            held = _decoded(data, number, line, _Line)
+            before, last, graded = [], Message("user", held.prompt), held
+        known, choices = graded.answer is not None, graded.choices
+        answer = str(graded.answer) if known else ""
+        check = graded.check or check
         check = (check or suited(answer, choices)) if known else _open(check, choices)
         if check == "choice" and choices and answer not in choices and len(answer) == 1:
             # The letter of a choice stands for it.
             answer = dict(zip(LETTERS, choices, strict=False)).get(answer.lower(), answer)
         return Question(
-            id=held.id or str(number),
-            family=held.family or data.stem,
-            prompt=held.prompt,
+            id=graded.id or str(number),
+            family=graded.family or data.stem,
+            prompt=last.content,
             answer=answer,
             check=check,
-            reference=held.reference,
+            reference=graded.reference,
             choices=choices,
-            before=before,
+            before=tuple(before),
             known=known,
         )
     except UsageError as error:
@@ -176,20 +199,11 @@ def _question(
         ) from error
 
 
-def _text(line: bytes) -> tuple[_Line, tuple[Message, ...]]:
+def _decoded_text(line: bytes) -> str:
     try:
-        return _Line(prompt=line.decode().strip()), ()
+        return line.decode().strip()
     except UnicodeDecodeError as error:
         raise UsageError("it is not UTF-8", hint="save the file as UTF-8") from error
-
-
-def _read(data: Path, number: int, line: bytes) -> tuple[_Line, tuple[Message, ...]]:
-    """What a line asks, and the conversation before it."""
-    if b'"messages"' not in line or _is_prompt(line):
-        return _decoded(data, number, line, _Line), ()
-    held = _decoded(data, number, line, _Conversation)
-    *before, last = _turns(held)
-    return _Line(prompt=last.content, answer=held.answer, check=held.check), tuple(before)
 
 
 def _is_prompt(line: bytes) -> bool:
@@ -201,8 +215,8 @@ def _is_prompt(line: bytes) -> bool:
     return not isinstance(held, dict) or "messages" not in held
 
 
-def _turns(held: _Conversation) -> list[Message]:
-    """The conversation up to the last message of a user."""
+def _asked(messages: Sequence[_Turn]) -> list[Message]:
+    """The conversation up to the last message of its user."""
     turns = [
         Message(
             "system" if turn.role == "developer" else turn.role,
@@ -210,7 +224,7 @@ def _turns(held: _Conversation) -> list[Message]:
             if isinstance(turn.content, str)
             else "\n".join(part.text for part in turn.content),
         )
-        for turn in held.messages
+        for turn in messages
     ]
     while turns and turns[-1].role != "user":
         turns.pop()
@@ -221,6 +235,6 @@ def _turns(held: _Conversation) -> list[Message]:
 
 def _open(check: Grading | None, choices: tuple[str, ...] | None) -> Grading:
     """Grading of questions without a known answer."""
-    if check in ("contains", "exact", "regex"):
+    if check not in ("choice", "number", "words", None):
         raise UsageError("it has no answer to check", hint="leave the check out", setting="check")
     return check or ("choice" if choices else "words")

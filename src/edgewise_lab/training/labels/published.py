@@ -4,8 +4,6 @@ import re
 from collections.abc import Generator, Sequence
 from typing import Literal, NamedTuple, get_args
 
-from msgspec.structs import replace
-
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
 from edgewise.prompts import Message, prompt_ids
@@ -13,9 +11,9 @@ from edgewise_lab.evaluation.systems import text_of
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.grading import (
     AGREES,
-    extract_choice,
-    extract_number,
     is_right,
+    named_choice,
+    named_number,
     overlap,
 )
 from edgewise_lab.rollouts import Continuation, Prefix
@@ -337,16 +335,12 @@ def same_end(question: Question, one: str, other: str) -> bool:
     """Whether two answers conclude alike, be that right or wrong."""
     match question.check:
         case "choice":
-            assert question.choices is not None
-            return extract_choice(one, question.choices) == extract_choice(other, question.choices)
+            return named_choice(question, one) == named_choice(question, other)
         case "number":
-            number = extract_number(one)
-            if number is None or extract_number(other) is None:
-                return number is extract_number(other)
-            return is_right(replace(question, answer=number), other)
+            return named_number(question, one) == named_number(question, other)
         case "exact":
             return one.strip() == other.strip()
-        case "contains" | "regex":
+        case "contains" | "regex" | "code" | "json" | "read":
             return is_right(question, one) == is_right(question, other)
         case "words":
             return overlap(question, one, other) >= AGREES

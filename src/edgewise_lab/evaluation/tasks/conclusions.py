@@ -1,0 +1,257 @@
+"""What a reply concludes, where the prompt asks to end with "Answer: X" (the chat form)."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+
+from edgewise_lab.evaluation.tasks.base import LETTERS
+
+_LINE, _LONGEST = "Answer:", 300
+"""Of an exact last line, its beginning; and the most characters of a conclusion that are read."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox|text\w*|math\w*)\s*\{([^{}]*)\}")
+_MARKUP = re.compile(
+    r"\\[()\[\]]|\\displaystyle|[`\"“”]|(?<!\w)\*+|\*+(?!\w)|(?<!\w)__|__(?!\w)|^#+ |\$(?!\d)",
+    re.MULTILINE,
+)
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+_NARROW = re.compile(r"\\[,!;: ]|(?<=\d)[\u00a0\u2009\u202f](?=\d{3})|\\(?=[$%])")
+
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,300})"
+_NUMBER = re.compile(
+    rf"(?<!\w)(?P<sign>(?<!\))[-−])?[$€£]?(?P<minus>[-−])?(?:(?P<whole>{_DIGITS}) +(?=\d+/\d))?"
+    rf"(?P<number>{_DIGITS}(?:\.\d{{1,300}})?|(?<![\w.])\.\d{{1,300}})"
+    r"(?:/(?P<under>\d{1,9})(?![\d/]|\.\d))?"
+)
+# "The best answer to this would be", "Answer:", "the correct choice is".
+_CUE = re.compile(
+    r"\b(?:answer(?:\s+(?!(?:is|be|was)\b)[a-z]+){0,6}|"
+    r"(?:correct|right|best|final|likely|suitable|appropriate)\s+(?:option|choice))"
+    r"(?:\s+(?:is|be|was)\b\s*:?|\s*[:=]|\s+[-–—](?=\s))",
+    re.IGNORECASE,
+)
+_FILLER = re.compile(
+    r"(?:(?:most likely|likely|probably|therefore|thus|then|clearly|indeed|simply|option|choice|"
+    r"letter|the|an?)\s+)+"
+)
+_RIGHT = re.compile(
+    r"\s+(?:is|seems|would be)\s+(?:(?:most )?[a-z]+ly\s+)?"
+    r"(?:correct|right|(?:the|our|my)\s+(?:(?!not\b)[\w-]+\s+){0,3}"
+    r"(?:answer|choice|option|correct|right|best|one))\b"
+)
+_MARKED = r"(?:\*\*|__|\\boxed\s*\{)([^*\n{}]+)(?:\*\*|__|\})"
+
+
+def concluded(text: str) -> str | None:
+    """What the last line says after "Answer:", if no other line begins with it; else None."""
+    lines = [line.strip() for line in _unmarked(text).splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith(_LINE)]
+    if len(said) != 1 or said != lines[-1:]:
+        return None
+    return said[0].removeprefix(_LINE).strip().removesuffix(".").rstrip()
+
+
+def says_number(text: str) -> Fraction | None:
+    """The number of a last line that says nothing else; a currency's sign or % may stand there."""
+    said = concluded(_readable(text))
+    found = _NUMBER.fullmatch(said.removesuffix("%").rstrip()) if said else None
+    return _value(found) if found else None
+
+
+def number_in(text: str) -> Fraction | None:
+    r"""The number after the last "answer", "####" or in the last \boxed{}; else the last of all."""
+    text = _readable(text)
+    boxed = [(found.start(), found[1]) for found in re.finditer(r"\\boxed\s*\{([^}\n]*)", text)]
+    text_ends = [
+        (f.start(), f[1]) for f in re.finditer(r"####[ \t]*(\S*\d\S*)[ \t]*(?=\n|$)", text)
+    ]
+    # Marks go by as many spaces, so that places stay.
+    plain = _MARKUP.sub(lambda mark: " " * len(mark[0]), text)
+    cued = [(f.start(), _rest(plain, f.end())) for f in _CUE.finditer(plain)]
+    cued += [(f.start(), f[1]) for f in re.finditer(r"(?i)\banswer\W{0,8}?((?=[-$\d]).*)", plain)]
+    for _, said in sorted(boxed + text_ends + cued, reverse=True):
+        if found := _NUMBER.search(said.rpartition("=")[2]):  # of a calculation the result
+            return _value(found)
+    every = list(_NUMBER.finditer(plain))
+    return _value(every[-1]) if every else None
+
+
+def number_from(answer: str) -> Fraction | None:
+    """The value of a right answer."""
+    found = _NUMBER.search(_readable(answer))
+    return _value(found) if found else None
+
+
+def says_choice(text: str, choice: str, letter: str | None) -> bool:
+    """Whether the last line is the choice's letter, alone or with its text, or the text (letter).
+
+    Without a letter it is the text alone.
+    """
+    own = rf"(?i:{re.escape(_named_as(choice))})"
+    forms = own
+    if letter:
+        by_letter = rf"\(?{letter}\)?(?:(?:[.:,)]\s*|\s+(?:[-–—]\s*)?)\(?{own}\)?)?"
+        forms = rf"{by_letter}|{own}\s*\({letter}\)"
+    said = concluded(text)
+    return said is not None and re.fullmatch(forms, said) is not None
+
+
+def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
+    """The choice that the reply's last conclusion names; None where it names none, or two.
+
+    A conclusion is what follows "the answer is" or "Answer:", or goes before "is correct". A reply
+    without any concludes by a line that is a choice and nothing else, or by the last bold, boxed or
+    bracketed choice inside a line. A letter and a text that do not agree are two choices.
+    """
+    names = [_named_as(choice) for choice in choices]
+    plain = _unmarked(text)
+    found = [*_cued(plain, names), *_called_right(plain, names)]
+    if not found:
+        found = [*_alone(plain, names)] or [*_marked(text, names)]
+    last = max(found, key=lambda one: one[0])[1] if found else set[str]()
+    return choices[names.index(last.pop())] if len(last) == 1 else None
+
+
+_Place = tuple[int, set[str]]
+"""A position in a text, and the choices that are named there."""
+
+
+def _cued(text: str, choices: Sequence[str]) -> Iterator[_Place]:
+    """What follows "the answer is" and its like."""
+    for cue in _CUE.finditer(text):
+        rest = _rest(text, cue.end())
+        filler = _FILLER.match(rest)
+        named = _named(rest, choices) or _named(rest[filler.end() :] if filler else "", choices)
+        if named:
+            yield cue.start(), named
+
+
+def _called_right(text: str, choices: Sequence[str]) -> Iterator[_Place]:
+    """What goes before "is the right answer" and its like: a letter, perhaps with its text."""
+    for letter in re.finditer(rf"\(?\b[{LETTERS[: len(choices)].upper()}]\b", text):
+        one = _first(text[letter.start() :].partition("\n")[0], choices)
+        if one and _RIGHT.match(one[1]):
+            yield letter.start(), one[0]
+
+
+def _alone(text: str, choices: Sequence[str]) -> Iterator[_Place]:
+    """Lines that are a choice and nothing else, but no list; of a single line the one it names."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    each = [_exactly(line, choices) for line in lines]
+    if len({name for names in each for name in names}) == 1:
+        yield 0, next(names for names in each if names)
+    elif len(lines) == 1:
+        held = _named(lines[0], choices) or set(_inside(lines[0], choices))
+        if longest := {one for one in held if not any(one in more for more in held - {one})}:
+            yield 0, longest
+    elif lines and each[-1] and not each[-2]:
+        yield 0, each[-1]
+
+
+def _marked(text: str, choices: Sequence[str]) -> Iterator[_Place]:
+    """Bold, boxed and bracketed choices; at a line's beginning they are labels of a list."""
+    for mark in re.finditer(rf"{_MARKED}|\(([a-zA-Z])\)", text):
+        named = _exactly(mark[1] or f"({mark[2]})", choices)
+        if named and re.search(r"\w", text[: mark.start()].rpartition("\n")[2]):
+            yield mark.start(), named
+
+
+def _exactly(said: str, choices: Sequence[str]) -> set[str]:
+    """The choices that `said` names, if it says nothing else."""
+    one = _first(said.lstrip("-•# \t"), choices)
+    return one[0] if one and not one[1].strip(" .!:)") else set()
+
+
+def _inside(text: str, choices: Sequence[str]) -> Iterable[str]:
+    return (one for one in choices if re.search(rf"(?i)(?<!\w){re.escape(one)}(?!\w)", text))
+
+
+def _named(rest: str, choices: Sequence[str]) -> set[str]:
+    """The choices that `rest` names at its beginning, with what "or" and "and" add."""
+    named: set[str] = set()
+    while one := _first(rest, choices):
+        named |= one[0]
+        more = re.match(r"\s*(?:,|/|&|\bor\b|\band\b)\s*", one[1])
+        if more is None:
+            break
+        rest = one[1][more.end() :]
+    return named
+
+
+def _first(rest: str, choices: Sequence[str]) -> tuple[set[str], str] | None:
+    """The choice at the beginning, by letter, text or both, and what follows.
+
+    Two where letter and text do not agree.
+    """
+    letters = LETTERS[: len(choices)]
+    label = re.match(rf"\(?([{letters}])\b\)?", rest, re.IGNORECASE)
+    text = _text(rest, choices)
+    if text and (label is None or len(text[0]) > 1):
+        after = re.match(rf"\s*\(([{letters}])\)", text[1], re.IGNORECASE)
+        if after is None:
+            return {text[0]}, text[1]
+        return {text[0], _by(after[1], choices)}, text[1][after.end() :]
+    if label is None:
+        return None
+    parted = re.compile(r"\s*[.:,)–—-]*\s*\(?").match(rest, label.end())
+    assert parted is not None
+    text = _text(rest[parted.end() :], choices)
+    named = _by(label[1], choices)
+    if not _is_label(label, rest):
+        # An article before a choice, or its letter.
+        return ({text[0]}, text[1]) if text and label[0] in ("a", "A") else None
+    if text and (text[0] == named or re.match(r"\s*\)?\s*(?:$|[.,;:!])", text[1])):
+        return {named, text[0]}, text[1]
+    return {named}, rest[label.end() :]
+
+
+def _is_label(label: "re.Match[str]", rest: str) -> bool:
+    """Whether a letter stands for a choice: "A", "(a)" or "a.", not the word in "a job"."""
+    after = rest[label.end() :]
+    if label[0].startswith("("):
+        return True
+    if label[1].islower():
+        return re.match(r"\s*(?:$|[.:,;)])", after) is not None
+    word = re.match(r"\s+([a-z]\w*)", after)
+    as_such = ("is", "it", "because", "since", "as", "or", "and", "seems", "would")
+    return word is None or label[1] not in "AI" or word[1] in as_such
+
+
+def _text(rest: str, choices: Sequence[str]) -> tuple[str, str] | None:
+    """The longest choice whose text `rest` begins with, and what follows it."""
+    for choice in sorted(choices, key=len, reverse=True):
+        if found := re.match(rf"(?i){re.escape(choice)}(?!\w)", rest):
+            return choice, rest[found.end() :]
+    return None
+
+
+def _by(letter: str, choices: Sequence[str]) -> str:
+    return choices[LETTERS.index(letter.lower())]
+
+
+def _named_as(choice: str) -> str:
+    """A choice's text as it stands in a text without markup."""
+    return _unmarked(choice).strip().rstrip(".") or choice
+
+
+def _unmarked(text: str) -> str:
+    """Without Markdown's and LaTeX's marks; of a box in a box the inside."""
+    return _MARKUP.sub("", _BOX.sub(r"\1", _BOX.sub(r"\1", text)))
+
+
+def _readable(text: str) -> str:
+    r"""Numbers without LaTeX: "1{,}000", "1\,000" and "\frac{1}{2}"."""
+    return _FRACTION.sub(r"\1/\2", _NARROW.sub("", text.replace("{,}", ",")))
+
+
+def _rest(text: str, start: int) -> str:
+    """The rest of the line; where nothing is left of it, the next that is not empty."""
+    return text[start : start + _LONGEST].lstrip(" \t\r\n:#").partition("\n")[0]
+
+
+def _value(number: "re.Match[str]") -> Fraction:
+    value = Fraction(number["number"].replace(",", ""))
+    if number["under"] and int(number["under"]):
+        value /= int(number["under"])
+    value += Fraction((number["whole"] or "0").replace(",", ""))
+    return -value if number["sign"] or number["minus"] else value
