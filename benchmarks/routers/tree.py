@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
-from edgewise_lab.evaluation.systems import Outcome, question_ids, text_of
+from edgewise_lab.evaluation.systems import Outcome, is_cut, question_ids, text_of
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
 
@@ -154,6 +154,7 @@ class Tree:
             right=graded.right,
             strict=graded.strict,
             output_tokens=len(ids),
+            cut=is_cut(self._models.tokenizer, ids),
             cloud_tokens=consults,
             consults=consults,
             changed=changed,

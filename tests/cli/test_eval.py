@@ -90,6 +90,26 @@ def test_questions_that_trained_the_router_are_counted_and_named(
     assert f"({some}, ...)" in done.err
 
 
+def test_replies_are_run_read_and_cut(edgewise: Edgewise, tmp_path: Path) -> None:
+    asked = [
+        {"prompt": "Say one.", "answer": "assert one() == 1", "check": "code"},
+        {"prompt": "Write a poem.", "answer": "It rhymes.", "check": "read"},
+        {"prompt": "Hello 1", "answer": "Hello"},
+        {"prompt": "Hello 2", "answer": "Hello"},
+    ]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    command = ("eval", "mine.jsonl", "--calibration", "1", "--no-baselines", "--max-tokens", "3")
+    shown = edgewise(*command)
+    assert shown.code == 0, shown.err
+    assert "run on this machine" in shown.err
+    assert "1 of 3 replies are to be read" in shown.out
+    edge = json.loads(edgewise(*command, "--json").out)["systems"][0]
+    assert (edge["questions"], edge["to_read"], edge["cut"]) == (3, 1, 1.0)
+    (tmp_path / "mine.jsonl").write_text(2 * f"{json.dumps(asked[1])}\n")
+    refused = edgewise("eval", "mine.jsonl", "--calibration-data", "mine.jsonl")
+    assert refused.code == 2
+
+
 PATIENCE = 60.0
 
 

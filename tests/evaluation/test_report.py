@@ -183,3 +183,27 @@ def test_csv_holds_every_figure_of_every_family() -> None:
     low, high = float(pair["gap_interval_low"]), float(pair["gap_interval_high"])
     assert low <= float(pair["gap_recovered"]) <= high
     assert pair.keys() >= {"strict_gap_recovered", "strict_gap_interval_low", "cloud_work"}
+
+
+def test_replies_that_were_cut_are_told_and_those_to_be_read_count_in_neither_reading() -> None:
+    def more(right: str) -> list[Outcome]:
+        return [
+            *outcomes(right),
+            outcome("poem", family="poems", right=False, to_read=True, cut=True),
+            outcome("f9", family="f", right=False, to_read=True),
+        ]
+
+    found = {EDGE: more("x..."), CLOUD: more("xXxx"), PAIR: more("xX..")}
+    pair = figures(PAIR, found)
+    assert (pair.questions, pair.to_read, pair.accuracy) == (6, 2, 0.5)
+    assert pair.cut == pytest.approx(1 / 6)
+    assert pair.gap_recovered == pytest.approx(1 / 3)
+    assert (pair.without_gap, list(rows(found)[2].families)) == ((), ["f"])
+    (line,) = csv.DictReader(io.StringIO(as_csv(rows(found)[2:])).readlines()[:2])
+    assert (line["to_read"], line["cut"]) == ("2", str(1 / 6))
+
+
+def test_kept_outcomes_of_before_are_whole() -> None:
+    kept = msgspec.to_builtins(outcome())
+    del kept["cut"], kept["to_read"]
+    assert msgspec.convert(kept, Outcome) == outcome(cut=False, to_read=False)

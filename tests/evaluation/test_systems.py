@@ -61,8 +61,14 @@ def test_how_sure_the_edge_was_is_a_mean() -> None:
 
 
 def test_the_longest_answer_is_kept() -> None:
-    assert edge_alone(edge(), 5).answer(QUESTION).text == EDGE[:5]
-    assert CloudAlone(cloud(), ByteTokenizer(), 5).answer(QUESTION).text == CLOUD[:5]
+    systems = (edge_alone(edge(), 5), CloudAlone(cloud(), ByteTokenizer(), 5))
+    pair = Decoded(paired(edge(), Constant(1.0), 0.5, cloud()), 5)
+    found = [system.answer(QUESTION) for system in (*systems, pair)]
+    assert [(one.text, one.cut) for one in found] == [
+        *((EDGE[:5], True), (CLOUD[:5], True), (CLOUD[:5], True))
+    ]
+    assert not edge_alone(edge(), len(EDGE) + 1).answer(QUESTION).cut
+    assert not CloudAlone(cloud(), ByteTokenizer(), len(CLOUD) + 1).answer(QUESTION).cut
 
 
 def test_the_cloud_alone_is_one_consult() -> None:

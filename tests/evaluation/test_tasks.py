@@ -457,6 +457,6 @@ def test_each_line_has_a_check_of_its_own(tmp_path: Path) -> None:
 def test_questions_that_a_person_reads_teach_nothing(tmp_path: Path) -> None:
     lines = ({"prompt": f"{n}?", "answer": "It rhymes.", "check": "read"} for n in range(9))
     path = write(tmp_path / "mine.jsonl", *lines)
-    with pytest.raises(EdgewiseError, match="right answers"):
-        opened(path, "train")
+    with pytest.raises(EdgewiseError, match="must read"):
+        opened(path, "train", known=False)
     assert len(opened(path, known=False)[0].questions) == 6

@@ -123,6 +123,7 @@ def link(
     tasks = with_calibration(
         task, "test", data=data, check=None, limit=questions, calibration=calibration
     )
+    shared.tell_of_code(tasks)
     first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.speculate)
     with render.progress(hidden=json) as progress:
         slowed = pace_named(pace, chosen)

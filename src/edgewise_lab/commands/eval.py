@@ -95,6 +95,11 @@ def evaluate(
         max_tokens=max_tokens,
         known=False,
     )
+    if asked[0].to_read == len(asked[0].questions):
+        raise UsageError(
+            f"All replies to {task!r} are to be read by a person", hint="give some another check"
+        )
+    shared.tell_of_code(asked)
     named = router or [chosen.router]
     kept = f"Answers are in {out}: the same command goes on from there."
     lost = "No answer was kept; with --out FOLDER the next run can go on."

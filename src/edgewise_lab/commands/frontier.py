@@ -100,6 +100,7 @@ def frontier(
         calibration=calibration,
         max_tokens=max_tokens,
     )
+    shared.tell_of_code(tasks)
     wish = _Wish(chosen, tasks, tuple(router or [chosen.router]), tuple(shares), larger_edge, pace)
     found = _compared(wish, round_trip, out, hidden=json)
     _tell(found, json=json)

@@ -1,8 +1,9 @@
 """Code shared by commands: task options, the two ends of a benchmark, tables of figures."""
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import Annotated
 
@@ -25,13 +26,14 @@ from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise_lab.evaluation import report
 from edgewise_lab.evaluation.report import Figures, Row
 from edgewise_lab.evaluation.statistics import Interval
-from edgewise_lab.evaluation.tasks.base import Grading
+from edgewise_lab.evaluation.tasks.base import Grading, Task
+from edgewise_lab.evaluation.tasks.programs import RUN_MEMORY, RUN_SECONDS
 from edgewise_lab.tables import FigureTable
 
 TaskName = Annotated[
     str,
     typer.Argument(
-        help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file (prompts or chats, too)."
+        help="pocketqa, everyday, gsm8k, humaneval or others, or a JSON Lines file of prompts or chats."
     ),
 ]
 Data = Annotated[Path | None, typer.Option(help="Local copy of the task's published file.")]
@@ -53,6 +55,15 @@ def resume_hint(how: str) -> Generator[None]:
     except (KeyboardInterrupt, CloudError):
         render.note(how)
         raise
+
+
+def tell_of_code(tasks: Iterable[Task]) -> None:
+    """Says that replies are run here, if they are."""
+    if any(question.check == "code" for task in tasks for question in task.questions):
+        render.note(
+            "The code in replies is run on this machine, each in a process of at most "
+            f"{RUN_SECONDS:g} s and {RUN_MEMORY >> 20} MB; it is no jail (docs/evaluation.md)."
+        )
 
 
 def counted(progress: Progress, name: str, total: int | None = None) -> Callable[..., None]:
@@ -112,7 +123,9 @@ def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
 def figures_tables(title: str, table: Sequence[Row]) -> None:
     """Print what every system gets right by both readings, by family, and what it asks for."""
     figures = [row.overall for row in table]
-    render.show(drawn(_accuracies(f"{title} (95% intervals)", figures), _without_gap(figures[0])))
+    captions = [one for one in (_without_gap(figures[0]), _left_to_read(figures[0])) if one]
+    shown = _accuracies(f"{title} (95% intervals)", figures)
+    render.show(drawn(shown, "\n".join(captions) or None))
     if len(table[0].families) > 1:
         render.show(drawn(_by_family(table)))
     render.show(drawn(_costs(figures), _COSTS))
@@ -143,12 +156,15 @@ def _accuracies(title: str, table: Sequence[Figures]) -> FigureTable:
                 _with_ends(one.accuracy, one.interval),
                 "" if bare else gap(one.gap_recovered, one.gap_interval),
                 f"{one.strict_accuracy:.0%}",
+                f"{one.cut:.0%}",
             ]
         )
-    head = ["system", "cloud\nshare", "right", gap_name, "strictly\nright"]
+    head = ["system", "cloud\nshare", "right", gap_name, "strictly\nright", "cut"]
     # A prompt that asks for no format gets answers in none.
-    told = len(head) if any(one.strict_accuracy for one in table) else head.index(gap_name) + 1
-    return FigureTable(title, head[:told], [cells[:told] for cells in lines])
+    said = [any(one.strict_accuracy for one in table), any(one.cut for one in table)]
+    told = [True] * (len(head) - len(said)) + said
+    chosen = [[*compress(cells, told)] for cells in (head, *lines)]
+    return FigureTable(title, chosen[0], chosen[1:])
 
 
 def _by_family(table: Sequence[Row]) -> FigureTable:
@@ -198,6 +214,12 @@ def _without_gap(figures: Figures) -> str | None:
     if not parts:
         return None
     return printable(f"The gap recovered leaves out {' and '.join(parts)}: no gap there.")
+
+
+def _left_to_read(figures: Figures) -> str | None:
+    if not figures.to_read:
+        return None
+    return f"{figures.to_read} of {figures.questions} replies are to be read: they are not counted."
 
 
 def _named(figures: Figures) -> str:

@@ -98,6 +98,7 @@ def train(
         fit_of(kind)
     opened = partial(with_calibration, task, "train", data=data, check=check, limit=limit)
     asked = opened(calibration=calibration, max_tokens=max_tokens, known=False)
+    shared.tell_of_code(asked)
     label = label or _label_for(asked[0])
     wanted = _inputs(inputs, label)
     labels = labels_named(label, rounds=rounds, judge=judge)

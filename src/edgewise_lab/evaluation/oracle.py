@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from edgewise.edge.base import EdgeModel, EdgeSession
 from edgewise_lab.evaluation import systems
-from edgewise_lab.evaluation.systems import Outcome, question_ids, text_of, written
+from edgewise_lab.evaluation.systems import Outcome, is_cut, question_ids, text_of, written
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.grading import is_right
 
@@ -54,6 +54,7 @@ class Oracle:
             question,
             text_of(self._tokenizer, trace.ids),
             len(trace.ids),
+            cut=is_cut(self._tokenizer, trace.ids),
             cloud_tokens=len(trace.consults),
             consults=len(trace.consults),
             changed=len(trace.consults),

@@ -32,9 +32,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one system on some questions.
 
     `interval` is of the accuracy, `gain_interval` of its difference to the edge alone. Fields with
-    `strict_` use strict grading. `gap_recovered` is the mean over families with a gap, None without
-    any; `without_gap` lists the others. `changed` is the fraction of consults that changed the
-    token. Prompt tokens are the cloud's, by its engine's meter, None where it has none.
+    `strict_` use strict grading. Replies `to_read` by a person count in neither. `cut` is the
+    fraction of replies that were cut at the longest answer, `changed` that of consults that changed
+    the token. `gap_recovered` is the mean over families with a gap, None without any; `without_gap`
+    lists the others. Prompt tokens are the cloud's, by its engine's meter, None where it has none.
     `cloud_work` is what the cloud computed of prompts and wrote, in tokens, over the same of the
     cloud alone.
     """
@@ -42,6 +43,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     cloud_share_asked: float | None
     questions: int
+    to_read: int
+    cut: float
     accuracy: float
     interval: Interval
     gain_interval: Interval
@@ -75,23 +78,27 @@ class Row(msgspec.Struct, frozen=True):
 
 def rows(found: Outcomes) -> list[Row]:
     """A row for every system; `found` must hold edge and cloud."""
-    families = list(dict.fromkeys(outcome.family for outcome in found[EDGE]))
+    families = list(dict.fromkeys(one.family for one in found[EDGE]))
+    judged = [one for one in families if one in {o.family for o in found[EDGE] if not o.to_read}]
     return [
         Row(
-            _figures(cell, found, families),
-            {family: _figures(cell, found, [family]) for family in families},
+            _figures(cell, found, families, judged),
+            {family: _figures(cell, found, [family], [family]) for family in judged},
         )
         for cell in found
     ]
 
 
-def _figures(cell: Cell, found: Outcomes, families: Sequence[str]) -> Figures:
+def _figures(
+    cell: Cell, found: Outcomes, families: Sequence[str], judged: Sequence[str]
+) -> Figures:
+    """Figures of some families, of whom a program can judge replies in some."""
     own = {
         which: [o for o in found[which] if o.family in families] for which in (cell, EDGE, CLOUD)
     }
     outcomes = own[cell]
-    lenient = _read(own, cell, families, lambda outcome: outcome.right)
-    strict = _read(own, cell, families, lambda outcome: outcome.strict)
+    lenient = _read(own, cell, judged, lambda outcome: outcome.right)
+    strict = _read(own, cell, judged, lambda outcome: outcome.strict)
     work, alone = _work(outcomes), _work(own[CLOUD])
     output = [o.output_tokens for o in outcomes]
     asked = [o.cloud_tokens + o.wasted_tokens for o in outcomes]
@@ -99,6 +106,8 @@ def _figures(cell: Cell, found: Outcomes, families: Sequence[str]) -> Figures:
         system=cell.system,
         cloud_share_asked=cell.share,
         questions=len(outcomes),
+        to_read=sum(o.to_read for o in outcomes),
+        cut=sum(o.cut for o in outcomes) / len(outcomes),
         **lenient,
         **{f"strict_{name}": figure for name, figure in strict.items()},
         cloud_share=cloud_share(outcomes),
@@ -118,7 +127,7 @@ def _read(found: Outcomes, cell: Cell, families: Sequence[str], grade: Grade) ->
     """The fields of `Figures` that a reading of the answers has of its own."""
 
     def graded(which: Cell, among: Sequence[str]) -> list[bool]:
-        return [grade(o) for o in found[which] if o.family in among]
+        return [grade(o) for o in found[which] if o.family in among and not o.to_read]
 
     right = graded(cell, families)
     with_gap = [f for f in families if sum(graded(CLOUD, [f])) > sum(graded(EDGE, [f]))]

@@ -41,7 +41,8 @@ CLOUD_DEADLINE = 300.0
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """A graded answer with its cost.
 
-    `right` by the paper's extraction, `strict` by the stricter reading. `cloud_tokens` are those
+    `right` by the lenient reading, `strict` by the strict one; neither is known of a reply that is
+    `to_read` by a person. `cut` at the longest answer or a full context. `cloud_tokens` are those
     the answer holds, `wasted_tokens` those that were asked for besides; `consults` were answered,
     `changed` of them with a first token that the edge would not have written. `discarded` are the
     edge's tokens of an answer that the cloud then wrote anew. `cached` and
@@ -55,6 +56,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     right: bool
     strict: bool
     output_tokens: int
+    cut: bool = False
+    to_read: bool = False
     cloud_tokens: int = 0
     wasted_tokens: int = 0
     consults: int = 0
@@ -71,7 +74,10 @@ def graded(question: Question, outcome: Outcome) -> Outcome:
     """The outcome with its text graded anew."""
     text = outcome.text
     return msgspec.structs.replace(
-        outcome, right=is_right(question, text), strict=is_strictly_right(question, text)
+        outcome,
+        right=is_right(question, text),
+        strict=is_strictly_right(question, text),
+        to_read=question.check == "read",
     )
 
 
@@ -101,6 +107,7 @@ def written(question: Question, text: str, output_tokens: int, **costs: Any) -> 
         text=text,
         right=is_right(question, text),
         strict=is_strictly_right(question, text),
+        to_read=question.check == "read",
         output_tokens=output_tokens,
         **costs,
     )
@@ -114,6 +121,7 @@ def outcome_of(question: Question, answer: Answer) -> Outcome:
         question,
         answer.text,
         len(answer.tokens),
+        cut=answer.finish_reason == "length",
         cloud_tokens=usage.cloud_tokens,
         wasted_tokens=usage.wasted_tokens,
         consults=usage.cloud_calls - usage.failed_calls,
@@ -204,6 +212,7 @@ class CloudAlone:
             question,
             text_of(self._tokenizer, completion.ids),
             len(completion.ids),
+            cut=is_cut(self._tokenizer, completion.ids),
             cloud_tokens=len(completion.ids),
             consults=1,
             cached=completion.cached,
@@ -244,6 +253,11 @@ def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text of an answer's ids, without end tokens."""
     kept = (token for token in ids if token not in tokenizer.eos_ids)
     return b"".join(map(tokenizer.piece, kept)).decode("utf-8", "replace")
+
+
+def is_cut(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+    """Whether an answer's ids end without an end token."""
+    return not ids or ids[-1] not in tokenizer.eos_ids
 
 
 def cloud_share(found: Sequence[Outcome]) -> float:

@@ -27,7 +27,13 @@ from edgewise_lab.bench.frontier.systems import (
 )
 from edgewise_lab.bench.pace import UNPACED, DelayedCloud, EngineTime, Pace, PacedEdge
 from edgewise_lab.evaluation.store import Cell, Store, run
-from edgewise_lab.evaluation.systems import CLOUD_DEADLINE, question_prompt, text_of, written
+from edgewise_lab.evaluation.systems import (
+    CLOUD_DEADLINE,
+    is_cut,
+    question_prompt,
+    text_of,
+    written,
+)
 from edgewise_lab.evaluation.tasks.base import Question
 
 
@@ -56,7 +62,8 @@ class CloudInSpans:
         watch = Watch(self._link)
         ids = self._ids(prompt, watch)
         requests = self._cloud.take()
-        text, costs = text_of(self._tokenizer, ids), {"cloud_tokens": len(ids)}
+        text = text_of(self._tokenizer, ids)
+        costs = {"cloud_tokens": len(ids), "cut": is_cut(self._tokenizer, ids)}
         return watch.measured(
             lambda: written(question, text, len(ids), consults=len(requests), **costs),
             requests=(_as_one(requests, len(ids)),),

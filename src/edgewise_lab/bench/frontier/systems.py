@@ -256,6 +256,7 @@ class Streamed:
                 question,
                 "".join(stream.texts),
                 request.written,
+                cut=request.written >= self._max_tokens,
                 cloud_tokens=request.written,
                 consults=1,
                 cached=request.cached,

@@ -121,9 +121,9 @@ class Task(msgspec.Struct, frozen=True):
         return all(question.known for question in self.questions)
 
     @property
-    def graded(self) -> bool:
-        """Whether a program can tell right answers to all of them."""
-        return self.known and all(question.check != "read" for question in self.questions)
+    def to_read(self) -> int:
+        """Questions whose replies a person must read."""
+        return sum(question.check == "read" for question in self.questions)
 
     @property
     def families(self) -> tuple[str, ...]:

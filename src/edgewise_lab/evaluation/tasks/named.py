@@ -108,9 +108,14 @@ def with_calibration(
     else:
         used, others = task.first(limit), _beside(name, calibration_data, check)
         both = used, _apart(others, used, calibration or USUAL[use])
-    if known and not all(task.graded for task in both):
+    if known and not all(task.known for task in both):
         raise UsageError(
             f"The task {name!r} has no right answers", hint="give each question its answer"
+        )
+    if (known or use == "train") and any(task.to_read for task in both):
+        raise UsageError(
+            f"The task {name!r} has questions whose replies a person must read",
+            hint="leave them out",
         )
     if max_tokens is None:
         return both
