@@ -287,8 +287,9 @@ def test_who_fails_among_others_fails_alone(
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs POSIX signals")
+@pytest.mark.parametrize("at_its_end", [False, True])
 def test_a_ctrl_c_ends_one_wait_and_nothing_else(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, at_its_end: bool
 ) -> None:
     alone = [written(model, number, 12) for number in range(2)]
     session = model.session()
@@ -302,7 +303,8 @@ def test_a_ctrl_c_ends_one_wait_and_nothing_else(
     def press(context: LlamaContext, count: int) -> None:
         if not pressed.is_set():
             pressed.set()
-            signal.pthread_kill(here, signal.SIGINT)
+            # A signal of this thread's own does not wake the one that waits: it sees it once woken.
+            signal.pthread_kill(threading.get_ident() if at_its_end else here, signal.SIGINT)
             # Long enough for the waiting thread to see it.
             time.sleep(0.05)
 

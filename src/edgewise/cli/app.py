@@ -32,6 +32,7 @@ _BUILT_IN = {
 
 _LABORATORY = {
     "demo": "Compare edge, pair and cloud on held-out questions.",
+    "try": "Answer your prompts by edge, pair and cloud.",
     "eval": "Measure what a router buys on a task.",
     "train": "Train a router for a pair of models.",
     "tune": "Set thresholds for a pair, without training.",

@@ -264,11 +264,11 @@ def costed(cost: AnswerCost) -> str:
     kept = "lost" if cost.saved < 0 else "saved"
     part = f" ({abs(cost.saved) / cost.alone:.0%})" if cost.alone else ""
     about = "about " if cost.estimated else ""
-    money = f"paid {about}{_money(cost.paid)}, {kept} {about}{_money(abs(cost.saved))}"
-    return f"{money} {printable(cost.currency)}".rstrip() + part
+    paid = f"paid {about}{money(cost.paid)}, {kept} {about}{money(abs(cost.saved))}"
+    return f"{paid} {printable(cost.currency)}".rstrip() + part
 
 
-def _money(amount: float) -> str:
+def money(amount: float) -> str:
     """Formats an amount; small ones with six decimals, as prices of tokens are."""
     return f"{amount:.2f}" if amount >= 100 else f"{amount:.6f}".rstrip("0").rstrip(".")
 

@@ -147,7 +147,7 @@ def _report(
     title += "" if task.known else ", agreement with the cloud's own answers"
     sentences = warnings(task, contenders, table)
     if csv:
-        _write(csv, as_csv(table))
+        write(csv, as_csv(table))
     if json:
         told = summary(task.name, contenders[0].name if contenders else None, table, sentences)
         measure = "accuracy" if task.known else "agreement"
@@ -227,7 +227,8 @@ def require_folder(path: Path | None) -> None:
         raise UsageError(f"{str(path)!r} cannot be written: there is no such folder.")
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """Raises `UsageError` if it cannot."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

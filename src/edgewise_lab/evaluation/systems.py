@@ -277,7 +277,7 @@ def is_cut(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
 def cloud_share(found: Sequence[Outcome]) -> float:
     """Cloud share of all outcomes' tokens together, as `Usage.cloud_share` is of one answer's."""
     cloud = sum(outcome.cloud_tokens + outcome.wasted_tokens for outcome in found)
-    return min(1.0, cloud / sum(outcome.output_tokens for outcome in found))
+    return min(1.0, cloud / max(1, sum(outcome.output_tokens for outcome in found)))
 
 
 def changed_share(found: Sequence[Outcome]) -> float | None:

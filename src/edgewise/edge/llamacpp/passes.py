@@ -66,8 +66,8 @@ class SharedSlots(Slots):
         try:
             queued.wait()
         except BaseException:
-            # A Ctrl-C: what has begun is waited for.
-            if not passes.withdraw(self, queued):
+            # A Ctrl-C: what has begun is waited for. It may come just as that ends, too.
+            if not passes.withdraw(self, queued) and not queued.over:
                 queued.wait()
             raise
         if queued.error is not None:

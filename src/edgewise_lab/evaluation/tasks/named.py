@@ -9,12 +9,15 @@ from edgewise.addresses import from_home
 from edgewise.errors import UsageError
 from edgewise.registry import Registry, did_you_mean
 from edgewise_lab.evaluation.tasks.base import Grading, Task, TaskSource
-from edgewise_lab.evaluation.tasks.records import jsonl
+from edgewise_lab.evaluation.tasks.records import jsonl, prompts
 
 Use = Literal["train", "test"]
 
 USUAL = {"train": 300, "test": 100}
 """Questions that thresholds are set on where nobody says, at most a fifth of a file's."""
+
+EVERYDAY = 20
+"""Prompts that are tried where nobody names others."""
 
 TASKS: Registry[type[TaskSource]] = Registry(
     "task",
@@ -61,6 +64,16 @@ def open_task(
             f"The task {name!r} is a file of its own", hint="drop the copy", setting="data"
         )
     return _checked(name, jsonl(path, check))
+
+
+def open_prompts(name: str | None) -> Task:
+    """The prompts in a file, or with `-` of stdin; None: the first of the bundled everyday ones.
+
+    Not all need an answer.
+    """
+    if name is None:
+        return open_task("everyday").first(EVERYDAY)
+    return _checked(name, prompts(from_home(name)))
 
 
 def with_calibration(

@@ -2,8 +2,10 @@
 
 import gzip
 import io
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -18,6 +20,9 @@ from edgewise_lab.evaluation.tasks.grading import suited
 
 MAX_FILE = 256 << 20
 """Largest file that is read, bytes."""
+
+STDIN = Path("-")
+"""Stands for what is piped in."""
 
 _GZIP = b"\x1f\x8b"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -35,7 +40,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
     """Number and bytes of each line, unpacked, that is not empty. Raises `UsageError`."""
     try:
         # What is no file, such as a pipe, has no size before it was read.
-        with path.open("rb") as file:
+        with nullcontext(sys.stdin.buffer) if path == STDIN else path.open("rb") as file:
             held = file.read(MAX_FILE + 1)
         if held.startswith(_GZIP):
             with gzip.open(io.BytesIO(held)) as packed:
@@ -143,9 +148,25 @@ def jsonl(data: Path, check: Grading | None) -> Task:
     return Task(data.stem, questions, MAX_TOKENS)
 
 
-def _question(data: Path, number: int, line: bytes, check: Grading | None) -> Question:
+def prompts(data: Path) -> Task:
+    """A prompt a line, or where it begins with a brace a line of `jsonl`; `-` is stdin.
+
+    Some may have an answer. Raises `UsageError`.
+    """
+    questions = tuple(
+        _question(data, number, line, None, text=not line.lstrip().startswith(b"{"))
+        for number, line in lines_of(data)
+    )
+    return Task(data.stem, questions, MAX_TOKENS)
+
+
+def _question(
+    data: Path, number: int, line: bytes, check: Grading | None, *, text: bool = False
+) -> Question:
     try:
-        if b'"messages"' in line and not _is_prompt(line):
+        if text:
+            before, last, graded = [], Message("user", _decoded_text(line)), _Graded()
+        elif b'"messages"' in line and not _is_prompt(line):
             log = _decoded(data, number, line, _Conversation)
             *before, last = _asked(log.messages)
             graded = _Graded() if log.answer is None else _decoded(data, number, line, _Asked)
@@ -176,6 +197,13 @@ def _question(data: Path, number: int, line: bytes, check: Grading | None) -> Qu
         raise UsageError(
             f"Line {number} of {str(data)!r} is not valid: {error.message}", hint=error.hint
         ) from error
+
+
+def _decoded_text(line: bytes) -> str:
+    try:
+        return line.decode().strip()
+    except UnicodeDecodeError as error:
+        raise UsageError("it is not UTF-8", hint="save the file as UTF-8") from error
 
 
 def _is_prompt(line: bytes) -> bool:

@@ -1,0 +1,359 @@
+"""`edgewise try`: a table for one's own models, by one's own prompts."""
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+from xml.etree.ElementTree import Element, tostring
+
+import msgspec
+import typer
+from msgspec.structs import asdict
+
+from edgewise.addresses import each, is_url, with_scheme
+from edgewise.cli import options, render
+from edgewise.cli.options import ANSWERING, takes
+from edgewise.cloud.hosts import is_here
+from edgewise.costs.price import BilledTokens
+from edgewise.edge.base import Tokenizer
+from edgewise.events import Token
+from edgewise.loop.decoder import collect
+from edgewise.loop.generation import Generation
+from edgewise.pair import Pair, open_pair
+from edgewise.settings import Settings
+from edgewise_lab.commands import shared
+from edgewise_lab.commands.eval import require_folder, write
+from edgewise_lab.evaluation.systems import (
+    CloudAlone,
+    Outcome,
+    asking,
+    cloud_share,
+    edge_alone,
+    outcome_of,
+    question_ids,
+    require_room,
+    text_of,
+)
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.named import open_prompts
+from edgewise_lab.tables import FigureTable
+
+MAX_TOKENS = 512
+"""Longest answer where nobody says."""
+
+SYSTEMS = {"edge": "Edge alone", "pair": "Pair", "cloud": "Cloud alone"}
+
+_SHOWN = 300
+"""Characters of a prompt that a terminal shows."""
+
+_LIMITS, _DRAWS = ("max_cost", "max_cost_day"), ("temperature", *options.DRAWS)
+
+
+class SideAnswer(Outcome, frozen=True, kw_only=True):
+    """A system's answer, with its tokens where they are known; `paid` is the cloud's price."""
+
+    tokens: tuple[Token, ...] = ()
+    paid: float | None = None
+
+
+class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt and each system's answer; none is right where no answer is `known`."""
+
+    question: Question
+    answers: dict[str, SideAnswer]
+
+
+class Total(msgspec.Struct, frozen=True, kw_only=True):
+    """A system's figures over the prompts that all systems answered; `seconds` are an answer's."""
+
+    system: str
+    answers: int
+    checked: int
+    right: int
+    tokens: int
+    cloud_share: float
+    seconds: float
+    tokens_per_second: float
+    paid: float | None
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` prints."""
+
+    edge: str
+    cloud: str
+    currency: str | None
+    prompts: list[SideBySide]
+    systems: list[Total]
+
+
+# Answers are greedy. The cloud alone is held to no limit of costs, so none is taken.
+@takes(
+    *(name for name in ANSWERING if name not in (*_DRAWS, *_LIMITS)),
+    reads=["cloud_key", "edge_key"],
+    unaffected=options.DRAWS,
+)
+def try_(
+    prompts: Annotated[
+        str | None,
+        typer.Argument(metavar="[PROMPTS]", help="A prompt a line, or JSON Lines; -: stdin."),
+    ] = None,
+    *,
+    chosen: Settings,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the first N prompts.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page that one can send to FILE.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Your prompts answered by edge, pair and cloud, side by side.
+
+    Without PROMPTS, twenty everyday ones. A line of JSON Lines has a prompt (or messages), and if
+    you like a check and an answer.
+    """
+    task = open_prompts(prompts).first(limit)
+    require_folder(html)
+    _tell_where(chosen, len(task.questions))
+    with open_pair(chosen) as pair:
+        edge, cloud = pair.both()
+        require_room(task, edge, cloud)
+        price = pair.billing and pair.billing.price
+        found: list[SideBySide] = []
+        try:
+            _answer(pair, task, chosen.max_tokens or MAX_TOKENS, found, shown=not json)
+        finally:
+            # Of what was interrupted, too, or ended by a cloud that fails.
+            tried = Tried(
+                edge=edge.name,
+                cloud=pair.clouds[-1].name,
+                currency=price.currency if price else None,
+                prompts=[one for one in found if one.answers],
+                systems=_totals(found),
+            )
+            if html and tried.prompts:
+                write(html, _page(tried, edge.tokenizer))
+            if json:
+                print(msgspec.json.encode(tried).decode())
+            elif tried.systems:
+                render.show(shared.drawn(_figures(tried)))
+
+
+def _tell_where(chosen: Settings, prompts: int) -> None:
+    """What leaves this machine may be billed; said before it does."""
+    urls = [with_scheme(address) for address in each(chosen.cloud or "")]
+    far = [url for url in urls if is_url(url) and not is_here(url)]
+    if far:
+        render.note(
+            f"prompts that go to {', '.join(far)}: {prompts}, each twice, for the pair and for the "
+            "cloud alone; --limit N asks fewer"
+        )
+
+
+def _answer(
+    pair: Pair, task: Task, max_tokens: int, found: list[SideBySide], *, shown: bool
+) -> None:
+    """Adds each prompt to `found` before it is answered, and each answer when it is there."""
+    systems, count = _systems(pair, max_tokens, shown=shown), len(task.questions)
+    say = render.out.print if shown else _say_nothing
+    if shown:
+        render.warn_of_toy(pair.settings.edge, task.questions[0].prompt)
+    with render.progress(hidden=shown) as progress:
+        bar = progress.add_task("answers", total=len(systems) * count)
+        for number, question in enumerate(task.questions, 1):
+            found.append(one := SideBySide(question=question, answers={}))
+            asked = render.printable(" ".join(question.prompt.split()))[:_SHOWN]
+            say(f"\n{number} of {count}: {asked}", style="dim")
+            for system, answer in systems.items():
+                say(f"{system}: ", style="bold", end="")
+                one.answers[system] = answer(question)
+                if system == "cloud":
+                    say(render.printable(one.answers[system].text))
+                told = _told(one, system), _verdict(one, system)
+                say(f"      {' · '.join(filter(None, told))}", style="dim")
+                progress.advance(bar)
+
+
+def _say_nothing(*_: object, **__: object) -> None:
+    pass
+
+
+def _systems(
+    pair: Pair, max_tokens: int, *, shown: bool
+) -> dict[str, Callable[[Question], SideAnswer]]:
+    """The systems by name; edge and pair, if `shown`, write to the terminal as they answer."""
+    edge = pair.edge
+    alone = edge_alone(edge, max_tokens)
+    whole = CloudAlone(pair.clouds[-1], edge.tokenizer, max_tokens)
+
+    def decoded(stream: Callable[[Question], Generation]) -> Callable[[Question], SideAnswer]:
+        def answer(question: Question) -> SideAnswer:
+            with asking(question), stream(question) as events:
+                found = collect(render.painted(events) if shown else events)
+            cost = found.usage.cost
+            paid = cost.paid if cost else None if pair.billing is None else 0.0
+            graded = asdict(outcome_of(question, found))
+            return SideAnswer(**graded, tokens=found.tokens, paid=paid)
+
+        return answer
+
+    def by_cloud(question: Question) -> SideAnswer:
+        found = whole.answer(question)
+        paid = _paid(pair, found, len(question_ids(edge.tokenizer, question)))
+        return SideAnswer(**asdict(found), paid=paid)
+
+    by_pair = decoded(lambda one: pair.stream(one.messages, max_tokens=max_tokens))
+    return {"edge": decoded(alone.stream), "pair": by_pair, "cloud": by_cloud}
+
+
+def _paid(pair: Pair, found: Outcome, prompt: int) -> float | None:
+    """Price of the cloud's answer, by its meter of the prompt if it has one; else by `prompt`."""
+    if pair.billing is None:
+        return None
+    cached = found.cached or 0
+    computed = max(0, prompt - cached) if found.computed is None else found.computed
+    billed = BilledTokens(input=computed, cached=cached, output=found.output_tokens)
+    return float(pair.billing.price.of(billed))
+
+
+def _told(one: SideBySide, system: str) -> str:
+    """The counts of an answer in a line."""
+    answer = one.answers[system]
+    wrote = f"{answer.output_tokens} tokens"
+    if system == "pair":
+        by_edge = answer.output_tokens - answer.cloud_tokens
+        wrote = f"{by_edge} edge + {answer.cloud_tokens} cloud tokens ({cloud_share([answer]):.1%})"
+    failed = f" · {answer.failed} consults failed" if answer.failed else ""
+    return f"{wrote} · {answer.seconds:.2f} s{failed}"
+
+
+def _verdict(one: SideBySide, system: str) -> str:
+    """Right, wrong, or nothing where no program can tell."""
+    return ("right" if one.answers[system].right else "wrong") if one.question.known else ""
+
+
+def _totals(found: Sequence[SideBySide]) -> list[Total]:
+    whole = [one for one in found if len(one.answers) == len(SYSTEMS)]
+    return [_total(system, whole) for system in SYSTEMS] if whole else []
+
+
+def _total(system: str, whole: Sequence[SideBySide]) -> Total:
+    answers = [one.answers[system] for one in whole]
+    checked = [one.answers[system].right for one in whole if one.question.known]
+    tokens, seconds = sum(a.output_tokens for a in answers), sum(a.seconds for a in answers)
+    paid = [a.paid for a in answers if a.paid is not None]
+    return Total(
+        system=system,
+        answers=len(answers),
+        checked=len(checked),
+        right=sum(checked),
+        tokens=tokens,
+        cloud_share=cloud_share(answers),
+        seconds=seconds / len(answers),
+        tokens_per_second=tokens / seconds if seconds else 0.0,
+        paid=sum(paid) if paid else None,
+    )
+
+
+def _figures(tried: Tried) -> FigureTable:
+    """Without the columns that nothing is known for."""
+
+    def columns(one: Total) -> Iterator[tuple[str, str]]:
+        yield "system", one.system
+        if one.checked:
+            yield "right", f"{one.right} of {one.checked}"
+        yield "tokens", f"{one.tokens}"
+        yield "cloud\nshare", f"{one.cloud_share:.1%}"
+        yield "seconds\nan answer", f"{one.seconds:.2f}"
+        yield "tokens/s", f"{one.tokens_per_second:.1f}"
+        if one.paid is not None:
+            yield f"paid\n{tried.currency}".rstrip(), render.money(one.paid)
+
+    rows = [[*zip(*columns(one), strict=True)] for one in tried.systems]
+    title = f"prompts: {tried.systems[0].answers}" if rows else ""
+    return FigureTable(title, [*rows[0][0]] if rows else [], [[*cells] for _, cells in rows])
+
+
+_POLICY = {"http-equiv": "Content-Security-Policy"}
+
+
+def _page(tried: Tried, tokenizer: Tokenizer) -> str:
+    """A page that loads nothing and runs nothing, with the style of the server's."""
+    table, style = _figures(tried), files("edgewise") / "server/page/page.css"
+    rows = (_el("tr", *(_el("td", cell) for cell in row)) for row in (table.head, *table.lines))
+    page = _el(
+        "html",
+        _el("meta", charset="utf-8"),
+        _el("meta", **_POLICY, content="default-src 'none'; style-src 'unsafe-inline'"),
+        _el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        _el("meta", name="color-scheme", content="light dark"),
+        _el("title", "Edge, pair and cloud, by Edgewise"),
+        _el("style", style.read_text(encoding="utf-8")),
+        _el(
+            "body.shared",
+            _el("h1", "Edgewise: edge, pair and cloud"),
+            _el("p.note", f"Edge model: {tried.edge}. Cloud model: {tried.cloud}. {table.title}"),
+            _el("div.text scroll", _el("table", *rows)),
+            _el("p.note", _mark("cloud"), " agreed, ", _mark("cloud", "edge"), " changed it"),
+            *(_turn(one, tokenizer) for one in tried.prompts),
+        ),
+    )
+    return "<!doctype html>\n" + tostring(page, "unicode", method="html")
+
+
+def _turn(one: SideBySide, tokenizer: Tokenizer) -> Element:
+    question = one.question
+    answers = (
+        _el(
+            "article.answer",
+            _el("h3", f"{SYSTEMS[system]} ", _el(f"span.{verdict}", verdict)),
+            _el("div.text", _el("p", *_written(answer, tokenizer)), dir="auto"),
+            _el("p.meters", _told(one, system)),
+        )
+        for system, answer in one.answers.items()
+        for verdict in [_verdict(one, system)]
+    )
+    return _el(
+        "section.turn several",
+        _el("div.question", _el("h2", question.text, dir="auto")),
+        _el("p.note", f"{question.check}: {question.answer}" if question.known else ""),
+        _el("div.answers", *answers),
+    )
+
+
+def _written(answer: SideAnswer, tokenizer: Tokenizer) -> Iterator[Element | str]:
+    """The text, with what the cloud wrote in it marked."""
+    for token in answer.tokens:
+        ends = token.id in tokenizer.eos_ids
+        if token.source == "edge" or not (token.text or ends):
+            yield token.text
+        elif token.draft in (None, token.id):
+            yield _mark(token.text)
+        else:
+            yield _mark(token.text or "∎", text_of(tokenizer, [token.draft]) or "∎")
+    yield answer.text[sum(len(token.text) for token in answer.tokens) :]
+
+
+def _mark(text: str, instead_of: str | None = None) -> Element:
+    """What the cloud wrote; spaces before it stand outside of the mark."""
+    bare = text.lstrip() or text
+    space = text.removesuffix(bare)
+    if instead_of is None:
+        return _el("span.token cloud confirmed", space, _el("mark", bare))
+    struck = _el("ruby", bare, _el("rt", _el("del", instead_of)))
+    return _el("span.token cloud changed", space, _el("mark", struck))
+
+
+def _el(tag: str, *children: Element | str, **attributes: str) -> Element:
+    """An element, its class after a point. Text in it stays text."""
+    name, _, its_class = tag.partition(".")
+    node = Element(name, attributes | ({"class": its_class} if its_class else {}))
+    for child in children:
+        if isinstance(child, Element):
+            node.append(child)
+        elif len(node):
+            node[-1].tail = (node[-1].tail or "") + render.printable(child)
+        else:
+            node.text = (node.text or "") + render.printable(child)
+    return node
