@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-RECORDS = sorted((ROOT / "docs" / "records").glob("*.md"))
-"""Tables with the commands of their time, which later versions may not have."""
 PAGES = sorted(
     [
-        *(page for page in (ROOT / "docs").rglob("*.md") if page not in RECORDS),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
         ROOT / "pocket" / "README.md",
     ]

@@ -52,7 +52,7 @@ _MEASURED = {
     "entropy": "at 5% it recovered none of the gap between two real models",
     "max-prob": "at 5% it recovered 40% (26 to 57) of the gap between two real models",
 }
-"""Measured results of routers that need no training: docs/records/real-pair.md."""
+"""Measured results of routers that need no training: docs/results.md."""
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 

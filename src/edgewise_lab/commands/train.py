@@ -29,7 +29,7 @@ from edgewise_lab.training.router import Progress, Stage, Training
 from edgewise_lab.training.spending import SpendingMeter
 
 HELPED = {True: 72, False: 130}
-"""The fewest prompts that helped, with and without known answers: docs/records/real-pair.md."""
+"""The fewest prompts that helped, with and without known answers: docs/results.md."""
 
 INPUTS = tuple(SIGNALS)
 DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.default)
