@@ -94,10 +94,7 @@ def evaluate(
         max_tokens=max_tokens,
         known=False,
     )
-    if asked[0].to_read == len(asked[0].questions):
-        raise UsageError(
-            f"All replies to {task!r} are to be read by a person", hint="give some another check"
-        )
+    _require_checks(asked[0])
     shared.tell_of_code(asked)
     named = router or [chosen.router]
     kept = f"Answers are in {out}: the same command goes on from there."
@@ -106,6 +103,14 @@ def evaluate(
         contenders, table = _compared(chosen, asked, named, shares, out, wanted, workers)
     if table:
         _report(asked[0], contenders, table, json=json, csv=csv)
+
+
+def _require_checks(task: Task) -> None:
+    if task.to_read == len(task.questions):
+        raise UsageError(
+            f"All replies to {task.name!r} are to be read by a person",
+            hint="give some another check",
+        )
 
 
 def _compared(
