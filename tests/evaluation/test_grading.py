@@ -169,6 +169,8 @@ def test_a_letter_names_a_choice_as_such_only(text: str, choice: str | None) -> 
         ("Die, of course", 0),
         ("I say (b).", 7),
         ("B. learn new things", 0),
+        ("It is what they like, as all know.\n\n**Answer:** B", 48),
+        ("Answer: B) learn new things", 8),
         ("Therefore, C.", 11),
         (f"{LIST} Therefore, die.", len(LIST) + 12),
         ("A diesel engine", None),

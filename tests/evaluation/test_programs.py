@@ -1,7 +1,11 @@
 """Checks that run in a child process: code with its tests, and JSON by its schema."""
 
 import json
+import shutil
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,6 +92,36 @@ def test_code_writes_little_and_only_beside_it(tmp_path: Path) -> None:
         AREA, fenced(f"open({str(told)!r}, 'w').write(__import__('os').getcwd())\n{RIGHT}")
     )
     assert not Path(told.read_text()).exists()
+
+
+def namespaces() -> bool:
+    """Whether this user may have a network of his own."""
+    unshare = shutil.which("unshare")
+    return unshare is not None and subprocess.run([unshare, "-Un", "true"]).returncode == 0
+
+
+@pytest.mark.skipif(not namespaces(), reason="no user namespaces")
+def test_code_has_no_network() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        call = f"__import__('socket').create_connection({server.getsockname()!r}, 5)"
+        assert not is_right(AREA, fenced(f"{RIGHT}\n{call}"))
+        assert is_right(AREA, fenced(f"{RIGHT}\ntry: {call}\nexcept OSError: pass"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_code_starts_ends_with_it(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    sleeper = "[__import__('sys').executable, '-c', 'import time; time.sleep(60)']"
+    begin = f"import subprocess\np = subprocess.Popen({sleeper})"
+    is_right(AREA, fenced(f"{begin}\nopen({str(told)!r}, 'w').write(str(p.pid))"))
+    if not told.exists():
+        return  # this user's code starts nothing
+    state = Path(f"/proc/{told.read_text()}/stat")
+    end = time.monotonic() + 30
+    while running := state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        if time.monotonic() > end:
+            break
+    assert not running
 
 
 ADDRESS = {
