@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from edgewise.addresses import bundled
+from edgewise_lab.evaluation.tasks.everyday import Everyday
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise, Result
 from tests.doubles.scripted_text import ScriptedText
+
+pytestmark = pytest.mark.deep
 
 HELD_OUT = pocketqa().questions
 QUESTIONS = [
@@ -53,7 +56,11 @@ class Tags(HTMLParser):
 @pytest.fixture
 def api() -> Iterator[ScriptedText]:
     """An API that takes text."""
-    with closing(ScriptedText("chat", script=lambda messages, answer: "It is five.")) as server:
+
+    def script(messages: object, answer: str) -> str:
+        return "It is five."
+
+    with closing(ScriptedText("chat", script=script)) as server:
         yield server
 
 
@@ -69,7 +76,7 @@ def test_every_system_answers_every_prompt(edgewise: Edgewise, tmp_path: Path) -
         QUESTIONS[-1]["prompt"],
         "What is copper?",
     ]
-    assert not told["prompts"][-1]["question"]["known"]
+    assert not told["prompts"][-1]["checked"]
     edge, pair, cloud = told["systems"]
     assert [one["system"] for one in told["systems"]] == ["edge", "pair", "cloud"]
     assert {(one["answers"], one["checked"]) for one in told["systems"]} == {(25, 24)}
@@ -124,7 +131,10 @@ def test_a_table_and_a_page(edgewise: Edgewise, tmp_path: Path) -> None:
 
 
 def test_a_hostile_answer_stays_text(edgewise: Edgewise, tmp_path: Path, api: ScriptedText) -> None:
-    api.script = lambda messages, answer: f"\x1b]0;x\x07{HOSTILE}"
+    def script(messages: object, answer: str) -> str:
+        return f"\x1b]0;x\x07{HOSTILE}"
+
+    api.script = script
     (tmp_path / "mine.jsonl").write_text(lines({"prompt": HOSTILE, "answer": HOSTILE}))
     many = ("--max-tokens", "64", "--cloud-share", "0.9", "--router", "entropy")
     done = edgewise("try", "mine.jsonl", "--html", "page.html", *models(api), *many)
@@ -174,6 +184,25 @@ def test_interrupted_it_shows_the_table_so_far(
     done = edgewise("try", "mine.txt", *models(api))
     assert done.code == 130
     assert "prompts: 1" in done.out
+
+
+def test_without_prompts_twenty_everyday_ones_are_tried(edgewise: Edgewise) -> None:
+    told = tried(edgewise("try", "--json", "--max-tokens", "2"))
+    asked = [one["question"] for one in told["prompts"]]
+    assert [one["id"] for one in asked] == [
+        one.id for one in Everyday().open("test").questions[:20]
+    ]
+
+
+def test_an_answer_that_a_person_has_to_read_is_neither(edgewise: Edgewise, tmp_path: Path) -> None:
+    rubric = "It is polite."
+    read = {"prompt": "Write to Ana.", "answer": rubric, "check": "read"}
+    (tmp_path / "mine.jsonl").write_text(lines(read, QUESTIONS[0]))
+    done = edgewise("try", "mine.jsonl", "--html", "page.html")
+    assert done.code == 0, done.err
+    assert re.search(r"^edge +[01] of 1 ", done.out, re.MULTILINE)
+    assert rubric in done.out
+    assert rubric in Tags((tmp_path / "page.html").read_text()).text
 
 
 def test_a_price_is_shown(edgewise: Edgewise, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from xml.etree.ElementTree import Element, tostring
 import msgspec
 import typer
 from msgspec.structs import asdict
+from rich.console import Console
 
 from edgewise.addresses import each, is_url, with_scheme
 from edgewise.cli import options, render
@@ -57,9 +58,10 @@ class SideAnswer(Outcome, frozen=True, kw_only=True):
 
 
 class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and each system's answer; none is right where no answer is `known`."""
+    """A prompt and each system's answer; only where it is `checked` one can be right."""
 
     question: Question
+    checked: bool
     answers: dict[str, SideAnswer]
 
 
@@ -156,13 +158,14 @@ def _answer(
 ) -> None:
     """Adds each prompt to `found` before it is answered, and each answer when it is there."""
     systems, count = _systems(pair, max_tokens, shown=shown), len(task.questions)
-    say = render.out.print if shown else _say_nothing
+    say = (render.out if shown else Console(quiet=True)).print
     if shown:
         render.warn_of_toy(pair.settings.edge, task.questions[0].prompt)
     with render.progress(hidden=shown) as progress:
         bar = progress.add_task("answers", total=len(systems) * count)
         for number, question in enumerate(task.questions, 1):
-            found.append(one := SideBySide(question=question, answers={}))
+            checked = question.known and question.check != "read"
+            found.append(one := SideBySide(question=question, checked=checked, answers={}))
             asked = render.printable(" ".join(question.prompt.split()))[:_SHOWN]
             say(f"\n{number} of {count}: {asked}", style="dim")
             for system, answer in systems.items():
@@ -173,10 +176,8 @@ def _answer(
                 told = _told(one, system), _verdict(one, system)
                 say(f"      {' · '.join(filter(None, told))}", style="dim")
                 progress.advance(bar)
-
-
-def _say_nothing(*_: object, **__: object) -> None:
-    pass
+            if wanted := _wanted(question):
+                say(render.printable(wanted), style="dim")
 
 
 def _systems(
@@ -229,8 +230,16 @@ def _told(one: SideBySide, system: str) -> str:
 
 
 def _verdict(one: SideBySide, system: str) -> str:
-    """Right, wrong, or nothing where no program can tell."""
-    return ("right" if one.answers[system].right else "wrong") if one.question.known else ""
+    return ("right" if one.answers[system].right else "wrong") if one.checked else ""
+
+
+def _wanted(question: Question) -> str:
+    """A right answer, or what a person has to look for; empty where nobody says."""
+    if not question.known:
+        return ""
+    if question.check == "read":
+        return f"to be read: {question.answer}"
+    return f"wanted: {question.reference or question.answer}"
 
 
 def _totals(found: Sequence[SideBySide]) -> list[Total]:
@@ -240,7 +249,7 @@ def _totals(found: Sequence[SideBySide]) -> list[Total]:
 
 def _total(system: str, whole: Sequence[SideBySide]) -> Total:
     answers = [one.answers[system] for one in whole]
-    checked = [one.answers[system].right for one in whole if one.question.known]
+    checked = [one.answers[system].right for one in whole if one.checked]
     tokens, seconds = sum(a.output_tokens for a in answers), sum(a.seconds for a in answers)
     paid = [a.paid for a in answers if a.paid is not None]
     return Total(
@@ -317,7 +326,7 @@ def _turn(one: SideBySide, tokenizer: Tokenizer) -> Element:
     return _el(
         "section.turn several",
         _el("div.question", _el("h2", question.text, dir="auto")),
-        _el("p.note", f"{question.check}: {question.answer}" if question.known else ""),
+        _el("p.note", _wanted(question), dir="auto"),
         _el("div.answers", *answers),
     )
 

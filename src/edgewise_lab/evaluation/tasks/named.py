@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from edgewise.addresses import from_home
 from edgewise.errors import UsageError
 from edgewise.registry import Registry, did_you_mean
+from edgewise_lab.evaluation.tasks import everyday
 from edgewise_lab.evaluation.tasks.base import Grading, Task, TaskSource
 from edgewise_lab.evaluation.tasks.records import jsonl, prompts
 
@@ -72,7 +73,7 @@ def open_prompts(name: str | None) -> Task:
     Not all need an answer.
     """
     if name is None:
-        return open_task("everyday").first(EVERYDAY)
+        return everyday.first(EVERYDAY)
     return _checked(name, prompts(from_home(name)))
 
 
