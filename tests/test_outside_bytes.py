@@ -6,6 +6,7 @@ are tried by `benchmarks.faults`, since each costs a process.
 """
 
 import asyncio
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -38,7 +39,7 @@ from edgewise.settings import load
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.wire import protocol
 from edgewise_lab.evaluation import store
-from edgewise_lab.evaluation.tasks import commonsenseqa, gsm8k, records
+from edgewise_lab.evaluation.tasks import commonsenseqa, gsm8k, humaneval, records
 from edgewise_lab.evaluation.tasks.base import TRAINED_ON, Grading, trained_digests
 from edgewise_lab.evaluation.tasks.named import open_task
 from edgewise_lab.training.collect import COLUMNS, Columns, Sample, collect_features
@@ -217,8 +218,13 @@ COMMONSENSE: Any = {
     "answerKey": "A",
 }
 PROBLEM: Any = {"question": "2 + 2?", "answer": "2 + 2 is <<2+2=4>>4\n#### 4"}
-
-
+FUNCTION = {
+    "task_id": "1",
+    "prompt": "def f():",
+    "canonical_solution": " return 1",
+    "test": "def check(f): pass",
+    "entry_point": "f",
+}
 SAMPLE = Sample("1", (1, 2), (3, 4), (-0.5, -1.5), True)
 LABELLED: Any = {"question": "1", "values": [0.0, 1.0], "router": "entropy"}
 FILES: dict[str, tuple[st.SearchStrategy[bytes], Callable[[Path], object]]] = {
@@ -238,6 +244,14 @@ FILES: dict[str, tuple[st.SearchStrategy[bytes], Callable[[Path], object]]] = {
     "commonsenseqa.jsonl": (
         lines_like(COMMONSENSE),
         lambda path: open_task("commonsenseqa", data=path),
+    ),
+    "packed.jsonl.gz": (
+        bytes_like(gzip.compress(json.dumps(QUESTION).encode())),
+        lambda path: open_task(str(path)),
+    ),
+    "humaneval.jsonl": (
+        lines_like(FUNCTION),
+        lambda path: open_task("humaneval", data=path),
     ),
     "gsm8k.jsonl": (lines_like(PROBLEM), lambda path: open_task("gsm8k", data=path)),
     # What an evaluation or a training left.
@@ -264,6 +278,7 @@ def parquet() -> bytes:
         "choices": [{"label": ["A", "B"], "text": ["here", "there"]}],
         "answerKey": ["A"],
         "answer": ["2 + 2 is 4\n#### 4"],
+        **{name: [value] for name, value in FUNCTION.items()},
     }
     sink = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.table(rows), sink)
@@ -274,7 +289,7 @@ def parquet() -> bytes:
 def test_a_hub_datasets_file(folder: Path, data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(records.Repository, "file", lambda *_: folder / "rows.parquet")
-        for kind in (gsm8k.Gsm8k, commonsenseqa.CommonsenseQa):
+        for kind in (gsm8k.Gsm8k, commonsenseqa.CommonsenseQa, humaneval.HumanEval):
             reading(folder / "rows.parquet", data, lambda _, kind=kind: kind().open("test"))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,22 @@ def test_code_writes_little_and_only_beside_it(tmp_path: Path) -> None:
         AREA, fenced(f"open({str(told)!r}, 'w').write(__import__('os').getcwd())\n{RIGHT}")
     )
     assert not Path(told.read_text()).exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_code_starts_ends_with_it(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    sleeper = "[__import__('sys').executable, '-c', 'import time; time.sleep(60)']"
+    begin = f"import subprocess\np = subprocess.Popen({sleeper})"
+    is_right(AREA, fenced(f"{begin}\nopen({str(told)!r}, 'w').write(str(p.pid))"))
+    if not told.exists():
+        return  # this user's code starts nothing
+    state = Path(f"/proc/{told.read_text()}/stat")
+    end = time.monotonic() + 30
+    while running := state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        if time.monotonic() > end:
+            break
+    assert not running
 
 
 ADDRESS = {

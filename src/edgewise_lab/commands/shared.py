@@ -33,7 +33,7 @@ from edgewise_lab.tables import FigureTable
 TaskName = Annotated[
     str,
     typer.Argument(
-        help="pocketqa, everyday, gsm8k, humaneval or others, or a JSON Lines file of prompts or chats."
+        help="pocketqa, everyday, commonsenseqa, gsm8k, humaneval or a file of prompts or chats."
     ),
 ]
 Data = Annotated[Path | None, typer.Option(help="Local copy of the task's published file.")]

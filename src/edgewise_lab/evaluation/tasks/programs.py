@@ -66,7 +66,7 @@ class _Kept:
         self._child = None
 
 
-_searches, _schemas = _Kept("searching:search"), _Kept("searching:fits", _LIBRARIES)
+_searches, _schemas = _Kept("searching:search"), _Kept("schemas:fits", _LIBRARIES)
 
 
 def matches(question: Question, text: str) -> bool:

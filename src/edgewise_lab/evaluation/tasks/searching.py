@@ -1,55 +1,10 @@
-"""The inside of the process that searches replies: `re`, also a schema's, cannot be stopped."""
+"""The inside of the process that searches a user's regular expressions: `re` cannot be stopped."""
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any
 
 
 def search(request: bytes) -> bytes:
     """`1` if the pattern occurs in the text, else `0`; the request is both, as JSON."""
     pattern, text = json.loads(request)
     return b"0" if re.search(pattern, text) is None else b"1"
-
-
-def fits(request: bytes) -> bytes:
-    """`1` if one of the texts is JSON that fits the schema, else `0`; the request is JSON.
-
-    Unless `strict`, JSON may stand between words. A schema's references stay within it.
-    """
-    from jsonschema.validators import Draft202012Validator, validator_for
-    from referencing import Registry
-
-    schema, text, strict = json.loads(request)
-    kind = validator_for(schema, default=Draft202012Validator)
-    validator = kind(schema, registry=Registry())
-    # A reply that is nested too deeply to be read fits nothing.
-    with suppress(RecursionError):
-        if any(validator.is_valid(one) for one in _values(text, strict=strict)):
-            return b"1"
-    return b"0"
-
-
-def _values(text: str, *, strict: bool) -> Iterator[Any]:
-    """What the text is as JSON; else what its fences hold, or where there are none, its words."""
-    decoder = json.JSONDecoder(parse_constant=_refused)
-    fenced = re.findall(r"^[ \t]*```.*\n((?:.*\n)*?)[ \t]*(?:```|\Z)", text + "\n", re.MULTILINE)
-    for whole in (text,) if strict else (text, *fenced):
-        with suppress(ValueError):
-            yield decoder.decode(whole)
-    at = len(text) if strict or fenced else 0
-    while begun := re.compile(r"[{\[]").search(text, at):
-        try:
-            value, at = decoder.raw_decode(text, begun.start())
-        except json.JSONDecodeError as error:
-            # Nothing inside of what is broken.
-            at = max(error.pos, begun.end())
-        except ValueError:
-            at = begun.end()
-        else:
-            yield value
-
-
-def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
