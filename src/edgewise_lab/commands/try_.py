@@ -98,7 +98,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 def try_(
     prompts: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPTS]", help="A prompt a line, or JSON Lines; -: stdin."),
+        typer.Argument(metavar="PROMPTS", help="A prompt a line, or JSON Lines; -: stdin."),
     ] = None,
     *,
     chosen: Settings,
@@ -113,7 +113,7 @@ def try_(
     """Your prompts answered by edge, pair and cloud, side by side.
 
     Without PROMPTS, twenty everyday ones. A line of JSON Lines has a prompt (or messages), and if
-    you like a check and an answer.
+    you like a check and an answer. Answers have at most 512 tokens, unless --max-tokens says so.
     """
     task = open_prompts(prompts).first(limit)
     require_folder(html)
