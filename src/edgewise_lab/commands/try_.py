@@ -98,7 +98,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 def try_(
     prompts: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPTS]", help="A prompt a line, or JSON Lines; -: stdin."),
+        typer.Argument(metavar="PROMPTS", help="A prompt a line, or JSON Lines; -: stdin."),
     ] = None,
     *,
     chosen: Settings,
@@ -113,7 +113,7 @@ def try_(
     """Your prompts answered by edge, pair and cloud, side by side.
 
     Without PROMPTS, twenty everyday ones. A line of JSON Lines has a prompt (or messages), and if
-    you like a check and an answer.
+    you like a check and an answer. Answers have at most 512 tokens, unless --max-tokens says so.
     """
     task = open_prompts(prompts).first(limit)
     require_folder(html)
@@ -162,6 +162,7 @@ def _answer(
     if shown:
         render.warn_of_toy(pair.settings.edge, task.questions[0].prompt)
     with render.progress(hidden=shown) as progress:
+        _warm(pair, task.questions[0])
         bar = progress.add_task("answers", total=len(systems) * count)
         for number, question in enumerate(task.questions, 1):
             checked = question.known and question.check != "read"
@@ -178,6 +179,13 @@ def _answer(
                 progress.advance(bar)
             if wanted := _wanted(question):
                 say(render.printable(wanted), style="dim")
+
+
+def _warm(pair: Pair, question: Question) -> None:
+    """Weights that are read from the disk for the first time are no answer's time."""
+    edge_alone(pair.edge, 1).ask(question)
+    if pair.clouds[-1].local is not None:
+        CloudAlone(pair.clouds[-1], pair.edge.tokenizer, 1).answer(question)
 
 
 def _systems(
