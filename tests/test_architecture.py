@@ -122,7 +122,7 @@ BUDGET = {
     "edgewise/wire": 272,
     "edgewise_lab": 462,
     "edgewise_lab/bench": 2_132,
-    "edgewise_lab/commands": 2_113,
+    "edgewise_lab/commands": 2_121,
     "edgewise_lab/evaluation": 3_628,
     "edgewise_lab/training": 2_090,
 }
