@@ -1,6 +1,8 @@
 """What the documents show works as written; the site has them all, and a reference of the code."""
 
 import re
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,42 @@ def test_every_defence_names_a_test_that_is_there() -> None:
     rows = [line for line in defended.splitlines() if line.startswith("|") and "---" not in line]
     for row in rows:
         assert "](tests/" in row or re.search(r"\| test \|$", row), row
+
+
+WORDS = {
+    "README.md": 900,
+    "CONTRIBUTING.md": 1_200,
+    "SECURITY.md": 1_500,
+    "docs/protocol.md": 3_000,
+}
+ALL_WORDS = 35_000
+BUILT = ("node_modules", "build", "dist")
+
+
+def documents() -> list[Path]:
+    """Every Markdown file that git holds; without git, those that are not installed or built."""
+    if (ROOT / ".git").exists() and (git := shutil.which("git")):
+        held = subprocess.run([git, "ls-files", "-z", "*.md"], cwd=ROOT, capture_output=True)
+        if held.returncode == 0:
+            named = (ROOT / name for name in held.stdout.decode().split("\0") if name)
+            return [path for path in named if path.exists()]
+    return [path for path in ROOT.rglob("*.md") if is_written(path.relative_to(ROOT))]
+
+
+def is_written(path: Path) -> bool:
+    return not any(part in BUILT or part.startswith(".") for part in path.parts)
+
+
+def words(path: Path) -> int:
+    """As `wc -w` counts them."""
+    return len(path.read_text(encoding="utf-8").split())
+
+
+def test_documents_keep_to_their_budget_of_words() -> None:
+    assert {name: words(ROOT / name) for name in WORDS if words(ROOT / name) > WORDS[name]} == {}
+    counted = {name_of(path): words(path) for path in documents()}
+    assert set(WORDS) <= set(counted)
+    assert sum(counted.values()) <= ALL_WORDS, counted
 
 
 WINS = {

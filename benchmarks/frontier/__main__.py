@@ -1,7 +1,7 @@
 """The pocket pair beside everything else that could answer: `python -m benchmarks.frontier`.
 
 Edge, larger edge, streamed cloud, the bundled router at several shares, untrained routers, the
-commit point, lossless speculation and whole questions, on every axis at once. Quality is that of
+commit point and whole questions, on every axis at once. Quality is that of
 `--questions` questions, as fast as they go; times, bills and bytes are those of the first
 `--timed` of them, with an edge as slow as a 0.5B, a real llama-server at the pace of a large model,
 and an emulated link between the two. Prints Markdown; `--json FILE` keeps the figures.
