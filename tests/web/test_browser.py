@@ -412,15 +412,17 @@ def test_a_large_model_is_announced(browser: Browser, served: str) -> None:
 
 
 def test_several_pages_are_answered_each_on_its_own(context: BrowserContext, served: str) -> None:
-    pages = [open_page(context, served) for _ in range(PAGES)]
-    for page in pages:
+    """A consult may time out beside the others: which token that keeps is not asked here."""
+    names = ["Hugo", "Cleo", "Jack", "Kim", "Mia"]
+    pages = [(open_page(context, served), names[n % len(names)]) for n in range(PAGES)]
+    for page, name in pages:
         page.get_by_label("Cloud share").fill("30")
-        page.get_by_label("Message").fill(SUM)
+        page.get_by_label("Message").fill(SUM.replace("Hugo", name))
         page.get_by_role("button", name="Send").click()
-    for page in pages:
+    for page, _ in pages:
         expect(page.locator(".caption")).not_to_be_empty(timeout=PATIENCE * PAGES / 5)
-    texts = {page.locator(".text").evaluate(PLAIN) for page in pages}
-    assert len(texts) == 1
+    told = [(page.locator(".text").evaluate(PLAIN), name) for page, name in pages]
+    assert [name for text, name in told if f"{name} has" not in text] == []
 
 
 def test_memory_is_flat_over_a_hundred_answers(browser: Browser, page: Page) -> None:
