@@ -49,13 +49,11 @@ def test_every_graded_prompt_has_a_wrong_reply() -> None:
     assert {reply.id for reply in WRONG} == {question.id for question in GRADED}
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("reply", RIGHT, ids=lambda reply: reply.id)
 def test_a_right_reply_is_right(reply: Reply) -> None:
     assert is_right(QUESTIONS[reply.id], reply.text)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("reply", WRONG, ids=lambda reply: reply.id)
 def test_a_wrong_reply_is_wrong(reply: Reply) -> None:
     assert not is_right(QUESTIONS[reply.id], reply.text)

@@ -47,7 +47,6 @@ def test_what_cannot_be_shown_is_refused(right: int, hint: str) -> None:
     assert hint in refused.value.hint
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("rates", [(0.99, 0.95, 0.9, 0.85), (0.93, 0.92, 0.91, 0.899)])
 def test_promises_are_kept_in_nineteen_of_twenty_draws(rates: Sequence[float]) -> None:
     rng, keep = np.random.default_rng(0), 0.9
