@@ -34,8 +34,8 @@ def contexts_of(edge: EdgeModel, cloud: CloudModel | None) -> tuple[int, ...]:
     return (edge.context,) if local is None else (edge.context, local.context)
 
 
-CLOUD_DEADLINE = 300.0
-"""Seconds the cloud may take for a whole answer."""
+CLOUD_DEADLINE = 3600.0
+"""Seconds the cloud may take for a whole answer: eight at a time on two cores take minutes each."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
