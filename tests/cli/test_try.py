@@ -189,9 +189,19 @@ def test_interrupted_it_shows_the_table_so_far(
 def test_without_prompts_twenty_everyday_ones_are_tried(edgewise: Edgewise) -> None:
     told = tried(edgewise("try", "--json", "--max-tokens", "2"))
     asked = [one["question"] for one in told["prompts"]]
-    assert [one["id"] for one in asked] == [
-        one.id for one in Everyday().open("test").questions[:20]
+    all_of_them = Everyday().open("test").questions
+    assert [one["id"] for one in asked] == [one.id for one in all_of_them if one.check != "code"][
+        :20
     ]
+
+
+def test_it_is_said_that_code_in_replies_is_run(edgewise: Edgewise, tmp_path: Path) -> None:
+    asked = {"prompt": "Say one.", "answer": "assert one() == 1", "check": "code"}
+    (tmp_path / "mine.jsonl").write_text(lines(asked))
+    (tmp_path / "plain.jsonl").write_text(lines(QUESTIONS[0]))
+    said = edgewise("try", f"{tmp_path}/mine.jsonl", "--max-tokens", "2").err
+    assert "is run on this machine" in said
+    assert "is run" not in edgewise("try", f"{tmp_path}/plain.jsonl", "--max-tokens", "2").err
 
 
 def test_an_answer_that_a_person_has_to_read_is_neither(edgewise: Edgewise, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edgewise_lab.evaluation.tasks.grading import is_right
-from edgewise_lab.evaluation.tasks.named import open_task
+from edgewise_lab.evaluation.tasks.named import open_prompts, open_task
 
 TASK = open_task("everyday")
 QUESTIONS = {question.id: question for question in TASK.questions}
@@ -43,6 +43,12 @@ def test_the_first_are_short_and_of_many_kinds() -> None:
     assert len({question.family for question in first}) >= 8
     assert all(question in GRADED for question in first)
     assert max(len(question.reference) for question in first) < 320
+
+
+def test_a_first_try_runs_no_code_of_a_reply() -> None:
+    tried = open_prompts(None).questions
+    assert len(tried) == SHORT
+    assert "code" not in {question.check for question in tried}
 
 
 def test_every_graded_prompt_has_a_wrong_reply() -> None:

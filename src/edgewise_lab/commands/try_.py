@@ -117,6 +117,7 @@ def try_(
     """
     task = open_prompts(prompts).first(limit)
     require_folder(html)
+    shared.tell_of_code([task])
     _tell_where(chosen, len(task.questions))
     with open_pair(chosen) as pair:
         edge, cloud = pair.both()

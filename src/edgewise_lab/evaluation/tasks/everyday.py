@@ -33,8 +33,12 @@ class Everyday(TaskSource):
 
 
 def first(count: int) -> Task:
-    """The first that can be checked here: JSON needs a library that the base install has not."""
-    can = [line for line in _lines() if line.check != "json" or find_spec("jsonschema")]
+    """The first that run no reply's code, which may be a stranger's, and can be checked here.
+
+    JSON needs a library that the base install has not.
+    """
+    without = {"code"} if find_spec("jsonschema") else {"code", "json"}
+    can = [line for line in _lines() if line.check not in without]
     return Task(Everyday.name, tuple(map(_question, can[:count])), MAX_TOKENS)
 
 
