@@ -1,6 +1,7 @@
 """Opens the parts of a pair from settings."""
 
 import logging
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
@@ -15,8 +16,10 @@ from edgewise.addresses import (
     checkpoint,
     each,
     engine_at,
+    hosted,
     is_path,
     is_url,
+    provider_at,
     resolve,
     user_path,
     with_scheme,
@@ -105,9 +108,13 @@ def edge_engine(settings: Settings) -> str:
 
 
 def cloud_address(settings: Settings) -> str:
-    """Address of the nearest cloud: as set, else the bundled one beside a bundled edge model."""
+    """Address of the nearest cloud: as set, else the bundled one beside a bundled edge model.
+
+    A hosted model's name stands for its provider's address.
+    """
     if settings.cloud is not None:
-        return each(settings.cloud)[0]
+        first = each(settings.cloud)[0]
+        return first if (known := hosted(first)) is None else known[0]
     return "bundled" if settings.edge == "bundled" else "none"
 
 
@@ -232,13 +239,18 @@ def open_cloud(
         from edgewise.cloud.connect import connect
         from edgewise.edge.named import open_tokenizer
 
-        tokenizer = settings.cloud_tokenizer
+        tokenizer, model = settings.cloud_tokenizer, settings.cloud_model
+        if settings.cloud is not None and (known := hosted(each(settings.cloud)[0])):
+            model = model or known[1]
+        key, provider = bearer(settings, "cloud_key"), provider_at(address)
+        if key is None and provider is not None:
+            key = bearer(replace(settings, cloud_key=os.environ.get(provider.key)), "cloud_key")
         return connect(
             address,
             edge.tokenizer,
-            key=bearer(settings, "cloud_key"),
+            key=key,
             engine=settings.cloud_engine,
-            model=settings.cloud_model,
+            model=model,
             # What is wrong with it shows before anything is asked.
             own=open_tokenizer(tokenizer) if tokenizer else None,
             context_filter=shown,

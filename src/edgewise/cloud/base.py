@@ -76,6 +76,9 @@ class CloudModel(Protocol):
     verifies: bool = False
     """Whether it can verify ids that the edge wrote: known once it was checked."""
 
+    reads_passages: bool = False
+    """Whether it verifies by passages and writes no tokens, as `Completion.stand` tells."""
+
     here: bool = False
     """Whether it runs in this process: then a slow one is not a lost one."""
 

@@ -121,7 +121,11 @@ class Decoder:
             pending=pending,
             candidates=candidates,
             verify=policy.verifies and bool(tiers) and self._can_verify(tiers[0]),
+            passages=bool(tiers) and tiers[0].cloud.reads_passages,
         )
+        if rules.passages and not rules.verify:
+            # It writes nothing that it was not shown.
+            tiers, rules = [], rules._replace(policy=policy.edge_alone())
         return self._generation(prompt, rules, tiers, budget or Budget(), at_end)
 
     def _can_verify(self, nearest: Tier) -> bool:

@@ -169,7 +169,10 @@ class Generation(Iterator[Event]):
             if rules.policy.on_cloud_error == "raise":
                 raise verdict
             self._write(state, read, verdict.reason, read)
+        elif isinstance(verdict, Completion):
+            self._rewrite(state, read, verdict)
         elif not isinstance(verdict, Verified):
+            state = state.stands() if verdict == "verified" else state
             self._write(state, read, verdict, read)
         elif read.forced:
             self._write(state, read, "forced", read)
@@ -198,6 +201,20 @@ class Generation(Iterator[Event]):
             self._write(state, state.queue[0], "corrected", read, judged)
         else:
             self._write(state, read, BreaksGrammar.reason, read, judged)
+
+    def _rewrite(self, state: State, read: Read, by: Completion) -> None:
+        """Write the cloud's sentence, as far as the grammar allows it; else the edge's token."""
+        rules, consults = self._rules, self._consults
+        assert consults is not None
+        fit = len(by.ids)
+        if (constraint := rules.constraint) is not None:
+            fit = constraint.fitting(self._ids, by.ids, ends=False)
+        state = state.rewritten(by, fit, rules)
+        if state.queue:
+            consults.corrected(len(state.queue))
+            self._write(state, state.queue[0], "corrected", read)
+        else:
+            self._write(state, read, BreaksGrammar.reason, read)
 
     def _report(self, drafts: Verification) -> None:
         """Count the verifications that are over, and tell of them."""
@@ -343,7 +360,8 @@ class Generation(Iterator[Event]):
                 self._pending = min(self._pending, len(drafts))
             dropped, cancelled = len(drafts), self._speculation.drop(len(self._ids) - 1)
         else:
-            dropped, cancelled = self._speculation.follow(token)
+            corrected = reason == "corrected"
+            dropped, cancelled = self._speculation.follow(token, corrected=corrected)
         if dropped and self._pending:
             self._events.append(RolledBack(before.index, self._pending, cancelled))
         # The first draft is not reported: it stands for the awaited token.

@@ -8,16 +8,19 @@ depends on the link, on how drafts were cut into blocks, or on how many flew at 
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from edgewise.cloud.passages import MOST, SHORTEST, ends_passage, in_code
 from edgewise.completion import Completion, Verified
 from edgewise.edge.base import EdgeSession
-from edgewise.errors import CloudError
+from edgewise.edge.vocabulary import bytes_of
+from edgewise.errors import BreaksGrammar, CloudError, Fault
 from edgewise.events import Consult, Reason
 from edgewise.loop.consults import Flight
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
-from edgewise.loop.state import Rules, State
+from edgewise.loop.state import Read, Rules, State
 from edgewise.loop.tiers import Cascade
 from edgewise.routers.untrained import Constant
 
@@ -30,8 +33,8 @@ SURE = 0.8
 READS_ALONG = Constant(0.0)
 """No router is asked where the cloud reads every token."""
 
-Verdict = Verified | CloudError | Reason
-"""What the cloud says of a token, or why it says nothing."""
+Verdict = Verified | Completion | CloudError | Reason | Fault
+"""What the cloud says of a token, or writes in its place; or why it says nothing."""
 
 
 class _Block(NamedTuple):
@@ -62,12 +65,19 @@ class Verification(Speculation):
         """`budget` is the answer's at its start, which decides whether it is verified at all."""
         super().__init__(ids, edge, READS_ALONG, consults, rules)
         self.over: list[tuple[Completion | CloudError, Consult]] = []
-        self._refused: Reason | None = rules.policy.refuses(budget, first=True)
+        self._refused: Reason | None = None
+        if not consults.passages:
+            self._refused = rules.policy.refuses(budget, first=True)
         self._blocks: deque[_Block] = deque()
         self._verdicts: dict[int, Verdict] = {}
         self._unsent = 0
         self._due, self._alone = False, False
-        self._flying = 1 if consults.alternates else FLYING
+        self._passages = consults.passages
+        # The next passage is read behind what the verdict on this one leaves.
+        self._flying = 1 if consults.alternates or self._passages else FLYING
+        self._waits = consults.alternates and not self._passages
+        self._most = MOST if self._passages else BLOCK
+        self._code = False
 
     def ahead(self, state: State) -> int | None:
         """Draft one token more, after `state` and the drafts, and return it; None if it must wait.
@@ -76,8 +86,7 @@ class Verification(Speculation):
         """
         tip = self._tip if self._tip is not None and self.drafts else state
         self._send(tip)
-        alternates = self._flying == 1
-        if tip.end is not None or self._unsent == BLOCK or (alternates and self._blocks):
+        if tip.end is not None or self._unsent == self._most or (self._waits and self._blocks):
             return None
         position = len(self._ids) + len(self.drafts)
         if not self._unsent:
@@ -89,12 +98,28 @@ class Verification(Speculation):
         self._unsent += 1
         if self._tip.end is None:
             self._edge.extend([read.token])
-        doubtful = read.logprob < math.log(SURE)
-        # The first token alone: it is held to more, and somebody waits for it.
-        ends = self._tip.end is not None or not tip.index or self._unsent == BLOCK
-        self._due = self._due or ends or doubtful or self._alone
+        self._due = self._due or self._ends_block(self._tip, read)
         self._send(self._tip)
         return read.token
+
+    def _ends_block(self, tip: State, read: Read) -> bool:
+        """Whether a block ends with the draft of `read`, after which the state is `tip`."""
+        if tip.end is not None or self._unsent == self._most:
+            return True
+        if not self._passages:
+            # The first token alone: it is held to more, and somebody waits for it.
+            return self._alone or tip.index == 1 or read.logprob < math.log(SURE)
+        if self._alone and self._refused_at(tip):
+            return True
+        whole = [*self._ids[self._rules.prompt :], *self.drafts]
+        if self._unsent == 1:
+            self._code = in_code(self._text(whole[:-1]))
+        if self._unsent < SHORTEST:
+            return False
+        return ends_passage(self._text(whole[-self._unsent :]), self._unsent, code=self._code)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return bytes_of(self._rules.tokenizer, ids).decode("utf-8", "ignore")
 
     def verdict(self, *, wait: bool) -> Verdict | None:
         """What the cloud says of the first draft; None if that has not come, or was not asked."""
@@ -117,8 +142,15 @@ class Verification(Speculation):
             self.over.append((outcome, event))
             if isinstance(outcome, CloudError):
                 self._verdicts.update(dict.fromkeys(places, outcome))
-            else:
+            elif outcome.stand is None:
                 self._verdicts.update(zip(places, outcome.verified, strict=True))
+            else:
+                # All behind it goes, unless the grammar refuses what is in place of its beginning.
+                for place in places:
+                    stands = place < start + outcome.stand
+                    self._verdicts[place] = "verified" if stands else BreaksGrammar.reason
+                if outcome.ids:
+                    self._verdicts[start + outcome.stand] = outcome
         return self._verdicts.pop(at)
 
     def drop(self, position: int) -> int:
@@ -132,12 +164,19 @@ class Verification(Speculation):
         if not self._due or len(self._blocks) == self._flying:
             return
         ids, count = [*self._ids, *self.drafts], self._unsent
-        refused = self._refused or self._rules.policy.refuses(tip.budget, first=False)
-        flight = refused or self._consults.verify(ids, count)
+        flight = self._refused_at(tip) or self._consults.verify(ids, count)
+        if self._passages and flight == "cost" and tip.end is None and count < self._most:
+            # A longer one costs less for each of its tokens.
+            self._due = False
+            return
         # What nobody reads is written as it comes; what costs too much, less often.
         self._alone = not isinstance(flight, Flight) and flight != "cost"
         self._blocks.append(_Block(len(ids) - count, len(ids), flight))
         self._unsent, self._due = 0, False
+
+    def _refused_at(self, tip: State) -> Reason | None:
+        refuses, passages = self._rules.policy.refuses, self._passages
+        return self._refused or refuses(tip.budget, first=False, passages=passages)
 
 
 def _is_over(flight: Flight | Reason) -> bool:
