@@ -245,6 +245,13 @@ class Pair:
         policy = policy or self.policy
         if policy.verifies and self.cloud is not None and not self.cloud.verifies:
             raise UsageError(f"{self.cloud.name!r} cannot verify", hint="give another policy")
+        reads = self.cloud is not None and self.cloud.reads_passages
+        if reads and self.cloud is not None and policy.asks and not policy.verifies:
+            raise UsageError(
+                f"{self.cloud.name!r} reads passages and writes no tokens",
+                hint="leave threshold and a cloud-share of 1 out",
+                setting="cloud_share",
+            )
         shared = self._shared(policy)
         taken = shared.take()
         try:

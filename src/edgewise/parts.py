@@ -279,9 +279,18 @@ def verification(
     """How the nearest `cloud` verifies: as set; by auto it does where nothing is against it.
 
     By auto not at a price: each block bills the prompt. Raises `UsageError` where it is set and
-    cannot be: without models, by the settings alone.
+    cannot be: without models, by the settings alone; and for a cloud that can do nothing else.
     """
     against = [*_against_verifying(settings, edge, cloud)]
+    if cloud is not None and cloud.reads_passages:
+        if against or settings.verify == "off":
+            why = against[0] if against else "verify is off"
+            raise UsageError(
+                f"{cloud.name!r} reads passages and writes no tokens, which is not possible: {why}",
+                hint="leave that out, or name a cloud that continues text",
+                setting="cloud",
+            )
+        return "on"
     if settings.verify == "auto":
         return "off" if against or settings.price is not None else "on"
     if against and settings.verify != "off":
@@ -310,7 +319,12 @@ def _against_verifying(
         yield "several clouds are asked by routers only"
     if edge is not None and (edge.abilities.rewinds == "no" or edge.abilities.text):
         yield "the edge model cannot roll back to every token"
-    if cloud is not None and not cloud.verifies:
+    if cloud is not None and cloud.reads_passages:
+        if settings.verify == "exact":
+            yield "exact needs a cloud that scores tokens"
+        if settings.on_edge_error == "cloud":
+            yield "on-edge-error cloud needs one that writes tokens"
+    elif cloud is not None and not cloud.verifies:
         if context_filter(each_cloud(settings)[0]) is not None:
             yield "redacted text has other tokens"
         yield (

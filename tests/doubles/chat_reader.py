@@ -109,7 +109,9 @@ class ChatReader(Served):
             verdict = "A whole answer."
         if not isinstance(verdict, str):
             verdict = json.dumps({"stand": verdict[0], "replacement": verdict[1]})
-        return web.json_response(self._reply(verdict, len(text)))
+        system = body.get("system") or messages[0]["content"]
+        size = len(text.encode()) + (len(system.encode()) if system is not content else 0)
+        return web.json_response(self._reply(verdict, size))
 
     def _reply(self, text: str, prompt: int) -> dict[str, Any]:
         if self.form == "anthropic":

@@ -11,6 +11,8 @@ from hypothesis import given
 from edgewise.cloud.connect import connect
 from edgewise.cloud.reader import ReaderCloud
 from edgewise.completion import Completion
+from edgewise.costs.meter import Billing
+from edgewise.costs.price import price_of
 from edgewise.events import Consult, Finished, Pending, RolledBack, Token
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import INITIAL_BUCKET, Policy
@@ -177,6 +179,28 @@ def test_what_is_billed_is_counted() -> None:
     assert finished.usage.cloud_calls == len(consults) == len(served.asked) == 2
     assert finished.usage.cloud_completion_tokens == 24
     assert all(one.sent_bytes and one.verified for one in consults)
+
+
+@pytest.mark.parametrize("price", ["1,0.1,8", "1,0.1,2"])
+def test_with_a_price_reading_never_costs_more_than_the_cloud_alone(price: str) -> None:
+    """Where a passage alone would, the next is read with it."""
+    edge = "".join(f"This is sentence {n} of a longer answer.\n\n" for n in range(24))
+    with reading(mends("sentence 20", "sentence XX"), edge=edge) as (pair, served):
+        billed = Decoder(
+            pair.edge,
+            router=Constant(0.0),
+            policy=pair.policy,
+            cloud=pair.cloud,
+            billing=Billing(price_of(price)),
+        )
+        answer = billed.generate(SAID)
+    cost = answer.usage.cost
+    assert cost is not None
+    assert cost.paid <= cost.alone
+    assert len(served.asked) < 24
+    if price == "1,0.1,8":
+        assert "sentence XX" in answer.text
+        assert len(served.asked[0].sentences) > 1
 
 
 def test_a_reader_writes_no_tokens() -> None:
