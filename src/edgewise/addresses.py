@@ -120,7 +120,7 @@ PROVIDERS = (
 )
 """URL, engine, variable of the key, and how the names of the models begin."""
 
-_HOSTED = re.compile(r"(?:[a-z]+[:/])?(?P<model>[\w.-]+)")
+_HOSTED = re.compile(r"(?:(?:openai|anthropic|google)[:/])?(?P<model>[\w.-]+)")
 
 
 def hosted(address: str) -> tuple[str, str] | None:

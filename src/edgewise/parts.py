@@ -1,7 +1,6 @@
 """Opens the parts of a pair from settings."""
 
 import logging
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
@@ -19,7 +18,6 @@ from edgewise.addresses import (
     hosted,
     is_path,
     is_url,
-    provider_at,
     resolve,
     user_path,
     with_scheme,
@@ -242,13 +240,10 @@ def open_cloud(
         tokenizer, model = settings.cloud_tokenizer, settings.cloud_model
         if settings.cloud is not None and (known := hosted(each(settings.cloud)[0])):
             model = model or known[1]
-        key, provider = bearer(settings, "cloud_key"), provider_at(address)
-        if key is None and provider is not None:
-            key = bearer(replace(settings, cloud_key=os.environ.get(provider.key)), "cloud_key")
         return connect(
             address,
             edge.tokenizer,
-            key=key,
+            key=bearer(settings, "cloud_key"),
             engine=settings.cloud_engine,
             model=model,
             # What is wrong with it shows before anything is asked.

@@ -5,6 +5,7 @@ any that verifies, and replies how many stand and what is written in place of th
 """
 
 import codecs
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -49,8 +50,11 @@ WRITTEN = 1024
 
 PROBE_SECONDS = 60.0
 
-_PROBE = ("Two and two are four.", "Three and three are seven.")
+_PROBE, _STANDS = ("Two and two are four.", "Three and three are seven."), 1
 _ASKED = (Message("user", "What are two and two, and what are three and three?"),)
+
+
+_log = logging.getLogger(__name__)
 
 
 class _Passage(NamedTuple):
@@ -75,7 +79,7 @@ class ReaderCloud(AdaptedCloud):
         """`context_filter` says what the cloud gets to see (default: everything)."""
         super().__init__(engine.url, edge, context_filter)
         self.engine = engine
-        self.able = True
+        self.seconds = 0.0
         self._io = IoThread(self.name)
         self.submit = self._io.submit
 
@@ -90,12 +94,21 @@ class ReaderCloud(AdaptedCloud):
         return ReaderSession(self, prompt)
 
     def check(self, tokenizer: Tokenizer) -> str:
-        """Ask for a verdict that anybody can give; `able` says whether it was right.
+        """Ask for a verdict that anybody can give; logs a warning where it is wrong.
 
-        Raises as `CloudModel.check`, `CloudRejected` for an API that gives none.
+        `seconds` is how long it took. Raises as `CloudModel.check`, `CloudRejected` for an API
+        that gives none.
         """
         self.require_edge(tokenizer)
-        self.able = self.submit(self._probe(), PROBE_SECONDS).result()
+        begun = time.monotonic()
+        stand = self.submit(self._probe(), PROBE_SECONDS).result()
+        self.seconds = time.monotonic() - begun
+        if stand != _STANDS:
+            _log.warning(
+                "%r does not see that three and three are not seven, so it may correct badly; "
+                "edgewise try shows what it does to your prompts",
+                self.name,
+            )
         self.vocabulary_check = (
             f"none is needed: as {self.engine.dialect} it checks and rewrites passages, and writes "
             "no tokens"
@@ -111,10 +124,10 @@ class ReaderCloud(AdaptedCloud):
         """The reply to a `question`; raises a `CloudError`."""
         return await self.engine.chat(ChatRequest(messages, WRITTEN, schema=SCHEMA), client)
 
-    async def _probe(self) -> bool:
+    async def _probe(self) -> int:
         reply = await self.verdict(question(_ASKED, "", _PROBE))
         try:
-            return verdict_of(reply.text, _PROBE).stand == 1
+            return verdict_of(reply.text, _PROBE).stand
         except NothingUsable as error:
             raise CloudRejected(
                 f"{self.name!r} gives no verdict on a passage ({error.message.rstrip('.')})",
