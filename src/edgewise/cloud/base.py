@@ -35,7 +35,10 @@ class ConsultRequest(msgspec.Struct, frozen=True):
     sampling: Sampling = Sampling()
     sent: Sent = msgspec.field(default_factory=Sent)
     verify: int = 0
-    """So many of the last `ids` are the edge's and to be verified; `n` may be 0 then."""
+    """So many of the last `ids` are the edge's and to be verified; `n` may be 0 then.
+
+    Of a cloud that reads passages `n` tokens are then wanted in place of all of them: the answer.
+    """
 
 
 class CloudSession(Protocol):

@@ -33,7 +33,7 @@ from edgewise.edge.vocabulary import bytes_of, ids_of_text
 from edgewise.engines.base import NOBODY, Client
 from edgewise.engines.readers import ChatRequest, Reader
 from edgewise.engines.replies import uncached
-from edgewise.engines.text import TextContinuation
+from edgewise.engines.text import TextContinuation, TextRequest
 from edgewise.errors import (
     Blocked,
     CloudError,
@@ -88,7 +88,7 @@ class ReaderCloud(AdaptedCloud):
         return f"{self.name} {self.engine.dialect} {self.engine.model or ''} in {how}"
 
     def requests(self, n: int) -> tuple[int, int]:
-        return 1, WRITTEN
+        return 1, n or WRITTEN
 
     def open(self, prompt: Prompt) -> "ReaderSession":
         return ReaderSession(self, prompt)
@@ -173,8 +173,27 @@ class ReaderSession(CloudSession):
             request_id=name,
             end=time.monotonic() + request.deadline,
         )
+        if request.n:
+            return self._cloud.submit(self._whole(messages, request, client), request.deadline)
         asked = question(messages, passage.before, passage.sentences)
         return self._cloud.submit(self._read(asked, passage, request, client), request.deadline)
+
+    async def _whole(
+        self, messages: Sequence[Message], request: ConsultRequest, client: Client
+    ) -> Completion:
+        """The answer, in place of what the edge began."""
+        n, sampling = request.n, request.sampling
+        reply = await self._cloud.engine.complete(TextRequest(messages, "", n, sampling), client)
+        shown = FilteredAnswer("") if self._context is None else self._context.answer("", "")
+        restored = shown.restored(reply.text, ended=True)
+        ids = ids_of_text(self._edge, (), restored.text)
+        if not ids or restored.left is not None:
+            request.sent.unusable = _metered(reply)
+            raise NothingUsable("The cloud wrote an answer of which nothing can be used.")
+        if reply.ended:
+            ids.append(min(self._edge.eos_ids or frozenset([0])))
+        kept = tuple(ids[:n])
+        return replace(_metered(reply, stand=0), ids=kept, logprobs=(None,) * len(kept))
 
     async def _read(
         self,

@@ -252,7 +252,8 @@ class AnswerCosts:
         reads = self._tokens.asks > 0
         alone = self._alone(call.written if reads else call.written - verify + least)
         limits = self._limits
-        if limits.alone and spent + self._price.of(call.likely) > alone:
+        # A whole answer by a reader is what the cloud alone would cost, as was asked for.
+        if limits.alone and not (reads and n) and spent + self._price.of(call.likely) > alone:
             return 0
         if limits.answer is None and limits.day is None:
             return UNLIMITED
@@ -324,7 +325,7 @@ class AnswerCosts:
             last = min(self._last, self._reached(ids)) if self._tokens.shared else self._last
             cached = max(cached, last - least)
         cached = min(tokens, cached)
-        output = VERDICT if self._tokens.asks else asked
+        output = VERDICT if self._tokens.asks and not n else asked
         likely = BilledTokens(input=tokens - cached, cached=cached, output=output)
         return _Call(len(ids), written, tokens, requests, asked, likely, sent, future)
 

@@ -170,7 +170,7 @@ class Generation(Iterator[Event]):
                 raise verdict
             self._write(state, read, verdict.reason, read)
         elif isinstance(verdict, Completion):
-            self._rewrite(state, read, verdict)
+            self._rewrite(state, read, verdict, whole=drafts.escalated)
         elif not isinstance(verdict, Verified):
             state = state.stands() if verdict == "verified" else state
             self._write(state, read, verdict, read)
@@ -202,14 +202,14 @@ class Generation(Iterator[Event]):
         else:
             self._write(state, read, BreaksGrammar.reason, read, judged)
 
-    def _rewrite(self, state: State, read: Read, by: Completion) -> None:
+    def _rewrite(self, state: State, read: Read, by: Completion, *, whole: bool) -> None:
         """Write the cloud's sentence, as far as the grammar allows it; else the edge's token."""
         rules, consults = self._rules, self._consults
         assert consults is not None
         fit = len(by.ids)
         if (constraint := rules.constraint) is not None:
             fit = constraint.fitting(self._ids, by.ids, ends=False)
-        state = state.rewritten(by, fit, rules)
+        state = state.rewritten(by, fit, rules, whole=whole)
         if state.queue:
             consults.corrected(len(state.queue))
             self._write(state, state.queue[0], "corrected", read)

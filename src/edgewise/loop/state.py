@@ -283,11 +283,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         )
         return replace(self, queue=queue, budget=rules.policy.charge(self.budget, 1), usage=usage)
 
-    def rewritten(self, by: Completion, fit: int, rules: Rules) -> "State":
+    def rewritten(self, by: Completion, fit: int, rules: Rules, *, whole: bool) -> "State":
         """The state with the sentence at hand that the cloud wrote in place of the edge's.
 
         Of its ids the grammar allows the first `fit`. What the cap has no room for is left to the
-        edge; all of it is charged.
+        edge; all of it is charged. A `whole` answer is none of the share's.
         """
         ids = by.ids[: min(fit, rules.policy.kept(self.budget, len(by.ids)))]
         last = len(ids) - 1
@@ -298,8 +298,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             self.usage,
             wasted_tokens=self.usage.wasted_tokens + len(by.ids) - len(ids),
             correction_tokens=self.usage.correction_tokens + len(ids),
+            escalated=whole,
         )
         budget = rules.policy.charge(self.budget, len(by.ids))
+        if whole:
+            budget = replace(budget, bucket=self.budget.bucket)
         return replace(self, queue=queue, budget=budget, usage=usage)
 
     def failed(self, error: CloudError, ask: int, rules: Rules) -> "State":

@@ -17,7 +17,8 @@ from edgewise.edge.base import EdgeSession
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import BreaksGrammar, CloudError, Fault
 from edgewise.events import Consult, Reason
-from edgewise.loop.consults import Flight
+from edgewise.loop.consults import Flight, Refusal
+from edgewise.loop.escalate import Escalation
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import Read, Rules, State
@@ -61,8 +62,12 @@ class Verification(Speculation):
         consults: Cascade,
         rules: Rules,
         budget: Budget,
+        escalation: Escalation | None = None,
     ) -> None:
-        """`budget` is the answer's at its start, which decides whether it is verified at all."""
+        """`budget` is the answer's at its start, which decides whether it is verified at all.
+
+        `escalation` decides whether the cloud writes all of it. A response format is the edge's.
+        """
         super().__init__(ids, edge, READS_ALONG, consults, rules)
         self.over: list[tuple[Completion | CloudError, Consult]] = []
         self._refused: Reason | None = None
@@ -78,6 +83,9 @@ class Verification(Speculation):
         self._waits = consults.alternates and not self._passages
         self._most = MOST if self._passages else BLOCK
         self._code = False
+        self.escalated = False
+        self._escalation = None if rules.constraint else escalation
+        self._entropy, self._weighed = 0.0, False
 
     def ahead(self, state: State) -> int | None:
         """Draft one token more, after `state` and the drafts, and return it; None if it must wait.
@@ -93,6 +101,8 @@ class Verification(Speculation):
             self._edge.checkpoint(position)
         # In detail: the cloud may correct it when the step is long gone.
         read = self._reads[position] = self._read(self.drafts).detailed()
+        if self._escalation is not None:
+            self._entropy += read.step.entropy
         self._tip, _ = tip.write(read.token, "edge", self._rules, "verified")
         self.drafts.append(read.token)
         self._unsent += 1
@@ -140,6 +150,10 @@ class Verification(Speculation):
             self.rest()
             outcome, event = self._consults.outcome(flight, start - self._rules.prompt)
             self.over.append((outcome, event))
+            if self._nothing_stands(outcome):
+                whole = self._whole([*self._ids, *self.drafts[: len(places)]], len(places))
+                self._blocks.appendleft(_Block(start, end, whole))
+                continue
             if isinstance(outcome, CloudError):
                 self._verdicts.update(dict.fromkeys(places, outcome))
             elif outcome.stand is None:
@@ -164,7 +178,12 @@ class Verification(Speculation):
         if not self._due or len(self._blocks) == self._flying:
             return
         ids, count = [*self._ids, *self.drafts], self._unsent
-        flight = self._refused_at(tip) or self._consults.verify(ids, count)
+        flight: Flight | Reason | None = self._refused_at(tip)
+        if flight is None and self._escalation is not None and not self._weighed:
+            self._weighed = True
+            if self._escalation.wants(self._entropy / count):
+                flight = self._whole(ids, count)
+        flight = flight or self._consults.verify(ids, count)
         if self._passages and flight == "cost" and tip.end is None and count < self._most:
             # A longer one costs less for each of its tokens.
             self._due = False
@@ -173,6 +192,21 @@ class Verification(Speculation):
         self._alone = not isinstance(flight, Flight) and flight != "cost"
         self._blocks.append(_Block(len(ids) - count, len(ids), flight))
         self._unsent, self._due = 0, False
+
+    def _nothing_stands(self, outcome: Completion | CloudError) -> bool:
+        """Whether the whole answer is asked for, since the first passage does not stand at all."""
+        if self._escalation is None or isinstance(outcome, CloudError):
+            return False
+        escalation, self._escalation = self._escalation, None
+        return outcome.stand == 0 and escalation.rejected()
+
+    def _whole(self, ids: Sequence[int], count: int) -> Flight | Refusal:
+        """Ask for the whole answer in place of the last `count` ids, its first passage."""
+        self._escalation = None
+        room = self._rules.policy.kept(Budget(), self._rules.max_tokens)
+        flight = self._consults.verify(ids, count, room)
+        self.escalated = isinstance(flight, Flight)
+        return flight
 
     def _refused_at(self, tip: State) -> Reason | None:
         refuses, passages = self._rules.policy.refuses, self._passages
