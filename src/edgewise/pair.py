@@ -17,9 +17,10 @@ from edgewise.grammar.calls import call_reader, collected
 from edgewise.grammar.compiled import Grammar
 from edgewise.grammar.response_format import ResponseFormat, grammar_of, response_format_from
 from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.escalate import Escalation
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Policy, SharedBudget
-from edgewise.parts import (
+from edgewise.opening import (
     AUTO,
     FALLBACK_ROUTER,
     cloud_address,
@@ -134,9 +135,22 @@ class Pair:
                 tiers=tiers,
                 record=self.record,
                 billing=self.billing,
+                escalation=self._escalation(own),
             )
             self._opened = opened.pop_all()
         self._budgets: dict[float, SharedBudget] = {}
+
+    def _escalation(self, own: Settings) -> Escalation | None:
+        """Chooses whole answers, if that was asked for. Raises `UsageError`."""
+        if own.escalate is None:
+            return None
+        if self.cloud is None or not self.cloud.reads_passages:
+            raise UsageError(
+                "escalate needs a chat API as the cloud, which answers whole",
+                hint="leave it out, or name the cloud engine openai or anthropic",
+                setting="escalate",
+            )
+        return Escalation(own.escalate)
 
     def _scoring(self, named: object) -> Router:
         """Without a cloud scores are only shown: a trained router that nobody named takes time."""
@@ -162,7 +176,7 @@ class Pair:
                 opened.callback(model.close)
             else:
                 model = adapted(part, edge.tokenizer, context_filter=context_filter(one))
-                model.check(edge.tokenizer)
+                model.check_vocabulary(edge.tokenizer)
             clouds.append(model)
         return clouds
 

@@ -37,8 +37,8 @@ class AbleReader(CloudModel):
     def open(self, prompt: Prompt) -> CloudSession:
         return _Session(self.cloud.open(prompt), self.tokenizer, len(prompt.ids))
 
-    def check(self, tokenizer: Tokenizer) -> str:
-        return self.cloud.check(tokenizer)
+    def check_vocabulary(self, tokenizer: Tokenizer) -> str:
+        return self.cloud.check_vocabulary(tokenizer)
 
     def identity(self) -> str:
         return f"{self.cloud.identity()} in passages"

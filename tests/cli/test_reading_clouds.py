@@ -80,6 +80,18 @@ def test_what_it_cannot_honour_is_refused(
     assert not reader.asked
 
 
+def test_a_whole_answer_is_told(edgewise: Edgewise, reader: ChatReader) -> None:
+    done = edgewise("run", PROMPT, "--cloud", reader.url, "--escalate", "100%")
+    assert (done.code, done.out.strip()) == (0, "A whole answer.")
+    assert "whole answer" in done.err
+
+
+def test_only_a_chat_api_answers_whole(edgewise: Edgewise) -> None:
+    done = edgewise("run", PROMPT, "--escalate", "10%")
+    assert done.code == 2
+    assert "--escalate" in done.err
+
+
 @pytest.mark.parametrize("probed", ["Fine.", (1, None)])
 def test_one_that_gives_no_verdict_is_no_cloud(
     edgewise: Edgewise, reader: ChatReader, probed: Verdict

@@ -14,7 +14,8 @@ from edgewise.completion import Completion
 from edgewise.costs.meter import Billing
 from edgewise.costs.price import price_of
 from edgewise.events import Consult, Finished, Pending, RolledBack, Token
-from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.escalate import Escalation
 from edgewise.loop.policy import INITIAL_BUCKET, Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.untrained import Constant
@@ -227,3 +228,55 @@ def test_a_field_that_an_api_does_not_know_is_left_out(form: Any) -> None:
     assert not served.declines & {*served.bodies[-1]}
     cloud.close()
     served.close()
+
+
+def whole(pair: Decoder, share: float) -> Decoder:
+    """The pair, with so many answers by the cloud alone."""
+    return Decoder(
+        pair.edge,
+        router=Constant(0.0),
+        policy=pair.policy,
+        cloud=pair.cloud,
+        escalation=Escalation(share),
+    )
+
+
+def test_a_whole_answer_is_the_clouds_and_none_of_the_share() -> None:
+    with (
+        reading(policy={"cloud_share": 0.1}) as (pair, served),
+        whole(pair, 1.0).stream(SAID) as events,
+    ):
+        answer, left = collect(events), events.budget
+    assert answer.text == "A whole answer."
+    assert answer.finish_reason == "stop"
+    assert {token.source for token in answer.tokens} == {"cloud"}
+    assert answer.usage.escalated
+    assert left.bucket >= INITIAL_BUCKET
+    assert not served.asked
+    assert served.bodies[-1]["messages"] == [{"role": "user", "content": PROMPT.strip()}]
+
+
+def test_where_nothing_stands_the_whole_answer_is_asked_for_once_it_is_earned() -> None:
+    with reading(lambda asked: (0, "No.")) as (pair, _):
+        decoder = whole(pair, 0.5)
+        answers = [decoder.generate(SAID, max_tokens=60) for _ in range(4)]
+    assert [one.usage.escalated for one in answers] == [False, True, False, True]
+    assert answers[1].text == "A whole answer."
+
+
+def test_the_least_sure_answers_are_chosen_and_no_more_than_their_share() -> None:
+    escalation = Escalation(0.2)
+    drawn = [(n * 7919 % 1000) / 1000 for n in range(300)]
+    chosen = [one for one in drawn if escalation.wants(one)]
+    assert 30 <= len(chosen) <= 60
+    assert sum(chosen) / len(chosen) > 0.7
+
+
+@pytest.mark.parametrize("fault", [429, 500, "reset"])
+def test_a_whole_answer_that_does_not_come_leaves_the_edges(fault: Any) -> None:
+    with reading() as (pair, served):
+        served.refuses = True
+        answer = whole(pair, 1.0).generate(SAID)
+    assert answer.text == WRONG
+    with reading(fault=lambda number: fault) as (pair, served):
+        assert whole(pair, 1.0).generate(SAID).text in (WRONG, "A whole answer.")

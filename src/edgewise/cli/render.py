@@ -216,7 +216,9 @@ def _verified(usage: Usage, tokens: Sequence[Token], cloud: str, share: float | 
     corrected = sum(token.reason == "corrected" for token in tokens)
     used = "" if share is None else f" ({_of_share(usage.cloud_share, share)})"
     what = f"{corrected} of {len(tokens)} tokens corrected"
-    if usage.cloud_tokens > corrected:
+    if usage.escalated:
+        what = "the whole answer is the cloud's, as the edge was unsure"
+    elif usage.cloud_tokens > corrected:
         many = f"{corrected} sentence{'s' * (corrected != 1)}"
         what = f"{many}, {usage.cloud_tokens} of {len(tokens)} tokens, rewritten"
     told = f"verified by {cloud}: {what}{used}"

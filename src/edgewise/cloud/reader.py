@@ -93,11 +93,11 @@ class ReaderCloud(AdaptedCloud):
     def open(self, prompt: Prompt) -> "ReaderSession":
         return ReaderSession(self, prompt)
 
-    def check(self, tokenizer: Tokenizer) -> str:
+    def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Ask for a verdict that anybody can give; logs a warning where it is wrong.
 
-        `seconds` is how long it took. Raises as `CloudModel.check`, `CloudRejected` for an API
-        that gives none.
+        `seconds` is how long it took. Raises as `CloudModel.check_vocabulary`, `CloudRejected` for
+        an API that gives none.
         """
         self.require_edge(tokenizer)
         begun = time.monotonic()

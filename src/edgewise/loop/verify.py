@@ -17,12 +17,12 @@ from edgewise.edge.base import EdgeSession
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import BreaksGrammar, CloudError, Fault
 from edgewise.events import Consult, Reason
-from edgewise.loop.consults import Flight, Refusal
+from edgewise.loop.clouds import Clouds
 from edgewise.loop.escalate import Escalation
+from edgewise.loop.one_cloud import Flight, Refusal
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
-from edgewise.loop.state import Read, Rules, State
-from edgewise.loop.tiers import Cascade
+from edgewise.loop.state import EdgeStep, Rules, State
 from edgewise.routers.untrained import Constant
 
 BLOCK, FLYING = 16, 6
@@ -53,13 +53,13 @@ class Verification(Speculation):
     `over` are the outcomes of blocks that nobody has reported yet.
     """
 
-    _consults: Cascade
+    _consults: Clouds
 
     def __init__(
         self,
         ids: list[int],
         edge: EdgeSession,
-        consults: Cascade,
+        consults: Clouds,
         rules: Rules,
         budget: Budget,
         escalation: Escalation | None = None,
@@ -100,25 +100,25 @@ class Verification(Speculation):
         if not self._unsent:
             self._edge.checkpoint(position)
         # In detail: the cloud may correct it when the step is long gone.
-        read = self._reads[position] = self._read(self.drafts).detailed()
+        step = self._steps[position] = self._step_after(self.drafts).detailed()
         if self._escalation is not None:
-            self._entropy += read.step.entropy
-        self._tip, _ = tip.write(read.token, "edge", self._rules, "verified")
-        self.drafts.append(read.token)
+            self._entropy += step.step.entropy
+        self._tip, _ = tip.write(step.token, "edge", self._rules, "verified")
+        self.drafts.append(step.token)
         self._unsent += 1
         if self._tip.end is None:
-            self._edge.extend([read.token])
-        self._due = self._due or self._ends_block(self._tip, read)
+            self._edge.extend([step.token])
+        self._due = self._due or self._ends_block(self._tip, step)
         self._send(self._tip)
-        return read.token
+        return step.token
 
-    def _ends_block(self, tip: State, read: Read) -> bool:
-        """Whether a block ends with the draft of `read`, after which the state is `tip`."""
+    def _ends_block(self, tip: State, step: EdgeStep) -> bool:
+        """Whether a block ends with the draft of `step`, after which the state is `tip`."""
         if tip.end is not None or self._unsent == self._most:
             return True
         if not self._passages:
             # The first token alone: it is held to more, and somebody waits for it.
-            return self._alone or tip.index == 1 or read.logprob < math.log(SURE)
+            return self._alone or tip.index == 1 or step.logprob < math.log(SURE)
         if self._alone and self._refused_at(tip):
             return True
         whole = [*self._ids[self._rules.prompt :], *self.drafts]
@@ -203,7 +203,7 @@ class Verification(Speculation):
     def _whole(self, ids: Sequence[int], count: int) -> Flight | Refusal:
         """Ask for the whole answer in place of the last `count` ids, its first passage."""
         self._escalation = None
-        room = self._rules.policy.kept(Budget(), self._rules.max_tokens)
+        room = self._rules.policy.fit_to_cap(Budget(), self._rules.max_tokens)
         flight = self._consults.verify(ids, count, room)
         self.escalated = isinstance(flight, Flight)
         return flight
