@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 LAYERS = (
     ("errors",),
     ("registry", "events", "sandbox", "settings", "hub"),
-    ("completion", "addresses", "listening"),
+    ("completion", "addresses", "providers", "listening"),
     ("edge",),
     ("sampling", "prompts"),
     ("grammar",),

@@ -33,8 +33,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import unquote
 
 from edgewise.errors import AddressError
 from edgewise.hub import HubAddress, first_of, is_gguf, models_among, parts_of, short
@@ -95,52 +95,6 @@ def bundled(part: Part) -> Path:
     """Path of a file or folder of the bundled pair."""
     name = part if part.startswith("router") else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
-
-
-class Provider(NamedTuple):
-    """A provider of hosted models that have well-known names."""
-
-    url: str
-    engine: str
-    key: str
-    models: str
-
-
-PROVIDERS = (
-    Provider(
-        "https://api.openai.com/v1", "openai", "OPENAI_API_KEY", r"(?:gpt-(?!oss)|o\d|chatgpt-)"
-    ),
-    Provider("https://api.anthropic.com/v1", "anthropic", "ANTHROPIC_API_KEY", "claude-"),
-    Provider(
-        "https://generativelanguage.googleapis.com/v1beta/openai",
-        "openai",
-        "GEMINI_API_KEY",
-        "gemini-",
-    ),
-)
-"""URL, engine, variable of the key, and how the names of the models begin."""
-
-_HOSTED = re.compile(r"(?:(?:openai|anthropic|google)[:/])?(?P<model>[\w.-]+)")
-
-
-def hosted(address: str) -> tuple[str, str] | None:
-    """URL and model of a hosted model's name, such as gpt-5-mini or openai/gpt-5-mini."""
-    if (named := _HOSTED.fullmatch(address)) is None or os.path.exists(from_home(address)):
-        return None
-    begins = (one.url for one in PROVIDERS if re.match(one.models, named["model"], re.IGNORECASE))
-    url = next(begins, None)
-    return None if url is None else (url, named["model"])
-
-
-def provider_at(url: str) -> Provider | None:
-    """The provider whose host a URL leads to, over TLS."""
-    try:
-        parts = urlsplit(url)
-        wanted = (parts.scheme, parts.hostname, parts.port or 443)
-    except ValueError:
-        return None
-    known = ((one, urlsplit(one.url)) for one in PROVIDERS)
-    return next((one for one, at in known if wanted == (at.scheme, at.hostname, 443)), None)
 
 
 def is_url(address: str) -> bool:

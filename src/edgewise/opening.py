@@ -15,7 +15,6 @@ from edgewise.addresses import (
     checkpoint,
     each,
     engine_at,
-    hosted,
     is_path,
     is_url,
     resolve,
@@ -35,6 +34,7 @@ from edgewise.edge.named import EDGES, SERVER
 from edgewise.errors import EdgeError, ModelError, RouterMismatch, UsageError
 from edgewise.loop.one_cloud import TIER_SHARE, TIER_THRESHOLD, Tier
 from edgewise.loop.policy import Policy
+from edgewise.providers import hosted
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, read_card, start_at

@@ -40,6 +40,7 @@ from edgewise.opening import (
 from edgewise.prompts import Prompt, Prompted, Tool, prompt_from, require_text
 from edgewise.prompts.rendering import prepare
 from edgewise.routers.base import Router
+from edgewise.routers.card import RouterCard
 from edgewise.routers.named import checked_router, router_named
 from edgewise.sampling import Sampling, drawn_as
 from edgewise.settings import Settings, names_in, require_default, settings_of, spelled
@@ -121,12 +122,7 @@ class Pair:
             self.clouds = [tier.cloud for tier in tiers]
             self.cloud = self.clouds[0] if tiers else None
             own = self.settings = replace(own, verify=verification(own, self.edge, self.cloud))
-            if router is None or isinstance(router, str | Path):
-                self.router, self.card = open_router(own, self.edge)
-                self.starts = starts_of(own, self.router, self.card, self.edge)
-            else:
-                self.router, self.card = checked_router(type(router).__name__, router), None
-                self.starts = {}
+            self.router, self.card, self.starts = self._routing(router)
             self.policy = make_policy(own, self.starts)
             self.decoder = Decoder(
                 self.edge,
@@ -139,6 +135,15 @@ class Pair:
             )
             self._opened = opened.pop_all()
         self._budgets: dict[float, SharedBudget] = {}
+
+    def _routing(
+        self, router: str | Path | Router | None
+    ) -> tuple[Router, RouterCard | None, Mapping[str, float]]:
+        """The router, its card if it has one, and where thresholds start."""
+        if router is None or isinstance(router, str | Path):
+            made, card = open_router(self.settings, self.edge)
+            return made, card, starts_of(self.settings, made, card, self.edge)
+        return checked_router(type(router).__name__, router), None, {}
 
     def _escalation(self, own: Settings) -> Escalation | None:
         """Chooses whole answers, if that was asked for. Raises `UsageError`."""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 import structlog
 
-from edgewise.addresses import PROVIDERS
 from edgewise.cli.main import main
+from edgewise.providers import PROVIDERS
 from tests.programs import Done, python
 
 

@@ -5,7 +5,7 @@ from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from edgewise_lab.able_reader import AbleReader
+from edgewise_lab.evaluation.able_reader import AbleReader
 
 PROMPT = "Q: sum? A:"
 RIGHT = "Two and two are four, as is known. So it is. And that is all of it.\n\nThe end.\n"

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from typer.main import get_current_context  # pyright: ignore[reportPrivateImportUsage]
 
 from edgewise import settings
-from edgewise.addresses import each, hosted, is_url, provider_at, with_scheme
+from edgewise.addresses import each, is_url, with_scheme
 from edgewise.cli import render
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
+from edgewise.providers import hosted, provider_at
 from edgewise.settings import FIELDS, NAMES, Settings, names_in
 
 WRITING, OUTPUT = "Writing", "Output"

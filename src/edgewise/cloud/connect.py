@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from edgewise.addresses import provider_at
 from edgewise.cloud.adapter.ids import checked
 from edgewise.cloud.adapter.text import TextCloud
 from edgewise.cloud.base import CloudModel
@@ -41,6 +40,7 @@ from edgewise.errors import (
     UsageError,
     VocabularyMismatch,
 )
+from edgewise.providers import provider_at
 
 _TEXT = "-text"
 """Ends the name of a text dialect of an engine by ids."""

@@ -31,7 +31,7 @@ from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, ids_of_text
 from edgewise.engines.base import NOBODY, Client
-from edgewise.engines.readers import ChatRequest, Reader
+from edgewise.engines.readers import Reader, ReaderRequest
 from edgewise.engines.replies import uncached
 from edgewise.engines.text import TextContinuation, TextRequest
 from edgewise.errors import (
@@ -122,7 +122,7 @@ class ReaderCloud(AdaptedCloud):
         self, messages: Sequence[Message], client: Client = NOBODY
     ) -> TextContinuation:
         """The reply to a `question`; raises a `CloudError`."""
-        return await self.engine.chat(ChatRequest(messages, WRITTEN, schema=SCHEMA), client)
+        return await self.engine.chat(ReaderRequest(messages, WRITTEN, schema=SCHEMA), client)
 
     async def _probe(self) -> int:
         reply = await self.verdict(question(_ASKED, "", _PROBE))

@@ -23,7 +23,7 @@ from edgewise.sampling import Sampling
 Fields = Mapping[str, object]
 
 
-class ChatRequest(msgspec.Struct, frozen=True):
+class ReaderRequest(msgspec.Struct, frozen=True):
     """A reply to `messages` of at most `n` tokens; with a JSON `schema`, one that fits it."""
 
     messages: Sequence[Message]
@@ -38,14 +38,14 @@ class Reader(TextEngine):
     _declined: frozenset[str] = frozenset()
 
     @abstractmethod
-    async def chat(self, request: ChatRequest, client: Client = NOBODY) -> TextContinuation:
+    async def chat(self, request: ReaderRequest, client: Client = NOBODY) -> TextContinuation:
         """The whole reply; raises a `CloudError`."""
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
         """A whole answer: one that was begun is not continued."""
         if request.answer:
             raise CloudRejected(f"{self.url!r} continues no answer that was begun.")
-        asked = ChatRequest(request.messages, request.n, request.sampling)
+        asked = ReaderRequest(request.messages, request.n, request.sampling)
         return await self.chat(asked, client)
 
     async def accepted(
@@ -80,7 +80,7 @@ class OpenAiReader(Reader):
 
     dialect = "OpenAI chat"
 
-    async def chat(self, request: ChatRequest, client: Client = NOBODY) -> TextContinuation:
+    async def chat(self, request: ReaderRequest, client: Client = NOBODY) -> TextContinuation:
         body: dict[str, Any] = {
             "model": await self.model_name(),
             "messages": turns(self.url, request.messages),
@@ -133,7 +133,7 @@ class AnthropicReader(Reader):
         super().__init__(url, **options)
         self._headers = {"anthropic-version": "2023-06-01", **({"x-api-key": key} if key else {})}
 
-    async def chat(self, request: ChatRequest, client: Client = NOBODY) -> TextContinuation:
+    async def chat(self, request: ReaderRequest, client: Client = NOBODY) -> TextContinuation:
         sampling, n = request.sampling, request.n
         first, *others = request.messages
         system = first.content if first.role == "system" else ""

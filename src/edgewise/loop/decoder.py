@@ -104,7 +104,7 @@ class Decoder:
             raise UsageError("A stop string is empty; leave it out.")
         policy = policy or self.policy
         # The one place that decides it: for other clouds no session is opened, so nothing is sent.
-        tiers = [tier for tier in self.tiers if policy.asks and tier.may_see(prompt)]
+        tiers = [tier for tier in self.tiers if policy.asks and _is_open(tier, prompt, policy)]
         if not tiers and (prompt.local_only or (policy.asks and self.tiers)):
             policy = policy.edge_alone()
         if self.edge.abilities.rewinds == "no":
@@ -126,9 +126,6 @@ class Decoder:
             verify=policy.verifies and bool(tiers) and self._can_verify(tiers[0]),
             passages=bool(tiers) and tiers[0].cloud.reads_passages,
         )
-        if rules.passages and not rules.verify:
-            # It writes nothing that it was not shown.
-            tiers, rules = [], rules._replace(policy=policy.edge_alone())
         return self._generation(prompt, rules, tiers, budget or Budget(), at_end)
 
     def _can_verify(self, nearest: Tier) -> bool:
@@ -215,6 +212,11 @@ class Decoder:
         """`stream`, collected."""
         with self.stream(prompt, **options) as events:
             return collect(events)
+
+
+def _is_open(tier: Tier, prompt: Prompt, policy: Policy) -> bool:
+    """Whether a cloud may see the prompt, and can do what the policy wants: one may only read."""
+    return tier.may_see(prompt) and (policy.verifies or not tier.cloud.reads_passages)
 
 
 def collect(events: Iterator[Event]) -> Answer:
