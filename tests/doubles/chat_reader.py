@@ -65,7 +65,7 @@ class ChatReader(Served):
         self.probed: Verdict = (1, "Three and three are six.")
         self.declines: frozenset[str] = frozenset()
         self.key: str | None = None
-        self.refuses = False
+        self.refuses = self.cuts = False
         self.asked: list[Asked] = []
         self.bodies: list[dict[str, Any]] = []
         path = "/v1/chat/completions" if form == "openai" else "/v1/messages"
@@ -116,7 +116,7 @@ class ChatReader(Served):
     def _reply(self, text: str, prompt: int) -> dict[str, Any]:
         if self.form == "anthropic":
             usage = {"input_tokens": 9, "cache_read_input_tokens": prompt, "output_tokens": 12}
-            reason = "refusal" if self.refuses else "end_turn"
+            reason = "refusal" if self.refuses else "max_tokens" if self.cuts else "end_turn"
             content = [{"type": "text", "text": text}]
             return {"content": content, "stop_reason": reason, "usage": usage}
         message: dict[str, Any] = {"role": "assistant", "content": text}
@@ -127,4 +127,5 @@ class ChatReader(Served):
             "completion_tokens": 12,
             "prompt_tokens_details": {"cached_tokens": prompt // 2},
         }
-        return {"choices": [{"finish_reason": "stop", "message": message}], "usage": usage}
+        reason = "length" if self.cuts else "stop"
+        return {"choices": [{"finish_reason": reason, "message": message}], "usage": usage}

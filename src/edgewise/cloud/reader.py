@@ -43,6 +43,7 @@ from edgewise.errors import (
     NothingUsable,
 )
 from edgewise.prompts import Message, Prompt
+from edgewise.prompts.tool_formats import MARKERS
 from edgewise.wire.protocol import request_id
 
 WRITTEN = 1024
@@ -226,6 +227,9 @@ class ReaderSession(CloudSession):
         restored = passage.shown.restored(verdict.replacement, ended=True)
         if restored.left is not None:
             raise NothingUsable("The cloud wrote an unknown placeholder.")
+        old = passage.sentences[verdict.stand]
+        if any(sign in restored.text and sign not in old for sign in MARKERS):
+            raise NothingUsable("The cloud put a tool call in place of a sentence.")
         stand = passage.ends[verdict.stand - 1] if verdict.stand else 0
         start = len(self._prompt.ids)
         before = request.ids[start : len(request.ids) - request.verify + stand]

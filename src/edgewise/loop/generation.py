@@ -392,6 +392,9 @@ class Generation(Iterator[Event]):
             wasted_tokens=wasted,
             cloud_share=min(1.0, (usage.cloud_tokens + wasted) / state.index),
             edge_error=None if self._lost is None else str(self._lost),
+            review=("passages" if self._rules.passages else "tokens")
+            if self._rules.verify
+            else None,
             cost=self._costs.cost(self._ids) if self._costs else None,
         )
         total = time.monotonic() - self._started
