@@ -10,6 +10,8 @@ from hypothesis import given
 
 from edgewise.cloud.connect import connect
 from edgewise.cloud.reader import ReaderCloud
+from edgewise.cloud.redaction.base import redaction_of
+from edgewise.cloud.redaction.filter import Redacted
 from edgewise.completion import Completion
 from edgewise.costs.meter import Billing
 from edgewise.costs.price import price_of
@@ -30,14 +32,19 @@ SAID = Prompt(tuple(PROMPT.encode()), (Message("user", PROMPT.strip()),))
 
 @contextmanager
 def reading(
-    judge: Callable[[Asked], Verdict] = all_stand, *, edge: str = WRONG, **options: Any
+    judge: Callable[[Asked], Verdict] = all_stand,
+    *,
+    edge: str = WRONG,
+    redact: str | None = None,
+    **options: Any,
 ) -> Iterator[tuple[Decoder, ChatReader]]:
     """A pair of an edge that writes `edge`, then whatever follows, and a reader."""
+    shown = Redacted(redaction_of(redact)) if redact else None
     policy = {"verify": "on", "deadline": 30, **options.pop("policy", {})}
     served = ChatReader(judge, **options)
     small = ScriptedEdge(replying(edge, prompt=PROMPT))
     try:
-        cloud = connect(served.url, small.tokenizer, engine=served.form)
+        cloud = connect(served.url, small.tokenizer, engine=served.form, context_filter=shown)
         try:
             yield Decoder(small, router=Constant(0.0), policy=Policy(**policy), cloud=cloud), served
         finally:
@@ -254,6 +261,30 @@ def test_a_field_that_an_api_does_not_know_is_left_out(form: Any) -> None:
     assert not served.declines & {*served.bodies[-1]}
     cloud.close()
     served.close()
+
+
+def test_private_words_leave_as_placeholders_and_come_back() -> None:
+    mail = "ann@host.example"
+    edge = f"You can write to {mail} at any time, I think.\n\nShe will answer you within a day.\n"
+    with reading(mends("at any time", "by day"), edge=edge, redact="email") as (pair, served):
+        answer = pair.generate(SAID, max_tokens=90)
+    assert f"write to {mail} by day" in answer.text
+    assert all(mail not in str(body) for body in served.bodies)
+    assert "<EMAIL_1>" in served.asked[0].sentences[0]
+
+
+def test_an_unknown_placeholder_is_not_written() -> None:
+    with reading(lambda asked: (0, "Write to <EMAIL_7>."), redact="email") as (pair, _):
+        answer = pair.generate(SAID)
+    assert answer.text == WRONG
+
+
+def test_a_local_conversation_is_not_shown() -> None:
+    local = Prompt(SAID.ids, (Message("user", PROMPT.strip(), local=True),))
+    with reading(mends("five", "four")) as (pair, served):
+        answer = pair.generate(local)
+    assert answer.text == WRONG
+    assert not served.asked
 
 
 def whole(pair: Decoder, share: float) -> Decoder:
