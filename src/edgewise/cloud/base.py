@@ -35,7 +35,10 @@ class ConsultRequest(msgspec.Struct, frozen=True):
     sampling: Sampling = Sampling()
     sent: Outgoing = msgspec.field(default_factory=Outgoing)
     verify: int = 0
-    """So many of the last `ids` are the edge's and to be verified; `n` may be 0 then."""
+    """So many of the last `ids` are the edge's and to be verified; `n` may be 0 then.
+
+    Of a cloud that reads passages `n` tokens are then wanted in place of all of them: the answer.
+    """
 
 
 class CloudSession(Protocol):
@@ -78,6 +81,9 @@ class CloudModel(Protocol):
 
     prefetches: bool = False
     """Whether ids sent ahead of a consult save time, and cost its engine no request of its own."""
+
+    reads_passages: bool = False
+    """Whether it verifies by passages and writes no tokens, as `Completion.stand` tells."""
 
     here: bool = False
     """Whether it runs in this process: then a slow one is not a lost one."""
