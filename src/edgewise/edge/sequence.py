@@ -15,8 +15,8 @@ import numpy as np
 
 from edgewise.edge.base import Floats, Rewinds
 
+# Checkpoints of a sequence: each copies the state of all layers that cannot be cut.
 MOST = 8
-"""Checkpoints of a sequence."""
 
 MEMORY = 1 << 30
 """Bound on the checkpoints of all sequences of a model, bytes; each may have one beyond it."""
@@ -24,6 +24,7 @@ MEMORY = 1 << 30
 FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 """Exceptions of the libraries where a run fails, or a copy."""
 
+# The end of the prompt and that before its last turn, where an edited message comes back to.
 _KEPT_OF_PROMPTS = 2
 
 _CLOSE = 0.05
@@ -46,8 +47,8 @@ class KvRow(NamedTuple):
 class SequenceCache(ABC):
     """The cache of one sequence. An engine implements the abstract methods."""
 
+    # Ids between checkpoints at least: a rollback computes no more again, in one pass.
     spacing = 8
-    """Ids between checkpoints, at least."""
 
     rewinds: Rewinds
     """How far its layers can roll back. Set by `_begin`."""

@@ -33,8 +33,8 @@ from edgewise.wire.protocol import (
     from_device,
 )
 
+# Consults of a session that may wait: more than the six that a device has in flight.
 WAITING_ASKS = 8
-"""Consults of one session that may wait for their turn."""
 
 OPEN_SECONDS = 10.0
 """Timeout of a device's `Open`, and of its reading what it is sent."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+# Quick ones: one alone is no outage, and none of them makes a user wait.
 FAILURES = 3
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds; a pause doubles with every probe that fails."""
@@ -65,9 +66,9 @@ class Breaker:
                 self._until = self._clock()
 
 
+# Consults that quantiles are taken over; of fewer than three one slow one decides on the median.
 RECENT, ENOUGH = 16, 3
-"""Consults that quantiles are taken over, and before they say anything."""
-
+# As TCP smooths round trips (RFC 6298).
 _WEIGHT = 1 / 8
 # With fewer prompt tokens computed, most of a consult's time is not theirs.
 _MANY = 16

@@ -27,11 +27,11 @@ TIER_THRESHOLD, TIER_SHARE = 0.5, 0.01
 TIER_CREDIT = 4.0
 """Tokens that a further cloud may write before its share has earned them; an answer takes half."""
 
-UNKNOWN = 0.5
-"""Error estimate of a cloud without logprobs, before its first comparison."""
+# Error estimate of a cloud without logprobs before its first comparison: the next one is asked.
+UNKNOWN = TIER_THRESHOLD
 
+# Consults in flight: those of drafts are wasted where a draft is rejected.
 FLIGHTS = 4
-"""Consults in flight at once."""
 
 Refusal = Literal["mid_word", "blocked", "circuit_open", "cost", "budget", "cap"]
 """Reasons to send nothing; `mid_word` for now only."""
@@ -39,8 +39,8 @@ Refusal = Literal["mid_word", "blocked", "circuit_open", "cost", "budget", "cap"
 READING_SECONDS, WHOLE_SECONDS = 30.0, 120.0
 """Deadlines of a verdict on a passage and of a whole answer: a hosted model may reason first."""
 
+# Seconds past the deadline for a backend to say itself why it is late.
 _GRACE = 0.25
-"""Seconds past the deadline before a backend that does not keep it is given up."""
 
 
 class Flight(msgspec.Struct, eq=False):

@@ -30,8 +30,8 @@ LONGEST_READING = 60.0
 # Seconds a prompt token, before any was measured: a small model on a few processor cores.
 _UNKNOWN_READING = 0.02
 
+# Tokens per consult where the cloud writes all: a token at a time each would cost a round trip.
 CLOUD_SPAN = 16
-"""Tokens per consult where the cloud writes all of them."""
 
 # A reply rarely takes four times the median of the last ones, and then a packet was lost.
 _PATIENCE = 4.0

@@ -25,8 +25,9 @@ from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import EdgeStep, Rules, State
 from edgewise.routers.untrained import Constant
 
+# Most tokens of a block, and blocks in flight: 96 tokens, two seconds of an edge that writes 50 a
+# second, and longer than a round trip. The edge waits with one more.
 BLOCK, FLYING = 16, 6
-"""Most tokens of a block, and blocks in flight: the edge waits with one more."""
 
 SURE = 0.8
 """Where the edge's own token is less probable, a block ends: a correction would waste the rest."""
