@@ -15,8 +15,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from edgewise.cloud.redaction.base import EXACT, WORDS, Redaction, Span
-from edgewise.cloud.redaction.filter import detectors_of
+from edgewise.cloud.redaction import EXACT, WORDS, Redaction, Span
+from edgewise.options.redact.filter import detectors_of
 
 Draw = random.Random
 

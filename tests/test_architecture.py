@@ -21,7 +21,7 @@ LAYERS = (
     ("cloud", "keys"),
     ("costs",),
     ("loop",),
-    ("advice", "testing", "gateway"),
+    ("advice", "testing", "gateway", "options"),
     ("parts",),
     ("pair",),
     ("__init__",),
@@ -99,6 +99,17 @@ def test_imports_only_go_down() -> None:
         if name != package_of(path) and LAYER[name] >= LAYER[package_of(path)]
     ]
     assert not upwards
+
+
+def test_options_are_met_by_entry_points_alone() -> None:
+    """Nothing outside imports one, and no string names one."""
+    named = [
+        str(path.relative_to(SOURCE))
+        for path, tree in TREES.items()
+        if package_of(path) != "options"
+        if "options" in imported(tree) or "edgewise.options" in path.read_text(encoding="utf-8")
+    ]
+    assert not named
 
 
 BUDGET = {

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeSession, Floats, Needs
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import llama_cpp
-from edgewise.edge.onnx import OnnxModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ContextOverflow, StaleStepError, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
+from edgewise.options.onnx.model import OnnxModel
 from edgewise.routers.untrained import MaxProb
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from tests.hybrid_models import HYBRIDS, HybridPaths

@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,16 +12,11 @@ import numpy as np
 import pytest
 
 from edgewise.edge.base import Floats, Needs
-from edgewise.edge.onnx import OnnxModel, import_genai
 from edgewise.errors import ModelError, UsageError
+from edgewise.options.onnx.model import OnnxModel, import_genai
 from pocket.convert.__main__ import convert
 from pocket.convert.weights import read
 from tests.contracts.test_edge import PROMPT, logits_after
-
-pytestmark = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("onnx", "onnxruntime_genai", "tokenizers")),
-    reason="needs onnxruntime-genai, and onnx to write models",
-)
 
 GRAPH = "model.onnx"
 CONTEXT = 96
