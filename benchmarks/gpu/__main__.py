@@ -136,8 +136,8 @@ def measure_loop(report: Report, name: str, options: argparse.Namespace) -> None
     from benchmarks.agreeing import Agreeing
     from edgewise.loop.decoder import Decoder
     from edgewise.loop.policy import Policy
+    from edgewise.opening import FALLBACK_ROUTER
     from edgewise.options.transformers.model import TransformersModel
-    from edgewise.parts import FALLBACK_ROUTER
     from edgewise.routers.named import ROUTERS
     from edgewise.testing.scripted_edge import noise
     from edgewise_lab.bench.speed import measure, random_prompt

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from edgewise.edge.base import Needs
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
+from edgewise.opening import edge_engine, open_edge
 from edgewise.options.mlx.model import MlxModel
-from edgewise.parts import edge_engine, open_edge
 from edgewise.settings import Settings
 from tests import models
 from tests.contracts import test_edge as contract
