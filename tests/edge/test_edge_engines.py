@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeOptions
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.named import EDGES
@@ -105,13 +104,6 @@ class TestAnEngineOfAPackage:
         assert bytes(written.ids) == b"grey"
         rollouts.close()
 
-    def test_a_router_that_reads_what_it_lacks_is_refused(self) -> None:
-        edge = open_edge(ECHO)
-        router, _ = open_router(Settings(router="bundled"), _bundled())
-        decoder = Decoder(edge, router=router, policy=Policy(threshold=1.0))
-        with pytest.raises(UsageError, match="hidden states"):
-            decoder.generate(list(b"say: "))
-
     def test_it_is_named_beside_the_built_in_one(self) -> None:
         assert EDGES.names() == [
             "broken",
@@ -136,10 +128,6 @@ class TestAnEngineOfAPackage:
             EDGES.names()
         with closing(open_edge(Settings())) as edge:
             assert isinstance(edge, LlamaModel)
-
-
-def _bundled() -> LlamaModel:
-    return LlamaModel(bundled("edge"), threads=1, context=64)
 
 
 class TestTheBuiltInOne:
