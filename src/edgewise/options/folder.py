@@ -41,7 +41,6 @@ LACKING = "does not hold all weights that its config.json describes ({})"
 PROBED = 6
 """Ids of a test run."""
 
-
 _COUNTED = re.compile(r"layers?$|num_blocks|(num|n)_(\w+_)?experts$")
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
@@ -107,6 +106,11 @@ def require_one_device(engine: str, gpu_layers: int | Literal["auto"]) -> None:
         )
 
 
+def weighted(files: ModelFiles) -> Path | None:
+    """The config of a folder that has safetensors."""
+    return files.config if any(name.endswith(".safetensors") for name in files.names) else None
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors of a folder, by name. Raises `ModelError` for none."""
     found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
@@ -168,10 +172,7 @@ class FolderModel(EngineModel):
         small: Callable[[], SequenceCache] | None = None,
         turn: int = BATCH,
     ) -> None:
-        """Test the model with `new` caches, or `small` ones, and give sessions `new` ones.
-
-        `size` is how many logits it has. For a model in a hub's folder.
-        """
+        """Test the model, of `size` logits; sessions get `new` caches, the test `small` ones."""
         self.tokenizer = HubTokenizer(self.path, size=size)
         self._try_out(small or new, size, may_stay=small is not None)
         self._open_slots([new() for _ in range(self._options.slots)], turn=turn)

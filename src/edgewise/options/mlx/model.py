@@ -6,10 +6,10 @@ is held against its files before it takes memory. Logits of every id and the hid
 head reads come from one pass.
 """
 
-import json
 import platform
 import re
 from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
@@ -21,7 +21,7 @@ import numpy as np
 
 from edgewise.addresses import ModelFiles
 from edgewise.edge.base import Claim, EdgeOptions
-from edgewise.edge.files import MAX_CONFIG, damaged, read_json
+from edgewise.edge.files import damaged, read_json
 from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, rows_of
 from edgewise.errors import ModelError, UsageError
 from edgewise.options.folder import (
@@ -35,6 +35,7 @@ from edgewise.options.folder import (
     read_config,
     require_one_device,
     weight_files,
+    weighted,
 )
 
 _BUILDS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
@@ -91,16 +92,12 @@ def _is_mlx(config: Path) -> bool:
     """Whether MLX wrote the model: its config has a quantization, or its weights say so."""
     from safetensors import SafetensorError, safe_open
 
-    try:
-        if config.stat().st_size <= MAX_CONFIG:
-            described: object = json.loads(config.read_bytes())
-            if isinstance(described, dict) and "quantization" in described:
-                return True
+    with suppress(ModelError, OSError, SafetensorError):  # the engine says what is wrong with them
+        if "quantization" in (read_json(config, dict[str, Any]) or {}):
+            return True
         for path in sorted(config.parent.glob("model*.safetensors"))[:1]:
             with safe_open(path, framework="numpy") as opened:
                 return (opened.metadata() or {}).get("format") == "mlx"
-    except (OSError, SafetensorError, ValueError, RecursionError):
-        pass  # the engine says what is wrong with the files
     return False
 
 
@@ -293,10 +290,9 @@ class MlxModel(FolderModel):
 
     @staticmethod
     def claims(files: ModelFiles) -> Claim | None:
-        weights = any(name.endswith(".safetensors") for name in files.names)
-        if files.config is None or not weights:
-            return None
-        return "own" if files.library == "mlx" or _is_mlx(files.config) else None
+        if (config := weighted(files)) and (files.library == "mlx" or _is_mlx(config)):
+            return "own"
+        return None
 
     def _import(self) -> None:
         self.mx = modules()[0]

@@ -49,7 +49,7 @@ def detectors_of(rules: Redaction) -> dict[str, Detector]:
 
 
 class Redacted:
-    """Makes a `RedactedContext` for each answer; any thread may ask. `name` says what it hides."""
+    """Implements `ContextFilter`."""
 
     def __init__(self, rules: Redaction) -> None:
         """Raises `UsageError` for a class that cannot be looked for here."""
@@ -62,7 +62,6 @@ class Redacted:
         self.name = f"redacted: {rules}"
 
     def local_only(self, before: Context) -> bool:
-        """Whether the text before an answer keeps the conversation on the device."""
         try:
             return isinstance(self._seen(before), Local)
         except Blocked:
@@ -70,7 +69,6 @@ class Redacted:
             return False
 
     def of(self, before: Context) -> "RedactedContext":
-        """The redacted context before an answer. Raises `Blocked` if nothing may be shown."""
         seen = self._seen(before)
         if isinstance(seen, Local):
             raise seen
@@ -127,10 +125,7 @@ class Redacted:
 
 
 class RedactedContext:
-    """The redacted context of one answer; `shown` precedes the answer. Thread-safe.
-
-    What it shows of the same is always the same: caches go by it.
-    """
+    """Implements `FilteredContext`. Of the same it always shows the same: caches go by it."""
 
     def __init__(self, before: Context, redaction: Redacted) -> None:
         """Raises `Blocked`."""
@@ -148,11 +143,6 @@ class RedactedContext:
             self.shown = Context(tuple(replace(one, content=text) for one, text in pairs))
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
-        """The redacted text of an answer so far.
-
-        `begun` is the answer with the signs of calls that are control tokens, where it differs.
-        Raises `Blocked`, with `open` if the end may become a private word.
-        """
         known = self._known.copy()
         places = known.places(written, self._filter.find(written))
         if _is_open(written, places, known):

@@ -28,6 +28,7 @@ from edgewise.options.folder import (
     read_config,
     require_one_device,
     weight_files,
+    weighted,
 )
 
 
@@ -205,8 +206,7 @@ class TransformersModel(FolderModel):
 
     @staticmethod
     def claims(files: ModelFiles) -> Claim | None:
-        weights = any(name.endswith(".safetensors") for name in files.names)
-        return "shared" if files.config is not None and weights else None
+        return "shared" if weighted(files) else None
 
     def _import(self) -> None:
         self.torch, self._library, self.kinds = imported(
