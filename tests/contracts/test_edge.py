@@ -17,7 +17,6 @@ from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ContextOverflow, StaleStepError, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.options.onnx.model import OnnxModel
 from edgewise.routers.untrained import MaxProb
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from tests.hybrid_models import HYBRIDS, HybridPaths
@@ -69,7 +68,7 @@ class Backend:
         return model.computed if isinstance(model, ScriptedEdge) else sum(self.runs)
 
 
-@pytest.fixture(params=["bpe", "spm", "onnx", "scripted", "gemma3", *HYBRIDS])
+@pytest.fixture(params=["bpe", "spm", "scripted", "gemma3", *HYBRIDS])
 def backend(
     request: pytest.FixtureRequest,
     bpe_path: Path,
@@ -78,12 +77,7 @@ def backend(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Backend]:
     options: dict[str, Any] = {"threads": 1, "gpu_layers": 0}
-    if request.param == "onnx":
-        genai = pytest.importorskip("onnxruntime_genai")
-        folder = request.getfixturevalue("onnx_path")
-        made = Backend(lambda **more: OnnxModel(folder, **options, **more))
-        made.count(monkeypatch, genai.Generator, "append_tokens", len)
-    elif request.param == "scripted":
+    if request.param == "scripted":
         made = Backend(
             lambda context, slots: ScriptedEdge(
                 noise(), context=context, abilities=EdgeAbilities(slots=slots)

@@ -8,7 +8,7 @@ import pytest
 
 from edgewise.edge.base import EdgeOptions
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.named import EDGES
+from edgewise.edge.named import EDGES, engine_at
 from edgewise.errors import AddressError, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -53,6 +53,10 @@ class Echo(EdgeModel):
         self.context = options.context or 64
         script = replying(address.partition(":")[2], prompt="say: ")
         self.slots = Slots([Cells(script) for _ in range(4)], name=self.name)
+
+    @staticmethod
+    def claims(files):
+        return "own" if "echo.txt" in files.names else None
 
     def session(self, needs, *, top=0):
         return KvSession(self, self.slots, needs, top)
@@ -117,9 +121,23 @@ class TestAnEngineOfAPackage:
         with pytest.raises(UsageError, match="broken, echo"):
             open_edge(Settings(edge_engine="none"))
 
-    def test_one_that_cannot_be_loaded(self) -> None:
-        with pytest.raises(UsageError, match="echo_engine:Nothing"):
-            open_edge(Settings(edge_engine="broken"))
+    def test_one_that_cannot_be_loaded(self, tmp_path: Path) -> None:
+        """Nor can it be asked for the files that it claims."""
+        for settings in (Settings(edge_engine="broken"), Settings(edge=str(tmp_path))):
+            with pytest.raises(UsageError, match="echo_engine:Nothing"):
+                open_edge(settings)
+
+    def test_files_that_its_class_claims_choose_it(self, installed: Path, tmp_path: Path) -> None:
+        (installed / "entry_points.txt").write_text("[edgewise.edge]\necho = echo_engine:Echo\n")
+        folder = tmp_path / "model"
+        folder.mkdir()
+        for name in ("echo.txt", "config.json", "model.safetensors"):
+            (folder / name).write_text("{}")
+        assert engine_at(str(folder)) == "echo"  # rather than transformers, which reads many
+        (folder / "genai_config.json").write_text("{}")
+        with pytest.raises(UsageError, match="echo, onnx") as caught:
+            engine_at(str(folder))
+        assert caught.value.setting == "edge_engine"
 
     def test_the_built_in_one_cannot_be_replaced(self, installed: Path) -> None:
         points = installed / "entry_points.txt"
