@@ -23,7 +23,7 @@ from edgewise.addresses import bundled
 from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.parts import open_router
+from edgewise.opening import open_router
 from edgewise.routers.base import Router
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
@@ -128,7 +128,7 @@ class Pocket:
     def _engine(self, url: str, pace: Pace, link: Link | None) -> tuple[LlamaServer, PairSystems]:
         cloud = LlamaServer(url)
         self._stack.callback(cloud.close)
-        cloud.check(self.edge.tokenizer)
+        cloud.check_vocabulary(self.edge.tokenizer)
         most, seconds = self.held_out.max_tokens, self.pace.of
         systems = PairSystems(self.edge, cloud, most, pace=pace, link=link, seconds=seconds)
         self._stack.callback(systems.close)

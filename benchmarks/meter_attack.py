@@ -85,7 +85,7 @@ class Timed(NamedTuple):
 
 def asking(cloud: CloudModel, tokenizer: Tokenizer) -> Ask:
     """Consults in a session of its own."""
-    cloud.check(tokenizer)
+    cloud.check_vocabulary(tokenizer)
     session = cloud.open(Prompt(()))
 
     def ask(ids: Sequence[int]) -> Seen:

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from benchmarks.shared import show
 from edgewise.errors import UsageError
+from edgewise.opening import open_router
 from edgewise.pair import open_models
-from edgewise.parts import open_router
 from edgewise.routers.named import router_named
 from edgewise.settings import Settings
 from edgewise_lab.evaluation.calibration import Answers

@@ -118,7 +118,7 @@ class WireSession:
     async def consult(self, n: int = 1, verify: int = 0) -> Reply:
         """About all of its ids."""
         self._asks += 1
-        new, check = self.ledger.ids[self.sent :], self.ledger.check
+        new, check = self.ledger.ids[self.sent :], self.ledger.checksum
         frame = Ask(self._asks, self.sent, new, check, n=n, deadline=300_000, verify=verify)
         await self._socket.send_bytes(encode(frame))
         self.sent = len(self.ledger)

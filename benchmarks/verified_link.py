@@ -26,17 +26,17 @@ import numpy as np
 from benchmarks.shared import show
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
-from edgewise.loop import consults, generation, speculate
+from edgewise.loop import generation, one_cloud, speculate
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import MaxProb
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge
-from edgewise_lab.around import Around, Flying
 from edgewise_lab.bench import pace as bench_pace
 from edgewise_lab.bench.link import Conditions, Way, step_of, time_over
 from edgewise_lab.bench.pace import EnginePace, Pace, PacedEdge
 from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
 
 PROMPT = "q{:03}: "
 START = len(PROMPT.format(0))
@@ -160,7 +160,7 @@ class VirtualLink:
         self._free, self._last = 0.0, Flying()
 
     def how(self, ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
-        """As `Around` has it."""
+        """As `WrappedCloud` has it."""
         made, flight = send().result(), Virtual(self.clock)
 
         def lands() -> None:
@@ -185,8 +185,8 @@ def timed_by(clock: Clock) -> Generator[None]:
         clock.sleep(seconds)
 
     named: list[tuple[Any, str, Any]] = [
-        *((module, "time", clock) for module in (bench_pace, consults, generation, speculate)),
-        (consults, "futures", SimpleNamespace(wait=wait, TimeoutError=TimeoutError)),
+        *((module, "time", clock) for module in (bench_pace, generation, one_cloud, speculate)),
+        (one_cloud, "futures", SimpleNamespace(wait=wait, TimeoutError=TimeoutError)),
     ]
     with ExitStack() as stack:
         for module, name, value in named:
@@ -207,7 +207,7 @@ def on_a_clock(
             scripted = ScriptedCloud(pair.cloud, verifies=True)
             scripted.here = name == WAITING
             edge: Any = PacedEdge(ScriptedEdge(pair.edge), paced)
-            cloud = Around(scripted, link.how)
+            cloud = WrappedCloud(scripted, link.how)
             found[name] = Way(Decoder(edge, router=MaxProb(), policy=policy, cloud=cloud), edge)
             for question in asked(questions):
                 found[name].ask(question, pair.tokens + 1)

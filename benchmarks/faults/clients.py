@@ -149,7 +149,7 @@ def _pushed_on(
         def push(ids: list[int]) -> None:
             at = len(ledger)
             ledger.put(at, ids)
-            socket.send(encode(Prefetch(at, ids, ledger.check)))
+            socket.send(encode(Prefetch(at, ids, ledger.checksum)))
 
         socket.send(encode(Open(VERSION, tokenizer_fingerprint(ByteTokenizer()))))
         opened = socket.recv(5)
