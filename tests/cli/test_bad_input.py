@@ -512,7 +512,7 @@ def test_a_reader_that_leaves_early_is_no_failure_to_report(tmp_path: Path) -> N
     assert piped(left, "run", "Hello", "--json", folder=tmp_path).err == "code 1\n"
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_ends_nothing(tmp_path: Path, closed: str) -> None:
     asked = ("run", "Hello", "--max-tokens", "2")
     done = piped(f'exec "$@" {closed}', *asked, folder=tmp_path)
@@ -565,7 +565,7 @@ def test_an_interrupt_at_any_time_is_no_traceback(tmp_path: Path, command: str) 
         "sys.meta_path.insert(0, Finder())\n"
         "main()\n"
     )
-    for later in (1, 2, 4, 20):
+    for later in (1, 3, 20):
         code = script.replace("LATER", str(later))
         done = python("-c", code, "-", command, code=None, folder=tmp_path)
         assert "Traceback" not in done.stderr, done.stderr
