@@ -29,11 +29,11 @@ from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Split, Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from edgewise_lab.training.fit import Recipe
-from edgewise_lab.training.labels.base import LABELS, Label, labels_named
-from edgewise_lab.training.router import MIXED_SHARE, Training
+from edgewise_lab.training.labels.base import LABELS, Label
+from edgewise_lab.training.router import Training
 
 SETS = ("test", "frames", "facts", "left-out")
-LABELLED = ("value", "r2r", "citer", "co-llm")
+LABELLED = ("value", "r2r")
 INPUTS = ("hidden", "top_logprobs", "scalars")
 COMPARED = tuple(name for name in SYSTEMS if name not in ("served", "verify", "exact"))
 
@@ -55,28 +55,24 @@ def parted(task: Task, family: str) -> Tasks:
 
 
 def trained(
-    folder: Path, tasks: Tasks, models: Models, labels: Sequence[Label], seed: int, data: Path
+    folder: Path, tasks: Tasks, models: Models, label: Label, seed: int, data: Path
 ) -> Contender:
-    """The router in `folder`, trained there for a label's rounds where that is not done."""
+    """The router in `folder`, trained there for a label where that is not done."""
     if not (folder / "done").exists():
-        for label in labels:
-            hidden = (label.hidden,) if label.hidden else ()
-            training = Training(
-                *tasks,
-                folder,
-                edge=models[0],
-                cloud=models[1],
-                label=label,
-                inputs=INPUTS,
-                recipe=Recipe(hidden=hidden, seed=seed, objective=label.objective),
-                # A later round has texts and labels of its own: its pair writes them.
-                data=data if len(labels) == 1 else None,
-            )
-            training.collect()
-            training.label()
-            training.fit()
-            if label is not labels[-1]:
-                training.calibrate((MIXED_SHARE,))
+        hidden = (label.hidden,) if label.hidden else ()
+        training = Training(
+            *tasks,
+            folder,
+            edge=models[0],
+            cloud=models[1],
+            label=label,
+            inputs=INPUTS,
+            recipe=Recipe(hidden=hidden, seed=seed, objective=label.objective),
+            data=data,
+        )
+        training.collect()
+        training.label()
+        training.fit()
         (folder / "done").touch()
     card = read_card(folder)
     return Contender(folder.name, router_of(card, folder), identity=identity_of(card, folder))
@@ -89,12 +85,11 @@ def routers(options: argparse.Namespace, models: Models, without: str = "") -> l
         tasks = parted(tasks[0], without)[1], parted(tasks[1], without)[1]
     place = options.work / "routers" / (without or "all")
     found: list[Contender] = []
-    for label in options.labels:
-        # The outcome judges for R2R: the bundled cloud cannot.
-        rounds = labels_named(label, judge="outcome" if label == "r2r" else None)
+    for name in options.labels:
+        label = LABELS.load(name)()
         for seed in range(options.seeds):
-            folder, data = place / f"{label}-{seed}", place / f"data-{rounds[0].text}"
-            found.append(trained(folder, tasks, models, rounds, seed, data))
+            folder, data = place / f"{name}-{seed}", place / f"data-{label.text}"
+            found.append(trained(folder, tasks, models, label, seed, data))
     return found
 
 

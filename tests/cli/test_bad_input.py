@@ -167,9 +167,9 @@ eval mine.jsonl --calibration 5 | calibration
 eval mine.jsonl --calibration 1 --csv no/x.csv | cannot be written
 train pocketqa --out r --inputs logits | --inputs can be hidden
 train pocketqa --out r --hidden -1 | --hidden 0 or more
-train pocketqa --out r --label mismatch --rounds 2 | label 'mismatch' takes no rounds
-train pocketqa --out r --label r2r --judge coin | no judge 'coin'; it is cloud or outcome
-train pocketqa --out r --label r2r --limit 3 | judge
+train pocketqa --out r --epochs 0 | must be 1 or more
+train pocketqa --out r --label magic | no label 'magic'
+train pocketqa --out r --kind magic | no router 'magic'
 train pocketqa --out r --kind entropy | cannot be trained
 train pocketqa --out r --inputs hidden --top-k 5 | belongs to the input top_logprobs
 train pocketqa --out r --stage label | run the stage collect first

@@ -36,7 +36,7 @@ from edgewise_lab.evaluation.systems import (
     require_room,
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.evaluation.tasks.grading import agreeing_task
+from edgewise_lab.evaluation.tasks.grading import agreeing_task, grader
 
 VERIFY = "verify"
 COMMIT_POINT, ORACLE, EXACT = Cell("commit-point"), Cell("oracle"), Cell("exact")
@@ -46,6 +46,8 @@ SOME_COMMIT_POINTS = Cell("commit-point (choices)")
 
 BASELINES = ("random", "max-prob", "entropy", "margin")
 OF_ROUTERS = ("served", "static")
+CALIBRATED = ("static", *BASELINES)
+"""Those that need thresholds, unless a router's card has them."""
 NO_BASELINES = (EDGE.system, CLOUD.system, *OF_ROUTERS)
 _BOUNDS = (COMMIT_POINT.system, ORACLE.system)
 SYSTEMS = (*NO_BASELINES, *BASELINES, QUERY_LEVEL, VERIFY, EXACT.system, *_BOUNDS)
@@ -263,8 +265,14 @@ class Evaluation:
     def _cell(
         self, cell: Cell, answer: Callable[[Question], Outcome], **options: Any
     ) -> list[Outcome]:
+        """Every question's outcome; what an earlier run has kept is graded as today."""
         options = {"store": self.store, "workers": self._workers, **options}
-        return run(cell, answer, self.task.questions, done=self._done, **options)
+        questions = self.task.questions
+        found = run(cell, answer, questions, done=self._done, **options)
+        return [
+            one if one.grader == grader() else graded(question, one)
+            for question, one in zip(questions, found, strict=True)
+        ]
 
     def _kept(self, cell: Cell) -> bool:
         """Whether an earlier run has kept all its outcomes."""
