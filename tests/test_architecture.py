@@ -120,11 +120,11 @@ BUDGET = {
     "edgewise/server": 3_191,
     "edgewise/testing": 481,
     "edgewise/wire": 272,
-    "edgewise_lab": 462,
+    "edgewise_lab": 452,
     "edgewise_lab/bench": 2_132,
-    "edgewise_lab/commands": 2_122,
-    "edgewise_lab/evaluation": 3_723,
-    "edgewise_lab/training": 2_090,
+    "edgewise_lab/commands": 2_096,
+    "edgewise_lab/evaluation": 3_733,
+    "edgewise_lab/training": 1_614,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
