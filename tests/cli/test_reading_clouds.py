@@ -173,3 +173,16 @@ def test_a_providers_key_goes_to_its_host_unless_a_file_names_the_cloud(
     asked = {body["model"] for body in reader.bodies}
     assert asked == (set() if named == "file" else {"gpt-5-mini"})
     assert "sk-secret" not in done.err + done.out
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_an_evaluation_has_a_row_of_what_is_read(
+    edgewise: Edgewise, reader: ChatReader, simulated: bool
+) -> None:
+    flags = ["--systems", "edge,cloud,passages"] if simulated else ["--cloud", reader.url]
+    done = edgewise("eval", "pocketqa", "--limit", "3", "--json", "--calibration", "1", *flags)
+    assert done.code == 0
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    figures = rows[0] if isinstance(rows[0], list) else rows
+    assert any(("passages" if simulated else "verify") in str(one["router"]) for one in figures)
+    assert bool(reader.asked) is not simulated
