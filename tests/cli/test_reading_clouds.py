@@ -183,6 +183,6 @@ def test_an_evaluation_has_a_row_of_what_is_read(
     done = edgewise("eval", "pocketqa", "--limit", "3", "--json", "--calibration", "1", *flags)
     assert done.code == 0
     rows = [json.loads(line) for line in done.out.splitlines()]
-    figures = rows[0] if isinstance(rows[0], list) else rows
-    assert any(("passages" if simulated else "verify") in str(one["router"]) for one in figures)
+    systems = [one["system"] for one in json.loads(done.out)["systems"]]
+    assert ("passages, served" if simulated else "verify, served") in systems
     assert bool(reader.asked) is not simulated
