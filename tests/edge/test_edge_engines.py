@@ -20,7 +20,7 @@ from tests.installed import install
 ENGINE = '''
 """An edge engine as a package would bring it: what it has, and no more."""
 
-from edgewise.edge.base import EdgeAbilities, EdgeModel
+from edgewise.edge.base import EdgeAbilities, EdgeModel, Needs
 from edgewise.edge.kv import KvSession, Slots
 from edgewise.edge.sequence import KvRow, SequenceCache
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
@@ -58,7 +58,7 @@ class Echo(EdgeModel):
     def claims(files):
         return "own" if "echo.txt" in files.names else None
 
-    def session(self, needs, *, top=0):
+    def session(self, needs=Needs.NOTHING, *, top=0):
         return KvSession(self, self.slots, needs, top)
 
     def fingerprint(self):
