@@ -10,8 +10,7 @@ from hypothesis import given
 
 from edgewise.cloud.connect import connect
 from edgewise.cloud.reader import ReaderCloud
-from edgewise.cloud.redaction.base import redaction_of
-from edgewise.cloud.redaction.filter import Redacted
+from edgewise.cloud.redaction import filter_of
 from edgewise.completion import Completion
 from edgewise.costs.meter import Billing
 from edgewise.costs.price import price_of
@@ -39,7 +38,7 @@ def reading(
     **options: Any,
 ) -> Iterator[tuple[Decoder, ChatReader]]:
     """A pair of an edge that writes `edge`, then whatever follows, and a reader."""
-    shown = Redacted(redaction_of(redact)) if redact else None
+    shown = filter_of(redact)
     policy = {"verify": "on", "deadline": 30, **options.pop("policy", {})}
     served = ChatReader(judge, **options)
     small = ScriptedEdge(replying(edge, prompt=PROMPT))
@@ -240,6 +239,7 @@ def test_with_a_price_reading_never_costs_more_than_the_cloud_alone(price: str) 
 def test_a_reader_writes_no_tokens() -> None:
     with reading() as (pair, served):
         answer = pair.generate(SAID, policy=Policy(threshold=0.0))
+        assert pair.generate(SAID, policy=Policy(cloud_share=1.0)).text == "A whole answer."
     assert answer.usage.cloud_tokens == 0
     assert not served.asked
     assert isinstance(pair.cloud, ReaderCloud)

@@ -1,0 +1,179 @@
+"""The context filter of `redact`: placeholders for private words, before and in an answer."""
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import lru_cache, partial
+
+from msgspec.structs import replace
+
+from edgewise.cloud.adapter.word_boundary import is_unspaced
+from edgewise.cloud.redaction import (
+    DETECTORS,
+    WORDS,
+    Context,
+    Detector,
+    FilteredAnswer,
+    Redaction,
+    Span,
+    letters,
+)
+from edgewise.errors import Blocked
+from edgewise.options.redact.detectors import Words
+from edgewise.options.redact.normal import Normal
+from edgewise.options.redact.placeholders import Forms, Placeholders
+
+SECONDS = 5.0
+"""Timeout of the detectors for one text; exceeding it stops the consult."""
+
+TAIL = 128
+"""Characters at the end of an answer in which half a private word is looked for."""
+
+_KEPT = 8
+"""Conversations whose private words are not looked for again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Local(Blocked):
+    """A private word is there of a class that makes the conversation local."""
+
+
+def detectors_of(rules: Redaction) -> dict[str, Detector]:
+    """One detector for each class. Raises `UsageError` for a detector that is not available."""
+    return {
+        name: Words(rules.words) if name == WORDS else DETECTORS.load(name)()
+        for name in rules.treatments
+    }
+
+
+class Redacted:
+    """Implements `ContextFilter`."""
+
+    def __init__(self, rules: Redaction) -> None:
+        """Raises `UsageError` for a class that cannot be looked for here."""
+        self._treatments = rules.treatments
+        self._detectors = detectors_of(rules)
+        labels = [label for one in self._detectors.values() for label in one.labels]
+        self.forms = Forms(labels)
+        self._logged: set[str] = set()
+        self._seen = lru_cache(_KEPT)(self._look)
+        self.name = f"redacted: {rules}"
+
+    def local_only(self, before: Context) -> bool:
+        try:
+            return isinstance(self._seen(before), Local)
+        except Blocked:
+            # `of` raises it again, and the token says why: `blocked`.
+            return False
+
+    def of(self, before: Context) -> "RedactedContext":
+        seen = self._seen(before)
+        if isinstance(seen, Local):
+            raise seen
+        return seen
+
+    def find(self, text: str) -> list[Span]:
+        """Private words of all classes, in the text as it is written and as it reads.
+
+        Raises `Blocked` for a class that makes a conversation local, and if a detector fails, finds
+        what is not in the text, or takes too long.
+        """
+        if not text:
+            return []
+        read, found, end = Normal(text), list[Span](), time.monotonic() + SECONDS
+        for name in self._detectors:
+            found += self._found(name, text)
+            if not read.same:
+                found += map(read.span, self._found(name, read.text))
+            if time.monotonic() > end:
+                raise self._failed(name, f"was not done in {SECONDS:g} s")
+        return found
+
+    def _look(self, before: Context) -> "RedactedContext | Local":
+        try:
+            return RedactedContext(before, self)
+        except Local as error:
+            return error
+
+    def _found(self, name: str, text: str) -> list[Span]:
+        detector = self._detectors[name]
+        try:
+            found: list[object] = list(detector.find(text))
+            spans = [one for one in found if isinstance(one, Span)]
+            valid = len(spans) == len(found) and all(
+                0 <= start < end <= len(text) and label in detector.labels
+                for start, end, label in spans
+            )
+        except Exception as error:
+            # Not its cause: what a detector says may hold private words.
+            raise self._failed(name, f"failed ({type(error).__name__})") from None
+        if not valid:
+            raise self._failed(name, "found what is not in the text")
+        if spans and self._treatments[name] == "local":
+            raise Local(f"It holds a private word of the class {name}, which stays here.")
+        return spans
+
+    def _failed(self, name: str, what: str) -> Blocked:
+        """Logged once for each detector and failure."""
+        message = f"The detector {name!r} of private words {what}, so nothing is sent."
+        if message not in self._logged:
+            self._logged.add(message)
+            _log.warning(message)
+        return Blocked(message)
+
+
+class RedactedContext:
+    """Implements `FilteredContext`. Of the same it always shows the same: caches go by it."""
+
+    def __init__(self, before: Context, redaction: Redacted) -> None:
+        """Raises `Blocked`."""
+        self._filter, self._known = redaction, Placeholders(redaction.forms)
+        messages = before.messages
+        texts = [before.text] if messages is None else [one.content for one in messages]
+        found = list(map(redaction.find, texts))
+        # Twice: a later message may show that a word of an earlier one is private.
+        list(map(self._redacted, texts, found))
+        redacted = list(map(self._redacted, texts, found))
+        if messages is None:
+            self.shown = Context(None, *redacted)
+        else:
+            pairs = zip(messages, redacted, strict=True)
+            self.shown = Context(tuple(replace(one, content=text) for one, text in pairs))
+
+    def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
+        known = self._known.copy()
+        places = known.places(written, self._filter.find(written))
+        if _is_open(written, places, known):
+            raise Blocked("The answer may end inside a private word.", open=True)
+        text = known.replaced(written, places)
+        return FilteredAnswer(text, partial(known.restored, begun or written))
+
+    def _redacted(self, text: str, found: Sequence[Span]) -> str:
+        return self._known.replaced(text, self._known.places(text, found))
+
+
+_letters = lru_cache(1 << 14)(letters)
+
+
+def _is_open(text: str, places: Sequence[Span], known: Placeholders) -> bool:
+    """Whether the end may be half a known word, however it is divided and capitalised."""
+    words = sorted(filter(None, map(_letters, known.names)))
+    if places and places[-1].end >= len(text.rstrip()):
+        word = text[places[-1].start : places[-1].end]
+        # It would have one placeholder now and another when it is whole.
+        return word not in known.names and _begins(_letters(word), words)
+    begins = (
+        at
+        for at in range(max(0, len(text) - TAIL), len(text))
+        if (at == 0 or not text[at - 1].isalnum() or is_unspaced(text[at]))
+        and not any(one.start < at < one.end for one in places)
+    )
+    return any(_begins(_letters(text[at:]), words) for at in begins)
+
+
+def _begins(begun: str, words: Sequence[str]) -> bool:
+    """Whether one of the `words`, in order, begins so."""
+    found = bisect_left(words, begun) if begun else len(words)
+    return found < len(words) and words[found].startswith(begun)

@@ -1,0 +1,255 @@
+"""Placeholders replace a conversation's private words in the text that the cloud reads.
+
+`<EMAIL_1>` replaces the first e-mail address, at every occurrence. Text that looks like a
+placeholder is itself replaced (`<TEXT_1>`), so it cannot forge one.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from edgewise.cloud.redaction import Restored, Span
+from edgewise.errors import Blocked
+from edgewise.options.redact.normal import Normal
+
+LITERAL = "TEXT"
+"""The label of what only looks like a placeholder."""
+
+MOST_FOUND = 10_000
+"""Private words of a conversation; one with more is not sent."""
+
+_LONGEST = 80
+"""Characters of the longest placeholder, however it is written."""
+
+_ANYWHERE = 8
+"""Characters of a word that is found inside of others, too."""
+
+_SHORTEST = 3
+"""Characters of a word that is looked for again where no detector sees it."""
+
+_OPENS, _CLOSES = r"(?:<|\uff1c|&lt;)", r"(?:>|\uff1e|&gt;)"
+_BETWEEN = r"(?:\\?[\s_-]){0,3}"
+
+
+_CALL = re.compile(
+    r"""(?imx) <[|\uff5c]?(?:\w{1,24}[:_\u2581.-])?(?:tool|function|invoke|call|python_tag)\W?
+    | \[TOOL_CALLS\] | \bto=functions\. | ```\s?tool | ^\s{0,9}action(?:\ input)?:
+    | ^\s{0,9}\[\w{1,99}\(
+    | "(?:arguments|parameters|args|params|tool_input|action_input)"\s{0,9}:"""
+)
+"""Beginnings of tool calls, as models write them and as agents read them."""
+
+# A string of the call may hold the sign alone, but no line's end.
+_CALL_ENDS = "}\n</tool_call>"
+_JSON = re.compile(r"[{}\[\]]|\"(?:[^\"\\]|\\.)*+\"?", re.DOTALL)
+
+_ELEMENT = re.compile(r"(?m)(?:^[ \t]*|(?<=>))<([A-Za-z][\w.:-]*+)[^<>]*+>")
+_NAMES = """
+a abbr answer article aside b blockquote body br caption center cite code dd del details div dl dt
+em figcaption figure footer h1 h2 h3 h4 h5 h6 head header hr html i ins kbd li main mark nav ol p
+pre q reasoning s samp section small span strong sub summary sup table tbody td tfoot th thead think
+thinking title tr u ul var
+"""
+_OF_TEXT = frozenset(_NAMES.split())
+"""Elements that no agent reads as a call."""
+
+_ADDRESS = re.compile(r"(?i)(?:\\?/){2}|www\.")
+_TAG = re.compile(
+    r"(?i)<[a-z][\w.:-]*+[\s/](?:[^>\"']|\"[^\"]*+\"|'[^']*+')*+(?:[\"'][^\"']*\Z)?(>?)"
+)
+_LINKS = [
+    (re.compile(begins, re.IGNORECASE), end)
+    for begins, end in ((r"\]\(", ")"), (r"\](?:\(|:\s{0,9})<", ">"), (r"\burl\(", ")"))
+]
+"""What begins an address in Markdown and CSS, and what ends it."""
+
+_VALUE = re.compile(r"[\s/\"'][\w:-]+\s{0,9}=\s{0,9}([\"'])")
+_PARTS = re.compile(r"[/\\&:]")
+
+
+class Forms:
+    """Patterns of placeholders with these labels, and of text that looks like one."""
+
+    def __init__(self, labels: Iterable[str]) -> None:
+        self.labels = sorted({*labels, LITERAL}, key=lambda one: (-len(one), one))
+        names = "|".join(map(re.escape, self.labels))
+        self._like = re.compile(
+            rf"{_OPENS}\s{{0,3}}(?i:({names}){_BETWEEN}(\d{{1,6}}))\s{{0,3}}{_CLOSES}"
+            rf"|[<\[](?:{names}|REDACTED|MASKED)[>\]]"
+            rf"|(?<![^\W_])(?i:{names})\\?_\d{{1,6}}"
+        )
+        self._open = re.compile(
+            rf"(?i:({_OPENS}\s{{0,3}}|\[)([A-Z_]{{0,40}}){_BETWEEN}\d{{0,6}}\s{{0,3}}(?:&[gt]{{0,2}})?\Z)"
+            rf"|(?i:(?<![^\W_])({names})\\?_?\d{{0,6}}\Z)"
+        )
+
+    def like(self, text: str) -> list[Span]:
+        """Finds placeholders, labelled with their names, and text that looks like one; in order."""
+        return [
+            Span(*one.span(), _named(one[1].upper(), int(one[2])) if one[1] else "")
+            for one in self._like.finditer(text)
+        ]
+
+    def open_from(self, text: str) -> tuple[int, bool] | None:
+        """Start of a possibly incomplete placeholder at the end, and whether it surely is one."""
+        before = max(0, len(text) - _LONGEST)
+        for found in self._open.finditer(text, before):
+            opens, label = found[1], (found[2] or "").strip("_").upper()
+            if found[3] is not None:
+                return found.start(), found[0][-1] == "_" or found[0][-1].isdigit()
+            begins = any(one.startswith(label) for one in self.labels)
+            if begins and (label or opens != "["):
+                return found.start(), len(label) > 2
+        return None
+
+
+class Placeholders:
+    """Placeholders of one conversation, numbered as the words appear. Not thread-safe."""
+
+    def __init__(self, forms: Forms) -> None:
+        self._forms = forms
+        self.names: dict[str, str] = {}
+        self._counts = Counter[str]()
+
+    def copy(self) -> "Placeholders":
+        """The same so far, to go on with."""
+        made = Placeholders(self._forms)
+        made.names, made._counts = self.names.copy(), self._counts.copy()
+        return made
+
+    def places(self, text: str, found: Iterable[Span]) -> list[Span]:
+        """Spans of `text` to replace: those `found`, known words, and literal placeholders.
+
+        In order, none overlapping another. Raises `Blocked` for too many private words.
+        """
+        spans, read = list(found), Normal(text)
+        labels = {text[one.start : one.end]: one.label for one in spans}
+        if len(self.names) + len(labels) > MOST_FOUND:
+            raise Blocked(f"The text has more than {MOST_FOUND} private words, so nothing is sent.")
+        for word in dict.fromkeys([*self.names, *labels]):
+            plain = Normal(word).text
+            label = labels.get(word) or self.names[word][1:].rpartition("_")[0]
+            if len(plain) >= _SHORTEST:
+                again = (Span(at, at + len(plain), label) for at in _occurrences(read.text, plain))
+                spans += map(read.span, again)
+        spans += [Span(one.start, one.end, LITERAL) for one in self._forms.like(text)]
+        return _joined(one for one in spans if one.start < one.end)
+
+    def replaced(self, text: str, places: Sequence[Span]) -> str:
+        """The text with placeholders in these places."""
+        parts, at = list[str](), 0
+        for start, end, label in places:
+            parts += [text[at:start], self._name(text[start:end], label)]
+            at = end
+        return "".join([*parts, text[at:]])
+
+    def restored(self, begun: str, reply: str, *, ended: bool) -> Restored:
+        """A reply with the words put back, up to what is no placeholder, or none yet.
+
+        `begun` is the answer before it, as it is here. In a call of a tool, and in an address, a
+        placeholder stays what it is, unless its word stands there already: nobody but the edge says
+        what a tool or another host is told.
+        """
+        words = {name: word for word, name in self.names.items()}
+        half = self._forms.open_from(reply)
+        text = reply if half is None or (ended and not half[1]) else reply[: half[0]]
+        parts, whole, at, length = list[str](), list[tuple[int, int]](), 0, 0
+        for one in self._forms.like(text):
+            word = words.get(one.label)
+            before = text[at : one.start]
+            if word is None:
+                return Restored("".join([*parts, before]), tuple(whole), "unknown")
+            literal = self.names[word].startswith(f"<{LITERAL}_")
+            plain, told = Normal(word).text, _told(begun + "".join([*parts, before]))
+            if not literal and any(plain not in Normal(part).text for part in told):
+                word = text[one.start : one.end]
+            parts += [before, word]
+            length += len(before)
+            whole.append((length, length + len(word)))
+            length, at = length + len(word), one.end
+        left = None if len(text) == len(reply) else "unknown" if ended else "open"
+        return Restored("".join([*parts, text[at:]]), tuple(whole), left)
+
+    def _name(self, word: str, label: str) -> str:
+        name = self.names.get(word)
+        if name is None:
+            self._counts[label] += 1
+            name = self.names[word] = _named(label, self._counts[label])
+        return name
+
+
+def _named(label: str, number: int) -> str:
+    return f"<{label}_{number}>"
+
+
+def _told(text: str) -> Iterator[str]:
+    """What is open at an answer's end and is read by more than people: calls and addresses."""
+    yield from _open(text, _CALL, _is_over)
+    yield from _open(text, _ELEMENT, _is_closed)
+    run = "" if text[-1:].isspace() else "".join(text.split()[-1:])
+    if _ADDRESS.search(run):
+        yield run
+    for begins, end in _LINKS:
+        yield from _open(text, begins, lambda one, end=end: _follows(one, end))
+    yield from (one[0] for one in _TAG.finditer(text) if not one[1] and "=" in one[0])
+    yield from _open(
+        text, _VALUE, lambda one: _follows(one, one[1]) or not _PARTS.search(text, one.end())
+    )
+
+
+def _open(
+    text: str, begins: re.Pattern[str], is_over: Callable[[re.Match[str]], bool]
+) -> Iterator[str]:
+    """The text behind the last beginning that is not over, if there is one."""
+    for one in reversed(list(begins.finditer(text))):
+        if not is_over(one):
+            yield text[one.end() :]
+            return
+
+
+def _follows(one: re.Match[str], end: str) -> bool:
+    return one.string.find(end, one.end()) >= 0
+
+
+def _is_over(sign: re.Match[str]) -> bool:
+    """Whether a call has ended; of most forms nobody knows."""
+    if sign[0].lower() == "<tool_call>":
+        return _follows(sign, _CALL_ENDS)
+    depth = 0
+    for one in _JSON.finditer(sign.string, sign.end()) if sign[0][0] == '"' else ():
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(one[0], 0)
+        if depth < 0:
+            return True
+    return False
+
+
+def _is_closed(opens: re.Match[str]) -> bool:
+    """Whether an element has ended, if it is one that an agent may read as a call."""
+    name = opens[1]
+    return name.isupper() or name.lower() in _OF_TEXT or _follows(opens, f"</{name}>")
+
+
+def _occurrences(text: str, word: str) -> list[int]:
+    found, at = list[int](), text.find(word)
+    while at >= 0:
+        end = at + len(word)
+        inside = (at and word[0].isalnum() and text[at - 1].isalnum()) or (
+            end < len(text) and word[-1].isalnum() and text[end].isalnum()
+        )
+        if not inside or len(word) >= _ANYWHERE:
+            found.append(at)
+        at = text.find(word, end)
+    return found
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    """Merges overlapping spans; the label is that of the first that is not `LITERAL`."""
+    made: list[Span] = []
+    for one in sorted(spans, key=lambda one: (one.start, -one.end)):
+        if made and one.start < made[-1].end:
+            last = made[-1]
+            label = one.label if last.label == LITERAL else last.label
+            made[-1] = Span(last.start, max(last.end, one.end), label)
+        else:
+            made.append(one)
+    return made
