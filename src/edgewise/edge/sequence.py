@@ -24,8 +24,7 @@ MEMORY = 1 << 30
 FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 """Exceptions of the libraries where a run fails, or a copy."""
 
-# The end of the prompt and that before its last turn, where an edited message comes back to.
-_KEPT_OF_PROMPTS = 2
+_KEPT_OF_PROMPTS = 2  # its end, and its last turn, which an edited message comes back to
 
 _CLOSE = 0.05
 """Most difference of logits computed in two ways, relative to the largest."""

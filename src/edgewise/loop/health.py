@@ -10,8 +10,7 @@ import numpy as np
 
 # Quick ones: one alone is no outage, and none of them makes a user wait.
 FAILURES = 3
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds; a pause doubles with every probe that fails."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds; doubled with every probe that fails
 
 
 class Breaker:

@@ -25,8 +25,7 @@ from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import EdgeStep, Rules, State
 from edgewise.routers.untrained import Constant
 
-# Most tokens of a block, and blocks in flight: 96 tokens, two seconds of an edge that writes 50 a
-# second, and longer than a round trip. The edge waits with one more.
+# Most tokens of a block, and blocks in flight: 96 tokens, two seconds at 50 tokens a second.
 BLOCK, FLYING = 16, 6
 
 SURE = 0.8
