@@ -104,7 +104,7 @@ def evaluate(
     with resume_hint(kept if out else lost):
         contenders, table = _compared(chosen, asked, named, shares, out, wanted, workers)
     if table:
-        _report(asked[0], contenders, table, json=json, csv=csv)
+        tell(asked[0], contenders, table, json=json, csv=csv)
 
 
 def _require_checks(task: Task) -> None:
@@ -147,9 +147,16 @@ def _compared(
     return contenders, []
 
 
-def _report(
-    task: Task, contenders: Sequence[Contender], table: list[Row], *, json: bool, csv: Path | None
+def tell(
+    task: Task,
+    contenders: Sequence[Contender],
+    table: list[Row],
+    *,
+    json: bool,
+    csv: Path | None,
+    main: str | None = None,
 ) -> None:
+    """Prints the figures, with what to know of them, and writes them to `csv`."""
     title = f"{task.name}, {len(task.questions)} questions"
     title += "" if task.known else ", agreement with the cloud's own answers"
     sentences = warnings(task, contenders, table)
@@ -160,7 +167,7 @@ def _report(
         measure = "accuracy" if task.known else "agreement"
         print(msgspec.json.encode(replace(told, measure=measure)).decode())
     else:
-        figures_tables(title, table)
+        figures_tables(title, table, main)
         for sentence in sentences:
             render.warn(sentence)
 
