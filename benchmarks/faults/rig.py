@@ -256,7 +256,7 @@ FAULTS: dict[str, Break] = {
     "revoked key": _revoked,
 }
 QUICK = ("gateway killed and restarted", "engine resets the connection", "TCP reset")
-"""Those that run at every position in CI."""
+"""Those that run at every second position in CI."""
 
 
 class Outcome(NamedTuple):

@@ -44,10 +44,16 @@ Paths of their own come first, which others decline; then fields that others may
 plain trailing message, that some take for an answer given. The last needs a tokenizer too.
 """
 
+BY_CHAT = {
+    "openai": "edgewise.engines.readers:OpenAiReader",
+    "anthropic": "edgewise.engines.readers:AnthropicReader",
+}
+"""Chat APIs that continue nothing: they read passages."""
+
 ENGINES: Registry[Any] = Registry(
     "cloud engine",
     "edgewise.cloud",
-    {**BY_IDS, **BY_TEXT, GATEWAY: "edgewise.cloud.gateway:GatewayCloud"},
+    {**BY_IDS, **BY_TEXT, **BY_CHAT, GATEWAY: "edgewise.cloud.gateway:GatewayCloud"},
 )
 """An entry is a subclass of `HttpEngine` or `TextEngine`, or a factory of a `CloudModel`.
 

@@ -80,7 +80,7 @@ class ChatText(TextEngine):
             try:
                 reply = await ask(f"{self.chat_base}/chat/completions", fewer, client)
             except Declined as error:
-                named = {name for name in optional & {*fewer} if _names(error.said, name)}
+                named = {name for name in optional & {*fewer} if names(error.said, name)}
                 if error.elsewhere or not named:
                     raise
                 unwanted |= named
@@ -320,5 +320,5 @@ def _not_as_text(sign: str, url: str) -> CloudRejected:
     return CloudRejected(f"A message holds {sign!r}, which {url!r} would not read as text.")
 
 
-def _names(said: str, field: str) -> bool:
+def names(said: str, field: str) -> bool:
     return re.search(rf"\b{re.escape(field)}\b", said) is not None

@@ -236,13 +236,14 @@ def summary(
 ) -> Summary:
     """Summary of `router` at its first share in `table`, as served where that is in it.
 
-    Without one it is of the first system after edge and cloud.
+    Where that is not there it is of the first system after edge and cloud.
     """
     first: dict[str, Row] = {}
     for row in table:
         first.setdefault(row.overall.system, row)
     edge, cloud = first[EDGE.system], first[CLOUD.system]
-    router = router or table[min(2, len(table) - 1)].overall.system
+    if router is None or not {router, router + SERVED} & first.keys():
+        router = table[min(2, len(table) - 1)].overall.system
     pair = first.get(router + SERVED) or first[router]
     whole = _compared(edge.overall, pair.overall, cloud.overall)
     return Summary(
