@@ -15,7 +15,7 @@ from edgewise_lab.bench.frontier.report import (
 )
 from edgewise_lab.bench.frontier.timed import MeasuredAnswer, Timed, measure
 from edgewise_lab.commands.shared import tables_of
-from edgewise_lab.evaluation.report import Row, Timing
+from edgewise_lab.evaluation.report import Row, TimedFigures
 from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.tasks.base import Question
 from tests.evaluation.outcomes import outcome
@@ -110,7 +110,7 @@ LISTS = [prices.name for prices in PRICE_LISTS]
 
 def test_rows_say_what_each_system_gets_right_and_costs() -> None:
     rows = {row.system: row for row in frontier(found(), "ours", {}).systems}
-    timing: dict[str, Timing] = {name: row.timing for name, row in rows.items() if row.timing}
+    timing: dict[str, TimedFigures] = {name: row.timing for name, row in rows.items() if row.timing}
     assert timing["cloud"].bills == dict.fromkeys(LISTS, 1.0)
     assert timing["edge"].bills == dict.fromkeys(LISTS, 0.0)
     ours, own = rows["ours"], timing["ours"]

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgewise.opening import open_edge
 from typer.testing import CliRunner
 
 from edgewise.addresses import bundled
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.named import open_tokenizer
 from edgewise.errors import EdgewiseError
+from edgewise.opening import open_edge
 from edgewise.settings import Settings
 from edgewise_lab.bench.rules.engine import RowEngine
 from edgewise_lab.bench.rules.models import RowModel, open_rows, padded

@@ -71,14 +71,10 @@ def evaluate(
     systems: Annotated[
         str | None, typer.Option(metavar="NAME,...", help=f"Only these: {', '.join(SYSTEMS)}.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of outcomes; an interrupted run continues.")
-    ] = None,
+    out: shared.Out = None,
     workers: shared.Workers = 1,
     json: options.Json = False,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV to FILE.")
-    ] = None,
+    csv: shared.Csv = None,
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
     shares = shares_of(cloud_share, chosen)

@@ -80,9 +80,7 @@ def frontier(
     ] = None,
     questions: Annotated[int, typer.Option(min=2, help="Questions to answer.")] = 12,
     calibration: Annotated[int, typer.Option(help="Extra questions for missing thresholds.")] = 60,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of answers; an interrupted run continues.")
-    ] = None,
+    out: shared.Out = None,
     json: options.Json = False,
 ) -> None:
     """A pair beside edge, larger edge, streamed cloud and whole questions: quality, time, bills.

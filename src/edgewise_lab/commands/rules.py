@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.progress import Progress
 
 from edgewise import opening
 from edgewise.addresses import bundled
@@ -53,15 +54,11 @@ def rules(
     ] = None,
     device: Annotated[str, typer.Option(help="Where torch computes: auto, cpu, cuda.")] = "auto",
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Answers at a time; default: what memory holds.")
+        int | None, typer.Option(min=1, help="Answers at a time; default: 32, on a GPU 512.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of outcomes; an interrupted run continues.")
-    ] = None,
+    out: shared.Out = None,
     json: options.Json = False,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV to FILE.")
-    ] = None,
+    csv: shared.Csv = None,
 ) -> None:
     """Routers and ways to verify, compared at equal cloud shares: all answers step together.
 
@@ -83,21 +80,37 @@ def rules(
     shared.tell_of_code(tasks)
     hint = shared.resume_hint("With --out FOLDER the same command goes on from what it has kept.")
     with render.progress(hidden=json) as progress, hint:
-        bar = progress.add_task("answers", total=None)
-        edge, cloud, tokenizer = _opened(chosen, device)
-        sweep = Sweep(
-            RowEngine(edge, cloud, tokenizer),
-            tokenizer,
-            Store(out, _manifest(tasks, edge, cloud), Outcome),
-            context=min(edge.context, cloud.context, chosen.ctx or DEFAULT_CONTEXT),
-            done=lambda count: progress.advance(bar, count),
-            rows=rows,
-        )
+        sweep = _sweep(chosen, tasks, device, rows, out, progress)
         found = sweep.run(*tasks, wanted, shares)
     main = Cell(RULES[0].name, shares[0])
     main = main if main in found else [*found][min(2, len(found) - 1)]
     table, name = figures(found, main), shared.system_named(main.system, main.share)
     tell(tasks[0], [], table, json=json, csv=csv, main=name)
+
+
+def _sweep(
+    chosen: Settings,
+    tasks: tuple[Task, Task],
+    device: str,
+    rows: int | None,
+    out: Path | None,
+    progress: Progress,
+) -> Sweep:
+    bar = progress.add_task("answers", total=None)
+    edge, cloud, tokenizer = _opened(chosen, device)
+    models = {"edge": edge.fingerprint, "cloud": cloud.fingerprint}
+    engine = f"rows, {edge.dtype} on {edge.device.type}"
+    return Sweep(
+        RowEngine(edge, cloud, tokenizer),
+        tokenizer,
+        Store(out, {**described(*tasks), **models, "engine": engine}, Outcome),
+        context=min(edge.context, cloud.context, chosen.ctx or DEFAULT_CONTEXT),
+        done=lambda count: progress.advance(bar, count),
+        rows=rows,
+    )
+
+
+ROLES: tuple[Literal["edge"], Literal["cloud"]] = ("edge", "cloud")
 
 
 def _named(names: str | None) -> list[Rule]:
@@ -128,11 +141,3 @@ def _opened(chosen: Settings, device: str) -> tuple[RowModel, RowModel, Tokenize
         open_rows(address, role, device) for address, role in zip(addresses, ROLES, strict=True)
     )
     return edge, cloud, tokenizer
-
-
-ROLES: tuple[Literal["edge"], Literal["cloud"]] = ("edge", "cloud")
-
-
-def _manifest(tasks: tuple[Task, Task], edge: RowModel, cloud: RowModel) -> dict[str, object]:
-    models = {"edge": edge.fingerprint, "cloud": cloud.fingerprint}
-    return {**described(*tasks), **models, "engine": f"rows, {edge.dtype} on {edge.device.type}"}

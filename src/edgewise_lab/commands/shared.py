@@ -44,6 +44,10 @@ MaxTokens = Annotated[
     int | None, typer.Option(help="Max answer tokens; default: the task's own, or 256 for a file.")
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N questions.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of answers; an interrupted run continues.")]
+Csv = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV to FILE.")
+]
 Workers = Annotated[int, typer.Option(min=1, max=64, help="Questions answered at a time.")]
 
 

@@ -31,7 +31,7 @@ Clock = Literal["measured", "composed"]
 """Whether times are of a clock, or sums of such."""
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class TimedFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds and costs of the `answers` that were timed; means unless stated.
 
     `time` has the median and the 95th percentile; `ttft` is a median, `gap` a 95th percentile. The
@@ -100,7 +100,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     difference_interval: Interval | None = None
     strict_difference: float | None = None
     strict_difference_interval: Interval | None = None
-    timing: Timing | None = None
+    timing: TimedFigures | None = None
 
 
 class Row(msgspec.Struct, frozen=True):

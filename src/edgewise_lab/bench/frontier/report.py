@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edgewise_lab.bench.frontier.billing import PRICE_LISTS, CloudRequest, bill
 from edgewise_lab.bench.frontier.timed import MeasuredAnswer
-from edgewise_lab.evaluation.report import CLOUD, EDGE, Clock, Figures, Timing, rows
+from edgewise_lab.evaluation.report import CLOUD, EDGE, Clock, Figures, TimedFigures, rows
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import NEVER, cloud_share, total, within
 
@@ -109,11 +109,11 @@ def _sent(way: Way, edge: MeasuredAnswer, cloud: MeasuredAnswer) -> MeasuredAnsw
     )
 
 
-def _timing(one: MeasuredAnswers, alone: Mapping[str, float | None]) -> Timing:
+def _timing(one: MeasuredAnswers, alone: Mapping[str, float | None]) -> TimedFigures:
     timed = one.timed
     taken = [answer.outcome.seconds for answer in timed]
     bills = _bills(timed)
-    return Timing(
+    return TimedFigures(
         answers=len(timed),
         clock=one.clock,
         note=one.note,
