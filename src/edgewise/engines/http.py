@@ -74,7 +74,7 @@ class Endpoint:
     async def post(
         self, path: str, body: object, client: Client = NOBODY, *, ids: int = 0, tells: bool = True
     ) -> bytes:
-        """The reply to a JSON body (`ids`, `tells`: see `Sent.add`); raises a `CloudError`."""
+        """The reply to a JSON body (`ids`, `tells`: see `Outgoing.add`); raises a `CloudError`."""
         request = _Request("POST", path, msgspec.json.encode(body), client, ids, tells)
         try:
             return await self._twice(request)
@@ -274,7 +274,7 @@ class _Request:
         """Bytes are handed to a connection, at each attempt."""
         try:
             if self.client.sent is not None:
-                self.client.sent.add(self.ids, body, tells=self.tells, again=self.counted)
+                self.client.sent.add(self.ids, body, billable=self.tells, again=self.counted)
                 self.counted = True
         except CloudError as error:
             self.refused = error

@@ -6,7 +6,7 @@ from decimal import Decimal
 import msgspec
 
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion
 from edgewise.costs.price import BilledTokens, Price
 from edgewise.edge.kv import common_prefix
 from edgewise.errors import CloudError
@@ -105,8 +105,11 @@ def _cost(prices: PriceList, request: CloudRequest) -> Decimal:
 class RecordedCloud(WrappedCloud):
     """Implements `CloudModel`: `cloud`, whose consults are kept as `CloudRequest`s.
 
-    For one answer at a time; nothing is prefetched.
+    For one answer at a time.
     """
+
+    # The engine would read prompts that no request here shows.
+    prefetches = False
 
     def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
         """`seconds` stands in the place of the engine's meter, where the engine is slowed down."""
@@ -191,7 +194,3 @@ class _RecordedSession(WrappedSession):
         self._own.append(ask)
         self._asks.append(ask)
         return ask.future
-
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        # The engine would read prompts that no request here shows.
-        return 0
