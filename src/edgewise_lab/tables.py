@@ -14,8 +14,8 @@ class FigureTable(NamedTuple):
     @property
     def markdown(self) -> str:
         """The table without its title."""
-        head = [name.replace("\n", " ") for name in self.head]
-        return "\n".join([*line(head, head=True), *(t for c in self.lines for t in line(c))])
+        head = line([name.replace("\n", " ") for name in self.head], head=True)
+        return "\n".join([*head, *(t for c in self.lines for t in line(c))])
 
 
 def line(cells: Sequence[str], *, head: bool = False) -> list[str]:
