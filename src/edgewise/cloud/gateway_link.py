@@ -16,7 +16,7 @@ import aiohttp
 
 from edgewise.cloud.base import ConsultRequest
 from edgewise.completion import Completion, Outgoing, Verified
-from edgewise.edge.kv import common_prefix
+from edgewise.edge.vocabulary import common_prefix
 from edgewise.engines.base import TOP
 from edgewise.engines.http import bounded
 from edgewise.errors import (
