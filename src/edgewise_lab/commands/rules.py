@@ -11,11 +11,12 @@ from edgewise.addresses import bundled
 from edgewise.cli import options, render
 from edgewise.cli.options import DRAWS, POLICY, takes
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.engine import DEFAULT_CONTEXT, imported
+from edgewise.edge.engine import DEFAULT_CONTEXT
 from edgewise.edge.named import open_tokenizer
 from edgewise.edge.threads import default_threads
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError, VocabularyMismatch
+from edgewise.options.folder import imported
 from edgewise.settings import Settings
 from edgewise_lab.bench.rules.engine import RowEngine
 from edgewise_lab.bench.rules.models import RowModel, open_rows

@@ -5,12 +5,13 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
-from edgewise.addresses import engine_at, resolve, resolve_folder
-from edgewise.edge.engine import imported
-from edgewise.edge.hub.folder import digest_of, weight_files
+from edgewise.addresses import resolve, resolve_folder
+from edgewise.edge.files import digest_of
 from edgewise.edge.llamacpp.model import fingerprint_of
-from edgewise.edge.transformers import TransformersModel, load_folder, quiet
+from edgewise.edge.named import engine_at
 from edgewise.errors import ModelError, UsageError
+from edgewise.options.folder import imported, weight_files
+from edgewise.options.transformers.model import TransformersModel, load_folder, quiet
 
 Tensor = Any
 """A `torch.Tensor`; torch is optional and imported where it is used."""
