@@ -27,14 +27,20 @@ from edgewise.opening import open_router
 from edgewise.routers.base import Router
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
-from edgewise_lab.bench.frontier.billing import MeasuredAnswer, MeasuredSystem
-from edgewise_lab.bench.frontier.pair_systems import PLACE_NOTE, PairSystems, measure
-from edgewise_lab.bench.frontier.report import CLOUD, EDGE, MeasuredAnswers, frontier
-from edgewise_lab.bench.frontier.shown import notes, tables
+from edgewise_lab.bench.frontier.report import MeasuredAnswers, frontier
+from edgewise_lab.bench.frontier.timed import (
+    PLACE_NOTE,
+    MeasuredAnswer,
+    PairSystems,
+    Timed,
+    measure,
+)
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, EnginePace, Pace
+from edgewise_lab.commands.shared import tables_of
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.plan import contender_named, manifest
+from edgewise_lab.evaluation.report import CLOUD, EDGE, Row
 from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
@@ -51,7 +57,7 @@ SERVER = {"n_parallel": 4, "n_ctx": 2048, "cache_ram_mib": 0}
 MAIN_SHARE, MAIN = 0.05, "bundled at 5%"
 UNTRAINED = ("entropy", "max-prob", "margin", "random")
 
-Make = Callable[[], MeasuredSystem]
+Make = Callable[[], Timed]
 
 
 class Twice(NamedTuple):
@@ -81,12 +87,12 @@ class Pocket:
         """By the names of their rows; making one may set a threshold first."""
         near, far = self._near, self._far
         found = {
-            EDGE: Twice(near.edge, far.edge),
+            EDGE.system: Twice(near.edge, far.edge),
             "larger edge": Twice(
                 lambda: near.larger_edge(self._model(MID), UNPACED),
                 lambda: far.larger_edge(self._model(MID), HALF_BILLION.times(SLOWER)),
             ),
-            CLOUD: Twice(near.cloud, far.cloud),
+            CLOUD.system: Twice(near.cloud, far.cloud),
         }
         router, card = open_router(Settings(), self.edge)
         assert card is not None
@@ -143,7 +149,7 @@ def answered(
 ) -> dict[str, MeasuredAnswers]:
     """Every system's answers."""
     systems = pocket.systems(list(options.shares), store)
-    wanted = {EDGE, CLOUD, *(options.systems or systems)}
+    wanted = {EDGE.system, CLOUD.system, *(options.systems or systems)}
     if unknown := sorted(wanted - set(systems)):
         sys.exit(f"There is no system {unknown[0]!r}; known: {', '.join(systems)}.")
     chosen = [(name, twice) for name, twice in systems.items() if name in wanted]
@@ -188,11 +194,15 @@ def main() -> None:
         described = manifest(pocketqa(), pocket.held_out, pocket.edge, pocket.cloud)
         store = Store(options.out, {**described, **conditions}, MeasuredAnswer)
         found = answered(pocket, options, task, store)
-    main_row = MAIN if MAIN in found else next(n for n in found if n not in (EDGE, CLOUD))
-    report = frontier(found, main_row, dict(conditions), None)
-    for table in tables(report):
+    bare = (EDGE.system, CLOUD.system)
+    main_row = MAIN if MAIN in found else next(name for name in found if name not in bare)
+    report = frontier(found, main_row, conditions)
+    rows = [Row(one, {}) for one in report.systems]
+    title = f"{options.questions} questions, times of {options.timed}"
+    for table in tables_of(title, rows, main_row):
         print(f"\n{table.title}:\n\n{table.markdown}")
-    print("\n" + "\n".join(f"- {sentence}" for sentence in notes(report)))
+    notes = {one.system: one.timing.note for one in report.systems if one.timing}
+    print("\n" + "\n".join(f"- {name}: {note}" for name, note in notes.items() if note))
     told = (f"{name.replace('_', ' ')} {value}" for name, value in report.conditions.items())
     print(f"\nConditions: {', '.join(told)}.")
 

@@ -14,7 +14,8 @@ class FigureTable(NamedTuple):
     @property
     def markdown(self) -> str:
         """The table without its title."""
-        return "\n".join([*line(self.head, head=True), *(t for c in self.lines for t in line(c))])
+        head = line([name.replace("\n", " ") for name in self.head], head=True)
+        return "\n".join([*head, *(t for c in self.lines for t in line(c))])
 
 
 def line(cells: Sequence[str], *, head: bool = False) -> list[str]:

@@ -4,28 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from edgewise_lab.bench.frontier.billing import (
-    LISTS,
-    CloudRequest,
-    MeasuredAnswer,
-    mean_prompt_tokens_computed,
-    metered_seconds,
-    priced,
-)
-from edgewise_lab.bench.frontier.pair_systems import measure
+from edgewise_lab.bench.frontier.billing import OWN_GPU, PRICE_LISTS, CloudRequest
 from edgewise_lab.bench.frontier.report import (
     MeasuredAnswers,
-    Whole,
-    cost_of,
+    composed,
     frontier,
-    seconds,
-    share,
-    uncertain,
+    mean_prompt_tokens_computed,
+    metered_seconds,
 )
-from edgewise_lab.bench.frontier.shown import tables
+from edgewise_lab.bench.frontier.timed import MeasuredAnswer, Timed, measure
+from edgewise_lab.commands.shared import tables_of
+from edgewise_lab.evaluation.report import Row, TimedFigures
 from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.tasks.base import Question
 from tests.evaluation.outcomes import outcome
@@ -71,11 +61,10 @@ RIGHT = (True, False, False, True, False)
 UNSURE = (0.1, 0.9, 0.5, 0.2, 0.8)
 EDGES = [edge(n, right=r, unsure=u) for n, (r, u) in enumerate(zip(RIGHT, UNSURE, strict=True))]
 CLOUDS = [cloud(n, right=n != 4) for n in range(5)]
-CASCADE = Whole("cascade", EDGES, CLOUDS, uncertain(EDGES))
 
 
 def test_a_cascade_is_paid_for_twice_and_shows_nothing_before_it_knows() -> None:
-    found = CASCADE.at(0.8)
+    found = composed("cascade", EDGES, CLOUDS, [1, 4])
     assert [one.outcome.cloud_tokens for one in found] == [0, 10, 0, 0, 10]
     sent, kept = found[1], found[0]
     assert sent.outcome.seconds == EDGE_SECONDS + CLOUD_SECONDS
@@ -87,32 +76,12 @@ def test_a_cascade_is_paid_for_twice_and_shows_nothing_before_it_knows() -> None
 
 
 def test_a_question_routed_before_it_is_answered_costs_the_edge_its_prompt() -> None:
-    sent, *_, kept = Whole("routed", EDGES, CLOUDS, [1, 0, 0, 0, 0]).at(1)
+    sent, *_, kept = composed("routed", EDGES, CLOUDS, [0])
     assert sent.outcome.seconds == EDGES[0].ttft + CLOUD_SECONDS
     assert sent.ttft == EDGES[0].ttft + CLOUDS[0].ttft
     # A pass over the prompt: the other nine were over a token each.
     assert (sent.decodes, sent.positions) == (1, 20)
     assert kept == EDGES[-1]
-
-
-@given(
-    st.lists(st.tuples(st.booleans(), st.integers(0, 4)), min_size=1, max_size=12),
-    st.floats(0, 2),
-    st.sampled_from([share, seconds]),
-)
-def test_what_is_sent_stays_within_its_cost_and_no_more_would(
-    drawn: list[tuple[bool, int]], most: float, cost: object
-) -> None:
-    edges = [edge(n, right=r, unsure=float(u)) for n, (r, u) in enumerate(drawn)]
-    clouds = [cloud(n) for n in range(len(drawn))]
-    measure_of = share if cost is share else seconds
-    for way in ("cascade", "routed"):
-        whole = Whole(way, edges, clouds, uncertain(edges))
-        at = whole.within(measure_of, most)
-        if at < float("inf"):
-            assert cost_of(measure_of, whole.at(at)) <= most + 1e-9
-        lower = [u for u in set(uncertain(edges)) if u < at]
-        assert all(cost_of(measure_of, whole.at(u)) > most - 1e-9 for u in lower)
 
 
 def test_a_request_given_up_counts_as_the_others() -> None:
@@ -124,8 +93,6 @@ def test_a_request_given_up_counts_as_the_others() -> None:
     blind = MeasuredAnswer(outcome=pair(0).outcome, ttft=0.0, gap=0.0, requests=(unmetered,))
     assert mean_prompt_tokens_computed([blind]) is None
     assert metered_seconds([blind]) == [blind]
-    own = LISTS["own GPU, by its seconds"]
-    assert cost_of(priced(own), [blind]) != cost_of(priced(own), [blind])
 
 
 def found() -> dict[str, MeasuredAnswers]:
@@ -138,32 +105,26 @@ def found() -> dict[str, MeasuredAnswers]:
     }
 
 
+LISTS = [prices.name for prices in PRICE_LISTS]
+
+
 def test_rows_say_what_each_system_gets_right_and_costs() -> None:
-    told = frontier(found(), "ours", {"round trip": 0.05}, scores=[0.0, 1.0, 0.0, 0.0, 0.0])
-    rows = {row.system: row for row in told.rows}
-    assert rows["cloud"].bills == dict.fromkeys(LISTS, 1.0)
-    assert rows["edge"].bills == dict.fromkeys(LISTS, 0.0)
-    ours = rows["ours"]
+    rows = {row.system: row for row in frontier(found(), "ours", {}).systems}
+    timing: dict[str, TimedFigures] = {name: row.timing for name, row in rows.items() if row.timing}
+    assert timing["cloud"].bills == dict.fromkeys(LISTS, 1.0)
+    assert timing["edge"].bills == dict.fromkeys(LISTS, 0.0)
+    ours, own = rows["ours"], timing["ours"]
     # 22 and 25 prompt tokens and two written, against 20 and ten.
-    assert ours.bills["no cache discount"] == pytest.approx((47 + 4 * 2) / (20 + 4 * 10))
-    assert ours.bills["cached at 2%"] == pytest.approx((25 + 22 * 0.02 + 8) / 60)
-    assert ours.bills["own GPU, by its seconds"] == pytest.approx(0.2 / 0.4)
-    assert (ours.accuracy, ours.difference, ours.requests, ours.cloud_share) == (1, 0, 2, 0.2)
+    assert own.bills["no cache discount"] == pytest.approx((47 + 4 * 2) / (20 + 4 * 10))
+    assert own.bills["cached at 2%"] == pytest.approx((25 + 22 * 0.02 + 8) / 60)
+    assert own.bills[OWN_GPU.name] == pytest.approx(0.2 / 0.4)
+    assert (ours.accuracy, ours.difference, own.requests, ours.cloud_share) == (1, 0, 2, 0.2)
     assert rows["edge"].difference == pytest.approx(-0.6)
-    assert (ours.time, ours.time_p50, ours.time_p95) == (pytest.approx(1.2), 1.2, 1.2)
-    assert (ours.questions, ours.timed, ours.clock) == (5, 3, "measured")
-    assert rows["cascade, equal share"].clock == "composed"
-    assert rows["cascade, equal share"].cloud_share <= ours.cloud_share
-    assert "query level, trained, equal share" in rows
-
-
-def test_whole_questions_stand_beside_it_at_every_equal_cost() -> None:
-    told = frontier(found(), "ours", {})
-    axes = {one.axis for one in told.whole}
-    assert axes == {"cloud share", "time", *(f"bill, {name}" for name in LISTS)}
-    at = {(one.axis, one.system): one for one in told.whole}
-    low, high = at["cloud share", "cascade"].accuracy_gain_interval
-    assert low <= at["cloud share", "cascade"].accuracy_gain <= high
+    assert (own.time, own.time_p50, own.time_p95) == (pytest.approx(1.2), 1.2, 1.2)
+    assert (ours.questions, own.answers, own.clock, own.note) == (5, 3, "measured", "as it is")
+    for name in ("cascade, equal share", "query level, oracle, equal share"):
+        assert timing[name].clock == "composed"
+        assert rows[name].cloud_share <= ours.cloud_share
 
 
 def test_what_no_engine_meters_is_left_open() -> None:
@@ -174,11 +135,14 @@ def test_what_no_engine_meters_is_left_open() -> None:
         ),
     }
     told = frontier(blind, "ours", {})
-    assert {row.bills["own GPU, by its seconds"] for row in told.rows if row.requests} == {None}
-    assert "-" in tables(told)[1].lines[1]
+    timing = [row.timing for row in told.systems if row.timing and row.timing.requests]
+    assert {one.bills[OWN_GPU.name] for one in timing} == {None}
+    quality, costs = tables_of("5 questions", [Row(one, {}) for one in told.systems], "ours")
+    assert {"less\nours", "first\ntoken, s"} <= {*quality.head}
+    assert "-" in costs.lines[1]
 
 
-class Counting:
+class Counting(Timed):
     def __init__(self) -> None:
         self.asked: list[str] = []
 

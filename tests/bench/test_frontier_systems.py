@@ -16,10 +16,10 @@ from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise_lab.bench.frontier.billing import RecordedCloud
-from edgewise_lab.bench.frontier.pair_systems import CloudInSpans
-from edgewise_lab.bench.frontier.systems import Streamed, Timed, pair_policy
+from edgewise_lab.bench.frontier.streamed import Streamed
+from edgewise_lab.bench.frontier.timed import PairSystems, Timed
 from edgewise_lab.bench.link import http_target
-from edgewise_lab.bench.pace import UNPACED, Pace, PacedEdge
+from edgewise_lab.bench.pace import Pace
 from edgewise_lab.evaluation.systems import CloudAlone
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
@@ -32,11 +32,9 @@ QUESTION = Question("0", "sky", PROMPT, r"^the sea", "regex", choices=None)
 
 
 def pair(cloud: ScriptedCloud, *, speculate: int = 0, step: float = 0.0) -> Timed:
-    edge = PacedEdge(
-        ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE)), Pace((1,), (step,))
-    )
-    policy = pair_policy(0.3, speculate=speculate)
-    return Timed(edge, 32, router=MaxProb(), policy=policy, cloud=RecordedCloud(cloud))
+    model = ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE))
+    systems = PairSystems(model, cloud, 32, pace=Pace((1,), (step,)))
+    return systems.pair(MaxProb(), 0.3, speculate)
 
 
 def test_a_pair_says_all_that_its_answer_cost() -> None:
@@ -69,8 +67,9 @@ def test_consults_in_vain_are_requests_too() -> None:
 def test_a_cloud_that_does_not_stream_is_asked_in_spans_and_billed_as_one_request() -> None:
     text = "the sea is as blue as it ever was."
     cloud = ScriptedCloud(replying(text, prompt=PROMPT), delay=0.05)
-    system = CloudInSpans(RecordedCloud(cloud), ByteTokenizer(), 64)
-    found = system.answer(QUESTION)
+    found = (
+        PairSystems(ScriptedEdge(replying(TEXT, prompt=PROMPT)), cloud, 64).cloud().answer(QUESTION)
+    )
     assert (found.outcome.text, found.outcome.right) == (text, True)
     assert len(cloud.asks) == found.outcome.consults == 3
     (request,) = found.requests
@@ -114,8 +113,9 @@ def test_a_real_engine_streams_its_answer_over_a_link(engine: str) -> None:
     task = pocketqa().first(3)
     with (
         linked(engine, 0.04) as (model, cloud, link),
-        closing(Streamed(link.url, model.tokenizer, task.max_tokens, link=link)) as system,
+        closing(Streamed(link.url, model.tokenizer, task.max_tokens)) as streamed,
     ):
+        system = Timed(streamed, cloud=streamed, link=link)
         for question in task.questions:
             whole = CloudAlone(cloud, model.tokenizer, task.max_tokens).answer(question)
             found = system.answer(question)
@@ -135,14 +135,8 @@ def test_a_real_engine_streams_its_answer_over_a_link(engine: str) -> None:
 def test_bytes_of_a_pair_are_counted_on_the_link(engine: str) -> None:
     task = pocketqa().first(1)
     with linked(engine) as (model, cloud, link):
-        found = Timed(
-            PacedEdge(model, UNPACED),
-            task.max_tokens,
-            router=MaxProb(),
-            policy=pair_policy(0.05),
-            cloud=RecordedCloud(cloud),
-            link=link,
-        ).answer(task.questions[0])
+        systems = PairSystems(model, cloud, task.max_tokens, link=link)
+        found = systems.pair(MaxProb(), 0.05, 0).answer(task.questions[0])
     assert found.requests
     assert (found.sent or 0) > 100 * len(found.requests)
     assert found.outcome.consults == len(found.requests)
@@ -153,13 +147,13 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 
 
 @contextmanager
-def streamed(fault: Callable[[int], Wire | Edited]) -> Iterator[Streamed]:
+def streamed(fault: Callable[[int], Wire | Edited]) -> Iterator[Timed]:
     """A cloud that streams from an engine with that `fault`."""
     with (
         closing(ScriptedEngine(dialect="vllm", fault=fault)) as engine,
         closing(Streamed(engine.url, ByteTokenizer(), 32, model="scripted")) as system,
     ):
-        yield system
+        yield Timed(system, cloud=system)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from edgewise.routers.untrained import Constant, Margin
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise_lab.evaluation.systems import (
+    NEVER,
     CloudAlone,
     CommitPoint,
     Decoded,
@@ -24,6 +25,7 @@ from edgewise_lab.evaluation.systems import (
     edge_alone,
     paired,
     query_level,
+    within,
 )
 from edgewise_lab.evaluation.tasks.base import Question
 from tests.evaluation.outcomes import outcome
@@ -188,10 +190,8 @@ def test_whole_questions_stay_within_the_share(
         assert not kept
 
 
-def test_scores_of_a_router_come_before_the_answers_own_uncertainty() -> None:
-    edges = [answered(i, 10, unsure, by_cloud=False) for i, unsure in enumerate((0.9, 0.1, 0.5))]
+def test_what_is_never_sent_is_not_sent_whatever_the_share() -> None:
+    edges = [answered(i, 10, 0.0, by_cloud=False) for i in range(3)]
     clouds = [answered(i, 10, 0.0, by_cloud=True) for i in range(3)]
-    by_answer = query_level(edges, clouds, 0.4)
-    by_router = query_level(edges, clouds, 0.4, scores=[0.2, 0.8, 0.1])
-    assert [o.text for o in by_answer] == ["cloud", "edge", "edge"]
-    assert [o.text for o in by_router] == ["edge", "cloud", "edge"]
+    assert within(0.4, edges, clouds, [0.2, 0.8, 0.1]) == [1]
+    assert within(1.0, edges, clouds, [0.2, NEVER, 0.3]) == [2, 0]

@@ -32,6 +32,7 @@ from edgewise_lab.bench.speed import measure
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.eval import shares_of
 from edgewise_lab.commands.frontier import frontier
+from edgewise_lab.commands.rules import rules
 from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
 from edgewise_lab.evaluation.plan import Contender
@@ -41,6 +42,7 @@ from edgewise_lab.tables import FigureTable
 
 app = typer.Typer(help="Measure speeds on this machine, and compare systems.", no_args_is_help=True)
 app.command()(frontier)
+app.command()(rules)
 
 EngineTime = Annotated[
     float, typer.Option(min=0, help="Emulated time of a large model, ms per consult.")

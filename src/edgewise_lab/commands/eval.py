@@ -71,14 +71,10 @@ def evaluate(
     systems: Annotated[
         str | None, typer.Option(metavar="NAME,...", help=f"Only these: {', '.join(SYSTEMS)}.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of outcomes; an interrupted run continues.")
-    ] = None,
+    out: shared.Out = None,
     workers: shared.Workers = 1,
     json: options.Json = False,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV to FILE.")
-    ] = None,
+    csv: shared.Csv = None,
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
     shares = shares_of(cloud_share, chosen)
@@ -104,7 +100,7 @@ def evaluate(
     with resume_hint(kept if out else lost):
         contenders, table = _compared(chosen, asked, named, shares, out, wanted, workers)
     if table:
-        _report(asked[0], contenders, table, json=json, csv=csv)
+        tell(asked[0], contenders, table, json=json, csv=csv)
 
 
 def _require_checks(task: Task) -> None:
@@ -147,9 +143,16 @@ def _compared(
     return contenders, []
 
 
-def _report(
-    task: Task, contenders: Sequence[Contender], table: list[Row], *, json: bool, csv: Path | None
+def tell(
+    task: Task,
+    contenders: Sequence[Contender],
+    table: list[Row],
+    *,
+    json: bool,
+    csv: Path | None,
+    main: str | None = None,
 ) -> None:
+    """Prints the figures, with what to know of them, and writes them to `csv`."""
     title = f"{task.name}, {len(task.questions)} questions"
     title += "" if task.known else ", agreement with the cloud's own answers"
     sentences = warnings(task, contenders, table)
@@ -160,7 +163,7 @@ def _report(
         measure = "accuracy" if task.known else "agreement"
         print(msgspec.json.encode(replace(told, measure=measure)).decode())
     else:
-        figures_tables(title, table)
+        figures_tables(title, table, main)
         for sentence in sentences:
             render.warn(sentence)
 

@@ -18,17 +18,16 @@ from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
-from edgewise_lab.bench.frontier.billing import MeasuredAnswer, MeasuredSystem
-from edgewise_lab.bench.frontier.pair_systems import (
+from edgewise_lab.bench.frontier.report import Frontier, MeasuredAnswers
+from edgewise_lab.bench.frontier.report import frontier as compared
+from edgewise_lab.bench.frontier.timed import (
     PLACE_NOTE,
     SPANS_NOTE,
+    MeasuredAnswer,
     PairSystems,
-    has_choices,
+    Timed,
     measure,
 )
-from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers
-from edgewise_lab.bench.frontier.report import frontier as compared
-from edgewise_lab.bench.frontier.shown import notes, tables
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace
 from edgewise_lab.bench.pace import measured as measured_pace
@@ -37,6 +36,7 @@ from edgewise_lab.commands.eval import contenders_of, shares_of
 from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
 from edgewise_lab.evaluation.plan import Contender, manifest
+from edgewise_lab.evaluation.report import CLOUD, EDGE, Row
 from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.systems import require_room
 from edgewise_lab.evaluation.tasks.base import Task
@@ -80,9 +80,7 @@ def frontier(
     ] = None,
     questions: Annotated[int, typer.Option(min=2, help="Questions to answer.")] = 12,
     calibration: Annotated[int, typer.Option(help="Extra questions for missing thresholds.")] = 60,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of answers; an interrupted run continues.")
-    ] = None,
+    out: shared.Out = None,
     json: options.Json = False,
 ) -> None:
     """A pair beside edge, larger edge, streamed cloud and whole questions: quality, time, bills.
@@ -234,13 +232,13 @@ def _plan(
     contenders: list[Contender],
     thresholds: Mapping[tuple[str, float], float],
     larger: tuple[EdgeModel, Pace] | None,
-) -> dict[str, Callable[[], MeasuredSystem]]:
+) -> dict[str, Callable[[], Timed]]:
     """Systems by the names of their rows."""
     speculate = wish.chosen.speculate
-    plan: dict[str, Callable[[], MeasuredSystem]] = {EDGE: systems.edge}
+    plan: dict[str, Callable[[], Timed]] = {EDGE.system: systems.edge}
     if larger is not None:
         plan[LARGER_EDGE] = lambda: systems.larger_edge(*larger)
-    plan[CLOUD] = systems.cloud
+    plan[CLOUD.system] = systems.cloud
     for one in contenders:
         for share in wish.shares:
             at, by = thresholds[one.name, share], one.router
@@ -248,7 +246,7 @@ def _plan(
             if speculate and one is contenders[0]:
                 waits = f"{_named(one.name, share)}, waiting"
                 plan[waits] = lambda at=at, by=by: systems.pair(by, at, 0)
-    if has_choices(wish.tasks[0].questions):
+    if any(question.choices for question in wish.tasks[0].questions):
         plan[COMMIT_POINT] = lambda: systems.commit_point(speculate)
     return plan
 
@@ -296,7 +294,7 @@ def _named(router: str, share: float) -> str:
 
 
 def _note(name: str, systems: PairSystems) -> str:
-    if name == CLOUD and not systems.streams:
+    if name == CLOUD.system and not systems.streams:
         return SPANS_NOTE
     return PLACE_NOTE if name == COMMIT_POINT else ""
 
@@ -305,7 +303,11 @@ def _tell(found: Frontier, *, json: bool) -> None:
     if json:
         print(msgspec.json.encode(found).decode())
         return
-    for table in tables(found):
+    first = found.systems[0]
+    timed = 0 if first.timing is None else first.timing.answers
+    title = f"{first.questions} questions, times and costs of {timed} of them"
+    for table in shared.tables_of(title, [Row(one, {}) for one in found.systems], found.main):
         render.show(shared.drawn(table))
-    for sentence in notes(found):
-        render.note(sentence)
+    for one in found.systems:
+        if one.timing and one.timing.note:
+            render.note(f"{one.system}: {one.timing.note}")

@@ -1,9 +1,8 @@
 """Code shared by commands: task options, the two ends of a benchmark, tables of figures."""
 
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
-from itertools import compress
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +44,10 @@ MaxTokens = Annotated[
     int | None, typer.Option(help="Max answer tokens; default: the task's own, or 256 for a file.")
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N questions.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of answers; an interrupted run continues.")]
+Csv = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV to FILE.")
+]
 Workers = Annotated[int, typer.Option(min=1, max=64, help="Questions answered at a time.")]
 
 
@@ -121,14 +124,22 @@ def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
     return cloud
 
 
-def figures_tables(title: str, table: Sequence[Row]) -> None:
+def figures_tables(title: str, table: Sequence[Row], main: str | None = None) -> None:
     """Print what every system gets right by both readings, by family, and what it asks for."""
+    captions = {0: _left_to_read(table[0].overall), -1: _COSTS}
+    shown = tables_of(title, table, main)
+    for place, one in enumerate(shown):
+        last = place == len(shown) - 1
+        render.show(drawn(one, captions[-1] if last else captions.get(place)))
+
+
+def tables_of(title: str, table: Sequence[Row], main: str | None = None) -> list[FigureTable]:
+    """Quality and time, by family where there are several, and costs; differences are to `main`."""
     figures = [row.overall for row in table]
-    shown = _accuracies(f"{title} (95% intervals)", figures)
-    render.show(drawn(shown, _left_to_read(figures[0])))
+    shown = [_accuracies(f"{title} (95% intervals)", figures, main)]
     if len(table[0].families) > 1:
-        render.show(drawn(_by_family(table)))
-    render.show(drawn(_costs(figures), _COSTS))
+        shown.append(_by_family(table))
+    return [*shown, _costs(figures)]
 
 
 def drawn(table: FigureTable, caption: str | None = None) -> Table:
@@ -144,27 +155,51 @@ def drawn(table: FigureTable, caption: str | None = None) -> Table:
     return found
 
 
-def _accuracies(title: str, table: Sequence[Figures]) -> FigureTable:
-    gap_name = "gap\nrecovered"
-    lines: list[list[str]] = []
-    for one in table:
-        bare = one.system in (report.EDGE.system, report.CLOUD.system)
-        lines.append(
-            [
-                _named(one),
-                f"{one.cloud_share:.1%}",
-                _with_ends(one.accuracy, one.interval),
-                "" if bare else gap(one.gap_recovered, one.gap_interval),
-                f"{one.strict_accuracy:.0%}",
-                f"{one.cut:.0%}",
-            ]
-        )
-    head = ["system", "cloud\nshare", "right", gap_name, "strictly\nright", "cut"]
+def _accuracies(title: str, table: Sequence[Figures], main: str | None) -> FigureTable:
+    columns: dict[str, Callable[[Figures], str]] = {
+        "system": _named,
+        "cloud\nshare": lambda one: f"{one.cloud_share:.1%}",
+        "right": lambda one: _with_ends(one.accuracy, one.interval),
+        f"less\n{main}": lambda one: _in_points(one.difference, one.difference_interval),
+        "gap\nrecovered": _gap,
+        "strictly\nright": lambda one: f"{one.strict_accuracy:.0%}",
+        "cut": lambda one: f"{one.cut:.0%}",
+        "time p50 /\np95, s": lambda one: _timed(one, "{0.time_p50:.2f} / {0.time_p95:.2f}"),
+        "first\ntoken, s": lambda one: _timed(one, "{0.ttft:.2f}"),
+        "longest\ngap, s": lambda one: _timed(one, "{0.gap:.2f}"),
+    }
     # A prompt that asks for no format gets answers in none.
-    said = [any(one.strict_accuracy for one in table), any(one.cut for one in table)]
-    told = [True] * (len(head) - len(said)) + said
-    chosen = [[*compress(cells, told)] for cells in (head, *lines)]
-    return FigureTable(title, chosen[0], chosen[1:])
+    if not any(one.strict_accuracy for one in table):
+        del columns["strictly\nright"]
+    if not any(one.cut for one in table):
+        del columns["cut"]
+    return _table(title, columns, table)
+
+
+def _table(
+    title: str, columns: Mapping[str, Callable[[Figures], str]], table: Sequence[Figures]
+) -> FigureTable:
+    """Those columns that say something of any system."""
+    cells = {head: [cell(one) for one in table] for head, cell in columns.items()}
+    told = {head: column for head, column in cells.items() if any(column)}
+    return FigureTable(title, list(told), [list(line) for line in zip(*told.values(), strict=True)])
+
+
+def _gap(one: Figures) -> str:
+    bare = one.system in (report.EDGE.system, report.CLOUD.system)
+    return "" if bare else gap(one.gap_recovered, one.gap_interval)
+
+
+def _timed(one: Figures, form: str) -> str:
+    return form.format(one.timing) if one.timing else ""
+
+
+def _in_points(value: float | None, interval: Interval | None) -> str:
+    if value is None or interval is None:
+        return ""
+    low, high = interval
+    # A difference of nothing has no sign.
+    return f"{100 * value + 0.0:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def _by_family(table: Sequence[Row]) -> FigureTable:
@@ -184,21 +219,34 @@ _COSTS = (
 
 def _costs(table: Sequence[Figures]) -> FigureTable:
     """Means an answer; an engine may bill all of it."""
-    head = ["system", "calls", "prompt\ncomputed", "prompt\ncached", "written", "wasted"]
-    lines = [
-        [
-            _named(one),
-            f"{one.cloud_calls / one.questions:.1f}",
-            metered(one.prompt_computed and one.prompt_computed / one.questions, ".1f"),
-            metered(one.prompt_cached and one.prompt_cached / one.questions, ".1f"),
-            f"{(one.cloud_tokens + one.wasted_tokens) / one.questions:.1f}",
-            f"{one.wasted_tokens / one.questions:.1f}",
-            metered(one.cloud_work, ".0%"),
-        ]
-        for one in table
-        if one.cloud_calls
-    ]
-    return FigureTable("Asked of the cloud, tokens an answer", [*head, "cloud\nwork"], lines)
+    columns: dict[str, Callable[[Figures], str]] = {
+        "system": _named,
+        "calls": lambda one: f"{one.cloud_calls / one.questions:.1f}",
+        "prompt\ncomputed": lambda one: _each(one.prompt_computed, one.questions),
+        "prompt\ncached": lambda one: _each(one.prompt_cached, one.questions),
+        "written": lambda one: _each(one.cloud_tokens + one.wasted_tokens, one.questions),
+        "wasted": lambda one: _each(one.wasted_tokens, one.questions),
+        "cloud\nwork": lambda one: metered(one.cloud_work, ".0%"),
+    }
+    for name in table[0].timing.bills if table[0].timing else ():
+        columns[f"bill:\n{name}"] = lambda one, name=name: metered(
+            one.timing and one.timing.bills[name], ".2f"
+        )
+    columns["its engine,\ns"] = lambda one: (
+        metered(one.timing.engine_seconds, ".2f") if one.timing else ""
+    )
+    columns["sent / received,\nbytes"] = lambda one: (
+        f"{metered(one.timing.sent, ',.0f')} / {metered(one.timing.received, ',.0f')}"
+        if one.timing
+        else ""
+    )
+    columns["edge passes /\nids"] = lambda one: _timed(one, "{0.decodes:.1f} / {0.positions:.0f}")
+    asking = [one for one in table if one.cloud_calls or one.timing]
+    return _table("Asked of the cloud, tokens an answer", columns, asking)
+
+
+def _each(count: int | None, questions: int) -> str:
+    return metered(count and count / questions, ".1f")
 
 
 def _left_to_read(figures: Figures) -> str | None:
@@ -208,8 +256,11 @@ def _left_to_read(figures: Figures) -> str | None:
 
 
 def _named(figures: Figures) -> str:
-    asked = "" if figures.cloud_share_asked is None else f" at {figures.cloud_share_asked:.0%}"
-    return printable(figures.system) + asked
+    return system_named(figures.system, figures.cloud_share_asked)
+
+
+def system_named(system: str, share: float | None) -> str:
+    return printable(system) + ("" if share is None else f" at {share:.0%}")
 
 
 def gap(recovered: float | None, interval: Interval | None) -> str:

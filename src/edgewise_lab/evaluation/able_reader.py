@@ -33,6 +33,7 @@ class AbleReader(CloudModel):
         self.cloud, self.tokenizer = cloud, tokenizer
         self.name = f"{cloud.name} in passages"
         self.here, self.vocabulary_check = cloud.here, cloud.vocabulary_check
+        self.local = cloud.local
 
     def open(self, prompt: Prompt) -> CloudSession:
         return _Session(self.cloud.open(prompt), self.tokenizer, len(prompt.ids))
@@ -81,7 +82,8 @@ class _Session(CloudSession):
             more = self._session.ask(asked).result()
             ids += more.ids
             ends = sentence_ends([self._text([one]) for one in ids], code=code)
-            if more.stopped or len(ids) >= MOST or not more.ids:
+            # Fewer than were asked for: the cloud's context is full.
+            if more.stopped or len(ids) >= MOST or len(more.ids) < AT_ONCE:
                 break
         ids = ids[: ends[0]] if ends else ids
         stand = at - (len(request.ids) - request.verify)

@@ -29,6 +29,7 @@ from edgewise_lab.evaluation.systems import (
     CommitPoint,
     Decoded,
     Outcome,
+    as_graded_today,
     cloud_identity,
     edge_alone,
     graded,
@@ -37,7 +38,7 @@ from edgewise_lab.evaluation.systems import (
     require_room,
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.evaluation.tasks.grading import agreeing_task, grader
+from edgewise_lab.evaluation.tasks.grading import agreeing_task
 
 VERIFY, PASSAGES = "verify", "passages"
 COMMIT_POINT, ORACLE, EXACT = Cell("commit-point"), Cell("oracle"), Cell("exact")
@@ -282,10 +283,7 @@ class Evaluation:
         options = {"store": self.store, "workers": self._workers, **options}
         questions = self.task.questions
         found = run(cell, answer, questions, done=self._done, **options)
-        return [
-            one if one.grader == grader() else graded(question, one)
-            for question, one in zip(questions, found, strict=True)
-        ]
+        return [as_graded_today(*both) for both in zip(questions, found, strict=True)]
 
     def _kept(self, cell: Cell) -> bool:
         """Whether an earlier run has kept all its outcomes."""
@@ -324,14 +322,14 @@ def manifest(
 
     `cloud` must have been checked: only then an engine says which model it serves.
     """
+    models = {"edge": edge.fingerprint(), "cloud": cloud_identity(cloud)}
+    return {**described(task, calibration), **models}
+
+
+def described(task: Task, calibration: Task) -> dict[str, object]:
+    """The part of a manifest that is of the questions."""
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
-    return {
-        "format": 3,
-        "task": task.name,
-        "questions": digest,
-        "edge": edge.fingerprint(),
-        "cloud": cloud_identity(cloud),
-    }
+    return {"format": 3, "task": task.name, "questions": digest}
 
 
 FAR = 0.25

@@ -2,13 +2,12 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import asdict
 
-from edgewise.completion import metered
 from edgewise_lab.evaluation.statistics import (
     Interval,
     difference_interval,
@@ -17,7 +16,7 @@ from edgewise_lab.evaluation.statistics import (
     ratio_interval,
 )
 from edgewise_lab.evaluation.store import Cell
-from edgewise_lab.evaluation.systems import Outcome, changed_share, cloud_share
+from edgewise_lab.evaluation.systems import Outcome, changed_share, cloud_share, total
 
 EDGE, CLOUD = Cell("edge"), Cell("cloud")
 
@@ -28,6 +27,38 @@ Outcomes = Mapping[Cell, Sequence[Outcome]]
 Grade = Callable[[Outcome], bool]
 
 
+Clock = Literal["measured", "composed"]
+"""Whether times are of a clock, or sums of such."""
+
+
+class TimedFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds and costs of the `answers` that were timed; means unless stated.
+
+    `time` has the median and the 95th percentile; `ttft` is a median, `gap` a 95th percentile. The
+    edge made `decodes` passes over `positions` ids; the cloud had `requests`, guesses in vain
+    included, for which its engine computed `read` prompt tokens in `engine_seconds`, by its own
+    meter. `bills` are over the cloud alone's, by the names of the price lists. `sent` and
+    `received` are bytes. None: not known. `note` says what must be known to read them.
+    """
+
+    answers: int
+    clock: Clock
+    note: str
+    time: float
+    time_p50: float
+    time_p95: float
+    ttft: float
+    gap: float
+    decodes: float
+    positions: float
+    requests: float
+    read: float | None
+    engine_seconds: float | None
+    bills: dict[str, float | None]
+    sent: float | None
+    received: float | None
+
+
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one system on some questions.
 
@@ -36,7 +67,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     fraction of replies that were cut at the longest answer, `changed` that of consults that changed
     the token. `gap_recovered` is None where the cloud is not better than the edge. Prompt tokens
     are the cloud's, by its engine's meter, None where it has none. `cloud_work` is what the cloud
-    computed of prompts and wrote, in tokens, over the same of the cloud alone.
+    computed of prompts and wrote, in tokens, over the same of the cloud alone. `difference` is this
+    less a main system, on the same questions, where there is one.
     """
 
     system: str
@@ -64,6 +96,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     prompt_computed: int | None
     cloud_work: float | None
     tokens_per_second: float
+    difference: float | None = None
+    difference_interval: Interval | None = None
+    strict_difference: float | None = None
+    strict_difference_interval: Interval | None = None
+    timing: TimedFigures | None = None
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -73,24 +110,28 @@ class Row(msgspec.Struct, frozen=True):
     families: dict[str, Figures]
 
 
-def rows(found: Outcomes) -> list[Row]:
-    """A row for every system; `found` must hold edge and cloud."""
+def rows(found: Outcomes, main: Cell | None = None) -> list[Row]:
+    """A row for every system, compared with `main`; `found` must hold edge and cloud."""
     judged = list(dict.fromkeys(one.family for one in found[EDGE] if not one.to_read))
     return [
-        Row(_figures(cell, found), {family: _figures(cell, found, family) for family in judged})
+        Row(
+            _figures(cell, found, main),
+            {family: _figures(cell, found, main, family) for family in judged},
+        )
         for cell in found
     ]
 
 
-def _figures(cell: Cell, found: Outcomes, family: str | None = None) -> Figures:
+def _figures(cell: Cell, found: Outcomes, main: Cell | None, family: str | None = None) -> Figures:
     """Figures of a family, or of everything."""
     own = {
         which: [o for o in found[which] if family in (None, o.family)]
-        for which in (cell, EDGE, CLOUD)
+        for which in (cell, EDGE, CLOUD, main)
+        if which is not None
     }
     outcomes = own[cell]
-    lenient = _read(own, cell, lambda outcome: outcome.right)
-    strict = _read(own, cell, lambda outcome: outcome.strict)
+    lenient = _read(own, cell, main, lambda outcome: outcome.right)
+    strict = _read(own, cell, main, lambda outcome: outcome.strict)
     work, alone = _work(outcomes), _work(own[CLOUD])
     output = [o.output_tokens for o in outcomes]
     asked = [o.cloud_tokens + o.wasted_tokens for o in outcomes]
@@ -108,17 +149,18 @@ def _figures(cell: Cell, found: Outcomes, family: str | None = None) -> Figures:
         wasted_tokens=sum(o.wasted_tokens for o in outcomes),
         cloud_calls=sum(o.consults for o in outcomes),
         changed=changed_share(outcomes),
-        prompt_cached=_sum(o.cached for o in outcomes),
-        prompt_computed=_sum(o.computed for o in outcomes),
+        prompt_cached=total(o.cached for o in outcomes),
+        prompt_computed=total(o.computed for o in outcomes),
         cloud_work=None if work is None or alone is None else work / alone,
         tokens_per_second=sum(output) / sum(o.seconds for o in outcomes),
     )
 
 
-def _read(found: Outcomes, cell: Cell, grade: Grade) -> dict[str, Any]:
+def _read(found: Outcomes, cell: Cell, main: Cell | None, grade: Grade) -> dict[str, Any]:
     """The fields of `Figures` that a reading of the answers has of its own."""
-    edge, right, cloud = (
-        [grade(o) for o in found[which] if not o.to_read] for which in (EDGE, cell, CLOUD)
+    edge, right, cloud, rival = (
+        [grade(o) for o in found[which] if not o.to_read]
+        for which in (EDGE, cell, CLOUD, main or EDGE)
     )
     recovered = gap_recovered(edge, right, cloud)
     return {
@@ -127,21 +169,16 @@ def _read(found: Outcomes, cell: Cell, grade: Grade) -> dict[str, Any]:
         "gain_interval": difference_interval(right, edge),
         "gap_recovered": recovered[0] if recovered else None,
         "gap_interval": recovered[1] if recovered else None,
+        "difference": (sum(right) - sum(rival)) / len(right) if main else None,
+        "difference_interval": difference_interval(right, rival) if main else None,
     }
 
 
 def _work(outcomes: Sequence[Outcome]) -> int | None:
     """Tokens that the cloud computed of prompts, and wrote."""
-    computed = _sum(o.computed for o in outcomes)
+    computed = total(o.computed for o in outcomes)
     written = sum(o.cloud_tokens + o.wasted_tokens for o in outcomes)
     return None if computed is None else computed + written
-
-
-def _sum(counts: Iterable[int | None]) -> int | None:
-    total: int | None = 0
-    for count in counts:
-        total = metered(total, count)
-    return total
 
 
 class Accuracy(msgspec.Struct, frozen=True):
@@ -241,8 +278,9 @@ def _compared(edge: Figures, pair: Figures, cloud: Figures) -> Compared:
 def as_csv(table: Sequence[Row]) -> str:
     """A CSV line for each system and family; `all` is everything."""
     text = io.StringIO()
-    names = [name for name in Figures.__struct_fields__ if "interval" not in name]
-    intervals = [name for name in Figures.__struct_fields__ if "interval" in name]
+    fields = [name for name in Figures.__struct_fields__ if name != "timing"]
+    names = [name for name in fields if "interval" not in name]
+    intervals = [name for name in fields if "interval" in name]
     bounds = [f"{name}_{end}" for name in intervals for end in ("low", "high")]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["family", *names, *bounds])

@@ -1,15 +1,17 @@
 """The systems that are compared: each answers a question, greedily, and reports what it cost."""
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Protocol
 
 import msgspec
 
 from edgewise.cloud.base import CloudModel, ConsultRequest
+from edgewise.completion import Completion, metered
 from edgewise.edge.base import EdgeModel, Needs, Step, Tokenizer
 from edgewise.errors import CloudError, ContextOverflow
+from edgewise.events import Event, Finished, Token
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Budget, Policy, SharedBudget
@@ -84,6 +86,11 @@ def graded(question: Question, outcome: Outcome) -> Outcome:
     return msgspec.structs.replace(outcome, **_verdict(question, outcome.text))
 
 
+def as_graded_today(question: Question, outcome: Outcome) -> Outcome:
+    """The outcome, graded anew if another grader did it."""
+    return outcome if outcome.grader == grader() else graded(question, outcome)
+
+
 def _verdict(question: Question, text: str) -> dict[str, Any]:
     return {
         "right": is_right(question, text),
@@ -103,11 +110,19 @@ def asking(question: Question) -> Generator[None]:
         raise
 
 
+Saw = Callable[[str], None]
+"""Is called with an answer's text as it comes."""
+
+
+def unseen(text: str) -> None:
+    """A `Saw` for those who wait for all."""
+
+
 class System(Protocol):
     """Answers questions one at a time."""
 
-    def answer(self, question: Question) -> Outcome:
-        """Greedy."""
+    def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
+        """Greedy. Raises a `CloudError` where the cloud fails: a figure would be a mixture."""
         ...
 
 
@@ -160,13 +175,20 @@ class Decoded:
         longest = max_answer_tokens(len(prompt.ids), self._max_tokens, *contexts)
         return self.decoder.stream(prompt, max_tokens=longest, budget=budget)
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, question: Question, saw: Saw = unseen) -> Answer:
         """The answer with its tokens."""
         with asking(question), self.stream(question) as events:
-            return collect(events)
+            return collect(_watched(events, saw))
 
-    def answer(self, question: Question) -> Outcome:
-        return outcome_of(question, self.ask(question))
+    def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
+        return outcome_of(question, self.ask(question, saw))
+
+
+def _watched(events: Iterable[Event], saw: Saw) -> Iterator[Event]:
+    for event in events:
+        if isinstance(event, Token | Finished):
+            saw(event.text)
+        yield event
 
 
 class AsServed:
@@ -208,39 +230,60 @@ def paired(
     cloud: CloudModel,
     *,
     deadline: float | None = None,
-    span: int = 1,
+    speculate: int = 0,
+    max_cloud_tokens: int | None = None,
 ) -> Decoder:
     """Edge and cloud. A cloud that fails ends the evaluation: the figure would be a mixture."""
-    policy = Policy(threshold=threshold, deadline=deadline, span=span, on_cloud_error="raise")
+    policy = Policy(
+        threshold=threshold,
+        deadline=deadline,
+        speculate=speculate,
+        max_cloud_tokens=max_cloud_tokens,
+        on_cloud_error="raise",
+    )
     return Decoder(edge, router=router, policy=policy, cloud=cloud)
 
 
 class CloudAlone:
-    """The cloud model writes the whole answer in one consult."""
+    """The cloud model writes the whole answer in one consult, or so many tokens in each."""
 
-    def __init__(self, cloud: CloudModel, tokenizer: Tokenizer, max_tokens: int) -> None:
-        self._cloud = cloud
-        self._tokenizer = tokenizer
-        self._max_tokens = max_tokens
+    def __init__(
+        self, cloud: CloudModel, tokenizer: Tokenizer, max_tokens: int, span: int | None = None
+    ) -> None:
+        self._cloud, self._tokenizer = cloud, tokenizer
+        self._max_tokens, self._span = max_tokens, span or max_tokens
 
-    def answer(self, question: Question) -> Outcome:
+    def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
         prompt = question_prompt(self._tokenizer, question)
-        begun = time.monotonic()
+        begun, ids, consults = time.monotonic(), list[int](), list[Completion]()
         with asking(question), closing(self._cloud.open(prompt)) as session:
-            completion = session.ask(
-                ConsultRequest(prompt.ids, self._max_tokens, CLOUD_DEADLINE)
-            ).result()
+            while len(ids) < self._max_tokens and (not ids or is_cut(self._tokenizer, ids)):
+                n = min(self._span, self._max_tokens - len(ids))
+                request = ConsultRequest([*prompt.ids, *ids], n, CLOUD_DEADLINE)
+                consults.append(session.ask(request).result())
+                ids += consults[-1].ids
+                saw(text_of(self._tokenizer, consults[-1].ids))
+                if len(consults[-1].ids) < n:
+                    break  # its context is full
         return written(
             question,
-            text_of(self._tokenizer, completion.ids),
-            len(completion.ids),
-            cut=is_cut(self._tokenizer, completion.ids),
-            cloud_tokens=len(completion.ids),
-            consults=1,
-            cached=completion.cached,
-            computed=completion.computed,
+            text_of(self._tokenizer, ids),
+            len(ids),
+            cut=is_cut(self._tokenizer, ids),
+            cloud_tokens=len(ids),
+            consults=len(consults),
+            cached=total(one.cached for one in consults),
+            computed=total(one.computed for one in consults),
             seconds=time.monotonic() - begun,
         )
+
+
+def total(counts: Iterable[int | None]) -> int | None:
+    """Their sum; None if one is not known."""
+    found: int | None = 0
+    for count in counts:
+        found = metered(found, count)
+    return found
 
 
 def question_prompt(tokenizer: Tokenizer, question: Question) -> Prompt:
@@ -306,12 +349,11 @@ class CommitPoint:
     def __init__(self, edge: EdgeModel, cloud: CloudModel, max_tokens: int) -> None:
         self._edge, self._cloud, self._max_tokens = edge, cloud, max_tokens
 
-    def answer(self, question: Question) -> Outcome:
+    def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
         """Answers with at most one consult."""
         place = AtPosition(commit_position(self._edge, question, self._max_tokens))
-        policy = Policy(threshold=1.0, max_cloud_tokens=1, on_cloud_error="raise")
-        decoder = Decoder(self._edge, router=place, policy=policy, cloud=self._cloud)
-        return Decoded(decoder, self._max_tokens).answer(question)
+        decoder = paired(self._edge, place, 1.0, self._cloud, max_cloud_tokens=1)
+        return Decoded(decoder, self._max_tokens).answer(question, saw)
 
 
 class AtPosition:
@@ -352,34 +394,39 @@ def commit_point(tokenizer: Tokenizer, ids: Sequence[int], question: Question) -
     raise AssertionError("a place in the text lies in one of its pieces")
 
 
-def query_level(
-    edge: Sequence[Outcome],
-    cloud: Sequence[Outcome],
-    share: float,
-    scores: Sequence[float] | None = None,
-) -> list[Outcome]:
-    """Whole questions to the cloud, those of the highest scores first, within a cloud share.
+def query_level(edge: Sequence[Outcome], cloud: Sequence[Outcome], share: float) -> list[Outcome]:
+    """Whole questions to the cloud, the edge's most uncertain first, within a cloud share.
 
-    A question's score is that of `scores`. Without them this is a cascade (FrugalGPT, arXiv
-    2305.05176): the edge answers first, and how unsure it was over its answer
-    (`Outcome.uncertainty`) decides whether the cloud answers anew, so both take their time and the
-    edge's tokens are `discarded`. Questions are sent as long as cloud tokens stay within `share` of
-    all output tokens.
+    A cascade (FrugalGPT, arXiv 2305.05176): the edge answers first, and how unsure it was over its
+    answer (`Outcome.uncertainty`) decides whether the cloud answers anew, so both take their time
+    and the edge's tokens are `discarded`.
     """
-    worth = [outcome.uncertainty for outcome in edge] if scores is None else scores
     chosen = list(edge)
-    order = sorted(range(len(edge)), key=lambda i: -worth[i])
-    output, written = sum(o.output_tokens for o in edge), 0
-    for i in order:
-        output += cloud[i].output_tokens - edge[i].output_tokens
-        written += cloud[i].cloud_tokens
-        if written > share * output:
-            break
-        before = edge[i] if scores is None else None
+    for i in within(share, edge, cloud, [outcome.uncertainty for outcome in edge]):
         chosen[i] = msgspec.structs.replace(
             cloud[i],
             uncertainty=edge[i].uncertainty,
-            discarded=before.output_tokens if before else 0,
-            seconds=cloud[i].seconds + (before.seconds if before else 0.0),
+            discarded=edge[i].output_tokens,
+            seconds=cloud[i].seconds + edge[i].seconds,
         )
     return chosen
+
+
+NEVER = float("-inf")
+"""The score of a question that is not sent whatever the share."""
+
+
+def within(
+    share: float, edge: Sequence[Outcome], cloud: Sequence[Outcome], scores: Sequence[float]
+) -> list[int]:
+    """Questions to send, the highest scores first, as long as cloud tokens stay within `share` of
+    all output tokens."""
+    sent: list[int] = []
+    output, by_cloud = sum(o.output_tokens for o in edge), 0
+    for i in sorted(range(len(edge)), key=lambda i: -scores[i]):
+        output += cloud[i].output_tokens - edge[i].output_tokens
+        by_cloud += cloud[i].cloud_tokens
+        if by_cloud > share * output or scores[i] == NEVER:
+            break
+        sent.append(i)
+    return sent

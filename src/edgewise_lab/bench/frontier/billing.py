@@ -1,21 +1,17 @@
-"""An answer's requests to the cloud, and their cost by price list."""
+"""An answer's requests to the cloud, and their bill by price list."""
 
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from typing import Protocol
 
 import msgspec
-from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.completion import Completion, metered
+from edgewise.completion import Completion
 from edgewise.costs.price import BilledTokens, Price
 from edgewise.edge.vocabulary import common_prefix
 from edgewise.errors import CloudError
 from edgewise.prompts import Prompt
 from edgewise_lab.bench.pace import EngineTime
-from edgewise_lab.evaluation.systems import Outcome
-from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.wrapped_cloud import Flying, WrappedCloud, WrappedSession
 
 
@@ -34,42 +30,6 @@ class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
     cached: int | None = None
     computed: int | None = None
     engine_seconds: float | None = None
-
-
-class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured answer of a system to a question.
-
-    `outcome` has its quality and its duration. `ttft` and `gap` are seconds to the first token, and
-    the longest between two, as a user sees them. The edge made `decodes` forward passes over
-    `positions` ids in all, prompt included. `sent` and `received` bytes travelled over the link;
-    None where there was none.
-    """
-
-    outcome: Outcome
-    ttft: float
-    gap: float
-    decodes: int = 0
-    positions: int = 0
-    requests: tuple[CloudRequest, ...] = ()
-    sent: int | None = None
-    received: int | None = None
-
-    @property
-    def question(self) -> str:
-        """The id of what was asked."""
-        return self.outcome.question
-
-
-Cost = Callable[[MeasuredAnswer], tuple[float, float]]
-"""Cost of an answer; that of several is the sum of the first over the sum of the second."""
-
-
-class MeasuredSystem(Protocol):
-    """Answers questions one at a time, greedily, and says what each cost."""
-
-    def answer(self, question: Question) -> MeasuredAnswer:
-        """Raises a `CloudError` where the cloud fails: a figure would be a mixture."""
-        ...
 
 
 _MICROSECOND = 6
@@ -140,63 +100,6 @@ def _cost(prices: PriceList, request: CloudRequest) -> Decimal:
     if seconds is None or not 0 <= seconds < float("inf"):
         raise ValueError(f"{request} has no time, by which {prices.name!r} goes")
     return cost + round(Decimal(seconds), _MICROSECOND) * prices.second
-
-
-LISTS = {prices.name: prices for prices in PRICE_LISTS}
-
-
-def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
-    """The same, where requests that were given up have an engine's time.
-
-    Their meter never came: they count as those that were answered, on the average. Where no request
-    has a time, none has.
-    """
-    known = [
-        request.engine_seconds
-        for answer in answers
-        for request in answer.requests
-        if request.engine_seconds is not None
-    ]
-    return [_timed(answer, sum(known) / len(known)) for answer in answers] if known else [*answers]
-
-
-def priced(prices: PriceList) -> Cost:
-    """An answer's bill; NaN where the list asks for a time that no engine reported."""
-
-    def cost(answer: MeasuredAnswer) -> tuple[float, float]:
-        if prices.second and any(r.engine_seconds is None for r in answer.requests):
-            return float("nan"), 1.0
-        return float(bill(prices, answer.requests)), 1.0
-
-    return cost
-
-
-def engine_seconds(answers: Sequence[MeasuredAnswer]) -> float | None:
-    """An answer's mean; None where one is not known."""
-    every = [request.engine_seconds for answer in answers for request in answer.requests]
-    known = [seconds for seconds in every if seconds is not None]
-    return sum(known) / len(answers) if len(known) == len(every) else None
-
-
-def mean_prompt_tokens_computed(answers: Sequence[MeasuredAnswer]) -> float | None:
-    """Mean prompt tokens the engine computed per answer; None without a meter.
-
-    A cancelled request counts the tokens not sent by an earlier request.
-    """
-    every = [request for answer in answers for request in answer.requests]
-    total: int | None = 0
-    for request in every:
-        given_up = request.computed is None and any(one.computed is not None for one in every)
-        total = metered(total, request.prompt - request.seen if given_up else request.computed)
-    return None if total is None else total / len(answers)
-
-
-def _timed(answer: MeasuredAnswer, mean: float) -> MeasuredAnswer:
-    requests = tuple(
-        replace(one, engine_seconds=mean) if one.engine_seconds is None else one
-        for one in answer.requests
-    )
-    return replace(answer, requests=requests)
 
 
 class RecordedCloud(WrappedCloud):

@@ -1,4 +1,4 @@
-"""Turns measured answers into the frontier: accuracy, speed and cost of each system."""
+"""Measured systems, and whole questions to the cloud at the same share, as rows of one report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -7,127 +7,15 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from edgewise_lab.bench.frontier.billing import (
-    LISTS,
-    Cost,
-    MeasuredAnswer,
-    engine_seconds,
-    mean_prompt_tokens_computed,
-    metered_seconds,
-    priced,
-)
-from edgewise_lab.evaluation.statistics import Interval, difference_interval, mean_interval
-from edgewise_lab.evaluation.systems import cloud_share
+from edgewise_lab.bench.frontier.billing import PRICE_LISTS, CloudRequest, bill
+from edgewise_lab.bench.frontier.timed import MeasuredAnswer
+from edgewise_lab.evaluation.report import CLOUD, EDGE, Clock, Figures, TimedFigures, rows
+from edgewise_lab.evaluation.store import Cell
+from edgewise_lab.evaluation.systems import NEVER, cloud_share, total, within
 
 Way = Literal["routed", "cascade"]
 """`routed`: a score of the prompt decides, before anything is written. `cascade`: the edge answers,
 and its answer's score decides whether the cloud answers as well."""
-
-NEVER = float("-inf")
-"""The score of a question that is not sent whatever the threshold."""
-
-ROUNDING = 1e-12
-"""Relative: sums of the same costs in another order."""
-
-
-def share(answer: MeasuredAnswer) -> tuple[float, float]:
-    outcome = answer.outcome
-    return outcome.cloud_tokens + outcome.wasted_tokens, outcome.output_tokens
-
-
-def seconds(answer: MeasuredAnswer) -> tuple[float, float]:
-    """The mean time of an answer."""
-    return answer.outcome.seconds, 1.0
-
-
-def cost_of(cost: Cost, answers: Sequence[MeasuredAnswer]) -> float:
-    """Mean cost of the answers."""
-    parts = [cost(answer) for answer in answers]
-    return sum(a for a, _ in parts) / sum(b for _, b in parts)
-
-
-class Whole(NamedTuple):
-    """Edge and cloud alone on the same questions, each with a score: the highest go to the cloud.
-
-    Nothing is shown of an answer that may still be replaced: in a cascade the first text, also of
-    an answer that stays the edge's, comes when that is whole.
-    """
-
-    way: Way
-    edge: Sequence[MeasuredAnswer]
-    cloud: Sequence[MeasuredAnswer]
-    scores: Sequence[float]
-
-    def at(self, threshold: float) -> list[MeasuredAnswer]:
-        """The answers if questions with a score of at least `threshold` go to the cloud."""
-        triples = zip(self.edge, self.cloud, self.scores, strict=True)
-        return [
-            self._sent(edge, cloud) if score >= threshold and score > NEVER else self._kept(edge)
-            for edge, cloud, score in triples
-        ]
-
-    def within(self, cost: Cost, most: float) -> float:
-        """The lowest threshold at which the answers cost `most` at most; infinite without any."""
-        kept, sent = (
-            np.array([cost(answer) for answer in answers], np.float64)
-            for answers in (
-                [self._kept(edge) for edge in self.edge],
-                [self._sent(*pair) for pair in zip(self.edge, self.cloud, strict=True)],
-            )
-        )
-        scores = np.array(self.scores, np.float64)
-        order = np.argsort(-scores, kind="stable")
-        totals = kept.sum(axis=0) + np.cumsum((sent - kept)[order], axis=0)
-        ranked = scores[order]
-        # Of equal scores all are sent or none.
-        ends = np.append(ranked[1:] < ranked[:-1], True) & (ranked > NEVER)
-        fits = ends & (totals[:, 0] / totals[:, 1] <= most * (1 + ROUNDING))
-        places = np.flatnonzero(fits)
-        return float(ranked[places[-1]]) if len(places) else float("inf")
-
-    def _kept(self, edge: MeasuredAnswer) -> MeasuredAnswer:
-        if self.way == "routed":
-            return edge
-        return replace(edge, ttft=edge.outcome.seconds, gap=0.0)
-
-    def _sent(self, edge: MeasuredAnswer, cloud: MeasuredAnswer) -> MeasuredAnswer:
-        routed = self.way == "routed"
-        # The score of a prompt comes with the edge's first step, over all of it.
-        before = edge.ttft if routed else edge.outcome.seconds
-        written = 0 if routed else edge.decodes - 1
-        return replace(
-            cloud,
-            outcome=replace(
-                cloud.outcome,
-                uncertainty=edge.outcome.uncertainty,
-                seconds=before + cloud.outcome.seconds,
-            ),
-            ttft=before + cloud.ttft,
-            decodes=1 + written,
-            positions=edge.positions - (edge.decodes - 1 - written),
-        )
-
-
-def uncertain(edge: Sequence[MeasuredAnswer]) -> list[float]:
-    """A cascade's scores: how unsure the edge was over its answer."""
-    return [answer.outcome.uncertainty for answer in edge]
-
-
-def worth(edge: Sequence[MeasuredAnswer], cloud: Sequence[MeasuredAnswer]) -> list[float]:
-    """An oracle's scores: only what the cloud alone gets right, what costs it least first."""
-    return [
-        1 / (1 + theirs.outcome.output_tokens)
-        if theirs.outcome.right and not own.outcome.right
-        else NEVER
-        for own, theirs in zip(edge, cloud, strict=True)
-    ]
-
-
-EDGE, CLOUD = "edge", "cloud"
-SHARE = "cloud share"
-
-Clock = Literal["measured", "composed"]
-"""Whether times are of a clock, or sums of such."""
 
 
 class MeasuredAnswers(NamedTuple):
@@ -142,192 +30,93 @@ class MeasuredAnswers(NamedTuple):
     note: str = ""
 
 
-class FrontierRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one system; means per answer unless stated, times in seconds.
-
-    Accuracies with 95% intervals, over all `questions`; the rest is over the `timed` ones, guesses
-    in vain included. `difference` is this less the main system, on the same questions.
-    `time` is the mean, with the median and the 95th percentile; `ttft` is a median, `gap` a 95th
-    percentile. The edge made `decodes` passes over `positions` ids; the cloud had `requests`, for
-    which its engine computed `read` prompt tokens in `engine_seconds`, by its own meter. `bills`
-    are over the cloud alone's, by the names of the price lists. None: not known.
-    """
-
-    system: str
-    clock: Clock
-    note: str
-    questions: int
-    timed: int
-    accuracy: float
-    interval: Interval
-    difference: float
-    difference_interval: Interval
-    strict_accuracy: float
-    strict_interval: Interval
-    strict_difference: float
-    strict_difference_interval: Interval
-    cloud_share: float
-    time: float
-    time_p50: float
-    time_p95: float
-    ttft: float
-    gap: float
-    decodes: float
-    positions: float
-    requests: float
-    read: float | None
-    engine_seconds: float | None
-    bills: dict[str, float | None]
-    sent: float | None
-    received: float | None
-
-
-class EqualCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole questions to the cloud at the same `cost` as the main system, called `axis`.
-
-    The `sent` part of all questions goes there. `accuracy_gain` is the main system's accuracy
-    less this, with its 95% interval. `reached` is false where even the edge alone costs more.
-    """
-
-    axis: str
-    cost: float
-    system: str
-    sent: float
-    accuracy: float
-    strict_accuracy: float
-    accuracy_gain: float
-    accuracy_gain_interval: Interval
-    strict_accuracy_gain: float
-    strict_accuracy_gain_interval: Interval
-    reached: bool
-
-
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole report: how it was measured, a row a system, whole questions by `main`."""
+    """The report: how it was measured, and a row a system, compared with `main`."""
 
     conditions: dict[str, object]
     main: str
-    rows: tuple[FrontierRow, ...]
-    whole: tuple[EqualCost, ...]
+    systems: tuple[Figures, ...]
 
 
 def frontier(
-    found: Mapping[str, MeasuredAnswers],
-    main: str,
-    conditions: Mapping[str, object],
-    scores: Sequence[float] | None = None,
+    found: Mapping[str, MeasuredAnswers], main: str, conditions: Mapping[str, object]
 ) -> Frontier:
-    """`found` must hold `EDGE`, `CLOUD` and `main`, on the same questions.
-
-    `scores` are those of a router of whole questions, one for each, where there is one.
-    """
-    filled = {
-        name: one._replace(timed=metered_seconds(one.timed), quality=metered_seconds(one.quality))
-        for name, one in found.items()
-    }
-    compositions = _compositions(filled, scores)
-    equal, composed = _equal(filled, main, compositions)
-    every = {**filled, **composed}
-    rows = tuple(_row(name, one, every[main], every[CLOUD]) for name, one in every.items())
-    return Frontier(conditions=dict(conditions), main=main, rows=rows, whole=tuple(equal))
+    """`found` must hold edge, cloud and `main`, on the same questions."""
+    every = {**found, **_whole(found[EDGE.system], found[CLOUD.system], found[main])}
+    every = {name: one._replace(timed=metered_seconds(one.timed)) for name, one in every.items()}
+    outcomes = {Cell(name): [a.outcome for a in one.quality] for name, one in every.items()}
+    alone = _bills(every[CLOUD.system].timed)
+    systems = tuple(
+        replace(row.overall, timing=_timing(every[row.overall.system], alone))
+        for row in rows(outcomes, Cell(main))
+    )
+    return Frontier(conditions=dict(conditions), main=main, systems=systems)
 
 
-class _Composition(NamedTuple):
-    """Whole questions to the cloud by some scores, on all questions and on those with times."""
-
-    name: str
-    quality: Whole
-    timed: Whole
-
-
-def _compositions(
-    found: Mapping[str, MeasuredAnswers], scores: Sequence[float] | None
-) -> list[_Composition]:
-    edge, cloud = found[EDGE], found[CLOUD]
-    unsure, gains = uncertain(edge.quality), worth(edge.quality, cloud.quality)
-    kinds: list[tuple[str, Way, Sequence[float]]] = [
-        ("cascade", "cascade", unsure),
-        ("cascade, oracle", "cascade", gains),
-        ("query level, oracle", "routed", gains),
+def _whole(
+    edge: MeasuredAnswers, cloud: MeasuredAnswers, main: MeasuredAnswers
+) -> dict[str, MeasuredAnswers]:
+    """Whole questions to the cloud within the main system's share: an edge's most uncertain ones,
+    and as an oracle would, what the cloud alone gets right, what costs it least first."""
+    own, theirs = ([one.outcome for one in system.quality] for system in (edge, cloud))
+    share = cloud_share([one.outcome for one in main.quality])
+    gains = [
+        1 / (1 + other.output_tokens) if other.right and not one.right else NEVER
+        for one, other in zip(own, theirs, strict=True)
     ]
-    if scores is not None:
-        kinds.insert(2, ("query level, trained", "routed", scores))
-    timed = len(edge.timed)
-    return [
-        _Composition(
-            name,
-            Whole(way, edge.quality, cloud.quality, own),
-            Whole(way, edge.timed, cloud.timed, own[:timed]),
+    kinds: list[tuple[str, Way, list[float]]] = [
+        ("cascade, equal share", "cascade", [outcome.uncertainty for outcome in own]),
+        ("query level, oracle, equal share", "routed", gains),
+    ]
+    found: dict[str, MeasuredAnswers] = {}
+    for name, way, scores in kinds:
+        sent = within(share, own, theirs, scores)
+        quality, timed = (
+            composed(way, one, other, sent)
+            for one, other in ((edge.quality, cloud.quality), (edge.timed, cloud.timed))
         )
-        for name, way, own in kinds
+        found[name] = MeasuredAnswers(quality, timed, "composed")
+    return found
+
+
+def composed(
+    way: Way, edge: Sequence[MeasuredAnswer], cloud: Sequence[MeasuredAnswer], sent: Sequence[int]
+) -> list[MeasuredAnswer]:
+    """The answers if these questions go to the cloud.
+
+    Nothing is shown of an answer that may still be replaced: in a cascade the first text, also of
+    an answer that stays the edge's, comes when that is whole.
+    """
+    both = zip(edge, cloud, strict=True)
+    if way == "routed":
+        return [_sent(way, *one) if i in sent else one[0] for i, one in enumerate(both)]
+    return [
+        _sent(way, *one) if i in sent else replace(one[0], ttft=one[0].outcome.seconds, gap=0.0)
+        for i, one in enumerate(both)
     ]
 
 
-def axes() -> dict[str, Cost]:
-    """Costs that may be held equal, by name."""
-    bills = {f"bill, {name}": priced(prices) for name, prices in LISTS.items()}
-    return {SHARE: share, "time": seconds, **bills}
+def _sent(way: Way, edge: MeasuredAnswer, cloud: MeasuredAnswer) -> MeasuredAnswer:
+    # The score of a prompt comes with the edge's first step, over all of it.
+    before = edge.ttft if way == "routed" else edge.outcome.seconds
+    written = 0 if way == "routed" else edge.decodes - 1
+    return replace(
+        cloud,
+        outcome=replace(cloud.outcome, seconds=before + cloud.outcome.seconds),
+        ttft=before + cloud.ttft,
+        decodes=1 + written,
+        positions=edge.positions - (edge.decodes - 1 - written),
+    )
 
 
-def _equal(
-    found: Mapping[str, MeasuredAnswers], main: str, compositions: Sequence[_Composition]
-) -> tuple[list[EqualCost], dict[str, MeasuredAnswers]]:
-    """The table at equal cost; of it the systems at an equal share, as rows of their own."""
-    own, lines = found[main], list[EqualCost]()
-    right, strictly = _graded(own.quality)
-    rows: dict[str, MeasuredAnswers] = {}
-    for axis, cost in axes().items():
-        most = cost_of(cost, own.timed)
-        if most != most:
-            continue
-        for one in compositions:
-            at = one.timed.within(cost, most)
-            answers = one.quality.at(at)
-            sent = sum(score >= at for score in one.quality.scores) / len(answers)
-            lenient, strict = _graded(answers)
-            lines.append(
-                EqualCost(
-                    axis=axis,
-                    cost=most,
-                    system=one.name,
-                    sent=sent,
-                    accuracy=_mean(lenient),
-                    strict_accuracy=_mean(strict),
-                    accuracy_gain=_mean(right) - _mean(lenient),
-                    accuracy_gain_interval=difference_interval(right, lenient),
-                    strict_accuracy_gain=_mean(strictly) - _mean(strict),
-                    strict_accuracy_gain_interval=difference_interval(strictly, strict),
-                    reached=cost_of(cost, one.timed.at(at)) <= most * (1 + ROUNDING),
-                )
-            )
-            if axis == SHARE:
-                timed = one.timed.at(at)
-                rows[f"{one.name}, equal share"] = MeasuredAnswers(answers, timed, "composed")
-    return lines, rows
-
-
-def _row(
-    name: str, one: MeasuredAnswers, main: MeasuredAnswers, cloud: MeasuredAnswers
-) -> FrontierRow:
-    right, strict = _graded(one.quality)
-    main_right, main_strict = _graded(main.quality)
+def _timing(one: MeasuredAnswers, alone: Mapping[str, float | None]) -> TimedFigures:
     timed = one.timed
     taken = [answer.outcome.seconds for answer in timed]
-    return FrontierRow(
-        system=name,
+    bills = _bills(timed)
+    return TimedFigures(
+        answers=len(timed),
         clock=one.clock,
         note=one.note,
-        questions=len(right),
-        timed=len(timed),
-        accuracy=_mean(right),
-        interval=mean_interval(right),
-        difference=_mean(right) - _mean(main_right),
-        difference_interval=difference_interval(right, main_right),
-        strict_accuracy=_mean(strict),
-        strict_interval=mean_interval(strict),
-        strict_difference=_mean(strict) - _mean(main_strict),
-        strict_difference_interval=difference_interval(strict, main_strict),
-        cloud_share=cloud_share([answer.outcome for answer in timed]),
         time=_mean(taken),
         time_p50=_quantile(taken, 0.5),
         time_p95=_quantile(taken, 0.95),
@@ -337,31 +126,65 @@ def _row(
         positions=_mean([answer.positions for answer in timed]),
         requests=_mean([len(answer.requests) for answer in timed]),
         read=mean_prompt_tokens_computed(timed),
-        engine_seconds=engine_seconds(timed),
-        bills=_bills(timed, cloud),
-        sent=_known([answer.sent for answer in timed]),
-        received=_known([answer.received for answer in timed]),
+        engine_seconds=_engine_seconds(timed),
+        bills={
+            name: own / whole if (own := bills[name]) is not None and whole else None
+            for name, whole in alone.items()
+        },
+        sent=_per_answer([answer.sent for answer in timed]),
+        received=_per_answer([answer.received for answer in timed]),
     )
 
 
-def _bills(timed: Sequence[MeasuredAnswer], cloud: MeasuredAnswers) -> dict[str, float | None]:
-    return {name: _relative(priced(prices), timed, cloud) for name, prices in LISTS.items()}
+def _bills(answers: Sequence[MeasuredAnswer]) -> dict[str, float | None]:
+    """All answers' bill by each list; None where it asks for a time that no engine reported."""
+    requests = [request for answer in answers for request in answer.requests]
+    timed = all(request.engine_seconds is not None for request in requests)
+    return {
+        prices.name: float(bill(prices, requests)) if timed or not prices.second else None
+        for prices in PRICE_LISTS
+    }
 
 
-def _relative(cost: Cost, timed: Sequence[MeasuredAnswer], cloud: MeasuredAnswers) -> float | None:
-    own, alone = cost_of(cost, timed), cost_of(cost, cloud.timed)
-    return own / alone if own == own and alone > 0 else None
+def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
+    """The same, where requests that were given up have an engine's time.
+
+    Their meter never came: they count as those that were answered, on the average. Where no request
+    has a time, none has.
+    """
+    every = [request.engine_seconds for answer in answers for request in answer.requests]
+    known = [seconds for seconds in every if seconds is not None]
+    mean = _mean(known) if known else None
+
+    def timed(request: CloudRequest) -> CloudRequest:
+        own = request.engine_seconds
+        return replace(request, engine_seconds=mean if own is None else own)
+
+    return [replace(one, requests=tuple(map(timed, one.requests))) for one in answers]
 
 
-def _graded(answers: Sequence[MeasuredAnswer]) -> tuple[list[float], list[float]]:
-    """Grades answers by the lenient reading, and by the strict one."""
-    outcomes = [answer.outcome for answer in answers]
-    return [float(o.right) for o in outcomes], [float(o.strict) for o in outcomes]
+def _engine_seconds(answers: Sequence[MeasuredAnswer]) -> float | None:
+    """An answer's mean; None where one is not known."""
+    every = [request.engine_seconds for answer in answers for request in answer.requests]
+    known = [seconds for seconds in every if seconds is not None]
+    return sum(known) / len(answers) if len(known) == len(every) else None
 
 
-def _known(counts: Sequence[int | None]) -> float | None:
-    known = [count for count in counts if count is not None]
-    return _mean(known) if len(known) == len(counts) else None
+def mean_prompt_tokens_computed(answers: Sequence[MeasuredAnswer]) -> float | None:
+    """Mean prompt tokens the engine computed per answer; None without a meter.
+
+    A cancelled request counts the tokens not sent by an earlier request.
+    """
+    every = [request for answer in answers for request in answer.requests]
+    meters = any(request.computed is not None for request in every)
+    counts = (r.prompt - r.seen if meters and r.computed is None else r.computed for r in every)
+    read = total(counts)
+    return None if read is None else read / len(answers)
+
+
+def _per_answer(counts: Sequence[int | None]) -> float | None:
+    read = total(counts)
+    return None if read is None else read / len(counts)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,8 +1,8 @@
-"""Systems that the frontier times: an edge alone, a pair, the cloud alone, streamed."""
+"""The cloud alone as its engine streams it: `POST /v1/completions` with ids, greedy."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from itertools import takewhile
 from typing import Annotated, Any
@@ -11,163 +11,23 @@ import httpx2
 import msgspec
 
 from edgewise.completion import ADDED, MOST_SECONDS
-from edgewise.edge.base import EdgeModel, Tokenizer
+from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import COMPLETIONS, decoded
 from edgewise.engines.connections import checked_address
 from edgewise.engines.http import not_now
 from edgewise.engines.replies import Meter, has_ended, only, uncached
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, CloudUnavailable
-from edgewise.events import Event, Finished, Token
-from edgewise.loop.decoder import Decoder, collect
-from edgewise.loop.generation import Generation
-from edgewise.loop.policy import LONGEST_DEADLINE, Policy
-from edgewise.routers.base import Router
-from edgewise.routers.untrained import MaxProb
-from edgewise.testing.link import Link
-from edgewise_lab.bench.frontier.billing import CloudRequest, MeasuredAnswer, RecordedCloud
-from edgewise_lab.bench.pace import EngineTime, PacedEdge
+from edgewise_lab.bench.frontier.billing import CloudRequest
+from edgewise_lab.bench.pace import EngineTime
 from edgewise_lab.evaluation.systems import (
     CLOUD_DEADLINE,
-    AtPosition,
     Outcome,
-    commit_position,
-    contexts_of,
-    max_answer_tokens,
-    outcome_of,
+    Saw,
     question_prompt,
+    unseen,
     written,
 )
 from edgewise_lab.evaluation.tasks.base import Question
-
-
-class Watch:
-    """Records an answer's text, times and bytes over a link, from now on."""
-
-    def __init__(self, link: Link | None) -> None:
-        self._link, self._before = link, (0, 0) if link is None else (link.up, link.down)
-        self._begun = self._last = time.monotonic()
-        self._first: float | None = None
-        self._gap = 0.0
-
-    def saw(self, text: str) -> None:
-        """Some of the answer's text, just now; an empty one shows nothing."""
-        if not text:
-            return
-        now = time.monotonic()
-        if self._first is None:
-            self._first = now
-        else:
-            self._gap = max(self._gap, now - self._last)
-        self._last = now
-
-    def measured(self, grade: Callable[[], Outcome], **more: Any) -> MeasuredAnswer:
-        """The answer, which ends now; `more` are other fields of it."""
-        link, now = self._link, time.monotonic()
-        traffic: dict[str, Any] = {}
-        if link is not None:
-            traffic = {"sent": link.up - self._before[0], "received": link.down - self._before[1]}
-        first = now if self._first is None else self._first
-        return MeasuredAnswer(
-            outcome=msgspec.structs.replace(grade(), seconds=now - self._begun),
-            ttft=first - self._begun,
-            gap=self._gap,
-            **(traffic | more),
-        )
-
-
-def pair_policy(
-    threshold: float, *, speculate: int = 0, max_cloud_tokens: int | None = None
-) -> Policy:
-    """A pair's policy with a static threshold. A cloud that fails ends it: see `MeasuredSystem`."""
-    return Policy(
-        threshold=threshold,
-        speculate=speculate,
-        max_cloud_tokens=max_cloud_tokens,
-        deadline=LONGEST_DEADLINE,
-        on_cloud_error="raise",
-    )
-
-
-class Timed:
-    """Implements `MeasuredSystem` over a `Decoder`."""
-
-    def __init__(
-        self,
-        edge: PacedEdge,
-        max_tokens: int,
-        *,
-        router: Router,
-        policy: Policy,
-        cloud: RecordedCloud | None = None,
-        link: Link | None = None,
-    ) -> None:
-        """`link` is that between the two, where its bytes are to be counted."""
-        self._edge, self._cloud, self._link = edge, cloud, link
-        self._max_tokens = max_tokens
-        # It stands for the model behind it.
-        model: Any = edge
-        self._decoder = Decoder(model, router=router, policy=policy, cloud=cloud)
-
-    def answer(self, question: Question) -> MeasuredAnswer:
-        decoder, edge = self._decoder, self._edge
-        prompt = question_prompt(decoder.edge.tokenizer, question)
-        contexts = contexts_of(decoder.edge, decoder.cloud)
-        longest = max_answer_tokens(len(prompt.ids), self._max_tokens, *contexts)
-        if self._cloud is not None:
-            self._cloud.take()
-        before, watch = (edge.decodes, edge.positions), Watch(self._link)
-        with decoder.stream(prompt, max_tokens=longest) as events:
-            answer = collect(_watched(events, watch))
-        cloud = self._cloud
-        return watch.measured(
-            lambda: outcome_of(question, answer),
-            decodes=edge.decodes - before[0],
-            positions=edge.positions - before[1],
-            **({"sent": 0, "received": 0} if cloud is None else {"requests": cloud.take()}),
-        )
-
-
-def _watched(events: Generation, watch: Watch) -> Iterator[Event]:
-    for event in events:
-        if isinstance(event, Token | Finished):
-            watch.saw(event.text)
-        yield event
-
-
-def timed_edge(edge: PacedEdge, max_tokens: int) -> Timed:
-    """The edge alone. Its uncertainty is max-prob's, as in `edge_alone`."""
-    return Timed(edge, max_tokens, router=MaxProb(), policy=Policy(cloud_share=0.0))
-
-
-class TimedCommitPoint:
-    """Implements `MeasuredSystem`: as `CommitPoint`, one consult where a choice is first named.
-
-    Where that is was found out before, by an answer of the edge's that is not counted: the time is
-    that of a device which knew the place.
-    """
-
-    def __init__(
-        self,
-        model: EdgeModel,
-        edge: PacedEdge,
-        max_tokens: int,
-        *,
-        cloud: RecordedCloud,
-        speculate: int = 0,
-        link: Link | None = None,
-    ) -> None:
-        """`model` is what is behind `edge`, at its own pace."""
-        self._model, self._max_tokens = model, max_tokens
-        self._place = AtPosition(None)
-        policy = pair_policy(1.0, max_cloud_tokens=1, speculate=speculate)
-        self._timed = Timed(
-            edge, max_tokens, router=self._place, policy=policy, cloud=cloud, link=link
-        )
-
-    def answer(self, question: Question) -> MeasuredAnswer:
-        self._place.position = commit_position(self._model, question, self._max_tokens)
-        return self._timed.answer(question)
-
 
 _MOST_BYTES = 16 << 20
 _LONGEST_LINE = 1 << 20
@@ -209,7 +69,7 @@ class _Stream(msgspec.Struct):
 
 
 class Streamed:
-    """Implements `MeasuredSystem`: `POST /v1/completions` with ids, greedy, streamed.
+    """Implements `System`; `take` gives what it asked for since the last call.
 
     llama-server and vLLM speak it, SGLang for one prompt of ids too. The connection is kept from
     answer to answer, as a device's is. Raises a `CloudError` for whatever goes wrong, and says in
@@ -224,16 +84,12 @@ class Streamed:
         *,
         model: str | None = None,
         key: str | None = None,
-        link: Link | None = None,
         seconds: EngineTime | None = None,
     ) -> None:
-        """`model` is one that the engine at `url` serves; for `seconds` see `RecordedCloud`.
-
-        `link` leads there, where its bytes are to be counted.
-        """
+        """`model` is one that the engine at `url` serves; for `seconds` see `RecordedCloud`."""
         self._url = checked_address(url)
         self._tokenizer, self._max_tokens, self._model = tokenizer, max_tokens, model
-        self._link, self._seconds = link, seconds
+        self._seconds, self._asked = seconds, list[CloudRequest]()
         self._http = httpx2.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx2.Timeout(_SILENCE_SECONDS),
@@ -246,27 +102,30 @@ class Streamed:
         """Let go of the connection."""
         self._http.close()
 
-    def answer(self, question: Question) -> MeasuredAnswer:
+    def take(self) -> tuple[CloudRequest, ...]:
+        """The requests since the last call."""
+        asked, self._asked[:] = tuple(self._asked), []
+        return asked
+
+    def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
         prompt = list(question_prompt(self._tokenizer, question).ids)
-        watch = Watch(self._link)
-        stream = self._ask(prompt, watch)
-
-        def outcome() -> Outcome:
-            return written(
-                question,
-                "".join(stream.texts),
-                request.written,
-                cut=request.written >= self._max_tokens,
-                cloud_tokens=request.written,
-                consults=1,
-                cached=request.cached,
-                computed=request.computed,
-            )
-
+        begun = time.monotonic()
+        stream = self._ask(prompt, saw)
         request = self._request(stream, len(prompt))
-        return watch.measured(outcome, requests=(request,))
+        self._asked.append(request)
+        return written(
+            question,
+            "".join(stream.texts),
+            request.written,
+            cut=request.written >= self._max_tokens,
+            cloud_tokens=request.written,
+            consults=1,
+            cached=request.cached,
+            computed=request.computed,
+            seconds=time.monotonic() - begun,
+        )
 
-    def _ask(self, prompt: list[int], watch: Watch) -> _Stream:
+    def _ask(self, prompt: list[int], saw: Saw) -> _Stream:
         body: dict[str, Any] = {
             "prompt": prompt,
             "max_tokens": self._max_tokens,
@@ -280,7 +139,7 @@ class Streamed:
         with self._response(msgspec.json.encode(body)) as response:
             events = _events(response, time.monotonic() + CLOUD_DEADLINE, self._url)
             for data in takewhile(_DONE.__ne__, events):
-                self._add(found, decoded(data, _Chunk, "a completion's stream"), watch)
+                self._add(found, decoded(data, _Chunk, "a completion's stream"), saw)
             # Read to its end: the connection of one that is broken off is closed.
             deque(events, maxlen=0)
         if not found.ended:
@@ -334,14 +193,14 @@ class Streamed:
                 hint="name an engine that does, llama-server or vLLM",
             )
 
-    def _add(self, found: _Stream, chunk: _Chunk, watch: Watch) -> None:
+    def _add(self, found: _Stream, chunk: _Chunk, saw: Saw) -> None:
         if chunk.error is not None:
             raise CloudUnavailable(
                 f"{self._url!r} failed within a streamed answer", hint="try again shortly"
             )
         if chunk.choices:
             choice = only(chunk.choices, self._url)
-            watch.saw(choice.text)
+            saw(choice.text)
             found.texts.append(choice.text)
             if choice.finish_reason is not None:
                 has_ended(choice.finish_reason, self._url)

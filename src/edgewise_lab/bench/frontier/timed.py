@@ -1,0 +1,275 @@
+"""A system timed: when its text came, what its edge computed, and what its cloud was asked."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any, Protocol
+
+import msgspec
+
+from edgewise.cloud.base import CloudModel
+from edgewise.edge.base import EdgeModel
+from edgewise.errors import UsageError
+from edgewise.loop.policy import CLOUD_SPAN, LONGEST_DEADLINE
+from edgewise.routers.base import Router
+from edgewise.testing.link import Link
+from edgewise_lab.bench.frontier.billing import CloudRequest, RecordedCloud
+from edgewise_lab.bench.frontier.streamed import Streamed
+from edgewise_lab.bench.pace import UNPACED, DelayedCloud, EngineTime, Pace, PacedEdge
+from edgewise_lab.evaluation.store import Cell, Store, run
+from edgewise_lab.evaluation.systems import (
+    AtPosition,
+    CloudAlone,
+    Decoded,
+    Outcome,
+    System,
+    commit_position,
+    edge_alone,
+    paired,
+    total,
+)
+from edgewise_lab.evaluation.tasks.base import Question
+
+
+class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The measured answer of a system to a question.
+
+    `outcome` has its quality and its duration. `ttft` and `gap` are seconds to the first token, and
+    the longest between two, as a user sees them. The edge made `decodes` forward passes over
+    `positions` ids in all, prompt included. `sent` and `received` bytes travelled over the link;
+    None where there was none.
+    """
+
+    outcome: Outcome
+    ttft: float
+    gap: float
+    decodes: int = 0
+    positions: int = 0
+    requests: tuple[CloudRequest, ...] = ()
+    sent: int | None = None
+    received: int | None = None
+
+    @property
+    def question(self) -> str:
+        """The id of what was asked."""
+        return self.outcome.question
+
+
+class Asked(Protocol):
+    """What counts a cloud's requests."""
+
+    def take(self) -> tuple[CloudRequest, ...]:
+        """Those since the last call."""
+        ...
+
+
+class Timed:
+    """`system` over a paced `edge`, a recorded `cloud` and a `link`, those that it has."""
+
+    def __init__(
+        self,
+        system: System,
+        *,
+        edge: PacedEdge | None = None,
+        cloud: Asked | None = None,
+        link: Link | None = None,
+        one_request: bool = False,
+        before: Callable[[Question], None] = lambda question: None,
+    ) -> None:
+        """`one_request`: its requests are told as the one that the cloud alone would be; what is
+        done `before` an answer is not timed.
+        """
+        self._system, self._edge, self._cloud, self._link = system, edge, cloud, link
+        self._one_request, self._before = one_request, before
+        self._shown: list[float] = []
+
+    def answer(self, question: Question) -> MeasuredAnswer:
+        """Raises a `CloudError` where the cloud fails."""
+        self._before(question)
+        if self._cloud is not None:
+            self._cloud.take()
+        before, self._shown = self._counts(), []
+        begun = time.monotonic()
+        outcome = self._system.answer(question, self._saw)
+        over = time.monotonic()
+        decodes, positions, *bytes_ = (
+            None if now is None or then is None else now - then
+            for now, then in zip(self._counts(), before, strict=True)
+        )
+        requests = () if self._cloud is None else self._cloud.take()
+        if self._one_request:
+            requests = (_as_one(requests, outcome.output_tokens),)
+        shown = self._shown or [over]
+        gaps = (later - earlier for earlier, later in pairwise(shown))
+        return MeasuredAnswer(
+            outcome=msgspec.structs.replace(outcome, seconds=over - begun),
+            ttft=shown[0] - begun,
+            gap=max(gaps, default=0.0),
+            decodes=decodes or 0,
+            positions=positions or 0,
+            requests=requests,
+            sent=bytes_[0],
+            received=bytes_[1],
+        )
+
+    def _saw(self, text: str) -> None:
+        if text:
+            self._shown.append(time.monotonic())
+
+    def _counts(self) -> tuple[int | None, ...]:
+        edge, link = self._edge, self._link
+        own = (None, None) if edge is None else (edge.decodes, edge.positions)
+        if link is not None:
+            return *own, link.up, link.down
+        # Without a cloud nothing travels.
+        return *own, *((0, 0) if self._cloud is None else (None, None))
+
+
+def _as_one(spans: Sequence[CloudRequest], written: int) -> CloudRequest:
+    """The first prompt, and all that was written; the engine's work is that of all spans."""
+    taken = [span.engine_seconds for span in spans]
+    known = [seconds for seconds in taken if seconds is not None]
+    return CloudRequest(
+        prompt=spans[0].prompt,
+        seen=0,
+        written=written,
+        cached=spans[0].cached,
+        computed=total(span.computed for span in spans),
+        engine_seconds=sum(known) if len(known) == len(taken) else None,
+    )
+
+
+SPANS_NOTE = (
+    "asked for 16 tokens at a time, since only an engine streams, and billed as one request; name "
+    "an engine's URL to have it streamed"
+)
+PLACE_NOTE = "its place was found before, by an answer that is not counted"
+
+
+class PairSystems:
+    """Makes timed systems of an edge model and a checked cloud, each with a pace of its own.
+
+    `close` gives their connections back; the models stay their owner's.
+    """
+
+    def __init__(
+        self,
+        edge: EdgeModel,
+        cloud: CloudModel,
+        max_tokens: int,
+        *,
+        pace: Pace = UNPACED,
+        link: Link | None = None,
+        key: str | None = None,
+        seconds: EngineTime | None = None,
+        slowed: bool = False,
+    ) -> None:
+        """`cloud` is reached over `link`, if there is one; `key` is what it is asked with.
+
+        `seconds` tells an engine's time instead of its meter; with `slowed` the cloud is not there
+        already at that pace, and is slowed down to it. Raises `UsageError` for a cloud of another
+        vocabulary.
+        """
+        if cloud.boundaries is not None:
+            raise UsageError(
+                "The frontier compares models of one vocabulary",
+                hint="choose two models of one family",
+                setting="cloud",
+            )
+        self._model, self._pace, self._max_tokens = edge, pace, max_tokens
+        self._cloud, self._link, self._key, self._seconds = cloud, link, key, seconds
+        # What slows it down stands for the model behind it.
+        self._asked = DelayedCloud(cloud, seconds) if slowed and seconds else cloud
+        self._streams: list[Streamed] = []
+
+    @property
+    def streams(self) -> bool:
+        """Whether the cloud alone is streamed: only an engine is asked for that."""
+        return self._cloud.id_engine is not None
+
+    def close(self) -> None:
+        """Let go of connections."""
+        for stream in self._streams:
+            stream.close()
+
+    def edge(self) -> Timed:
+        """The edge alone."""
+        return self.larger_edge(self._model, self._pace)
+
+    def larger_edge(self, model: EdgeModel, pace: Pace) -> Timed:
+        """Another edge alone."""
+        edge: Any = PacedEdge(model, pace)  # it stands for the model behind it
+        return Timed(edge_alone(edge, self._max_tokens), edge=edge)
+
+    def cloud(self) -> Timed:
+        """The cloud alone, streamed where it can be."""
+        tokenizer = self._model.tokenizer
+        if not self.streams:
+            cloud = self._recorded()
+            spans = CloudAlone(cloud, tokenizer, self._max_tokens, CLOUD_SPAN)
+            return Timed(spans, cloud=cloud, link=self._link, one_request=True)
+        engine = self._cloud.id_engine
+        stream = Streamed(
+            self._cloud.name,
+            tokenizer,
+            self._max_tokens,
+            model=None if engine is None else engine.described.model,
+            key=self._key,
+            seconds=self._seconds,
+        )
+        self._streams.append(stream)
+        return Timed(stream, cloud=stream, link=self._link)
+
+    def pair(self, router: Router, threshold: float, speculate: int) -> Timed:
+        """Both, by a router with a static threshold; without `speculate` it waits for consults."""
+        edge, cloud = self._ends()
+        decoder = paired(
+            edge, router, threshold, cloud, deadline=LONGEST_DEADLINE, speculate=speculate
+        )
+        return Timed(Decoded(decoder, self._max_tokens), edge=edge, cloud=cloud, link=self._link)
+
+    def commit_point(self, speculate: int) -> Timed:
+        """A system with one consult, where a choice is first named.
+
+        Where that is was found out before, by an answer of the edge's that is not counted: the time
+        is that of a device which knew the place.
+        """
+        edge, cloud = self._ends()
+        place = AtPosition(None)
+
+        def find(question: Question) -> None:
+            place.position = commit_position(self._model, question, self._max_tokens)
+
+        decoder = paired(
+            edge,
+            place,
+            1.0,
+            cloud,
+            deadline=LONGEST_DEADLINE,
+            speculate=speculate,
+            max_cloud_tokens=1,
+        )
+        system = Decoded(decoder, self._max_tokens)
+        return Timed(system, edge=edge, cloud=cloud, link=self._link, before=find)
+
+    def _ends(self) -> tuple[Any, RecordedCloud]:
+        return PacedEdge(self._model, self._pace), self._recorded()
+
+    def _recorded(self) -> RecordedCloud:
+        return RecordedCloud(self._asked, self._seconds)
+
+
+def measure(
+    name: str,
+    system: Callable[[], Timed],
+    questions: Sequence[Question],
+    store: Store[MeasuredAnswer],
+    done: Callable[[], None] = lambda: None,
+) -> list[MeasuredAnswer]:
+    """Returns every question's answer, in order; creates `system` if one is missing.
+
+    `done` is called for each, those of an earlier run included.
+    """
+    made = cache(system)
+    return run(Cell(name), lambda one: made().answer(one), questions, store, done)

@@ -1,0 +1,177 @@
+"""Every rule on a task: thresholds that realise the shares, and graded answers."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgewise.edge.base import Tokenizer
+from edgewise.errors import ContextOverflow
+from edgewise_lab.bench.rules.engine import Asked, RowAnswer, RowEngine
+from edgewise_lab.bench.rules.rule import CLOUD, EDGE, Rule
+from edgewise_lab.evaluation.calibration import SETTLED
+from edgewise_lab.evaluation.store import Cell, Store
+from edgewise_lab.evaluation.systems import (
+    Outcome,
+    as_graded_today,
+    is_cut,
+    max_answer_tokens,
+    question_ids,
+    text_of,
+    written,
+)
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.evaluation.tasks.grading import agreeing_task
+
+ROUNDS = 6
+"""Times that the calibration questions are answered again, until all shares settle."""
+
+_LOWEST = -1e9
+"""A threshold that every signal reaches but that of a token that both models write."""
+
+
+class _Tried(NamedTuple):
+    """A threshold, the share that it realised, and the signals along its answers."""
+
+    threshold: float
+    share: float
+    signals: NDArray[np.float32]
+
+    def nearer(self, share: float) -> float:
+        """A threshold that realises about `share`, where signals stay as they were here."""
+        reach = float((self.signals >= self.threshold).mean())
+        wanted = min(1.0, reach * share / self.share if self.share else share)
+        return max(_LOWEST, float(np.quantile(self.signals, 1 - wanted, method="lower")))
+
+
+class Sweep:
+    """A pair with room for `context` ids, and the store of its answers."""
+
+    def __init__(
+        self,
+        engine: RowEngine,
+        tokenizer: Tokenizer,
+        store: Store[Outcome],
+        *,
+        context: int,
+        done: Callable[[int], None] = lambda count: None,
+        rows: int | None = None,
+    ) -> None:
+        """`done` is called with how many more answers there are; `rows` step together."""
+        self._engine, self._tokenizer, self._store = engine, tokenizer, store
+        self._context, self._done, self._rows = context, done, rows
+
+    def run(
+        self, task: Task, calibration: Task, rules: Sequence[Rule], shares: Sequence[float]
+    ) -> dict[Cell, list[Outcome]]:
+        """Outcomes of edge, cloud and every rule at every share.
+
+        Raises `ContextOverflow` for a question that leaves no room.
+        """
+        fixed = [rule for rule in (EDGE, CLOUD, *rules) if rule.threshold is not None]
+        asked = [(rule, share) for share in shares for rule in rules if rule.threshold is None]
+        cells = {Cell(rule.name): (rule, rule.threshold or 0.0) for rule in fixed}
+        found = self._thresholds(calibration, asked)
+        cells |= {Cell(wish[0].name, wish[1]): (wish[0], found[wish]) for wish in asked}
+        self._answer(task, cells)
+        if not task.known:
+            replies = (self._store.get(Cell(CLOUD.name), one) for one in task.questions)
+            task = agreeing_task(task, {one.question: one.text for one in replies if one})
+        return {
+            cell: [
+                as_graded_today(question, kept)
+                for question in task.questions
+                if (kept := self._store.get(cell, question))
+            ]
+            for cell in cells
+        }
+
+    def _thresholds(
+        self, task: Task, wishes: Sequence[tuple[Rule, float]]
+    ) -> Mapping[tuple[Rule, float], float]:
+        """Those of an earlier run, or found on the calibration questions and kept."""
+        cells = {wish: Cell(wish[0].name, wish[1]) for wish in wishes}
+        known = {wish: self._store.threshold(cell) for wish, cell in cells.items()}
+        lacking = [wish for wish, threshold in known.items() if threshold is None]
+        found = {wish: threshold for wish, threshold in known.items() if threshold is not None}
+        for wish, threshold in self._searched(task, lacking) if lacking else ():
+            self._store.set_threshold(cells[wish], threshold)
+            found[wish] = threshold
+        return found
+
+    def _searched(
+        self, task: Task, wishes: Sequence[tuple[Rule, float]]
+    ) -> Iterator[tuple[tuple[Rule, float], float]]:
+        """Signals change once the cloud has written: answers at a threshold tell the next."""
+        rules = list(dict.fromkeys(rule for rule, _ in wishes))
+        alone = dict(zip(rules, self._tried(task, [(one, np.inf) for one in rules]), strict=True))
+        last = {wish: alone[wish[0]] for wish in wishes}
+        best = dict(last)
+        for _ in range(ROUNDS):
+            far = [w for w, at in best.items() if abs(at.share - w[1]) > SETTLED * w[1]]
+            tries = [(wish[0], last[wish].nearer(wish[1])) for wish in far]
+            for wish, found in zip(far, self._tried(task, tries), strict=True):
+                last[wish] = found
+                if abs(found.share - wish[1]) < abs(best[wish].share - wish[1]):
+                    best[wish] = found
+        yield from ((wish, at.threshold) for wish, at in best.items())
+
+    def _tried(self, task: Task, tries: Sequence[tuple[Rule, float]]) -> list[_Tried]:
+        """What each rule realises at its threshold, on all questions together."""
+        asked = [(at, *one) for at in range(len(task.questions)) for one in tries]
+        answers = [answer for _, some, _ in self._batches(task, asked) for answer in some]
+        found: list[_Tried] = []
+        for number, (_, threshold) in enumerate(tries):
+            own = answers[number :: len(tries)]
+            by_cloud = np.concatenate([answer.by_cloud for answer in own])
+            signals = np.concatenate([answer.signals for answer in own])
+            found.append(_Tried(threshold, float(by_cloud.mean()), signals))
+        return found
+
+    def _answer(self, task: Task, cells: Mapping[Cell, tuple[Rule, float]]) -> None:
+        """RowAnswer and keep what no earlier run has."""
+        missing = [
+            (at, cell)
+            for at, question in enumerate(task.questions)
+            for cell in cells
+            if self._store.get(cell, question) is None
+        ]
+        waiting = iter(missing)
+        asked = [(at, *cells[cell]) for at, cell in missing]
+        for _, answers, seconds in self._batches(task, asked):
+            tokens = sum(len(answer.ids) for answer in answers)
+            for answer, (at, cell) in zip(answers, waiting, strict=False):
+                ids, by_cloud = answer.ids.tolist(), int(answer.by_cloud.sum())
+                outcome = written(
+                    task.questions[at],
+                    text_of(self._tokenizer, ids),
+                    len(ids),
+                    cut=is_cut(self._tokenizer, ids),
+                    cloud_tokens=by_cloud,
+                    consults=1 if cell == Cell(CLOUD.name) else by_cloud,
+                    seconds=seconds * len(ids) / tokens,
+                )
+                self._store.add(cell, outcome)
+
+    def _batches(
+        self, task: Task, asked: Sequence[Asked]
+    ) -> Iterator[tuple[Sequence[Asked], list[RowAnswer], float]]:
+        """Answers as batches end, in the order of `asked`, and the seconds of each."""
+        if not asked:
+            return
+        prompts = [question_ids(self._tokenizer, question) for question in task.questions]
+        rooms = [max_answer_tokens(len(p), task.max_tokens, self._context) for p in prompts]
+        for question, room in zip(task.questions, rooms, strict=True):
+            if room < 1:
+                raise ContextOverflow(
+                    f"Question {question.id!r} leaves no room in a context of {self._context}",
+                    hint="leave it out, or raise the context",
+                    setting="ctx",
+                )
+        begun = time.monotonic()
+        for part, answers in self._engine.in_batches(prompts, rooms, asked, self._rows):
+            yield part, answers, time.monotonic() - begun
+            self._done(len(part))
+            begun = time.monotonic()
