@@ -13,9 +13,8 @@ import aiohttp
 
 from benchmarks.random_qwen import Shape, build
 from edgewise.addresses import bundled
+from edgewise.cloud.registry import engine_by_ids
 from edgewise.engines.base import Engine
-from edgewise.engines.llama_server import LlamaServerEngine
-from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudProtocolError, CloudUnavailable
 from tests.llama_server_process import RECOMMENDED, llama_server
 from tests.smollm2_file import INSTALL, smollm2_file
@@ -64,7 +63,7 @@ class Served(NamedTuple):
 
     def engine(self) -> Engine:
         """A client of it."""
-        return (VllmEngine if self.kind == "vllm" else LlamaServerEngine)(self.url)
+        return engine_by_ids(self.kind, self.url)
 
     async def stream(
         self, http: aiohttp.ClientSession, prompt: list[int], tokens: int

@@ -19,9 +19,9 @@ from edgewise.cloud.adapter.text import Capabilities, TextCloud
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
+from edgewise.cloud.registry import BY_TEXT
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.named import open_tokenizer
-from edgewise.engines.registry import BY_TEXT
 from edgewise.errors import (
     CloudRefused,
     CloudRejected,

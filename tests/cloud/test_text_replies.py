@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.engines.registry import BY_TEXT, ENGINES
+from edgewise.cloud import registry
+from edgewise.cloud.registry import BY_TEXT
 from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
-from edgewise.engines.text_dialects import CompletionsText, LlamaServerText
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -49,9 +49,10 @@ _T = TypeVar("_T")
 
 
 def opened(dialect: str, url: str, **options: Any) -> TextEngine:
-    if dialect != "completions":
-        return ENGINES.load(dialect)(url, **options)
-    return CompletionsText(url, tokenizer=with_template(), **options)
+    if dialect == "completions":
+        options = {"tokenizer": with_template(), **options}
+    engine: TextEngine = registry.opened(dialect, url, **options)
+    return engine
 
 
 def using(engine: TextEngine, work: Callable[[TextEngine], Awaitable[_T]]) -> _T:
@@ -164,10 +165,10 @@ def test_messages_that_nobody_answers_are_refused(dialect: str, messages: list[M
 def test_a_block_of_thoughts_that_the_template_opens_is_closed() -> None:
     with serving("llama-server-text") as server:
         server.thinks = True
-        gone_on(LlamaServerText(server.url))
+        gone_on(opened("llama-server-text", server.url))
         assert asked_of(server)["prompt"].endswith("<think>\n\n</think>\n\n" + BEGUN)
         # The reply to this one is of no interest.
-        gone_on(LlamaServerText(server.url), "<think>\nI count")
+        gone_on(opened("llama-server-text", server.url), "<think>\nI count")
         assert asked_of(server)["prompt"].endswith("<|assistant|><think>\nI count")
 
 
@@ -180,7 +181,7 @@ def test_a_template_is_asked_for_once_a_conversation() -> None:
             await engine.describe()
             await engine.complete(TextRequest(MESSAGES, "", 1))
 
-        using(LlamaServerText(server.url), thrice)
+        using(opened("llama-server-text", server.url), thrice)
         paths = [path for path, _ in server.requests]
     assert paths.count("/apply-template") == 2
 
@@ -192,7 +193,7 @@ def test_completions_take_no_control_token_in_a_message(where: str) -> None:
     messages = [Message("user", f"a {held} b")] if where == "message" else MESSAGES
     answer = held if where == "answer" else BEGUN
     with serving("completions") as server, pytest.raises(CloudRejected) as found:
-        gone_on(CompletionsText(server.url, tokenizer=tokenizer), answer, messages=messages)
+        gone_on(opened("completions", server.url, tokenizer=tokenizer), answer, messages=messages)
     assert repr(held) in str(found.value)
     assert not server.requests
 
@@ -203,7 +204,7 @@ def test_llama_server_is_sent_no_sign_of_a_control_token(where: str, held: str) 
     messages = [Message("user", f"a {held} b")] if where == "message" else MESSAGES
     answer = held if where == "answer" else BEGUN
     with serving("llama-server-text") as server, pytest.raises(CloudRejected) as found:
-        gone_on(LlamaServerText(server.url), answer, messages=messages)
+        gone_on(opened("llama-server-text", server.url), answer, messages=messages)
     assert repr(held) in str(found.value)
     assert not server.requests
 
@@ -212,7 +213,7 @@ def test_a_template_that_cannot_be_rendered_is_a_failed_consult() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
     with serving("completions") as server, pytest.raises(CloudRejected, match="no system messages"):
-        gone_on(CompletionsText(server.url, tokenizer=tokenizer))
+        gone_on(opened("completions", server.url, tokenizer=tokenizer))
 
 
 # Keys, models and addresses.
@@ -283,13 +284,17 @@ def test_where_paths_begin_is_found(
         (BUSY, CloudUnavailable, "429"),
         (Edited(lambda _: b"", status=500), CloudUnavailable, "500"),
         (Edited(lambda _: b"", status=402), CloudRejected, "balance"),
-        (Edited(lambda _: b""), CloudProtocolError, "reply is not"),
-        (Edited(lambda _: b"[]"), CloudProtocolError, "reply is not"),
-        (Edited(lambda _: b"null"), CloudProtocolError, "reply is not"),
-        (Edited(lambda data: data[: len(data) // 2]), CloudProtocolError, "reply is not"),
+        (Edited(lambda _: b""), CloudProtocolError, "of its form"),
+        (Edited(lambda _: b"[]"), CloudProtocolError, "of its form"),
+        (Edited(lambda _: b"null"), CloudProtocolError, "of its form"),
+        (Edited(lambda data: data[: len(data) // 2]), CloudProtocolError, "of its form"),
         (Edited(lambda data: data.replace(b" four", b"\\u0000")), CloudProtocolError, "0000"),
-        (Edited(lambda data: data.replace(b" four", b"\\ud800")), CloudProtocolError, "reply is"),
-        (Edited(lambda data: data.replace(b" four", b"\xff")), CloudProtocolError, "reply is not"),
+        (
+            Edited(lambda data: data.replace(b" four", b"\\ud800")),
+            CloudProtocolError,
+            "of its form",
+        ),
+        (Edited(lambda data: data.replace(b" four", b"\xff")), CloudProtocolError, "of its form"),
         (Edited(lambda data: data.replace(b" four", b"x" * 9000)), CloudProtocolError, "bytes for"),
         (Edited(lambda data: data.replace(b" four", b"<think>")), CloudRejected, "reason"),
         (Edited(lambda data: b" " * (5 << 20)), CloudProtocolError, "more than"),
@@ -412,9 +417,9 @@ def answering(dialect: str, reply: bytes) -> TextEngine:
 
     url = "http://127.0.0.1:9"
     # Without a template nothing is rendered.
-    plain = CompletionsText(url, model="m", tokenizer=ByteTokenizer())
-    engine: Any = plain if dialect == "completions" else opened(dialect, url, model="m")
-    engine.post = engine.get = said
+    plain = {"tokenizer": ByteTokenizer()} if dialect == "completions" else {}
+    engine: Any = opened(dialect, url, model="m", **plain)
+    engine.send = said
     return engine  # type: ignore[no-any-return]
 
 

@@ -309,4 +309,4 @@ FORMS: Mapping[str, Form] = {
     "edgewise": Form(_CHAT, edgewise, _OPENAI, "edgewise"),
     "completions": Form("/v1/completions", completions, _completion_reply, "someone"),
 }
-"""By the names of `edgewise.engines.text_dialects`."""
+"""By their names (`BY_TEXT`)."""

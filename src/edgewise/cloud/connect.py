@@ -14,10 +14,7 @@ from edgewise.cloud.adapter.text import TextCloud
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import EngineCloud
 from edgewise.cloud.redaction.filter import Redacted
-from edgewise.edge.base import Tokenizer
-from edgewise.engines.base import Engine
-from edgewise.engines.http import Redirected
-from edgewise.engines.registry import (
+from edgewise.cloud.registry import (
     AUTO,
     BY_IDS,
     BY_TEXT,
@@ -26,7 +23,13 @@ from edgewise.engines.registry import (
     UnknownEngine,
     check_name,
     engine_at,
+    entry_of,
+    opened,
+    takes_text,
 )
+from edgewise.edge.base import Tokenizer
+from edgewise.engines.base import Engine
+from edgewise.engines.http import Redirected
 from edgewise.engines.text import TextEngine
 from edgewise.errors import (
     CloudProtocolError,
@@ -53,7 +56,7 @@ def open_engine(
     finds none that is known.
     """
     name = _name_at(url, key, engine, model)
-    made = ENGINES.load(name)(url, key=key, model=model)
+    made = opened(name, url, key=key, model=model)
     if isinstance(made, TextEngine):
         raise UsageError(f"The engine {name!r} takes text", hint="use connect")
     return EngineCloud(made) if isinstance(made, Engine) else made
@@ -80,15 +83,14 @@ def connect(
     def by_text(name: str) -> CloudModel:
         """Connects in the dialect of that name."""
         options: dict[str, Any] = {} if own is None else {"tokenizer": own}
-        made = ENGINES.load(name)(url, key=key, model=model, **options)
+        made = opened(name, url, key=key, model=model, **options)
         return checked(TextCloud(made, edge=edge, context_filter=context_filter), edge)
 
     try:
         name = _name_at(url, key, engine, model)
     except UnknownEngine as error:
         return _by_any_text(by_text, url, own, error)
-    make = ENGINES.load(name)
-    if isinstance(make, type) and issubclass(make, TextEngine):
+    if takes_text(name):
         return by_text(name)
     text = name + _TEXT
     try:
@@ -126,7 +128,7 @@ def _by_any_text(
     faults: dict[str, list[str]] = {}
     busy: CloudUnavailable | None = None
     # With a tokenizer that is named, the dialect that needs it.
-    dialects = [name for name in BY_TEXT if ENGINES.load(name).renders == (own is not None)]
+    dialects = [name for name in BY_TEXT if entry_of(name).renders == (own is not None)]
     for name in dialects:
         try:
             cloud = by_text(name)

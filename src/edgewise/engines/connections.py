@@ -1,45 +1,17 @@
-"""Connections to clouds: TLS is verified, no cookie is kept, a proxy sees encrypted bytes alone."""
+"""Addresses of clouds: which are allowed, by which proxy they are reached, why they are not.
 
-import os
-import ssl
-from collections.abc import Mapping
+A proxy of the environment sees encrypted bytes alone.
+"""
+
 from ipaddress import ip_address
-from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
-import aiohttp
-
 from edgewise.addresses import without_endpoint
 from edgewise.errors import CloudUnavailable, UsageError
+from edgewise.servers.http import untrusted, why, without_tls
 
-_IDLE_SECONDS = 4.0
 _EXEMPT = "check the proxy, or add the cloud's host to NO_PROXY"
-
-_SAID: dict[type[Exception], str] = {
-    aiohttp.ClientConnectorDNSError: "its name is not found",
-    aiohttp.ClientConnectorSSLError: "the TLS handshake failed",
-    aiohttp.ServerDisconnectedError: "it hung up",
-    TimeoutError: "it did not answer in time",
-    UnicodeError: "its name cannot be one",
-}
-
-
-def connections(url: str, headers: Mapping[str, str], **options: Any) -> aiohttp.ClientSession:
-    """Connections to a cloud, by the environment's proxy if it has one for it.
-
-    They share no cookies: a cloud could tell by them whose answers it is asked.
-    """
-    tls, forever = ssl.create_default_context(), aiohttp.ClientTimeout(total=None)
-    # Not `trust_env`, which reads ~/.netrc too and sends a host its password.
-    options |= {
-        "proxy": _proxy(url)[1],
-        "headers": headers,
-        "timeout": forever,
-        "cookie_jar": aiohttp.DummyCookieJar(),
-    }
-    connector = aiohttp.TCPConnector(keepalive_timeout=_IDLE_SECONDS, ssl=tls, limit=0)
-    return aiohttp.ClientSession(connector=connector, **options)
 
 
 def checked_address(url: str) -> str:
@@ -51,7 +23,7 @@ def checked_address(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is not an http:// or https:// address of a cloud engine.")
-    _proxy(url)
+    proxy_of(url)
     return parts._replace(path=without_endpoint(parts.path)).geturl()
 
 
@@ -70,35 +42,22 @@ def require_keyless(url: str, role: str = "cloud") -> None:
 
 def unreachable(url: str, error: Exception) -> CloudUnavailable:
     """The error for a connection that could not be made or kept."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+    if untrusted(error):
         return CloudUnavailable(
             f"The certificate of {url!r} is not trusted",
             hint="for a private authority set SSL_CERT_FILE to its certificate",
         )
-    name, proxy = _proxy(url)
+    name, proxy = proxy_of(url)
     by = f" by the proxy that {name} names" if proxy else ""
     hint = "check the address and that it runs"
     if name:
         hint += f"; {_EXEMPT}" if proxy else f" ({name} is used for https:// alone)"
-    if isinstance(error, aiohttp.ClientConnectorSSLError):
+    if without_tls(error):
         hint = "check the address: a server without TLS is at http://"
-    return CloudUnavailable(
-        f"The cloud at {url!r} cannot be reached{by} ({_why(error)})", hint=hint
-    )
+    return CloudUnavailable(f"The cloud at {url!r} cannot be reached{by} ({why(error)})", hint=hint)
 
 
-def _why(error: Exception) -> str:
-    """Describes an error in plain words; else by the system's message, or by its class."""
-    for kind, said in _SAID.items():
-        if isinstance(error, kind):
-            return said
-    if isinstance(error, aiohttp.ClientResponseError) and error.status:
-        return f"HTTP {error.status}"
-    number = error.errno if isinstance(error, OSError) else None
-    return os.strerror(number).lower() if number else type(error).__name__
-
-
-def _proxy(url: str) -> tuple[str, str | None]:
+def proxy_of(url: str) -> tuple[str, str | None]:
     """The variable that names a proxy for `url` ("" if none does), and the proxy if it is used.
 
     Only `https` goes by it: the proxy sees the host's name and encrypted bytes. Of `http` it would

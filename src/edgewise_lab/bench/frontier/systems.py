@@ -12,10 +12,8 @@ import msgspec
 
 from edgewise.completion import ADDED, MOST_SECONDS
 from edgewise.edge.base import EdgeModel, Tokenizer
-from edgewise.engines.base import COMPLETIONS, decoded
 from edgewise.engines.connections import checked_address
-from edgewise.engines.http import not_now
-from edgewise.engines.replies import Meter, has_ended, only, uncached
+from edgewise.engines.http import not_now, reading
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, CloudUnavailable
 from edgewise.events import Event, Finished, Token
 from edgewise.loop.decoder import Decoder, collect
@@ -23,6 +21,9 @@ from edgewise.loop.generation import Generation
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.routers.base import Router
 from edgewise.routers.untrained import MaxProb
+from edgewise.servers.base import decoded
+from edgewise.servers.openai import COMPLETIONS
+from edgewise.servers.replies import Meter, has_ended, only, uncached
 from edgewise.testing.link import Link
 from edgewise_lab.bench.frontier.billing import CloudRequest, MeasuredAnswer, RecordedCloud
 from edgewise_lab.bench.pace import EngineTime, PacedEdge
@@ -280,7 +281,8 @@ class Streamed:
         with self._response(msgspec.json.encode(body)) as response:
             events = _events(response, time.monotonic() + CLOUD_DEADLINE, self._url)
             for data in takewhile(_DONE.__ne__, events):
-                self._add(found, decoded(data, _Chunk, "a completion's stream"), watch)
+                with reading(self._url):
+                    self._add(found, decoded(data, _Chunk), watch)
             # Read to its end: the connection of one that is broken off is closed.
             deque(events, maxlen=0)
         if not found.ended:
@@ -340,11 +342,11 @@ class Streamed:
                 f"{self._url!r} failed within a streamed answer", hint="try again shortly"
             )
         if chunk.choices:
-            choice = only(chunk.choices, self._url)
+            choice = only(chunk.choices)
             watch.saw(choice.text)
             found.texts.append(choice.text)
             if choice.finish_reason is not None:
-                has_ended(choice.finish_reason, self._url)
+                has_ended(choice.finish_reason)
                 found.ended = True
         found.usage = chunk.usage or found.usage
         found.timings = chunk.timings or found.timings

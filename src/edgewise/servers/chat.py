@@ -1,0 +1,102 @@
+"""Chat APIs in OpenAI's form, `/chat/completions`: they differ in a few fields, a row for each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgewise.servers.base import Request, TextContinuation, TextServer, WantedText
+from edgewise.servers.openai import continued
+
+_NO_TEMPLATE_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False}}
+_NO_THOUGHTS = {"thinking": {"type": "disabled"}}
+_NO_EFFORT = {"reasoning_effort": "none"}
+_NONE = frozenset[str]()
+_ALL = frozenset({"top_k", "min_p"})
+_OFF = {"top_k": 0, "min_p": 0, "top_p": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatServer(TextServer):
+    """A chat API: the answer that was begun is the last message.
+
+    `begun` are fields of the request, and `last` of its last message, that make it continue;
+    `quiet` switches thinking off. `filters` are the names it has beside `top_p`, sent `always` or
+    where they filter; `seed` is its name for one. `base` replaces `/v1` for consults.
+    """
+
+    name: str
+    owner: str = ""
+    begun: Mapping[str, object] = field(default_factory=dict[str, object])
+    last: Mapping[str, object] = field(default_factory=dict[str, object])
+    quiet: Mapping[str, object] = field(default_factory=lambda: _NO_EFFORT)
+    filters: frozenset[str] = _NONE
+    always: bool = False
+    seed: str | None = "seed"
+    base: str = ""
+
+    @property
+    def optional(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What switches thinking off, and the seed."""
+        return frozenset({*self.quiet, *([self.seed] if self.seed else [])})
+
+    def complete(self, asked: WantedText) -> Request:
+        body: dict[str, Any] = {"model": asked.model, "messages": asked.turns}
+        if asked.text:
+            last = {"role": "assistant", "content": asked.text, **self.last}
+            body |= {"messages": [*asked.turns, last], **self.begun}
+        drawn = self._drawn(asked.drawn)
+        body |= {"max_tokens": asked.n, "stream": False, **drawn, **self.quiet}
+        return Request("/v1/chat/completions", body)
+
+    def continued(self, data: bytes) -> TextContinuation:
+        return continued(data)
+
+    def _drawn(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
+        """Sampling fields in its own names; those that do not filter are left out."""
+        fields = {name: value for name, value in drawn.items() if name not in _ALL - self.filters}
+        if "seed" in fields:
+            seed = fields.pop("seed")
+            fields |= {self.seed: seed} if self.seed else {}
+        if self.always and "top_k" in fields:
+            return {**fields, "top_k": fields["top_k"] or -1}
+        return {name: value for name, value in fields.items() if value != _OFF.get(name)}
+
+
+CHAT = ChatServer(name="chat completions")
+
+VLLM = ChatServer(
+    name="vLLM",
+    owner="vllm",
+    begun={"continue_final_message": True, "add_generation_prompt": False},
+    quiet=_NO_TEMPLATE_THOUGHTS,
+    filters=_ALL,
+    always=True,
+)
+
+SGLANG = ChatServer(
+    name="SGLang",
+    owner="sglang",
+    begun={"continue_final_message": True},
+    quiet=_NO_TEMPLATE_THOUGHTS,
+    filters=_ALL,
+    always=True,
+)
+
+DEEPSEEK = ChatServer(
+    name="DeepSeek", last={"prefix": True}, quiet=_NO_THOUGHTS, seed=None, base="/beta"
+)
+
+MISTRAL = ChatServer(name="Mistral", last={"prefix": True}, seed="random_seed")
+
+QWEN = ChatServer(
+    name="Qwen",
+    last={"partial": True},
+    quiet={"enable_thinking": False},
+    filters=frozenset({"top_k"}),
+)
+
+MOONSHOT = ChatServer(name="Moonshot", last={"partial": True}, quiet=_NO_THOUGHTS, seed=None)
+
+LM_STUDIO = ChatServer(name="LM Studio", filters=frozenset({"top_k"}))
+
+EDGEWISE = ChatServer(name="Edgewise", owner="edgewise", filters=_ALL)
