@@ -24,7 +24,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.parts import FALLBACK_ROUTER
+from edgewise.opening import FALLBACK_ROUTER
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
 from edgewise.routers.mlp import Mlp

@@ -122,7 +122,7 @@ def answers(
         url = stack.enter_context(gateway_process("bundled"))
         link = stack.enter_context(closing(Link(*http_target(url), quality)))
         cloud = stack.enter_context(closing(GatewayCloud(link.url)))
-        cloud.check(edge.tokenizer)
+        cloud.check_vocabulary(edge.tokenizer)
         faulty, found = Faulty(link, often, seed=0), Compared()
         stack.callback(faulty.end)
         policy = Policy(verify="exact")

@@ -164,7 +164,7 @@ def measured(arm: str, url: str, engines: Sequence[RealEngine], count: int) -> l
     """A line of the table: through the gateway at `url`."""
     with closing(GatewayCloud(url)) as cloud:
         with LlamaModel(bundled("edge"), threads=1) as edge:
-            cloud.check(edge.tokenizer)
+            cloud.check_vocabulary(edge.tokenizer)
         devices = Devices(cloud, count, arm)
         devices.round()
         before = sum(engine.computed for engine in engines)

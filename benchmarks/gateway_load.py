@@ -83,7 +83,7 @@ class Session:
     async def through_gateway(self) -> bool:
         assert self.socket is not None
         ids = self.ledger.ids
-        ask = Ask(self.asks, self.sent, ids[self.sent :], self.ledger.check)
+        ask = Ask(self.asks, self.sent, ids[self.sent :], self.ledger.checksum)
         await self.socket.send_bytes(encode(ask))
         self.sent = len(ids)
         frame = from_gateway((await self.socket.receive()).data)

@@ -26,7 +26,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.parts import open_router
+from edgewise.opening import open_router
 from edgewise.routers.base import Router
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
@@ -154,7 +154,7 @@ def main() -> None:
 
         def connect(at: str) -> CloudModel:
             cloud = GatewayCloud(at)
-            cloud.check(model.tokenizer)
+            cloud.check_vocabulary(model.tokenizer)
             return cloud
 
         task = pocketqa().first(options.questions)

@@ -195,8 +195,8 @@ def _both(
     first: CloudModel, second: CloudModel, tokenizer: Tokenizer
 ) -> Generator[tuple[Ask, Ask]]:
     try:
-        first.check(tokenizer)
-        second.check(tokenizer)
+        first.check_vocabulary(tokenizer)
+        second.check_vocabulary(tokenizer)
         yield asking(first), asking(second)
     finally:
         first.close()

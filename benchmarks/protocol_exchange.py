@@ -98,12 +98,12 @@ class Device:
 
     def push(self, position: int, ids: Sequence[int], why: str) -> None:
         self._ledger.put(position, list(ids))
-        self._send(Prefetch(position, list(ids), self._ledger.check), why)
+        self._send(Prefetch(position, list(ids), self._ledger.checksum), why)
 
     def ask(self, number: int, position: int, ids: Sequence[int], why: str, **more: object) -> None:
         """Ids that lie past the end are sent, but not held."""
         self._ledger.put(position, list(ids))
-        asked = Ask(number, position, list(ids), self._ledger.check)
+        asked = Ask(number, position, list(ids), self._ledger.checksum)
         self._send(msgspec.structs.replace(asked, **more), why)
 
     def cancel(self, number: int, why: str) -> None:

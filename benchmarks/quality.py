@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from benchmarks.real_pair import KnownCloud, KnownEdge, checkpoint
 from edgewise.errors import UsageError
+from edgewise.opening import open_router
 from edgewise.pair import open_models
-from edgewise.parts import open_router
 from edgewise.routers.base import Router
 from edgewise.routers.named import router_named
 from edgewise.settings import Settings

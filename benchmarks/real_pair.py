@@ -49,9 +49,8 @@ from edgewise.prompts import Prompt
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, read_card, start_at
 from edgewise.routers.named import identity_named, identity_of, router_named, router_of
-from edgewise.routers.start import own_thresholds
+from edgewise.routers.thresholds import own_thresholds
 from edgewise.settings import Settings, fraction
-from edgewise_lab.around import Around, AroundSession, Flying
 from edgewise_lab.bench.pace import DelayedCloud, EnginePace
 from edgewise_lab.evaluation.oracle import Oracle
 from edgewise_lab.evaluation.plan import COMMIT_POINT, ORACLE, manifest
@@ -81,6 +80,7 @@ from edgewise_lab.training.fit import Recipe
 from edgewise_lab.training.labels.base import Case, Labelling
 from edgewise_lab.training.labels.published import Rescue
 from edgewise_lab.training.router import Training
+from edgewise_lab.wrapped_cloud import Flying, WrappedCloud, WrappedSession
 
 SHARES = (0.05, 0.10)
 TRAINED = "text-ranks"
@@ -198,7 +198,7 @@ class _KnownSession:
     def close(self) -> None: ...
 
 
-class KnownCloud(Around):
+class KnownCloud(WrappedCloud):
     """A cloud model in this process whose completions are computed once, in one session."""
 
     def __init__(self, cloud: CloudModel) -> None:
@@ -207,7 +207,7 @@ class KnownCloud(Around):
         self.one = cloud.open(Prompt(()))
 
     def open(self, prompt: Prompt) -> CloudSession:
-        return _KnownCloudSession(self.one, self.how)
+        return _KnownCloudSession(self.one, self.intercept)
 
     def forget(self) -> None:
         self.known.clear()
@@ -220,7 +220,7 @@ class KnownCloud(Around):
         return done
 
 
-class _KnownCloudSession(AroundSession):
+class _KnownCloudSession(WrappedSession):
     def close(self) -> None: ...
 
 

@@ -2,12 +2,12 @@
 
 Reads what `edgewise train --label rescue --inputs text --inputs ranks` has collected and labelled
 for several pairs: "PAIR, TASK=FOLDER@EDGE", the folder of the checkpoint and the edge's GGUF file.
-Ranks are taken among what each edge writes to `edgewise.routers.start.PROMPTS`, so that they mean
-the same on every edge. For each pair the tokens are scored by the routers that need no training, by
-one fitted to the other pairs, by one fitted to other pairs on other tasks, and by one fitted to the
-pair's own other texts. Of the answers that one token of the cloud would save, prints how many have
-such a token among the highest scores, and how many more that are than by `entropy`; 95% intervals
-by bootstrap over texts, paired.
+Ranks are taken among what each edge writes to `edgewise.routers.thresholds.PROMPTS`, so that they
+mean the same on every edge. For each pair the tokens are scored by the routers that need no
+training, by one fitted to the other pairs, by one fitted to other pairs on other tasks, and by one
+fitted to the pair's own other texts. Of the answers that one token of the cloud would save, prints
+how many have such a token among the highest scores, and how many more that are than by `entropy`;
+95% intervals by bootstrap over texts, paired.
 
 `--ship OUT` fits one router to all pairs, and writes it for the edge of the first of them.
 
@@ -35,7 +35,7 @@ from edgewise.errors import CloudError
 from edgewise.pair import open_models
 from edgewise.routers.card import read_card
 from edgewise.routers.signals import SIGNALS, Reference, ranks_of
-from edgewise.routers.start import own_scores
+from edgewise.routers.thresholds import own_scores
 from edgewise.settings import Settings
 from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.systems import CLOUD_DEADLINE, question_prompt

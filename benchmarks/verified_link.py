@@ -33,7 +33,7 @@ from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.engines.base import NOBODY, Client
-from edgewise.loop import consults, generation, speculate
+from edgewise.loop import generation, one_cloud, speculate
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
@@ -41,12 +41,12 @@ from edgewise.routers.untrained import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge
-from edgewise_lab.around import Around, Flying
 from edgewise_lab.bench import pace as bench_pace
 from edgewise_lab.bench.link import Conditions, Connect, LinkBench, Way, step_of, time_over
 from edgewise_lab.bench.pace import EnginePace, Pace, PacedEdge
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.tables import line
+from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.running import gateway
 
@@ -152,7 +152,7 @@ class TakingTime(PlainEngine):
 
 def connect(url: str) -> CloudModel:
     cloud = GatewayCloud(url)
-    cloud.check(ScriptedEdge(lambda ids: np.zeros(SIZE, np.float32)).tokenizer)
+    cloud.check_vocabulary(ScriptedEdge(lambda ids: np.zeros(SIZE, np.float32)).tokenizer)
     return cloud
 
 
@@ -228,7 +228,7 @@ class VirtualLink:
         self._free, self._last = 0.0, Flying()
 
     def how(self, ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
-        """As `Around` has it."""
+        """As `WrappedCloud` has it."""
         made, flight = send().result(), Virtual(self.clock)
 
         def lands() -> None:
@@ -253,8 +253,8 @@ def timed_by(clock: Clock) -> Generator[None]:
         clock.sleep(seconds)
 
     named: list[tuple[Any, str, Any]] = [
-        *((module, "time", clock) for module in (bench_pace, consults, generation, speculate)),
-        (consults, "futures", SimpleNamespace(wait=wait, TimeoutError=TimeoutError)),
+        *((module, "time", clock) for module in (bench_pace, generation, one_cloud, speculate)),
+        (one_cloud, "futures", SimpleNamespace(wait=wait, TimeoutError=TimeoutError)),
     ]
     with ExitStack() as stack:
         for module, name, value in named:
@@ -275,7 +275,7 @@ def on_a_clock(
             scripted = ScriptedCloud(pair.cloud, verifies=True)
             scripted.here = name == WAITING
             edge: Any = PacedEdge(ScriptedEdge(pair.edge), paced)
-            cloud = Around(scripted, link.how)
+            cloud = WrappedCloud(scripted, link.how)
             found[name] = Way(Decoder(edge, router=MaxProb(), policy=policy, cloud=cloud), edge)
             for question in asked(questions):
                 found[name].ask(question, pair.tokens + 1)

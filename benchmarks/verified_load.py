@@ -100,7 +100,7 @@ class Device:
             self._asks,
             self._sent,
             ledger.ids[self._sent :],
-            ledger.check,
+            ledger.checksum,
             n=0 if verify else block,
             deadline=WAIT,
             verify=block if verify else 0,

@@ -193,7 +193,7 @@ def test_the_speeds_of_a_real_pair_over_a_link() -> None:
         ) as link,
         closing(LlamaServer(link.url)) as cloud,
     ):
-        cloud.check(model.tokenizer)
+        cloud.check_vocabulary(model.tokenizer)
         found = cloud_pace(cloud, model.tokenizer, 10.0)
         paced = PacedEdge(model, Pace((1,), (0.02,)))
         assert 0.02 <= edge_step(paced) < 0.06  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ def test_a_cloud_that_ends_at_once_has_no_speed_of_streaming() -> None:
     ):
         end = min(model.tokenizer.eos_ids)
         engine.script = ending(end)
-        cloud.check(model.tokenizer)
+        cloud.check_vocabulary(model.tokenizer)
         assert cloud_pace(cloud, model.tokenizer, 10.0).token is None
         engine.fault = failing
         with pytest.raises(CloudError):

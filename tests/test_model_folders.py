@@ -11,7 +11,7 @@ from safetensors.numpy import save
 from edgewise.addresses import engine_at, resolve_folder
 from edgewise.edge.named import files_read
 from edgewise.errors import AddressError, UsageError
-from edgewise.parts import edge_engine, open_edge
+from edgewise.opening import edge_engine, open_edge
 from edgewise.settings import Settings
 from tests.hub import Hub, Repository, in_a_process, serving
 

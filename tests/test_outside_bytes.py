@@ -79,7 +79,7 @@ def test_frames_from_a_device(data: bytes) -> None:
         if isinstance(frame, protocol.Ask | protocol.Prefetch):
             ledger = protocol.Ledger()
             ledger.put(frame.position, frame.ids)
-            assert 0 <= ledger.check < 1 << 61
+            assert 0 <= ledger.checksum < 1 << 61
 
 
 @given(bytes_like(*map(protocol.encode, FROM_GATEWAY)))
@@ -120,7 +120,7 @@ def test_an_engines_replies(dialect: Dialect, data: st.DataObject) -> None:
     engine = answering(dialect, data.draw(json_like(valid(dialect))))
     with suppress(CloudError):
         completion = asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
-        completion.check(asked=2, prompt=4, size=VOCABULARY)
+        completion.validate(asked=2, prompt=4, size=VOCABULARY)
         assert len(completion.ids) <= 2
         assert all(0 <= token < VOCABULARY for token in completion.ids)
 
@@ -130,7 +130,7 @@ def test_valid_replies_are_read_whole(dialect: Dialect) -> None:
     """So that what is changed in them is looked at."""
     engine = answering(dialect, json.dumps(valid(dialect)).encode())
     completion = asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
-    completion.check(asked=2, prompt=4, size=VOCABULARY)
+    completion.validate(asked=2, prompt=4, size=VOCABULARY)
     assert completion.ids == (4, 5)
     assert [top[0].id for top in completion.top] == [4, 5]
     assert completion.cached == 3

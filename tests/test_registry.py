@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import EdgewiseError, UsageError
-from edgewise.parts import open_router, router_identity
+from edgewise.opening import open_router, router_identity
 from edgewise.registry import code_file, is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard
@@ -213,7 +213,7 @@ def test_a_download_does_not_say_what_code_to_run(
     """The hub's files are where a folder of the user's would be, and yet are not trusted."""
     file(site.folder, "raise AssertionError('it ran')")
     downloaded = checkpoint(site.folder / "snapshot", "../mine.py:Half")
-    monkeypatch.setattr("edgewise.parts.checkpoint", lambda name: downloaded)
+    monkeypatch.setattr("edgewise.opening.checkpoint", lambda name: downloaded)
     for kind in ("../mine.py:Half", "mine:Half", "os:system"):
         checkpoint(downloaded, kind)
         with pytest.raises(UsageError, match="download"):

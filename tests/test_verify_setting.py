@@ -10,7 +10,7 @@ from edgewise import LocalCloud, Pair, Policy
 from edgewise.edge.base import EdgeAbilities
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import collect
-from edgewise.parts import make_policy
+from edgewise.opening import make_policy
 from edgewise.routers.untrained import Constant
 from edgewise.settings import Settings, load, require_honoured
 from edgewise.testing.scripted_cloud import ScriptedCloud

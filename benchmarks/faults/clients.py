@@ -176,7 +176,7 @@ def _pushed_on(
         assert isinstance(told_of, bytes)
         assert isinstance(from_gateway(told_of), Opened)
         ledger.put(0, list(PROMPT.encode()))
-        socket.send(encode(Prefetch(0, ledger.ids, ledger.check)))
+        socket.send(encode(Prefetch(0, ledger.ids, ledger.checksum)))
         keys.revoke_key(file, "revoked")
         time.sleep(REVOKED_SECONDS)
         before = engine.prefills
@@ -184,7 +184,7 @@ def _pushed_on(
             for _ in range(20):
                 at = len(ledger.ids)
                 ledger.put(at, [97] * 16)
-                socket.send(encode(Prefetch(at, ledger.ids[at:], ledger.check)))
+                socket.send(encode(Prefetch(at, ledger.ids[at:], ledger.checksum)))
                 time.sleep(0.01)
             while True:
                 socket.recv(0.2)

@@ -39,7 +39,7 @@ class Session:
             self._cloud = None
         cloud = open_engine(order["url"], key=order["key"], engine=order["engine"])
         try:
-            cloud.check(self._edge.tokenizer)
+            cloud.check_vocabulary(self._edge.tokenizer)
         except BaseException:
             cloud.close()
             raise

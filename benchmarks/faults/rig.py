@@ -27,7 +27,7 @@ from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, replying
-from edgewise_lab.around import Around, Flying
+from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
 from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine
 from tests.gateway.running import Running, gateway
 
@@ -103,13 +103,13 @@ def answer_of(
         return send()
 
     try:
-        cloud.check(edge.tokenizer)
+        cloud.check_vocabulary(edge.tokenizer)
         policy = Policy(threshold=0.5, deadline=DEADLINE, verify=verify)
         decoder = Decoder(
             edge,
             router=Constant(1.0) if verify != "off" else _Telling(before),
             policy=policy,
-            cloud=Around(cloud, told) if verify != "off" else cloud,
+            cloud=WrappedCloud(cloud, told) if verify != "off" else cloud,
             breaker=breaker,
         )
         return decoder.generate(edge.tokenizer.encode_prompt(PROMPT), max_tokens=64)

@@ -11,7 +11,7 @@ from edgewise.addresses import bundled
 from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.parts import open_router
+from edgewise.opening import open_router
 from edgewise.routers.named import router_named
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
@@ -127,7 +127,7 @@ class Pocket:
     def _engine(self, url: str, pace: Pace, link: Link | None) -> _Engine:
         cloud = LlamaServer(url)
         self._stack.callback(cloud.close)
-        cloud.check(self.edge.tokenizer)
+        cloud.check_vocabulary(self.edge.tokenizer)
         systems = PairSystems(
             self.edge, cloud, self.max_tokens, pace=pace, link=link, seconds=self.pace.of
         )

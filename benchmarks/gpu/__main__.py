@@ -137,7 +137,7 @@ def measure_loop(report: Report, name: str, options: argparse.Namespace) -> None
     from edgewise.edge.transformers import TransformersModel
     from edgewise.loop.decoder import Decoder
     from edgewise.loop.policy import Policy
-    from edgewise.parts import FALLBACK_ROUTER
+    from edgewise.opening import FALLBACK_ROUTER
     from edgewise.routers.named import ROUTERS
     from edgewise.testing.scripted_edge import noise
     from edgewise_lab.bench.speed import measure, random_prompt

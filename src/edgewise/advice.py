@@ -132,7 +132,7 @@ class CloudPace(NamedTuple):
 
 
 def advise(
-    at: MeasuredConditions,
+    conditions: MeasuredConditions,
     *,
     price: Price | None = None,
     local: bool = False,
@@ -145,16 +145,16 @@ def advise(
     `local`: the cloud model runs on this device. `place` says of what the speeds are.
     """
     speeds: dict[System, float] = {
-        "edge": at.step,
-        "routing": routing or at.step + at.asked * excess(at),
+        "edge": conditions.step,
+        "routing": routing or conditions.step + conditions.asked * excess(conditions),
     }
-    if (streaming := streaming or cloud_alone(at)) is not None:
+    if (streaming := streaming or cloud_alone(conditions)) is not None:
         speeds["streaming"] = streaming
     fastest = min(speeds, key=lambda system: speeds[system])
     names = _NAMES | {"streaming": "cloud alone"} if local else _NAMES
     each = " · ".join(f"{names[system]} {_ms(seconds)}" for system, seconds in speeds.items())
     unknown = ", the cloud streamed: not measured" if streaming is None else ""
-    ratio = None if price is None else cost_over_streaming(at, price)
+    ratio = None if price is None else cost_over_streaming(conditions, price)
     return Advice(
         fastest=fastest,
         edge=speeds["edge"],
@@ -164,8 +164,8 @@ def advise(
         sentences=(
             f"{each} a token{unknown}, {place}: {names[fastest]} is fastest",
             _cost(price, ratio, local=local),
-            _what_to_do(at, speeds["routing"], streaming, local=local)
-            + ("" if at.verify is None else _BEST),
+            _what_to_do(conditions, speeds["routing"], streaming, local=local)
+            + ("" if conditions.verify is None else _BEST),
         ),
     )
 
@@ -184,15 +184,15 @@ def _cost(price: Price | None, ratio: float | None, *, local: bool) -> str:
 
 
 def _what_to_do(
-    at: MeasuredConditions, routing: float, streaming: float | None, *, local: bool
+    conditions: MeasuredConditions, routing: float, streaming: float | None, *, local: bool
 ) -> str:
-    if not at.asked:
+    if not conditions.asked:
         return "with a cloud share of 0 the edge writes alone"
     way, gain = "route", "the cloud writes where the edge is unsure"
-    if at.verify is not None:
+    if conditions.verify is not None:
         way, gain = "verify", "the cloud reads every token"
     if streaming is None:
-        return f"the pair takes {_ms(routing - at.step)} a token more than the edge alone"
+        return f"the pair takes {_ms(routing - conditions.step)} a token more than the edge alone"
     if routing <= (_WORTH if local else 1) * streaming:
         return (
             f"{way}: {1 - routing / streaming:.0%} less time than "
@@ -331,27 +331,27 @@ def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int)
     )
 
 
-def cloud_alone(at: MeasuredConditions) -> float | None:
+def cloud_alone(conditions: MeasuredConditions) -> float | None:
     """Seconds a token, streamed: the link delays the first token alone."""
-    if at.cloud_token is None:
+    if conditions.cloud_token is None:
         return None
-    return (at.trip + (ANSWER - 1) * at.cloud_token) / ANSWER
+    return (conditions.trip + (ANSWER - 1) * conditions.cloud_token) / ANSWER
 
 
-def excess(at: MeasuredConditions) -> float:
+def excess(conditions: MeasuredConditions) -> float:
     """Seconds that a consult adds while the edge speculates.
 
     A completion that differs is waited for in full: d (RTT + c). An accepted one is waited for only
     once the drafts end; the first draft is the token asked for, whose step is done. A correction
     is waited for, and drops what was drafted behind it: half a block, and what its trip hid.
     """
-    if at.verify is not None:
-        return at.verify + at.step * (BLOCK + 1) / 2
-    hidden = min(at.trip, max(0, at.speculate - 1) * at.step)
-    return at.trip - (1 - at.changed) * hidden
+    if conditions.verify is not None:
+        return conditions.verify + conditions.step * (BLOCK + 1) / 2
+    hidden = min(conditions.trip, max(0, conditions.speculate - 1) * conditions.step)
+    return conditions.trip - (1 - conditions.changed) * hidden
 
 
-def cost_over_streaming(at: MeasuredConditions, price: Price) -> float | None:
+def cost_over_streaming(conditions: MeasuredConditions, price: Price) -> float | None:
     """Ratio of what the consults bill to what streaming bills; None if streaming bills nothing.
 
     Streaming is one request: P i + T o. Of N = p T consults of a token each bills its prompt, and
@@ -363,9 +363,9 @@ def cost_over_streaming(at: MeasuredConditions, price: Price) -> float | None:
     streaming = PROMPT * new + ANSWER * written
     if not streaming:
         return None
-    consults = at.asked * ANSWER if at.verify is None else ANSWER / BLOCK
-    written *= at.verify is None
-    again = at.cached * cached + (1 - at.cached) * new
+    consults = conditions.asked * ANSWER if conditions.verify is None else ANSWER / BLOCK
+    written *= conditions.verify is None
+    again = conditions.cached * cached + (1 - conditions.cached) * new
     first = min(1.0, consults)
     prompts = (PROMPT + ANSWER / 2) * (first * new + (consults - first) * again)
     return (prompts + consults * written) / streaming

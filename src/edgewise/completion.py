@@ -115,7 +115,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens that the cloud wrote, by its own count."""
         return len(self.ids) if self.written is None else self.written
 
-    def check(
+    def validate(
         self,
         *,
         asked: int,

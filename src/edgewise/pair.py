@@ -19,7 +19,7 @@ from edgewise.grammar.response_format import ResponseFormat, grammar_of, respons
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Policy, SharedBudget
-from edgewise.parts import (
+from edgewise.opening import (
     AUTO,
     FALLBACK_ROUTER,
     cloud_address,
@@ -162,7 +162,7 @@ class Pair:
                 opened.callback(model.close)
             else:
                 model = adapted(part, edge.tokenizer, context_filter=context_filter(one))
-                model.check(edge.tokenizer)
+                model.check_vocabulary(edge.tokenizer)
             clouds.append(model)
         return clouds
 

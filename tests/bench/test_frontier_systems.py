@@ -106,7 +106,7 @@ def linked(engine: str, round_trip: float = 0.0) -> Iterator[tuple[LlamaModel, L
         closing(Link(*http_target(engine), Quality(round_trip=round_trip))) as link,
         closing(LlamaServer(link.url)) as cloud,
     ):
-        cloud.check(model.tokenizer)
+        cloud.check_vocabulary(model.tokenizer)
         yield model, cloud, link
 
 

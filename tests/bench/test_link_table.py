@@ -51,7 +51,7 @@ def task(questions: int) -> Task:
 def connect(url: str) -> CloudModel:
     cloud = LlamaServer(url)
     try:
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
     except CloudError:
         cloud.close()
         raise

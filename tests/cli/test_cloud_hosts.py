@@ -118,6 +118,6 @@ def test_a_download_runs_no_code_when_it_is_checked(
     card = json.loads((downloaded / "config.json").read_text())
     (downloaded / "config.json").write_text(json.dumps(card | {"kind": "mine.py:Own"}))
     (downloaded / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    monkeypatch.setattr("edgewise.parts.checkpoint", lambda name: downloaded)
+    monkeypatch.setattr("edgewise.opening.checkpoint", lambda name: downloaded)
     assert edgewise("router", "check", "owner/router").code == 2
     assert not (tmp_path / "ran").exists()

@@ -20,8 +20,8 @@ from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.onnx import import_genai
 from edgewise.loop.decoder import Decoder
-from edgewise.parts import nearest_cloud, open_edge, router_identity
-from edgewise.routers.start import keep_tuned
+from edgewise.opening import nearest_cloud, open_edge, router_identity
+from edgewise.routers.thresholds import keep_tuned
 from edgewise.settings import Settings
 from edgewise.testing import ScriptedCloud, noise
 from edgewise_lab.bench.pace import EnginePace
@@ -43,7 +43,7 @@ class Recorded(ScriptedCloud):
         super().__init__(noise())
         self.made.append(self)
 
-    def check(self, tokenizer: Tokenizer) -> str:
+    def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         return "taken as it is"
 
 

@@ -61,7 +61,7 @@ def test_a_gateway_runs_a_gguf_itself() -> None:
         LlamaModel(bundled("edge"), threads=1) as edge,
         closing(GatewayCloud(started.url)) as cloud,
     ):
-        cloud.check(edge.tokenizer)
+        cloud.check_vocabulary(edge.tokenizer)
         assert cloud.verifies
         with closing(cloud.open(Prompt((1, 2)))) as session:
             asked = ConsultRequest([1, 2, 3], 0, 60, verify=2)
@@ -87,7 +87,7 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             started.begin()
             until(lambda: listens(started.port), "the gateway")
             with closing(GatewayCloud(url)) as cloud:
-                cloud.check(ByteTokenizer())
+                cloud.check_vocabulary(ByteTokenizer())
                 completion = cloud.open(Prompt((1,))).ask(ConsultRequest([1], 1, 30)).result()
             assert completion.ids == (reply_to([1]),)
             monkeypatch.delenv("SSL_CERT_FILE")
@@ -95,7 +95,7 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
                 closing(GatewayCloud(url)) as stranger,
                 pytest.raises(CloudError, match="not trusted"),
             ):
-                stranger.check(ByteTokenizer())
+                stranger.check_vocabulary(ByteTokenizer())
     finally:
         engine.close()
 
@@ -164,7 +164,7 @@ def test_a_quota_survives_a_kill_and_the_log_names_what_changed(edgewise: Edgewi
     def ask(url: str) -> int:
         cloud = GatewayCloud(url, key=secret)
         try:
-            cloud.check(ByteTokenizer())
+            cloud.check_vocabulary(ByteTokenizer())
             return len(cloud.open(Prompt((1,))).ask(ConsultRequest([1], 8, 30)).result().ids)
         finally:
             cloud.close()

@@ -28,7 +28,7 @@ from edgewise.errors import (
 from edgewise.prompts import Message, Prompt, prompt_ids, prompt_of
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, Script, replying
-from tests.doubles.around import HeldCloud
+from tests.doubles.wrapped_cloud import HeldCloud
 from tests.gateway.running import gateway
 from tests.hub_files import vocabulary_of, write_tokenizer
 from tests.llama_server_process import llama_server
@@ -184,12 +184,12 @@ def test_a_template_that_refuses_is_a_consult_that_failed() -> None:
 
 def test_the_proof() -> None:
     model, _ = adapter(replying("", prompt=ASKED))
-    assert "its own tokenizer" in model.check(EDGE)
+    assert "its own tokenizer" in model.check_vocabulary(EDGE)
     with pytest.raises(VocabularyMismatch, match="another edge vocabulary"):
-        model.check(OWN)
+        model.check_vocabulary(OWN)
     lying = Adapter(ScriptedCloud(replying("", prompt=ASKED)), own=OWN, edge=EDGE)
     with pytest.raises(VocabularyMismatch, match="as its tokenizer does") as refused:
-        lying.check(EDGE)
+        lying.check_vocabulary(EDGE)
     assert refused.value.setting == "cloud_tokenizer"
     same = ScriptedCloud(replying("", prompt=ASKED))
     assert adapted(same, EDGE, ByteTokenizer()) is same
@@ -233,7 +233,7 @@ def test_word_for_word_it_writes_what_the_large_model_writes_in_one_go(
         model = adapted(backend, edge, own)
         assert isinstance(model, Adapter)
         assert model.local is None
-        assert model.check(edge)
+        assert model.check_vocabulary(edge)
         asked = prompt_of(edge, [Message("user", "Tell me about the heron.")])
         theirs = prompt_ids(own, asked.messages or ())
         with closing(model.cloud.open(Prompt(tuple(theirs)))) as session:

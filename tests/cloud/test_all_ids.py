@@ -34,7 +34,7 @@ BYTES = ByteTokenizer()
 
 def told(url: str, tokenizer: Tokenizer = BYTES) -> str:
     with closing(LlamaServer(url)) as cloud:
-        return cloud.check(tokenizer)
+        return cloud.check_vocabulary(tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ class TestEngines:
         """Of which the fixed strings have the same ids."""
         monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
         with closing(LlamaServer(engine.url)) as cloud:
-            cloud.check(BYTES)
+            cloud.check_vocabulary(BYTES)
             session = cloud.open(Prompt((1,)))
             assert session.ask(ConsultRequest([1], 1, 20)).result().ids
             engine.tokenizer = ByteTokenizer("<other>")
@@ -244,7 +244,7 @@ def test_an_id_that_stands_for_nothing_to_the_edge_is_no_completion(engine: Scri
 
     engine.detokenizes = False
     with closing(LlamaServer(engine.url)) as cloud:
-        cloud.check(Padded())
+        cloud.check_vocabulary(Padded())
         session = cloud.open(Prompt((1,)))
         assert session.ask(ConsultRequest([1], 1, 20)).result().ids
         engine.script = lambda ids: 259

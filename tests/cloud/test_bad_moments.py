@@ -37,7 +37,7 @@ def answered(
 ) -> tuple[str, list[Consult], list[Token]]:
     """A whole answer whose first consults go wrong, with every token asked for."""
     with closing(open_engine(engine.url)) as cloud:
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
         begun = engine.asked
         engine.fault = lambda number: fault if number < begun + first else None
         edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
@@ -130,7 +130,7 @@ def test_who_says_when_is_asked_again_then(
 ) -> None:
     """Both times are reported, with what they sent."""
     with closing(open_engine(engine.url)) as cloud:
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
         first = engine.asked
         fault = Edited(lambda _: b"", status=status, headers={"Retry-After": header})
         engine.fault = lambda number: fault if number < first + busy else None

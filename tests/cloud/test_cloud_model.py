@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgewise import parts
+from edgewise import opening
 from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud
@@ -59,7 +59,7 @@ def test_a_version_at_the_end_of_an_address_is_taken_as_meant(given: str, meant:
 def test_the_named_model_is_the_one_that_is_asked(dialect: Dialect) -> None:
     with serving(dialect, NAMES) as server:
         cloud = open_engine(server.url + "/v1", model=NAMES[250])
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
         cloud.open(Prompt((104, 105))).ask(ConsultRequest([104, 105], 1, 30)).result()
         cloud.close()
         assert cloud.engine.described.model == NAMES[250]
@@ -74,7 +74,7 @@ def test_a_name_that_is_not_served_is_one_sentence_with_some_that_are(dialect: D
     with serving(dialect, ["x" * 5_000, *NAMES]) as server:
         cloud = open_engine(server.url, model="owner/modle-12")
         with pytest.raises(CloudRejected) as refused:
-            cloud.check(ByteTokenizer())
+            cloud.check_vocabulary(ByteTokenizer())
         cloud.close()
         assert "/tokenize" not in server.paths
     told = str(refused.value)
@@ -90,11 +90,11 @@ def test_a_gateway_serves_what_it_serves() -> None:
     with gateway([engine.url]) as running:
         right = open_engine(running.url, model="scripted")
         assert isinstance(right, GatewayCloud)
-        right.check(ByteTokenizer())
+        right.check_vocabulary(ByteTokenizer())
         right.close()
         wrong = open_engine(running.url, model="other")
         with pytest.raises(CloudRejected, match=r"serves no model 'other'; it serves 'scripted'\."):
-            wrong.check(ByteTokenizer())
+            wrong.check_vocabulary(ByteTokenizer())
         wrong.close()
     engine.close()
 
@@ -118,7 +118,7 @@ def test_an_adapter_of_sglangs_is_refused() -> None:
         server.replies["/v1/models"] = said(models)
         cloud = open_engine(server.url, model="mine")
         with pytest.raises(CloudRejected, match=r"'mine' .* is an adapter of 'base'; name 'base'"):
-            cloud.check(ByteTokenizer())
+            cloud.check_vocabulary(ByteTokenizer())
         cloud.close()
 
 
@@ -127,11 +127,11 @@ def test_what_can_be_no_key_is_a_sentence(key: str) -> None:
     for engine in ("vllm", "gateway"):
         chosen = Settings(cloud="http://127.0.0.1:9", cloud_engine=engine, cloud_key=key)
         with pytest.raises(UsageError, match="cloud-key"):
-            parts.open_cloud(chosen, ScriptedEdge(noise()))
+            opening.open_cloud(chosen, ScriptedEdge(noise()))
 
 
 @pytest.mark.parametrize("cloud", ["none", "bundled"])
 def test_nothing_is_wished_of_a_cloud_at_no_url(cloud: str) -> None:
     with pytest.raises(UsageError, match=repr(cloud)) as refused:
-        parts.open_cloud(Settings(cloud=cloud, cloud_model="large"), ScriptedEdge(noise()))
+        opening.open_cloud(Settings(cloud=cloud, cloud_model="large"), ScriptedEdge(noise()))
     assert refused.value.setting == "cloud_model"

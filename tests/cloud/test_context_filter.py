@@ -24,8 +24,8 @@ from edgewise.errors import NothingUsable, UsageError
 from edgewise.events import Consult, Event, Token
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
+from edgewise.opening import context_filter
 from edgewise.pair import Pair
-from edgewise.parts import context_filter
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.base import Router
 from edgewise.routers.untrained import Constant, MaxProb, Random

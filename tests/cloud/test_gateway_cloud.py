@@ -350,10 +350,10 @@ def test_another_vocabulary_is_known_by_its_reason(fake: Callable[..., FakeGatew
     cloud = GatewayCloud(made.url)
     made.say = another_vocabulary
     with pytest.raises(VocabularyMismatch, match="one family"):
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
     assert not cloud.links
     made.say = politely
-    assert "vLLM engine has the same ids" in cloud.check(ByteTokenizer())
+    assert "vLLM engine has the same ids" in cloud.check_vocabulary(ByteTokenizer())
     assert cloud.identity() == f"{made.url} vLLM qwen"
     cloud.close()
     made.say = another_vocabulary
@@ -368,7 +368,7 @@ def made(fake: Callable[..., FakeGateway]) -> FakeGateway:
 @pytest.fixture
 def cloud(made: FakeGateway) -> Iterator[GatewayCloud]:
     with closing(GatewayCloud(made.url)) as cloud:
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
         yield cloud
 
 

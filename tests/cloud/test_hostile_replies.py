@@ -133,7 +133,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
         behind = request.param == "gateway"
         url = stack.enter_context(gateway([engine.url])).url if behind else engine.url
         cloud = stack.enter_context(closing(open_engine(url)))
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
         yield Way(cloud, engine, FORMS[dialect])
 
 
@@ -195,7 +195,7 @@ def test_every_bad_frame_of_a_gateway_is_a_failed_consult() -> None:
 
     fake = FakeGateway(say)
     cloud = GatewayCloud(fake.url)
-    cloud.check(ByteTokenizer())
+    cloud.check_vocabulary(ByteTokenizer())
     assert answered(cloud)[0] == "aaaa"
     wrong: dict[str, object] = {}
     for kind in FRAMES:
@@ -236,7 +236,7 @@ def test_what_passes_the_check_can_be_trusted(
         engine_seconds=seconds,
     )
     try:
-        completion.check(asked=asked, prompt=LENGTH, size=SIZE)
+        completion.validate(asked=asked, prompt=LENGTH, size=SIZE)
     except CloudProtocolError:
         return
     assert 1 <= len(ids) == len(logprobs) <= asked

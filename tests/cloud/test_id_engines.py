@@ -79,7 +79,7 @@ def test_anything_else_is_not_known(
 def test_a_router_with_one_engine_down_is_ready(server: ScriptedEngine, cloud: EngineCloud) -> None:
     server.replies["/health"] = said(b"Unhealthy servers", 503)
     server.replies["/readiness"] = said({"healthy_workers": 1, "total_workers": 2})
-    cloud.check(ByteTokenizer())
+    cloud.check_vocabulary(ByteTokenizer())
     assert ask(cloud, [97]).ids
 
 
@@ -104,14 +104,14 @@ def test_a_consult(server: ScriptedEngine, cloud: EngineCloud) -> None:
 def test_a_salt_is_sent_where_it_has_one(server: ScriptedEngine, cloud: EngineCloud) -> None:
     """One that takes anything for a salt has none."""
     client, engine, dialect = Client("s", "pepper"), cloud.engine, DIALECTS[server.speaks]
-    cloud.check(ByteTokenizer())
+    cloud.check_vocabulary(ByteTokenizer())
     assert (engine.dialect, engine.described.model) == (WORDS[server.speaks], "scripted")
     assert engine.salted
     cloud.submit(engine.complete([1], 1, Sampling(), client), 30).result()
     assert server.requests[-1].body["cache_salt"] == "pepper"
     written = Writing(ids=[97], logprobs=[-0.5], top=[[(97, -0.5)]])
     server.replies[dialect.path] = said(dialect.reply(written))
-    cloud.check(ByteTokenizer())
+    cloud.check_vocabulary(ByteTokenizer())
     assert not engine.salted
     cloud.submit(engine.complete([1], 1, Sampling(), client), 30).result()
     assert "cache_salt" not in server.requests[-1].body
@@ -131,7 +131,7 @@ def test_sampling_has_the_engines_words(server: ScriptedEngine, cloud: EngineClo
 def test_an_end_that_the_engine_kept_is_the_edges(
     server: ScriptedEngine, cloud: EngineCloud
 ) -> None:
-    cloud.check(ByteTokenizer())
+    cloud.check_vocabulary(ByteTokenizer())
     write(server, ids=[], logprobs=[], top=[], ended=True, cached=None, computed=None)
     completion = ask(cloud, [1], 4)
     assert completion.stopped
@@ -179,14 +179,14 @@ def test_an_engine_that_takes_no_ids_or_has_no_tokenizer_is_refused(
 ) -> None:
     server.replies[path or DIALECTS[server.speaks].path] = reply
     with pytest.raises(error, match=problem) as refused:
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
     assert refused.value.setting is None
 
 
 def test_the_probe_takes_few_rounds(server: ScriptedEngine, cloud: EngineCloud) -> None:
     """Readiness and name, the strings, the consults, what it detokenises: each in parallel."""
     server.pause = 0.1
-    cloud.check(ByteTokenizer())
+    cloud.check_vocabulary(ByteTokenizer())
     rounds, end = 0, 0.0
     for asked in sorted(server.requests, key=lambda asked: asked.begun):
         if asked.begun >= end:
@@ -202,5 +202,5 @@ def test_an_engine_that_is_not_ready_is_not_probed(
 ) -> None:
     server.replies |= {"/health": said(b"loading", 503), **also}
     with pytest.raises(CloudUnavailable, match="503"):
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
     assert {*server.paths} <= {"/health", "/readiness", "/v1/models"}

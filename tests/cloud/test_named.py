@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from edgewise import parts
+from edgewise import opening
 from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
 from edgewise.cloud.registry import ENGINES
@@ -79,7 +79,7 @@ def test_a_cloud_of_a_package_is_consulted_by_its_name(add: Add) -> None:
 def test_an_unknown_name_is_one_sentence_wherever_the_cloud_is(cloud: str) -> None:
     """Never ignored: not with a file for a cloud, not without any."""
     with pytest.raises(UsageError) as refused:
-        parts.open_cloud(Settings(cloud=cloud, cloud_engine="vlm"), ScriptedEdge(noise()))
+        opening.open_cloud(Settings(cloud=cloud, cloud_engine="vlm"), ScriptedEdge(noise()))
     assert "'vllm'" in (refused.value.hint or "")
     assert refused.value.setting == "cloud_engine"
 

@@ -77,7 +77,7 @@ def refusals(cloud: CloudModel) -> list[CloudError]:
     session = cloud.open(Prompt((1,), (Message("user", "so?"),)))
     session.prefetch([1])
     for work in (
-        lambda: cloud.check(ByteTokenizer()),
+        lambda: cloud.check_vocabulary(ByteTokenizer()),
         lambda: session.ask(ConsultRequest([1], 1, 20)).result(),
     ):
         with pytest.raises(CloudError) as refused:

@@ -27,8 +27,8 @@ from edgewise.cloud.record import PayloadsFile, SentRecord
 from edgewise.edge.base import PROBES
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.events import Consult, Event, Finished, SentCounts
-from edgewise.loop.consults import FLIGHTS
 from edgewise.loop.decoder import Decoder
+from edgewise.loop.one_cloud import FLIGHTS
 from edgewise.loop.policy import Policy
 from edgewise.pair import open_pair
 from edgewise.prompts import Message, Prompt, prompt_of
@@ -67,7 +67,7 @@ class Wired:
 
     def check(self) -> "Wired":
         """What a vocabulary check sends is the same whoever asks what."""
-        self.cloud.check(ByteTokenizer())
+        self.cloud.check_vocabulary(ByteTokenizer())
         self.fixed = frozenset(one for one in self.recorder.messages if one[:1] == b"{")
         self.recorder.forget()
         return self

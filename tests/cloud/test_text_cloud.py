@@ -35,8 +35,8 @@ from edgewise.prompts import Message, Prompt
 from edgewise.routers.untrained import Random
 from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge
 from tests.cloud.text_engine import Speaks, TextDouble, writing
-from tests.doubles.around import NeverOpen
 from tests.doubles.completing import completing
+from tests.doubles.wrapped_cloud import NeverOpen
 
 EDGE = ByteTokenizer()
 ASKED = "sky? "
@@ -118,7 +118,7 @@ def test_a_call_that_begins_with_a_control_token_is_told_no_private_word() -> No
 def test_one_that_does_not_echo_any_more_is_refused() -> None:
     engine = TextDouble(echoes=True)
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        cloud.check(EDGE)
+        cloud.check_vocabulary(EDGE)
         assert cloud.capabilities.echoes
         assert wording(ask(cloud, "one")) == " two"
         engine.echoes = False
@@ -129,12 +129,12 @@ def test_one_that_does_not_echo_any_more_is_refused() -> None:
 def test_the_proof_says_how_it_goes_on() -> None:
     engine = TextDouble(trims=True)
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        assert cloud.check(EDGE) == (
+        assert cloud.check_vocabulary(EDGE) == (
             "text, as double takes it: exact, may drop blanks at the end of what is sent"
         )
         assert cloud.identity().startswith("http://double.example double double as text, exact")
         with pytest.raises(VocabularyMismatch):
-            cloud.check(ByteTokenizer("<other>"))
+            cloud.check_vocabulary(ByteTokenizer("<other>"))
         assert cloud.own_tokenizer is None
     assert engine.closed
 
@@ -145,7 +145,7 @@ def test_one_that_was_gone_may_come_back_as_another() -> None:
     gone = CloudUnavailable("gone.")
     engine = TextDouble(fault=lambda number: gone if number in down else None)
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        cloud.check(EDGE)
+        cloud.check_vocabulary(EDGE)
         for described, requests in (Described("double"), 2), (Described("another"), 6):
             before = len(engine.asked)
             down.add(before)

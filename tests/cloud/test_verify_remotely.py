@@ -66,7 +66,7 @@ class OldFrames(FakeGateway):
 
 def directly(stack: ExitStack, engine: VerifyingEngine) -> CloudModel:
     cloud = stack.enter_context(closing(EngineCloud(engine)))
-    cloud.check(BYTES)
+    cloud.check_vocabulary(BYTES)
     return cloud
 
 
@@ -141,7 +141,7 @@ def test_one_that_cannot_verify_says_so(of: Callable[[], EngineCloud] | None) ->
     with ExitStack() as stack:
         if of:
             cloud: CloudModel = stack.enter_context(closing(of()))
-            cloud.check(BYTES)
+            cloud.check_vocabulary(BYTES)
         else:
             running = stack.enter_context(gateway([PlainEngine()]))
             cloud = stack.enter_context(device(running))
@@ -156,7 +156,7 @@ def test_an_exact_answer_is_the_engines_own(cloud: CloudModel) -> None:
 
 def test_nothing_is_asked_of_a_gateway_of_before() -> None:
     with closing(OldFrames()) as old, closing(GatewayCloud(old.url)) as cloud:
-        cloud.check(BYTES)
+        cloud.check_vocabulary(BYTES)
         assert not cloud.verifies
         session, sent = cloud.open(Prompt(tuple(PROMPT))), Sent()
         with pytest.raises(CloudRejected, match="cannot verify"):
@@ -224,7 +224,7 @@ class Liar(FakeGateway):
 def test_every_lie_of_a_gateway_is_a_failed_consult() -> None:
     believed: list[dict[str, Any]] = []
     with closing(Liar()) as liar, closing(GatewayCloud(liar.url)) as cloud:
-        cloud.check(BYTES)
+        cloud.check_vocabulary(BYTES)
         for liar.lie in LIES:
             try:
                 asked(cloud, verification(count=2))
@@ -249,7 +249,7 @@ class Gap(ByteTokenizer):
 
 def test_a_choice_that_the_edge_vocabulary_does_not_define_is_refused() -> None:
     with closing(Liar()) as liar, closing(GatewayCloud(liar.url)) as cloud:
-        cloud.check(Gap())
+        cloud.check_vocabulary(Gap())
         with pytest.raises(CloudProtocolError, match="98"):
             asked(cloud, verification(count=2))
 
@@ -302,7 +302,7 @@ def blocks(cloud: CloudModel, between: Callable[[int], None] = lambda number: No
 def test_a_link_that_is_cut_at_any_frame_loses_nothing(at: set[int], answers: bool) -> None:
     """The first frame opens the session; one after a cut resumes it."""
     with closing(Cutting(at, answers=answers)) as cut, closing(GatewayCloud(cut.url)) as cloud:
-        cloud.check(BYTES)
+        cloud.check_vocabulary(BYTES)
         blocks(cloud)
         assert answers or len(cut.heard) > max(at)
 
@@ -348,7 +348,7 @@ def test_a_real_gateway_behind_a_link_that_breaks(
     with gateway([engine]) as running:
         port = int(running.url.rpartition(":")[2])
         with closing(Link("127.0.0.1", port)) as link, closing(GatewayCloud(link.url)) as cloud:
-            cloud.check(BYTES)
+            cloud.check_vocabulary(BYTES)
             blocks(cloud, lambda number: FAULTS[fault](link) if number == at else None)
             exactly(cloud, lambda index: None if index % 4 != at else FAULTS[fault](link))
 
@@ -395,7 +395,7 @@ def test_a_gateway_in_its_place_that_cannot_is_asked_nothing(
 def test_a_gateway_that_is_polite_but_old_in_its_place() -> None:
     """A reconnect leads to it: the verification fails, a consult goes on."""
     with closing(Liar()) as new, closing(GatewayCloud(new.url)) as cloud:
-        cloud.check(BYTES)
+        cloud.check_vocabulary(BYTES)
         session = cloud.open(Prompt(tuple(PROMPT)))
         assert session.ask(verification(count=2)).result().verified
         new.hang_up()

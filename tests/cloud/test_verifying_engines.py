@@ -57,12 +57,12 @@ def verify(
 ) -> Completion:
     found = cloud.submit(cloud.engine.verify(ids, count, sampling, client), 60).result()
     assert (found.ids, found.logprobs) == ((), ())
-    found.check(asked=0, prompt=len(ids), verify=count)
+    found.validate(asked=0, prompt=len(ids), verify=count)
     return found
 
 
 def test_a_block_is_verified_in_one_request(server: ScriptedEngine, cloud: EngineCloud) -> None:
-    cloud.check(ByteTokenizer())
+    cloud.check_vocabulary(ByteTokenizer())
     assert cloud.engine.verifies
     before = server.asked
     found = verify(cloud, [*PREFIX, 97, 5, 98, 97], 4, client=Client("s", "pepper"))

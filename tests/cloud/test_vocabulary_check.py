@@ -41,7 +41,7 @@ TOKENIZER = ByteTokenizer()
 @pytest.fixture
 def cloud(engine: ScriptedEngine) -> Iterator[LlamaServer]:
     made = LlamaServer(engine.url)
-    made.check(TOKENIZER)
+    made.check_vocabulary(TOKENIZER)
     yield made
     made.close()
 
@@ -134,7 +134,7 @@ def test_a_check_that_fails_fails_the_consult_and_no_more(
     server = ScriptedEngine(dialect="vllm")
     with closing(server), closing(open_engine(server.url)) as cloud:
         assert isinstance(cloud, EngineCloud)
-        cloud.check(TOKENIZER)
+        cloud.check_vocabulary(TOKENIZER)
         server.replies[path] = reply
         session = cloud.open(Prompt((1,)))
         if path != "/health" or reply(None)[0] != 200:
@@ -237,7 +237,7 @@ def test_a_real_llama_server_that_comes_back_with_another_model(other_path: Any)
         prompt = edge.tokenizer.encode_prompt("What is the capital of France?")
         with llama_server(bundled("cloud"), port=port) as url:
             cloud = LlamaServer(url)
-            cloud.check(edge.tokenizer)
+            cloud.check_vocabulary(edge.tokenizer)
             assert cloud.engine.described.size == edge.tokenizer.size
             assert isinstance(ask(cloud), Completion)
         with llama_server(other_path, port=port):
@@ -247,7 +247,7 @@ def test_a_real_llama_server_that_comes_back_with_another_model(other_path: Any)
             assert {token.source for token in answer.tokens} == {"edge"}
             assert answer.tokens[0].reason in ("rejected", "protocol", "unavailable")
             with pytest.raises(VocabularyMismatch):
-                cloud.check(edge.tokenizer)
+                cloud.check_vocabulary(edge.tokenizer)
         with llama_server(bundled("cloud"), port=port):
             end = time.monotonic() + 60
             while not isinstance(ask(cloud), Completion):

@@ -71,7 +71,7 @@ def scripted_api(name: Dialect) -> Iterator[Backend]:
     script = replying("blue sky.", prompt="sky: ")
     engine = ScriptedEngine(dialect=name, script=lambda ids: int(np.argmax(script(ids))))
     cloud = open_engine(engine.url)
-    cloud.check(ByteTokenizer())
+    cloud.check_vocabulary(ByteTokenizer())
     yield Backend(cloud, ByteTokenizer(), list(b"sky: "), bounded=False)
     cloud.close()
     engine.close()
@@ -102,7 +102,7 @@ def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Ba
     elif request.param == "gateway":
         with llama_server(bundled("cloud")) as url, gateway([url]) as running:
             cloud = GatewayCloud(running.url)
-            cloud.check(tokenizer)
+            cloud.check_vocabulary(tokenizer)
             yield Backend(cloud, tokenizer, prompt)
             cloud.close()
     elif request.param == "real_vllm":
@@ -113,13 +113,13 @@ def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Ba
             assert isinstance(cloud, EngineCloud)
             # Its first request compiles.
             cloud.submit(cloud.engine.complete(prompt, 1, GREEDY), 300).result()
-            cloud.check(tokenizer)
+            cloud.check_vocabulary(tokenizer)
             yield Backend(cloud, tokenizer, prompt, block=32)
             cloud.close()
     else:
         with llama_server(bundled("cloud")) as url:
             server = LlamaServer(url)
-            server.check(tokenizer)
+            server.check_vocabulary(tokenizer)
             yield Backend(server, tokenizer, prompt)
             server.close()
 
@@ -153,7 +153,7 @@ def whole(backend: Backend, session: CloudSession) -> list[Completion]:
 
 
 def test_the_vocabulary_is_proven_and_another_refused(backend: Backend) -> None:
-    assert backend.proof.format(f"{backend.tokenizer.size:,}") in backend.cloud.check(
+    assert backend.proof.format(f"{backend.tokenizer.size:,}") in backend.cloud.check_vocabulary(
         backend.tokenizer
     )
 
@@ -162,7 +162,7 @@ def test_the_vocabulary_is_proven_and_another_refused(backend: Backend) -> None:
             return [byte ^ 1 for byte in text.encode()]
 
     with pytest.raises(VocabularyMismatch):
-        backend.cloud.check(Other("other"))
+        backend.cloud.check_vocabulary(Other("other"))
 
 
 def test_an_answer_ends_with_an_end_token(backend: Backend, session: CloudSession) -> None:
@@ -272,7 +272,7 @@ def verify(session: CloudSession, ids: list[int], count: int) -> tuple[Verified,
 class TestVerification:
     @pytest.fixture(autouse=True)
     def _verifies(self, backend: Backend) -> None:
-        backend.cloud.check(backend.tokenizer)
+        backend.cloud.check_vocabulary(backend.tokenizer)
         if not backend.cloud.verifies:
             pytest.skip("it does not verify")
 

@@ -45,7 +45,7 @@ def direct(request: pytest.FixtureRequest) -> Iterator[Watched]:
     engine = ScriptedEngine(dialect=request.param)
     with recording(engine.url) as recorder:
         cloud = open_engine(recorder.url, engine=request.param)
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
         recorder.forget()
         yield Watched(cloud, recorder)
         cloud.close()
@@ -56,7 +56,7 @@ def direct(request: pytest.FixtureRequest) -> Iterator[Watched]:
 def through(engine: ScriptedEngine) -> Iterator[Watched]:
     with gateway([engine.url]) as running, recording(running.url) as recorder:
         cloud = GatewayCloud(recorder.url)
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
         recorder.forget()
         yield Watched(cloud, recorder)
         cloud.close()
@@ -135,7 +135,7 @@ def test_after_a_reconnect_what_the_gateway_kept_does_not_travel(through: Watche
 def test_a_gateway_that_asks_for_everything_costs_both_times(engine: ScriptedEngine) -> None:
     with gateway([engine.url], most_ids=1) as running, recording(running.url) as recorder:
         cloud = GatewayCloud(recorder.url)
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
         session = cloud.open(Prompt(tuple(PROMPT)))
         consult(session, PROMPT)
         recorder.forget()

@@ -33,9 +33,9 @@ from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
-from edgewise_lab.around import Around, Flying
-from tests.doubles.around import NeverOpen
+from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, reply_to
+from tests.doubles.wrapped_cloud import NeverOpen
 from tests.loop.test_speculate import agreeing
 
 PROMPT = "Q: sky? A:"
@@ -94,7 +94,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[ScriptedEngine]:
 def cloud(engine: ScriptedEngine) -> Iterator[EngineCloud]:
     with closing(open_engine(engine.url, engine=engine.speaks)) as made:
         assert isinstance(made, EngineCloud)
-        made.check(ByteTokenizer())
+        made.check_vocabulary(ByteTokenizer())
         yield made
 
 
@@ -163,7 +163,7 @@ def test_a_meter_that_counts_nothing_is_not_believed(limit: str) -> None:
         return counted
 
     cloud = ScriptedCloud(noise(1))
-    answer = decoder(Around(cloud, lying), Limits(False, most)).generate(IDS, max_tokens=12)
+    answer = decoder(WrappedCloud(cloud, lying), Limits(False, most)).generate(IDS, max_tokens=12)
     invoice = sum(bill(len(ids), n) for ids, n in cloud.asks)
     assert answer.usage.cost is not None
     assert 0 < invoice <= Decimal(str(answer.usage.cost.paid)) <= most
@@ -190,7 +190,7 @@ def test_a_meter_that_calls_all_cached_is_not_believed(
             ScriptedEdge(noise()),
             router=Constant(1.0),
             policy=Policy(deadline=30.0, verify=verify),
-            cloud=Around(cloud, lying),
+            cloud=WrappedCloud(cloud, lying),
             billing=billing,
         ).generate([number, *IDS], max_tokens=12)
         assert answer.usage.cost is not None

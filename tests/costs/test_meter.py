@@ -28,8 +28,8 @@ from edgewise.pair import Pair
 from edgewise.prompts import Prompt
 from edgewise.routers.untrained import Constant
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
-from edgewise_lab.around import Around, Flying
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
 from tests.doubles.billed_cloud import BilledCloud
 
 LIST = 'input = 0.28\ncached = "0.028"\noutput = 0.42\n'
@@ -112,7 +112,7 @@ def test_50_recorded_conversations_are_billed_to_the_token() -> None:
             pair.edge,
             router=pair.router,
             policy=Policy(threshold=0.02, deadline=30.0),
-            cloud=Around(model, noted),
+            cloud=WrappedCloud(model, noted),
             billing=billing,
         )
         totals = np.zeros(3, int)
@@ -304,9 +304,9 @@ def test_a_word_that_fails_is_billed_for_the_requests_that_left() -> None:
 @pytest.mark.parametrize("prompt", [-1, 1 << 40, 100 + 65])
 def test_prompts_that_no_engine_bills(prompt: int) -> None:
     with pytest.raises(CloudProtocolError):
-        wrote(1, prompt=prompt).check(asked=1, prompt=100)
+        wrote(1, prompt=prompt).validate(asked=1, prompt=100)
     with pytest.raises(CloudProtocolError):
-        wrote(1, prompt=10, cached=11).check(asked=1, prompt=100)
+        wrote(1, prompt=10, cached=11).validate(asked=1, prompt=100)
 
 
 def test_what_costs_hold_back_does_not_wind_the_threshold_down() -> None:

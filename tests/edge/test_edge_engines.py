@@ -13,7 +13,7 @@ from edgewise.edge.named import EDGES
 from edgewise.errors import AddressError, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.parts import open_edge, open_router
+from edgewise.opening import open_edge, open_router
 from edgewise.settings import Settings
 from edgewise_lab.rollouts import Prefix, edge_rollouts
 from tests.installed import install

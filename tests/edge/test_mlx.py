@@ -15,7 +15,7 @@ from edgewise.edge.base import Needs
 from edgewise.edge.mlx import MlxModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
-from edgewise.parts import edge_engine, open_edge
+from edgewise.opening import edge_engine, open_edge
 from edgewise.settings import Settings
 from tests import models
 from tests.contracts import test_edge as contract

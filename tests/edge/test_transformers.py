@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.transformers import TransformersModel
 from edgewise.errors import ModelError
-from edgewise.parts import edge_engine, open_edge
+from edgewise.opening import edge_engine, open_edge
 from edgewise.settings import Settings
 from tests.contracts import test_edge as contract
 from tests.contracts.test_edge import Backend, assert_heads_input

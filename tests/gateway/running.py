@@ -99,7 +99,7 @@ def device(
     """A device's cloud that was checked, until the block ends."""
     cloud = GatewayCloud(running.url, key=key)
     try:
-        cloud.check(tokenizer)
+        cloud.check_vocabulary(tokenizer)
         yield cloud
     finally:
         cloud.close()

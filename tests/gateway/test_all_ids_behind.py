@@ -149,7 +149,7 @@ def test_another_gateway_at_the_address_is_found_out(
     port = free_port()
     with gateway([engine.url], port=port) as running:
         cloud = GatewayCloud(running.url)
-        cloud.check(BYTES)
+        cloud.check_vocabulary(BYTES)
         session = cloud.open(Prompt((1,)))
         assert session.ask(ConsultRequest([1], 1, 20)).result().ids
     engine.tokenizer = ByteTokenizer("<other>")

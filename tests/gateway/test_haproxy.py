@@ -67,7 +67,7 @@ class Address(NamedTuple):
     def device(self, edge: EdgeModel) -> GatewayCloud:
         """Its cloud, with a session opened."""
         made = GatewayCloud(self.url, key=self.secret)
-        made.check(edge.tokenizer)
+        made.check_vocabulary(edge.tokenizer)
         return made
 
 

@@ -85,7 +85,7 @@ def test_a_long_block_is_verified_as_its_parts_are(long_path: Path) -> None:
 
     async def verified(engine: LocalEngine, end: int, count: int) -> list[list[float]]:
         completion = await engine.verify(ids[:end], count, Sampling())
-        completion.check(asked=0, prompt=end, verify=count)
+        completion.validate(asked=0, prompt=end, verify=count)
         return [[one.logprob, one.best] for one in completion.verified]
 
     async def both() -> None:

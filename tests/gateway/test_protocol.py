@@ -130,9 +130,9 @@ def test_frames_survive_the_wire(ids: list[int], more: list[int], number: int) -
     ledger.put(0, ids)
     for frame in (
         Open(1, "0" * 16, "name"),
-        Prefetch(len(ids), more, ledger.check),
-        Ask(number, 0, ids, ledger.check, 4, 100, 5, (0.7, 40, 0.9, 0.0, 3)),
-        Ask(number, 0, ids, ledger.check, 0, verify=3),
+        Prefetch(len(ids), more, ledger.checksum),
+        Ask(number, 0, ids, ledger.checksum, 4, 100, 5, (0.7, 40, 0.9, 0.0, 3)),
+        Ask(number, 0, ids, ledger.checksum, 0, verify=3),
         Cancel(number),
         Close(),
     ):
@@ -152,7 +152,7 @@ def test_a_consult_is_small_whatever_the_prompt() -> None:
     ledger = Ledger()
     ledger.put(0, [151_000] * 4000)
     ledger.put(4000, [151_935 - i for i in range(16)])
-    up = encode(Ask(2**32 - 1, 4000, ledger.ids[4000:], ledger.check, 1, 60_000, 5))
+    up = encode(Ask(2**32 - 1, 4000, ledger.ids[4000:], ledger.checksum, 1, 60_000, 5))
     assert len(up) <= 120
     down = encode(Reply(2**32 - 1, (151_935,), (-12.3456789,), False, 4015, 1, 0.0123))
     assert len(down) <= 200
@@ -183,13 +183,17 @@ def test_the_check_is_that_of_the_page(parts: list[tuple[tuple[int, int], float]
         at, ids = int(where * len(expected)), numbers(length, first)
         expected = [*expected[:at], *ids]
         assert ledger.put(at, Ledger(ids) if length % 2 else ids)
-        assert (ledger.ids, len(ledger), ledger.check) == (expected, len(expected), check(expected))
+        assert (ledger.ids, len(ledger), ledger.checksum) == (
+            expected,
+            len(expected),
+            check(expected),
+        )
 
 
 @pytest.mark.parametrize("token", [0, 1, 2**32 - 2, 2**32 - 1])
 def test_the_longest_prefix(token: int) -> None:
     ids = [token] * MAX_IDS
-    assert Ledger(ids).check == check(ids)
+    assert Ledger(ids).checksum == check(ids)
 
 
 @pytest.mark.parametrize("ids", [[-1], [2**32], [1.5], ["a"], [None]])

@@ -26,7 +26,7 @@ from tests.gateway.running import device, gateway
 def decoding(cloud: CloudModel) -> Decoder:
     """Every token is asked for."""
     edge = ScriptedEdge(replying("Hello", prompt="say: "))
-    cloud.check(edge.tokenizer)
+    cloud.check_vocabulary(edge.tokenizer)
     policy = Policy(threshold=0.5, deadline=60.0, speculate=0)
     return Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
 

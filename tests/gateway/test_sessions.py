@@ -17,7 +17,7 @@ def opened(sessions: Sessions, name: str = "", key: str = "k") -> Session:
 def put(sessions: Sessions, session: Session, ids: int | list[int]) -> Ledger | None:
     """The first `ids` numbers, or these."""
     told = list(range(ids)) if isinstance(ids, int) else ids
-    return sessions.put(session, 0, told, Ledger(told).check)
+    return sessions.put(session, 0, told, Ledger(told).checksum)
 
 
 def test_a_device_comes_back_to_its_own_session_only() -> None:

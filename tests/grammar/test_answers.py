@@ -19,8 +19,8 @@ from edgewise.routers.untrained import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, Script, ScriptedEdge, noise, replying
-from tests.doubles.around import WordAdapter
 from tests.doubles.completing import completing
+from tests.doubles.wrapped_cloud import WordAdapter
 
 pytest.importorskip("llguidance")
 

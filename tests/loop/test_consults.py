@@ -23,13 +23,13 @@ from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.health import FAILURES, FIRST_PAUSE, Breaker
 from edgewise.loop.policy import Budget, Policy
 from edgewise.prompts import Message, Prompt
-from edgewise.routers.start import own_scores
+from edgewise.routers.thresholds import own_scores
 from edgewise.routers.untrained import Constant, MaxProb, Random
 from edgewise.sampling import Sampling
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise, replying
 from edgewise.testing.scripted_edge import SIZE
-from edgewise_lab.around import Around, Flying
-from tests.doubles.around import HeldCloud
+from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
+from tests.doubles.wrapped_cloud import HeldCloud
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -143,7 +143,7 @@ def test_a_session_that_cannot_even_be_asked_is_a_fault_like_any_other() -> None
     def refuse(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
         raise CloudUnavailable("gone.")
 
-    with asking(Around(ScriptedCloud(noise()), refuse)).stream(IDS) as events:
+    with asking(WrappedCloud(ScriptedCloud(noise()), refuse)).stream(IDS) as events:
         seen = list(events)
     tokens = [event for event in seen if isinstance(event, Token)]
     assert bytes(token.id for token in tokens[:-1]) == b"blue"
@@ -211,7 +211,7 @@ def test_a_meter_that_is_missing_once_leaves_no_sum(
         return future
 
     policy = Policy() if counts else Policy(cloud_share=0.0)
-    decoder = asking(Around(cloud_saying("blue"), metered), policy)
+    decoder = asking(WrappedCloud(cloud_saying("blue"), metered), policy)
     usage = decoder.generate(IDS, max_tokens=2).usage
     assert (usage.cloud_prompt_cached, usage.cloud_prompt_computed) == (total, total)
 
@@ -256,7 +256,7 @@ def test_a_probe_that_cannot_be_sent_makes_way_for_the_next(error: BaseException
         return send()
 
     breaker = Breaker(clock=lambda: now[0])
-    decoder = asking(Around(cloud_saying("blue"), raising), breaker=breaker)
+    decoder = asking(WrappedCloud(cloud_saying("blue"), raising), breaker=breaker)
     for _ in range(3):
         breaker.failed()
     now[0] = 10.0
@@ -303,7 +303,7 @@ def test_an_answer_that_ends_before_its_probe_says_nothing_of_the_link() -> None
 
 def test_only_the_probe_makes_way_for_the_next_one() -> None:
     breaker = Breaker(clock=lambda: 0.0)
-    cloud = Around(cloud_saying("blue"), lambda ids, n, send: interrupted(breaker))
+    cloud = WrappedCloud(cloud_saying("blue"), lambda ids, n, send: interrupted(breaker))
     with pytest.raises(KeyboardInterrupt):
         asking(cloud, breaker=breaker).generate(IDS)
     # Another answer's probe flies since then.

@@ -13,15 +13,15 @@ from edgewise.costs.price import Price
 from edgewise.edge.base import Floats
 from edgewise.errors import CloudUnavailable, EdgeError
 from edgewise.events import Finished, Token
-from edgewise.loop.consults import Tier
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.health import Breaker
+from edgewise.loop.one_cloud import Tier
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message
 from edgewise.routers.untrained import MaxProb
 from edgewise.testing import ScriptedCloud, ScriptedEdge, replying
-from tests.doubles.around import late
 from tests.doubles.served_edge import Event, LlamaEdge, llama_edge
+from tests.doubles.wrapped_cloud import late
 from tests.loop.test_speculate import other_vocabulary
 
 ASKED, LENGTH = "Where is Honduras?", 12

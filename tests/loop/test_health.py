@@ -77,12 +77,12 @@ def test_an_answers_first_consult_may_take_as_long_as_its_prompt_takes_to_read()
         return policy.deadline_now(latency, first=True, prompt=prompt)
 
     assert deadline(1000) == pytest.approx(20.0), "a guess, before anything was measured"
-    latency.read(0.4, 4)
+    latency.prefill_took(0.4, 4)
     assert deadline(1000) == pytest.approx(20.0), "what was cached says nothing"
-    latency.read(10.0, 200)
+    latency.prefill_took(10.0, 200)
     assert deadline(1000) == LONGEST_READING
     for _ in range(100):
-        latency.read(0.5, 500)
+        latency.prefill_took(0.5, 500)
     assert deadline(1000) == LONGEST_DEADLINE
     assert deadline(10_000) == pytest.approx(20.0, rel=0.01)
     latency.timed_out(20.0, first=True)
@@ -105,12 +105,12 @@ def test_the_first_consult_teaches_how_fast_a_prompt_is_read() -> None:
         closing(ScriptedEngine(dialect="llama-server", seconds=0.05)) as engine,
         closing(LlamaServer(engine.url)) as cloud,
     ):
-        cloud.check(ByteTokenizer())
+        cloud.check_vocabulary(ByteTokenizer())
         measured = Twisted(lambda writing: replace(writing, cached=0, computed=100))
         engine.fault = lambda number: measured
         decoder = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=Policy(), cloud=cloud)
         decoder.generate(list(b"sky? " * 20), max_tokens=3)
-    reading = decoder.tiers[0].latency.reading
+    reading = decoder.tiers[0].latency.prefill
     assert reading is not None
     assert reading >= 0.05 / 100
 
@@ -119,11 +119,11 @@ def test_a_completion_that_is_about_to_come_is_waited_for() -> None:
     """A step of 40 ms, half of the completions change the token: 20 ms are worth waiting."""
     latency = known(0.1, RECENT)
     assert latency.patience(0.09, first=False) == 0  # the step is not known yet
-    latency.stepped(0.04)
+    latency.step_took(0.04)
     for elapsed, wait in ((0.05, 0), (0.09, 0.03), (0.11, 0.01), (0.13, 0)):
         assert latency.patience(elapsed, first=False) == pytest.approx(wait)
     for _ in range(100):
-        latency.judged(changed=False)
+        latency.draft_judged(changed=False)
     # A draft that is always right never waits.
     assert latency.patience(0.09, first=False) == pytest.approx(0, abs=1e-3)
 

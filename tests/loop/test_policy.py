@@ -29,10 +29,10 @@ def run(policy: Policy, scores: Sequence[float]) -> int:
     for score in scores:
         if not ahead:
             ahead = policy.decide(score, budget).ask
-            budget = policy.charge(budget, ahead)
+            budget = policy.charged(budget, ahead)
         by_cloud = ahead > 0
         cloud, ahead = cloud + by_cloud, ahead - by_cloud
-        budget = policy.written(budget)
+        budget = policy.after_token(budget)
     return cloud
 
 
@@ -82,7 +82,7 @@ def test_neither_waste_nor_refusals_drive_the_threshold_away(
             assert policy.threshold_now(budget) >= calibrated - 1e-9
         for score in scores:
             decision = policy.decide(score, budget)
-            budget = policy.written(policy.charge(budget, decision.ask))
+            budget = policy.after_token(policy.charged(budget, decision.ask))
             earned, charged = earned + share, charged + decision.ask
         budgets.settle(taken, policy.next_answer(budget, wasted))
         charged += wasted
@@ -96,7 +96,7 @@ def odds(part: float) -> float:
 
 def test_one_consult_shuts_out_no_other() -> None:
     policy = Policy(threshold=0.2, cloud_share=0.05)
-    after = policy.written(policy.charge(Budget(), 1))
+    after = policy.after_token(policy.charged(Budget(), 1))
     assert policy.threshold_now(Budget()) == pytest.approx(0.2)
     assert policy.decide(0.22, after).ask == 1
 
@@ -109,7 +109,7 @@ def test_answers_side_by_side_start_at_the_same_threshold() -> None:
 
 def test_the_cap_begins_anew_and_the_bucket_carries_over() -> None:
     policy = Policy(cloud_share=0.1, max_cloud_tokens=1)
-    spent = policy.charge(Budget(), 1)
+    spent = policy.charged(Budget(), 1)
     assert policy.decide(1.0, spent).reason == "cap"
     later = policy.next_answer(spent)
     assert policy.decide(1.0, later).ask == 1

@@ -21,7 +21,7 @@ from edgewise.routers.untrained import MaxProb, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, Script, ScriptedEdge, noise, replying
-from tests.doubles.around import NeverOpen, WordAdapter, late
+from tests.doubles.wrapped_cloud import NeverOpen, WordAdapter, late
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())

@@ -5,12 +5,12 @@ from itertools import pairwise
 import hypothesis.strategies as st
 from hypothesis import given
 
-from edgewise.loop.state import Held
+from edgewise.loop.state import HeldText
 
 
 @given(st.binary(max_size=40), st.lists(st.integers(0, 40)))
 def test_any_split_of_bytes_decodes_as_the_whole(data: bytes, cuts: list[int]) -> None:
-    state, texts = Held(), []
+    state, texts = HeldText(), []
     edges = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
     for start, end in pairwise(edges):
         text, state, _ = state.feed(data[start:end], ())
@@ -20,7 +20,7 @@ def test_any_split_of_bytes_decodes_as_the_whole(data: bytes, cuts: list[int]) -
 
 
 def test_a_character_appears_with_its_last_byte() -> None:
-    state, texts = Held(), []
+    state, texts = HeldText(), []
     for byte in "é🙂".encode():
         text, state, _ = state.feed(bytes([byte]), ())
         texts.append(text)
@@ -38,7 +38,7 @@ def _cut(text: str, stops: list[str]) -> tuple[str, bool]:
 
 @given(st.text("ab", max_size=48), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_stops_match_across_pieces(text: str, stops: list[str]) -> None:
-    state, shown, matched = Held(), "", None
+    state, shown, matched = HeldText(), "", None
     for character in text:
         piece, state, matched = state.feed(character.encode(), stops)
         shown += piece
@@ -52,6 +52,6 @@ def test_stops_match_across_pieces(text: str, stops: list[str]) -> None:
 
 @given(st.text("abc", max_size=12), st.lists(st.text("abc", min_size=1, max_size=3), max_size=3))
 def test_no_stop_string_is_ever_shown(text: str, stops: list[str]) -> None:
-    shown, state, matched = Held().feed(text.encode(), stops)
+    shown, state, matched = HeldText().feed(text.encode(), stops)
     assert not any(stop in shown for stop in stops)
     assert matched or shown + state.text == text

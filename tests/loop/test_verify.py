@@ -23,8 +23,8 @@ from edgewise.routers.untrained import Constant, MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise, replying
-from edgewise_lab.around import Around, Flying
-from tests.doubles.around import NeverOpen, late
+from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
+from tests.doubles.wrapped_cloud import NeverOpen, late
 from tests.loop.test_speculate import agreeing, ending
 
 PROMPT = "Q: sky? A:"
@@ -299,7 +299,7 @@ def test_another_number_of_verdicts_is_a_fault() -> None:
         return done
 
     decoder = texts("gray", "gray")
-    decoder.tiers[0].cloud = Around(
+    decoder.tiers[0].cloud = WrappedCloud(
         ScriptedCloud(replying("gray", prompt=PROMPT), verifies=True), short
     )
     answer = decoder.generate(IDS)

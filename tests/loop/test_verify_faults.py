@@ -20,9 +20,9 @@ from edgewise.errors import CloudUnavailable, EdgeError
 from edgewise.events import Event, Finished, Pending, Token
 from edgewise.gateway.local import LocalEngine
 from edgewise.loop import verify
-from edgewise.loop.consults import Tier
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.health import Breaker
+from edgewise.loop.one_cloud import Tier
 from edgewise.loop.policy import Budget, Policy, SharedBudget
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.untrained import Constant
@@ -30,7 +30,7 @@ from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import Script, ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
-from tests.doubles.around import HeldCloud, late
+from tests.doubles.wrapped_cloud import HeldCloud, late
 from tests.gateway.running import device, gateway
 from tests.loop.test_verify import IDS, PROMPT, ids_of
 

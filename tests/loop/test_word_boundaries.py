@@ -19,7 +19,7 @@ from edgewise.prompts import Message, prompt_of
 from edgewise.routers.untrained import Constant, MaxProb, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
-from tests.doubles.around import NeverOpen, WordAdapter, late
+from tests.doubles.wrapped_cloud import NeverOpen, WordAdapter, late
 from tests.loop.test_speculate import IDS, OWN, PROMPT, agreeing, ending, other_vocabulary, speaking
 
 

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from edgewise.edge.base import Floats, Step
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
-from edgewise.parts import open_router
+from edgewise.opening import open_router
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard, read_card, start_at
 from edgewise.routers.mlp import MAX_WEIGHTS, Mlp
 from edgewise.routers.signals import EVIDENCE, logtoku, width_of

@@ -156,7 +156,7 @@ def test_who_leaves_while_a_prompt_is_read_gives_the_place_back(stream: bool) ->
     """Two wait in a thread each, a third for one of these; slot and queue are free again after."""
     held = Held()
     answering = answering_of(ScriptedEdge(noise(), tokenizer=held), queue=2)
-    admission = answering.admission
+    queue = answering.queue
     with at_port(answering) as url, ThreadPoolExecutor(3) as pool:
 
         def ask(prompt: str, patience: float) -> httpx2.Response:
@@ -167,10 +167,10 @@ def test_who_leaves_while_a_prompt_is_read_gives_the_place_back(stream: bool) ->
         leaving = [pool.submit(ask, "x", 2) for _ in range(3)]
         assert held.begun.acquire(timeout=60)
         assert held.begun.acquire(timeout=60)
-        until(lambda: admission.waiting == 3, "the third")
+        until(lambda: queue.waiting == 3, "the third")
         assert ask("y", 60).status_code == 429
         assert all(isinstance(one.exception(60), httpx2.TimeoutException) for one in leaving)
-        until(lambda: (admission.running, admission.waiting) == (0, 0), "their places")
+        until(lambda: (queue.running, queue.waiting) == (0, 0), "their places")
         held.go_on.set()
         assert ask("y", 60).status_code == 200
         # Who left before a thread was free asks nothing of it.

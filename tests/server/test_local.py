@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 from edgewise.cloud.adapter.ids import adapted
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.connect import open_engine
-from edgewise.parts import context_filter
+from edgewise.opening import context_filter
 from edgewise.prompts import Message
 from edgewise.server.local_messages import LocalMessages
 from edgewise.settings import Settings

@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from edgewise.testing.link import Link
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from tests.doubles.around import HeldCloud
+from tests.doubles.wrapped_cloud import HeldCloud
 from tests.server.conftest import opened
 from tests.server.in_process import TEXT, answering_of, at_port
 from tests.server.page_asking import (

@@ -272,7 +272,7 @@ def test_who_leaves_a_whole_answer_is_counted(path: str, caplog: pytest.LogCaptu
         leaving.close()
         until(lambda: counted in get(f"{url}/metrics").text, "its status")
         edge.gate.set()
-        until(lambda: answering.admission.running == 0, "its slot")
+        until(lambda: answering.queue.running == 0, "its slot")
     assert [one for one in caplog.records if one.exc_info] == []
 
 
@@ -325,4 +325,4 @@ def test_pings_come_while_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> 
         assert next(lines).startswith(": ping")
         edge.gate.set()
         assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert (answering.admission.waiting, answering.admission.running) == (0, 0)
+    assert (answering.queue.waiting, answering.queue.running) == (0, 0)

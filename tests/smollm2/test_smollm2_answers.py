@@ -129,7 +129,7 @@ def test_a_cloud_of_the_same_weights_changes_nothing(
         LlamaModel(smollm2_path, context=CONTEXT, threads=1, gpu_layers=0) as large,
         closing(LocalCloud(large)) as cloud,
     ):
-        cloud.check(model.tokenizer)
+        cloud.check_vocabulary(model.tokenizer)
         policy = Policy(threshold=THRESHOLD, speculate=speculate, deadline=60)
         answer = asked(Decoder(model, router=Entropy(), policy=policy, cloud=cloud), prompt)
     assert answer.usage.cloud_calls > 0
@@ -149,7 +149,7 @@ def test_running_ahead_changes_no_answer(
         closing(Link("127.0.0.1", int(url.rpartition(":")[2]), LINK)) as link,
         closing(LlamaServer(link.url)) as cloud,
     ):
-        cloud.check(smaller.tokenizer)
+        cloud.check_vocabulary(smaller.tokenizer)
         for ahead in (0, 8):
             policy = Policy(threshold=THRESHOLD, cloud_share=share, speculate=ahead, deadline=60)
             decoder = Decoder(smaller, router=Entropy(), policy=policy, cloud=cloud)

@@ -108,5 +108,5 @@ def test_all_ids_are_llama_servers(
     with llama_server(smollm2_path) as url:
         for tokenizer in (model.tokenizer, hub):
             cloud = LlamaServer(url)
-            assert "all 49,152 ids" in cloud.check(tokenizer)
+            assert "all 49,152 ids" in cloud.check_vocabulary(tokenizer)
             cloud.close()

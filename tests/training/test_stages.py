@@ -11,7 +11,7 @@ import pytest
 from edgewise.cloud.local import LocalCloud
 from edgewise.costs.price import BilledTokens, price_of
 from edgewise.errors import CloudUnavailable, RouterMismatch, UsageError
-from edgewise.parts import open_router
+from edgewise.opening import open_router
 from edgewise.routers.card import CONFIG, WEIGHTS, read_card
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud

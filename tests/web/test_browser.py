@@ -21,7 +21,7 @@ from edgewise.keys.keys import add_key
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, prompt_of
-from edgewise.routers.start import SHARES
+from edgewise.routers.thresholds import SHARES
 from edgewise.routers.untrained import MaxProb
 from edgewise.wire.protocol import tokenizer_fingerprint
 from edgewise_lab.evaluation.systems import question_ids
@@ -139,7 +139,7 @@ def test_twenty_questions_are_answered_as_by_python(page: Page, served: str) -> 
     )
     edge = LlamaModel(bundled("edge"), threads=1)
     cloud = GatewayCloud(served)
-    cloud.check(edge.tokenizer)
+    cloud.check_vocabulary(edge.tokenizer)
     policy = Policy(threshold=THRESHOLD, deadline=60.0)
     decoder = Decoder(edge, router=MaxProb(), policy=policy, cloud=cloud)
     different = 0

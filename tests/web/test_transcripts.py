@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgewise.routers.start import PROMPTS, SHARES, TOKENS
+from edgewise.routers.thresholds import PROMPTS, SHARES, TOKENS
 from tests.programs import Done, run
 from tests.web.transcripts import FILE, transcripts
 

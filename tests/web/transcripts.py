@@ -146,7 +146,7 @@ def transcript(
         engine.fault = lambda number: fault(number - asked)
         far = GatewayCloud(served.url)
         try:
-            far.check(model.tokenizer)
+            far.check_vocabulary(model.tokenizer)
             decoder = Decoder(model, router=kept, policy=policy, cloud=far)
             with decoder.stream(prompt, max_tokens=max_tokens) as events:
                 told = list(events)

@@ -21,8 +21,8 @@ from edgewise.errors import ContextOverflow, EdgewiseError, UsageError
 from edgewise.events import Candidate, Token
 from edgewise.listening.sockets import is_loopback
 from edgewise.loop.policy import Policy
+from edgewise.opening import cloud_address, each_cloud, make_policy
 from edgewise.pair import Pair, open_pair
-from edgewise.parts import cloud_address, each_cloud, make_policy
 from edgewise.prompts import MAX_PROMPT, Message, require_text
 from edgewise.registry import did_you_mean
 from edgewise.sampling import Sampling

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from rich.table import Table
 from rich.text import Text
 
-from edgewise import parts
+from edgewise import opening
 from edgewise.addresses import is_url
 from edgewise.advice import (
     BLOCK,
@@ -40,7 +40,7 @@ from edgewise.errors import EdgewiseError
 from edgewise.loop.decoder import Decoder
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
-from edgewise.routers.start import tuned_thresholds
+from edgewise.routers.thresholds import tuned_thresholds
 from edgewise.settings import Settings
 
 _SECONDS = 60.0
@@ -121,16 +121,16 @@ class _Doctor:
         yield self._guarded("engine", _engine)
         yield self._guarded("edge model", self._open_edge)
         if (edge := self._edge) is not None:
-            rollback = _change if parts.edge_engine(self._chosen) == SERVER else _rollback
+            rollback = _change if opening.edge_engine(self._chosen) == SERVER else _rollback
             yield self._guarded("rollback", lambda: rollback(edge))
-            nearest, *further = parts.each_cloud(self._chosen)
+            nearest, *further = opening.each_cloud(self._chosen)
             yield self._guarded("cloud model", lambda: self._open_cloud(nearest, edge))
             for one in further:
                 yield self._guarded("further cloud", lambda one=one: self._further(one, edge))
             if self._cloud is not None:
                 yield self._guarded("verification", lambda: self._verification(edge))
             routed = self._chosen.verify in ("auto", "off")
-            if routed and parts.cloud_address(self._chosen) != "none":
+            if routed and opening.cloud_address(self._chosen) != "none":
                 yield self._guarded("router", lambda: self._open_router(edge))
         if edge is not None and (cloud := self._cloud) is not None:
             kind = "one" if cloud.boundaries is None else "two, by words of text"
@@ -138,7 +138,7 @@ class _Doctor:
             if cloud.id_engine is not None:
                 yield _cloud_engine(cloud.id_engine)
             yield self._guarded("consult", lambda: self._measure(cloud, edge))
-            if self._pace is not None and is_url(parts.cloud_address(self._chosen)):
+            if self._pace is not None and is_url(opening.cloud_address(self._chosen)):
                 yield _cache(self._pace)
         yield self._guarded("what leaves the device", lambda: _leaves(self._chosen))
 
@@ -152,26 +152,26 @@ class _Doctor:
             return Check(name, "fail", error.message.rstrip("."), fix)
 
     def _open_edge(self) -> Check:
-        model = self._edge = parts.open_edge(self._chosen)
+        model = self._edge = opening.open_edge(self._chosen)
         self._stack.callback(model.close)
         engine = f", {model.build}" if model.build else ""
         size = f"{_millions(model.parameters)}, " if model.parameters else ""
         return Check("edge model", "ok", f"{model.name}{engine}, {size}context {model.context}")
 
     def _open_router(self, edge: EdgeModel) -> Check:
-        self._router = parts.open_router(self._chosen, edge)
+        self._router = opening.open_router(self._chosen, edge)
         return _router(self._chosen, edge, self._router[1])
 
     def _further(self, chosen: Settings, edge: EdgeModel) -> Check:
         """Opened and closed: it is asked where the one before is unsure."""
-        cloud = parts.open_cloud(chosen, edge)
+        cloud = opening.open_cloud(chosen, edge)
         assert cloud is not None
         with closing(cloud):
-            trusted = " (trusted)" if parts.is_trusted(chosen) else ""
+            trusted = " (trusted)" if opening.is_trusted(chosen) else ""
             return Check("further cloud", "ok", f"{cloud.name}{trusted}: {cloud.vocabulary_check}")
 
     def _open_cloud(self, chosen: Settings, edge: EdgeModel) -> Check:
-        cloud = self._cloud = parts.open_cloud(chosen, edge)
+        cloud = self._cloud = opening.open_cloud(chosen, edge)
         if cloud is None:
             return Check("cloud model", "ok", "none: no connection is opened")
         self._stack.callback(cloud.close)
@@ -183,18 +183,18 @@ class _Doctor:
 
     def _verification(self, edge: EdgeModel) -> Check:
         """Whether the cloud reads every token; then no router asks."""
-        verify = parts.verification(self._chosen, edge, self._cloud)
+        verify = opening.verification(self._chosen, edge, self._cloud)
         self._chosen = replace(self._chosen, verify=verify)
         if verify == "off":
             able = "could" if self._cloud and self._cloud.verifies else "cannot"
             return Check("verification", "ok", f"off: a router asks; this cloud {able} verify")
-        self._router = parts.open_router(self._chosen, edge)
+        self._router = opening.open_router(self._chosen, edge)
         return Check("verification", "ok", f"{verify}: the cloud reads every token of the edge's")
 
     def _measure(self, cloud: CloudModel, edge: EdgeModel) -> Check:
         """Some consults, and the advice that follows from their times."""
-        chosen, local = self._chosen, not is_url(parts.cloud_address(self._chosen))
-        share = parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
+        chosen, local = self._chosen, not is_url(opening.cloud_address(self._chosen))
+        share = opening.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
         lines = (0,) if local else _LINES
         pace = self._pace = cloud_pace(cloud, edge.tokenizer, _SECONDS, lines=lines)
         engine = pace.consult if pace.engine is None else pace.engine
@@ -238,8 +238,8 @@ class _Doctor:
         """Advice by what the pair comes to as `run` has it."""
         one = {"on_cloud_error": "raise", "price": None, "tier_share": None, "tier_threshold": None}
         chosen = replace(self._chosen, **one)
-        policy = parts.make_policy(chosen, parts.starts_of(chosen, router, card, edge))
-        tiers = parts.make_tiers(chosen, [cloud], edge)
+        policy = opening.make_policy(chosen, opening.starts_of(chosen, router, card, edge))
+        tiers = opening.make_tiers(chosen, [cloud], edge)
         pair = Decoder(edge, router=router, policy=policy, tiers=tiers)
         with render.progress(hidden=self._quiet) as progress:
             bar = progress.add_task(f"decoding {DECODED} tokens of each", total=6)
@@ -299,10 +299,10 @@ def _change(edge: EdgeModel) -> Check:
 
 def _router(chosen: Settings, model: EdgeModel, card: RouterCard | None) -> Check:
     """Reports the router, why it was chosen, what it bought elsewhere, and a better one."""
-    name = parts.chosen_router(chosen, model)
-    auto = chosen.router in (None, parts.AUTO)
-    identity = parts.router_identity(replace(chosen, router=name))
-    tuned = tuned_thresholds(model, identity, parts.nearest_cloud(chosen))
+    name = opening.chosen_router(chosen, model)
+    auto = chosen.router in (None, opening.AUTO)
+    identity = opening.router_identity(replace(chosen, router=name))
+    tuned = tuned_thresholds(model, identity, opening.nearest_cloud(chosen))
     if card is None:
         if tuned:
             return Check("router", "ok", f"{name}, tuned for this pair")
@@ -341,9 +341,9 @@ def _cache(pace: CloudPace) -> Check:
 
 def _leaves(chosen: Settings) -> Check:
     name, told = "what leaves the device", list[str]()
-    if parts.edge_engine(chosen) == SERVER:
+    if opening.edge_engine(chosen) == SERVER:
         told.append(f"every prompt and answer to the edge's server, {chosen.edge}")
-    urls = [at for one in parts.each_cloud(chosen) if is_url(at := parts.cloud_address(one))]
+    urls = [at for one in opening.each_cloud(chosen) if is_url(at := opening.cloud_address(one))]
     if not urls:
         return Check(name, "ok", "; ".join(told) or "nothing: all runs on this device")
     told.append(

@@ -189,7 +189,7 @@ def model_of_page(address: str | None, *, page: bool) -> "PageModel | None":
         return None
     from edgewise.addresses import resolve
     from edgewise.gateway.browser_page import PageModel
-    from edgewise.parts import DEFAULT_SHARE, known_router, open_edge
+    from edgewise.opening import DEFAULT_SHARE, known_router, open_edge
     from edgewise.wire.protocol import tokenizer_fingerprint
 
     address = address or "bundled"

@@ -65,7 +65,7 @@ class CloudModel(Protocol):
     name: str
 
     vocabulary_check: str = ""
-    """Says how `check` compared the vocabularies: all ids, a sample, or fixed strings."""
+    """How `check_vocabulary` compared the two: by all ids, a sample, or fixed strings."""
 
     local: EdgeModel | None = None
     """The model, if it runs in this process; None for an adapter."""
@@ -92,7 +92,7 @@ class CloudModel(Protocol):
         """A session for an answer to `prompt`; nothing is sent yet."""
         ...
 
-    def check(self, tokenizer: Tokenizer) -> str:
+    def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Connect, and check that the model shares `tokenizer`; returns `vocabulary_check`.
 
         Raises `VocabularyMismatch` or a `CloudError`.

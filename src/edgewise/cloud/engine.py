@@ -74,7 +74,7 @@ class IoThread:
     async def _bounded(self, work: Coroutine[Any, Any, _T], deadline: float) -> _T:
         task = asyncio.current_task()
         assert task is not None
-        task.add_done_callback(_heard)
+        task.add_done_callback(_log_unexpected)
         try:
             async with asyncio.timeout(deadline):
                 return await work
@@ -126,7 +126,7 @@ class RemoteCloud(CloudModel):
         """
         n, prompt = request.n, len(request.ids)
         completion = with_end(completion, n, self._eos_ids)
-        completion.check(asked=n, prompt=prompt, size=self._size, verify=request.verify)
+        completion.validate(asked=n, prompt=prompt, size=self._size, verify=request.verify)
         ids = [*completion.ids, *(one.id for one in completion.verified)]
         if empty := self._nothing.intersection(ids):
             # To the engine it does stand for something: where ids were not all compared.
@@ -167,7 +167,7 @@ class EngineCloud(RemoteCloud):
     def open(self, prompt: Prompt) -> "EngineSession":
         return EngineSession(self)
 
-    def check(self, tokenizer: Tokenizer) -> str:
+    def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Probe the engine; compare the ids of fixed strings, and where it can a sample of all."""
         check = VocabularyCheck(self.engine, lambda: self._accept(tokenizer))
         self.check_remotely(check.run(), PROBE_SECONDS + COMPARE_SECONDS, tokenizer)
@@ -214,7 +214,7 @@ class LlamaServer(EngineCloud):
         super().__init__(LlamaServerEngine(url, key=key, model=model))
 
 
-def _heard(task: "asyncio.Task[Any]") -> None:
+def _log_unexpected(task: "asyncio.Task[Any]") -> None:
     """Log a bug in work that was cancelled: nobody reads its result."""
     error = None if task.cancelled() else task.exception()
     if error is not None and task.cancelling() and not isinstance(error, EdgewiseError):

@@ -72,7 +72,7 @@ class GatewayCloud(RemoteCloud):
     def open(self, prompt: Prompt) -> "GatewaySession":
         return GatewaySession(self)
 
-    def check(self, tokenizer: Tokenizer) -> str:
+    def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Open a session: the gateway knows what its engine makes of the same fixed strings.
 
         One whose engines detokenise is asked for the text of a sample of ids besides.

@@ -161,7 +161,7 @@ class GatewayLink:
                 held = len(self._ledger.ids)
                 position, new_ids = self._put(ids)
                 if new_ids or position < held:
-                    await self._send(Prefetch(position, new_ids, self._ledger.check), sent)
+                    await self._send(Prefetch(position, new_ids, self._ledger.checksum), sent)
 
     async def connect(self, sent: Sent) -> Opened:
         """Make the connection and open, or resume, the session; raises a `CloudError`."""
@@ -172,7 +172,7 @@ class GatewayLink:
             await socket.close()
             raise
         self._session, self._verifies = frame.session, frame.verifies
-        if not self._ledger.put(frame.known, []) or self._ledger.check != frame.check:
+        if not self._ledger.put(frame.known, []) or self._ledger.checksum != frame.checksum:
             self._ledger.put(0, [])
         self._socket, self._waiting = socket, {}
         self._reader = asyncio.create_task(self._read(socket, self._waiting))
@@ -216,7 +216,7 @@ class GatewayLink:
                 )
             position, new_ids = self._put(request.ids)
             self._count = (self._count + 1) % (1 << 32)
-            ask, check, drawn = self._count, self._ledger.check, packed(request.sampling)
+            ask, check, drawn = self._count, self._ledger.checksum, packed(request.sampling)
             left = max(1, min(int(1000 * (end - time.monotonic())), MAX_DEADLINE))
             sent.request_id = request_id(self._session, ask)
             waiting = self._waiting

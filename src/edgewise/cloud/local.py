@@ -52,7 +52,7 @@ class LocalCloud(CloudModel):
         self._sessions.add(session)
         return session
 
-    def check(self, tokenizer: Tokenizer) -> str:
+    def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         if fingerprint(tokenizer) != fingerprint(self.model.tokenizer):
             raise VocabularyMismatch(
                 f"The edge model and the cloud model {self.name!r} have different vocabularies",
@@ -88,8 +88,7 @@ class LocalSession(CloudSession):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        end = time.monotonic() + request.deadline
-        return self._submit(partial(self._answer, request, end))
+        return self._submit(partial(self._answer, request, time.monotonic() + request.deadline))
 
     def forget(self) -> None:
         """Drop what the KV cache holds, after what was asked before and before what comes next."""

@@ -177,7 +177,7 @@ class EdgeSession(ABC):
         if not self._opened:
             self.open(ids)
             return
-        self._check(len(self._ids), ids)
+        self._require_room(len(self._ids), ids)
         self._ids.extend(ids)
 
     def rewind(self, position: int) -> None:
@@ -214,7 +214,7 @@ class EdgeSession(ABC):
                 "A session has no next token before it has ids", hint="open it with a prompt"
             )
 
-    def _check(self, before: int, ids: Sequence[int]) -> None:
+    def _require_room(self, before: int, ids: Sequence[int]) -> None:
         """Raise for ids that the vocabulary lacks, and for more than fit after `before` others."""
         self._check_open()
         if not all(0 <= token < self._size for token in ids):

@@ -201,7 +201,7 @@ class KvSession(EdgeSession):
         self._buffer: Floats = np.empty(self._size, np.float32)
 
     def open(self, ids: Sequence[int]) -> int:
-        self._check(0, ids)
+        self._require_room(0, ids)
         if self._cache is None:
             self._cache = self._slots.take(ids)
             self._ids = list(self._cache.ids)
@@ -232,7 +232,7 @@ class KvSession(EdgeSession):
         if not ids:
             return []
         start = len(self._ids)
-        self._check(start, ids)
+        self._require_room(start, ids)
         if self._batched and len(ids) > self._slots.batch:
             raise UsageError(f"At most {self._slots.batch} steps fit in one batch, not {len(ids)}.")
         if self.computed < start:

@@ -215,7 +215,7 @@ class Engine(ABC):
                 f"serve consults ({error})",
                 request_id=error.request_id,
             ) from error
-        completion.check(asked=1, prompt=len(ids), size=self.described.size)
+        completion.validate(asked=1, prompt=len(ids), size=self.described.size)
 
 
 async def parallel(*work: Awaitable[Any]) -> list[Any]:

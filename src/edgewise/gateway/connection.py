@@ -148,7 +148,7 @@ class Connection:
         self._consults.metrics.opens.labels(how).inc()
         peer = _peer(self._socket)
         log.info("open", key=key.name, session=session.name[:8], how=how, peer=peer)
-        known, check, model = len(session.ledger), session.ledger.check, fleet.model[:200]
+        known, check, model = len(session.ledger), session.ledger.checksum, fleet.model[:200]
         opened = Opened(VERSION, session.name, known, check, fleet.engine, model, fleet.verifies)
         await self._send(opened)
 
@@ -224,7 +224,7 @@ class Connection:
         if frame.position + len(ids) > MAX_IDS:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
         key = self._key_now()
-        held = self._sessions.put(session, frame.position, ids, frame.check)
+        held = self._sessions.put(session, frame.position, ids, frame.checksum)
         return None if held is None else SessionPrefix(held, session, key, self._take_fresh)
 
     def _begin(self, frame: Ask, prefix: SessionPrefix | None) -> None:

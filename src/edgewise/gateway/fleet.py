@@ -252,7 +252,7 @@ class Fleet:
                     completion = await replica.check.complete(ids, n, sampling, client, verify)
                 # An end token that the engine kept to itself is for the device to know.
                 ended = completion.stopped
-                completion.check(
+                completion.validate(
                     asked=n, prompt=len(ids), size=self.size, may_be_empty=ended, verify=verify
                 )
                 return completion

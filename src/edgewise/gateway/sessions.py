@@ -71,7 +71,7 @@ class Sessions:
         `session` is one whose device is here.
         """
         ledger, before = session.ledger, len(session.ledger)
-        held = ledger.put(position, ids) and ledger.check == check
+        held = ledger.put(position, ids) and ledger.checksum == check
         self.ids += len(ledger) - before
         if not held:
             self._empty(session)

@@ -14,13 +14,13 @@ from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
 from edgewise.grammar.compiled import Grammar
-from edgewise.loop.consults import Consults, Tier
+from edgewise.loop.clouds import Clouds
 from edgewise.loop.generation import Generation
 from edgewise.loop.health import Breaker
+from edgewise.loop.one_cloud import CloudConsults, Tier
 from edgewise.loop.policy import Budget, Policy
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import Rules, State
-from edgewise.loop.tiers import Cascade
 from edgewise.loop.verify import READS_ALONG, Verification
 from edgewise.prompts import Prompt, ToolCall, last_turn
 from edgewise.routers.base import Router
@@ -187,9 +187,9 @@ class Decoder:
         tiers: Sequence[Tier],
         costs: AnswerCosts | None,
         stack: ExitStack,
-    ) -> Cascade | None:
+    ) -> Clouds | None:
         """Sessions with the clouds; `stack` closes them. None without a cloud."""
-        clouds: list[Consults] = []
+        clouds: list[CloudConsults] = []
         for tier in tiers:
             cloud = tier.cloud
             # Closed last: what leaves while the session closes is recorded, too.
@@ -197,10 +197,10 @@ class Decoder:
             session = cloud.open(prompt)
             stack.callback(session.close)
             meter = costs if tier is self.tiers[-1] else None
-            clouds.append(Consults(tier, session, sent, ids, rules, meter))
+            clouds.append(CloudConsults(tier, session, sent, ids, rules, meter))
             stack.callback(clouds[-1].close)
         cap, several = rules.policy.max_cloud_tokens, len(self.tiers) > 1
-        return Cascade(clouds, cap=cap, several=several) if clouds else None
+        return Clouds(clouds, cap=cap, several=several) if clouds else None
 
     def generate(self, prompt: Prompt | Sequence[int], **options: Any) -> Answer:
         """`stream`, collected."""

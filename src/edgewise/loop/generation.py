@@ -26,10 +26,10 @@ from edgewise.events import (
     Timing,
     Token,
 )
+from edgewise.loop.clouds import Clouds
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
-from edgewise.loop.state import Queued, Read, Rules, State, circles
-from edgewise.loop.tiers import Cascade
+from edgewise.loop.state import EdgeStep, Rules, State, Unwritten, circles
 from edgewise.loop.verify import Verification
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Generation(Iterator[Event]):
         ids: list[int],
         rules: Rules,
         speculation: Speculation,
-        consults: Cascade | None,
+        consults: Clouds | None,
         *,
         state: State,
         costs: AnswerCosts | None,
@@ -60,7 +60,7 @@ class Generation(Iterator[Event]):
         self._speculation, self._consults = speculation, consults
         self._costs, self._closing, self._at_end = costs, closing, at_end
         self._events: deque[Event] = deque()
-        self._awaited: tuple[int, Read | None] | None = None
+        self._awaited: tuple[int, EdgeStep | None] | None = None
         self._lost: EdgeError | None = None
         self._finished = False
         self._pending = 0  # drafts that were reported
@@ -126,8 +126,8 @@ class Generation(Iterator[Event]):
                 self._draft_or_take(*self._awaited)
             elif state.end is not None:
                 self._finish(state, state.end)
-            elif state.queue:
-                self._write(state, state.queue[0], "span", None)
+            elif state.unwritten:
+                self._write(state, state.unwritten[0], "span", None)
             elif self._lost is not None:
                 self._ask_without_edge(state, self._lost)
             elif isinstance(self._speculation, Verification):
@@ -138,21 +138,21 @@ class Generation(Iterator[Event]):
             self._lose_edge(error)
 
     def _keep_or_ask(self, state: State) -> None:
-        read = self._speculation.read()
-        decision = state.decide(read, self._ids, self._rules)
+        step = self._speculation.next_step()
+        decision = state.decide(step, self._ids, self._rules)
         outcome: int | Reason = decision.reason
         if decision.ask:
             outcome = "no_cloud"
             if (consults := self._consults) is not None:
                 wasted = consults.wasted
-                outcome = consults.ask(decision.ask, read.token)
+                outcome = consults.ask(decision.ask, step.token)
                 # A probe, which no answer waits for, counts against the cap.
                 probed = state.budget.charged + consults.wasted - wasted
                 self._state = state = replace(state, budget=replace(state.budget, charged=probed))
         if isinstance(outcome, int):
-            self._awaited = outcome, read.detailed()
+            self._awaited = outcome, step.detailed()
         else:
-            self._write(state, read, outcome, read)
+            self._write(state, step, outcome, step)
 
     def _verify(self, drafts: Verification) -> None:
         """Write the first draft, or what the cloud has in its place, once its verdict is there."""
@@ -164,19 +164,19 @@ class Generation(Iterator[Event]):
             verdict = drafts.verdict(wait=True)
         assert verdict is not None
         self._report(drafts)
-        state, rules, read = self._state, self._rules, drafts.read()
+        state, rules, step = self._state, self._rules, drafts.next_step()
         if isinstance(verdict, CloudError):
             if rules.policy.on_cloud_error == "raise":
                 raise verdict
-            self._write(state, read, verdict.reason, read)
+            self._write(state, step, verdict.reason, step)
         elif not isinstance(verdict, Verified):
-            self._write(state, read, verdict, read)
-        elif read.forced:
-            self._write(state, read, "forced", read)
+            self._write(state, step, verdict, step)
+        elif step.forced:
+            self._write(state, step, "forced", step)
         else:
-            self._judge(state, read, verdict)
+            self._judge(state, step, verdict)
 
-    def _judge(self, state: State, read: Read, by: Verified) -> None:
+    def _judge(self, state: State, step: EdgeStep, by: Verified) -> None:
         """Write the edge's token if the cloud lets it stand, else the cloud's own.
 
         Where the grammar refuses that, the edge's stays.
@@ -185,8 +185,8 @@ class Generation(Iterator[Event]):
         assert consults is not None
         least = rules.policy.ratio_now(state.budget, first=not state.index)
         judged = by.ratio, least
-        if rules.policy.stands(read.token, by, least):
-            self._write(state.stands(by.ratio), read, "verified", read, judged)
+        if rules.policy.stands(step.token, by, least):
+            self._write(state.stands(by.ratio), step, "verified", step, judged)
             return
         fits, constraint = True, rules.constraint
         if constraint is not None:
@@ -195,9 +195,9 @@ class Generation(Iterator[Event]):
         state = state.corrected(by, rules, fits=fits)
         if fits:
             consults.corrected()
-            self._write(state, state.queue[0], "corrected", read, judged)
+            self._write(state, state.unwritten[0], "corrected", step, judged)
         else:
-            self._write(state, read, BreaksGrammar.reason, read, judged)
+            self._write(state, step, BreaksGrammar.reason, step, judged)
 
     def _report(self, drafts: Verification) -> None:
         """Count the verifications that are over, and tell of them."""
@@ -224,7 +224,7 @@ class Generation(Iterator[Event]):
             raise error
         _log.warning("the edge server is lost, so the cloud continues alone: %s", error)
         self._lost = error
-        consults.insist()
+        consults.ignore_breakers()
         if self._costs is not None:
             self._costs.without_edge()
         # Where a word begins only the edge's next token would tell.
@@ -240,15 +240,15 @@ class Generation(Iterator[Event]):
             raise lost
         self._awaited = requested, None
 
-    def _draft_or_take(self, requested: int, read: Read | None) -> None:
+    def _draft_or_take(self, requested: int, step: EdgeStep | None) -> None:
         """While the consult is in flight, drafts one more token; then takes its outcome.
 
-        `read` is the edge's step, None without an edge.
+        `step` is the edge's step, None without an edge.
         """
         assert self._consults is not None
         policy, state = self._rules.policy, self._state
-        if read is not None and policy.speculate and not self._consults.lands():
-            self._speculation.begin(requested, read, state)
+        if step is not None and policy.speculate and not self._consults.due():
+            self._speculation.begin(requested, step, state)
             draft = self._speculation.forward()
             if draft is not None:
                 self._tell(draft)
@@ -258,57 +258,57 @@ class Generation(Iterator[Event]):
             completion = self._consults.completion()
         except CloudError as error:
             self._awaited = None
-            if read is None:
+            if step is None:
                 assert self._lost is not None
                 raise self._lost from error
-            self._events.extend(self._consults.report(error, state.index))
+            self._events.extend(self._consults.events_for(error, state.index))
             if policy.on_cloud_error == "raise" and not isinstance(error, NothingUsable):
                 raise
             state = state.failed(error, self._consults.requested, self._rules)
-            self._write(state, read, error.reason, read)
+            self._write(state, step, error.reason, step)
         else:
             self._awaited = None
-            self._take(completion, read)
+            self._take(completion, step)
 
-    def _take(self, completion: Completion, read: Read | None) -> None:
-        """Go on with a completion, as far as the grammar allows it; `read` is the edge's step."""
+    def _take(self, completion: Completion, step: EdgeStep | None) -> None:
+        """Go on with a completion, as far as the grammar allows it; `step` is the edge's step."""
         assert self._consults is not None
         fit = len(completion.ids)
         outcome: Completion | CloudError = completion
         if (constraint := self._rules.constraint) is not None:
             fit = constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
-        token = read.token if read is not None else next(iter(completion.ids), 0)
+        token = step.token if step is not None else next(iter(completion.ids), 0)
         state = self._state.answered(completion, token, fit, self._rules)
         if not fit:
             outcome = BreaksGrammar("The response format allows nothing that the cloud wrote here.")
-        changed, kept = fit > 0 and completion.ids[0] != token, len(state.queue)
-        self._events += self._consults.report(outcome, state.index, kept=kept, changed=changed)
-        if fit and read is None:
+        changed, kept = fit > 0 and completion.ids[0] != token, len(state.unwritten)
+        self._events += self._consults.events_for(outcome, state.index, kept=kept, changed=changed)
+        if fit and step is None:
             held = state.held.before(self._rules.tokenizer.piece(token))
-            self._write(replace(state, held=held), state.queue[0], "edge_lost", None)
+            self._write(replace(state, held=held), state.unwritten[0], "edge_lost", None)
         elif fit:
-            self._write(state, state.queue[0], "critical", read)
-        elif read is not None:
-            self._write(state, read, BreaksGrammar.reason, read)
+            self._write(state, state.unwritten[0], "critical", step)
+        elif step is not None:
+            self._write(state, step, BreaksGrammar.reason, step)
         elif self._lost is not None:
             raise self._lost
 
     def _write(
         self,
         state: State,
-        chosen: Read | Queued,
+        chosen: EdgeStep | Unwritten,
         reason: Reason | Fault,
-        read: Read | None,
+        step: EdgeStep | None,
         judged: tuple[float, float] | None = None,
     ) -> None:
         """Append the answer's next token; drafts that disagree with it are rolled back.
 
-        `chosen` is the edge's step, or the first of the queue of `state`, which is the one after
-        the consult. `read` is the step whose score decided on it, None within a completion; where
+        `chosen` is the edge's step, or the first of `state.unwritten`, which is the one after
+        the consult. `step` is the step whose score decided on it, None within a completion; where
         the cloud verifies, `judged` is the ratio, and what that must reach.
         """
         rules, before, consults = self._rules, self._state, self._consults
-        token, queued = chosen.token, chosen if isinstance(chosen, Queued) else None
+        token, queued = chosen.token, chosen if isinstance(chosen, Unwritten) else None
         source: Source = "cloud" if queued else "edge"
         after, text = state.write(token, source, rules, reason)
         now, waited = time.monotonic(), consults.waited if consults else 0.0
@@ -323,16 +323,16 @@ class Generation(Iterator[Event]):
                 id=token,
                 text=text,
                 source=source,
-                score=read.score if read and not rules.verify else None,
+                score=step.score if step and not rules.verify else None,
                 logprob=chosen.logprob,
                 seconds=now - self._last,
                 wait=waited - self._waited,
                 reason=reason,
-                threshold=self._threshold(before, read, judged),
+                threshold=self._threshold(before, step, judged),
                 ratio=judged and judged[0],
-                edge=read.candidates if read and (queued or rules.candidates) else (),
+                edge=step.candidates if step and (queued or rules.candidates) else (),
                 cloud=queued.top if queued else (),
-                draft=read.token if read and queued else None,
+                draft=step.token if step and queued else None,
             )
         )
         self._last, self._waited = now, waited
@@ -352,13 +352,13 @@ class Generation(Iterator[Event]):
             consults.prefetch(self._ids, after.budget)
 
     def _threshold(
-        self, state: State, read: Read | None, judged: tuple[float, float] | None
+        self, state: State, step: EdgeStep | None, judged: tuple[float, float] | None
     ) -> float | None:
         """What decided on a token, if anything did."""
         policy = self._rules.policy
         if judged is not None:
             return judged[1]
-        if read is None or self._rules.verify or not policy.asks:
+        if step is None or self._rules.verify or not policy.asks:
             return None
         return policy.threshold_now(state.budget)
 
@@ -366,7 +366,7 @@ class Generation(Iterator[Event]):
         """Release what is held back, and sum up."""
         self._finished = True
         text, stopped = state.held.release(self._rules.stop)
-        usage, consults, left = state.usage, self._consults, len(state.queue)
+        usage, consults, left = state.usage, self._consults, len(state.unwritten)
         wasted = usage.wasted_tokens + left + (consults.wasted if consults else 0)
         usage = replace(
             usage,
@@ -382,7 +382,7 @@ class Generation(Iterator[Event]):
                 text=text,
                 finish_reason=reason,
                 stop=stopped or state.stopped,
-                usage=consults.summed(usage, left) if consults else usage,
+                usage=consults.with_totals(usage, left) if consults else usage,
                 timing=Timing(ttft=self._ttft, total=total, wait=self._waited),
             )
         )

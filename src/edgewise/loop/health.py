@@ -43,7 +43,7 @@ class Breaker:
             self._failures, self._pause = 0, FIRST_PAUSE
             self._until, self._probing = None, False
 
-    def forgone(self) -> None:
+    def probe_cancelled(self) -> None:
         """The probe that was allowed was not made after all, or says nothing of the link."""
         with self._lock:
             self._probing = False
@@ -78,16 +78,16 @@ class Latency:
 
     An answer's first consults are counted apart (`first`): the engine may have to read the prompt.
     All means are exponentially weighted (weight 1/8, as TCP's smoothed round-trip time, RFC 6298)
-    and None before the first value. Seconds: `step` a step of the edge, `reading` a prompt token
-    that a first consult computed. `changed` is the part of completions that differed from the
-    edge's token (at first a half), `timeouts` counts consults in a row that were not answered in
-    time.
+    and None before the first value. Seconds: `step` a step of the edge, `prefill` a prompt token
+    that a first consult computed. `rejection_rate` is the part of completions that differed from
+    the edge's token (at first a half), `timeouts` counts consults in a row that were not answered
+    in time.
     """
 
     def __init__(self) -> None:
         self.step: float | None = None
-        self.reading: float | None = None
-        self.changed, self.timeouts = 0.5, 0
+        self.prefill: float | None = None
+        self.rejection_rate, self.timeouts = 0.5, 0
         self._recent = {first: deque[float](maxlen=RECENT) for first in (False, True)}
         self._lock = threading.Lock()
 
@@ -97,21 +97,21 @@ class Latency:
             self.timeouts = 0
             self._recent[first].append(seconds)
 
-    def read(self, seconds: float, tokens: int) -> None:
+    def prefill_took(self, seconds: float, tokens: int) -> None:
         """An answer's first consult took `seconds`, and the cloud computed so many tokens."""
         if tokens >= _MANY:
             with self._lock:
-                self.reading = _smoothed(self.reading, seconds / tokens)
+                self.prefill = _smoothed(self.prefill, seconds / tokens)
 
-    def stepped(self, seconds: float) -> None:
+    def step_took(self, seconds: float) -> None:
         """The edge took `seconds` for one token."""
         with self._lock:
             self.step = _smoothed(self.step, seconds)
 
-    def judged(self, *, changed: bool) -> None:
+    def draft_judged(self, *, changed: bool) -> None:
         """A completion confirmed the edge's token, or changed it."""
         with self._lock:
-            self.changed = _smoothed(self.changed, float(changed))
+            self.rejection_rate = _smoothed(self.rejection_rate, float(changed))
 
     def timed_out(self, deadline: float, *, first: bool) -> None:
         """A consult was given up after `deadline` seconds: it would have taken at least those."""
@@ -135,7 +135,7 @@ class Latency:
         median = self.quantile(0.5, first=first)
         if median is None or self.step is None:
             return 0.0
-        margin, left = self.changed * self.step, median - elapsed
+        margin, left = self.rejection_rate * self.step, median - elapsed
         return left + margin if abs(left) < margin else 0.0
 
 

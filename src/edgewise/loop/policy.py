@@ -113,7 +113,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.cloud_share != 0 and self.max_cloud_tokens != 0
 
     @property
-    def insists(self) -> bool:
+    def requires_cloud(self) -> bool:
         """Whether only the cloud will do: then a consult has longer, and no pause refuses it."""
         return self.on_cloud_error == "raise" or self.verify == "exact"
 
@@ -211,25 +211,24 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.deadline is not None:
             return self.deadline
-        insists = self.insists
         median, back_off = latency.quantile(0.5, first=first), 2 ** min(latency.timeouts, 4)
         patience = LONGEST_DEADLINE
-        if median is not None and not insists:
+        if median is not None and not self.requires_cloud:
             patience = min(max(SHORTEST_DEADLINE, _PATIENCE * median) * back_off, patience)
-        if not (first or insists):
+        if not (first or self.requires_cloud):
             return patience
-        token = _UNKNOWN_READING if latency.reading is None else 2 * latency.reading
+        token = _UNKNOWN_READING if latency.prefill is None else 2 * latency.prefill
         return max(patience, min(prompt * token * back_off, LONGEST_READING))
 
-    def kept(self, budget: Budget, tokens: int) -> int:
+    def fit_to_cap(self, budget: Budget, tokens: int) -> int:
         """Number of a completion's `tokens` that the cap has room for."""
         return tokens if self.max_cloud_tokens is None else min(tokens, self._room(budget))
 
-    def charge(self, budget: Budget, tokens: int) -> Budget:
+    def charged(self, budget: Budget, tokens: int) -> Budget:
         """The budget after asking for `tokens`."""
         return replace(budget, bucket=budget.bucket - tokens, charged=budget.charged + tokens)
 
-    def written(self, budget: Budget) -> Budget:
+    def after_token(self, budget: Budget) -> Budget:
         """The budget after one more output token, which earns the share."""
         return budget if self.cloud_share is None else budget.plus(self.cloud_share)
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from edgewise.edge.base import EdgeSession
 from edgewise.events import Reason
-from edgewise.loop.state import Read, Rules, State
-from edgewise.loop.tiers import Cascade
+from edgewise.loop.clouds import Clouds
+from edgewise.loop.state import EdgeStep, Rules, State
 from edgewise.routers.base import Router, checked_score
 
 
@@ -23,14 +23,14 @@ class Speculation:
         ids: list[int],
         edge: EdgeSession,
         router: Router,
-        consults: Cascade | None,
+        consults: Clouds | None,
         rules: Rules,
     ) -> None:
         """`ids` is the answer's own list, prompt included."""
         self._ids, self._edge, self._router, self._consults = ids, edge, router, consults
         self._rules = rules
         self.drafts: list[int] = []
-        self._reads: dict[int, Read] = {}
+        self._steps: dict[int, EdgeStep] = {}
         self._tip: State | None = None
 
     @property
@@ -38,22 +38,22 @@ class Speculation:
         """How many ids the edge has computed, as far as its engine tells."""
         return self._edge.computed
 
-    def read(self) -> Read:
+    def next_step(self) -> EdgeStep:
         """The step at the next position: reused from speculation, or computed now.
 
         Raises `UsageError` for a score outside [0, 1], and what `Constraint.allowed` raises.
         """
-        return self._reads.pop(len(self._ids), None) or self._read(())
+        return self._steps.pop(len(self._ids), None) or self._step_after(())
 
     def rest(self) -> None:
         """The cloud is waited for: the edge computes nothing until then."""
         self._edge.rest()
 
-    def begin(self, ask: int, read: Read, state: State) -> None:
-        """The answer waits for `ask` tokens; drafts begin with the edge's own token, of `read`."""
+    def begin(self, ask: int, edge_step: EdgeStep, state: State) -> None:
+        """The answer waits for `ask` tokens; drafts begin with the edge's own token."""
         if not self.drafts:
             self._edge.checkpoint(len(self._ids))
-            self._draft(state.expecting(ask, self._rules), read, None)
+            self._draft(state.expecting(ask, self._rules), edge_step, None)
 
     def forward(self) -> int | None:
         """Draft one token more and return it; None where speculation ends."""
@@ -62,14 +62,14 @@ class Speculation:
             return None
         begun = time.monotonic()
         # In detail: the answer may consult here after all, when the step is long gone.
-        read = self._reads[len(ids)] = self._read(self.drafts).detailed()
+        edge_step = self._steps[len(ids)] = self._step_after(self.drafts).detailed()
         if self._consults is not None:
-            self._consults.latency.stepped(time.monotonic() - begun)
-        tip, reason = tip.after_draft(read.token, ids, self._rules), None
-        if not tip.owed:
-            tip, reason = self._decided(tip, read, ids)
-        self._draft(tip, read, reason)
-        return read.token if self._tip is not None else None
+            self._consults.latency.step_took(time.monotonic() - begun)
+        tip, reason = tip.after_draft(edge_step.token, ids, self._rules), None
+        if not tip.expected:
+            tip, reason = self._decided(tip, edge_step, ids)
+        self._draft(tip, edge_step, reason)
+        return edge_step.token if self._tip is not None else None
 
     def follow(self, token: int) -> tuple[int, int]:
         """The answer, which holds it already, goes on with `token`.
@@ -79,7 +79,7 @@ class Speculation:
         if self.drafts and self.drafts[0] == token:
             del self.drafts[0]
             # Within a completion nobody read it.
-            self._reads.pop(len(self._ids) - 1, None)
+            self._steps.pop(len(self._ids) - 1, None)
             # At this position the answer asked for nothing, or for more.
             return 0, self._consults.drop(0, len(self._ids)) if self._consults else 0
         dropped = len(self.drafts)
@@ -89,14 +89,14 @@ class Speculation:
 
     def drop(self, position: int) -> int:
         """Drop all drafts, roll the edge back to `position`; returns how many consults went."""
-        self._reads.clear()
+        self._steps.clear()
         self.drafts.clear()
         self._tip = None
         if position < self._edge.position:
             self._edge.rewind(position)
         return self._consults.drop() if self._consults else 0
 
-    def _read(self, drafts: Sequence[int]) -> Read:
+    def _step_after(self, drafts: Sequence[int]) -> EdgeStep:
         """Read the step after the answer and `drafts`."""
         step, sampling = self._edge.step(), self._rules.sampling
         score, forced = checked_score(self._router, step), False
@@ -108,12 +108,12 @@ class Speculation:
             likeliest = token < len(allowed.mask) and bool(allowed.mask[token])
             if not (sampling.greedy and likeliest):
                 token = sampling.choose(step, allowed.mask)
-        read = Read(score, token, step.logprob(token), step, forced=forced)
-        return read.detailed() if self._rules.candidates else read
+        edge_step = EdgeStep(score, token, step.logprob(token), step, forced=forced)
+        return edge_step.detailed() if self._rules.candidates else edge_step
 
-    def _decided(self, tip: State, read: Read, ids: Sequence[int]) -> tuple[State, Reason]:
+    def _decided(self, tip: State, edge_step: EdgeStep, ids: Sequence[int]) -> tuple[State, Reason]:
         """Decide as the answer would here, and send the consult if it may be sent ahead."""
-        decision = tip.decide(read, ids, self._rules)
+        decision = tip.decide(edge_step, ids, self._rules)
         if not decision.ask or self._consults is None:
             return tip, decision.reason
         self._edge.checkpoint(len(ids))
@@ -122,11 +122,11 @@ class Speculation:
             return tip, refused
         return tip.expecting(decision.ask, self._rules), decision.reason
 
-    def _draft(self, state: State, read: Read, reason: Reason | None) -> None:
+    def _draft(self, state: State, edge_step: EdgeStep, reason: Reason | None) -> None:
         """Go on with the edge's own token, unless the answer would end with it."""
-        by = "cloud" if state.owed else "edge"
-        after, _ = state.write(read.token, by, self._rules, reason)
+        by = "cloud" if state.expected else "edge"
+        after, _ = state.write(edge_step.token, by, self._rules, reason)
         self._tip = None if after.end else after
         if self._tip is not None:
-            self._edge.extend([read.token])
-            self.drafts.append(read.token)
+            self._edge.extend([edge_step.token])
+            self.drafts.append(edge_step.token)

@@ -43,7 +43,7 @@ def circles(ids: Sequence[int], start: int) -> bool:
     return False
 
 
-class Read(NamedTuple):
+class EdgeStep(NamedTuple):
     """The values of a step that the loop needs, copied before the engine's next decode.
 
     `token` is what the edge would write. Score, logprob and candidates are the model's own: a
@@ -57,7 +57,7 @@ class Read(NamedTuple):
     candidates: tuple[Candidate, ...] = ()
     forced: bool = False
 
-    def detailed(self) -> "Read":
+    def detailed(self) -> "EdgeStep":
         """A copy with the edge's candidates; only valid before the engine's next decode."""
         if self.candidates:
             return self
@@ -88,7 +88,7 @@ class Rules(NamedTuple):
     verify: bool = False
 
 
-class Queued(msgspec.Struct, frozen=True):
+class Unwritten(msgspec.Struct, frozen=True):
     """A completion's token that is still to be written.
 
     `ends`: the cloud ended the answer with it; `last`: the completion's last token.
@@ -101,7 +101,7 @@ class Queued(msgspec.Struct, frozen=True):
     last: bool
 
 
-class Held(NamedTuple):
+class HeldText(NamedTuple):
     """Output that cannot be shown yet.
 
     `pending` are bytes of an incomplete character (at most three), `text` may begin a stop string.
@@ -110,7 +110,7 @@ class Held(NamedTuple):
     pending: bytes = b""
     text: str = ""
 
-    def feed(self, piece: bytes, stops: Sequence[str]) -> tuple[str, "Held", str | None]:
+    def feed(self, piece: bytes, stops: Sequence[str]) -> tuple[str, "HeldText", str | None]:
         """Returns what can be shown, what is held now, and the first stop string that is complete.
 
         Invalid bytes become U+FFFD: over any split of a byte string the texts join to
@@ -125,7 +125,7 @@ class Held(NamedTuple):
             pending = decoder.getstate()[0]
         return self._shown(text, pending, stops)
 
-    def before(self, piece: bytes) -> "Held":
+    def before(self, piece: bytes) -> "HeldText":
         """Without the bytes of a character that does not go on with `piece`."""
         return self if piece and piece[0] >> 6 == 0b10 else self._replace(pending=b"")
 
@@ -136,16 +136,16 @@ class Held(NamedTuple):
 
     def _shown(
         self, text: str, pending: bytes, stops: Sequence[str]
-    ) -> tuple[str, "Held", str | None]:
+    ) -> tuple[str, "HeldText", str | None]:
         if not stops and not self.text:
-            return text, Held(pending), None
+            return text, HeldText(pending), None
         whole = self.text + text
         matches = [(at, stop) for stop in stops if (at := whole.find(stop)) >= 0]
         if matches:
             at, stop = min(matches)
-            return whole[:at], Held(), stop
+            return whole[:at], HeldText(), stop
         shown = len(whole) - max((overlap(whole, stop) for stop in stops), default=0)
-        return whole[:shown], Held(pending, whole[shown:]), None
+        return whole[:shown], HeldText(pending, whole[shown:]), None
 
 
 class Boundary(msgspec.Struct, frozen=True):
@@ -165,39 +165,39 @@ _NO_BOUNDARY = Boundary()
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """An answer after `index` tokens.
 
-    `held` is text that cannot be shown yet. `queue` is the rest of a completion; while speculating,
-    `owed` counts the tokens (or words) that an expected one will still bring. `over_budget`: the
-    last consult was refused for its cost or privacy; until one is sent the answer earns
-    nothing, since its share cannot be reached. `usage` counts what the cloud wrote and was
-    asked; dropped consults are counted by `Consults`. `end` is set if the answer is over,
+    `held` is text that cannot be shown yet. `unwritten` is the rest of a completion; while
+    speculating, `expected` counts the tokens (or words) that one in flight will still bring.
+    `over_budget`: the last consult was refused for its cost or privacy; until one is sent the
+    answer earns nothing, since its share cannot be reached. `usage` counts what the cloud wrote and
+    was asked; dropped consults are counted by `CloudConsults`. `end` is set if the answer is over,
     `stopped` if a stop string ended it.
     """
 
     budget: Budget
     usage: Usage
     index: int = 0
-    held: Held = Held()
-    queue: tuple[Queued, ...] = ()
-    owed: int = 0
+    held: HeldText = HeldText()
+    unwritten: tuple[Unwritten, ...] = ()
+    expected: int = 0
     boundary: Boundary = _NO_BOUNDARY
     over_budget: bool = False
     end: FinishReason | None = None
     stopped: str | None = None
 
-    def decide(self, read: Read, ids: Sequence[int], rules: Rules) -> Decision:
+    def decide(self, step: EdgeStep, ids: Sequence[int], rules: Rules) -> Decision:
         """Whether to consult after `ids`, and for how many tokens.
 
         If the cloud cannot be asked here (inside a word), ask at the next word boundary. Never ask
         where the grammar allows one token only.
         """
-        if read.forced:
+        if step.forced:
             return Decision(0, "forced")
-        decision = rules.policy.decide(1.0 if self.boundary.pending else read.score, self.budget)
+        decision = rules.policy.decide(1.0 if self.boundary.pending else step.score, self.budget)
         if not decision.ask:
             return decision
         if rules.boundaries is not None:
             refused = rules.boundaries.refused(
-                ids, rules.prompt, read.token, divided=self.boundary.at_boundary
+                ids, rules.prompt, step.token, divided=self.boundary.at_boundary
             )
             if refused is not None:
                 return Decision(0, refused)
@@ -207,12 +207,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         """Speculating: the state after a consult assumed to bring all `ask` tokens, or words."""
         # The cost of a word is known once it is drafted.
         charged = ask if rules.boundaries is None else 0
-        return replace(self, owed=ask, budget=rules.policy.charge(self.budget, charged))
+        return replace(self, expected=ask, budget=rules.policy.charged(self.budget, charged))
 
     def after_draft(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
         """The state after the draft `token`: owes one word less if `token` begins another."""
         opens = rules.boundaries is not None and rules.boundaries.opens(ids, rules.prompt, token)
-        return replace(self, owed=self.owed - 1) if self.owed and opens else self
+        return replace(self, expected=self.expected - 1) if self.expected and opens else self
 
     def answered(self, completion: Completion, token: int, fit: int, rules: Rules) -> "State":
         """The state after a consult, if the edge would have written `token`.
@@ -221,9 +221,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         cap has no room for, are wasted.
         """
         usage, ids, tops = self.usage, completion.ids, completion.top
-        kept, last = rules.policy.kept(self.budget, len(ids)), len(ids) - 1
-        queue = tuple(
-            Queued(
+        kept, last = rules.policy.fit_to_cap(self.budget, len(ids)), len(ids) - 1
+        unwritten = tuple(
+            Unwritten(
                 token=ids[i],
                 logprob=completion.logprobs[i],
                 top=tops[i] if tops else (),
@@ -234,13 +234,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         )
         return replace(
             self,
-            queue=queue,
-            budget=rules.policy.charge(self.budget, len(ids)),
+            unwritten=unwritten,
+            budget=rules.policy.charged(self.budget, len(ids)),
             usage=replace(
                 usage,
                 cloud_calls=usage.cloud_calls + 1,
                 failed_calls=usage.failed_calls + (not fit),
-                wasted_tokens=usage.wasted_tokens + len(ids) - len(queue),
+                wasted_tokens=usage.wasted_tokens + len(ids) - len(unwritten),
                 correction_tokens=usage.correction_tokens + (fit > 0 and ids[0] != token),
                 cloud_prompt_cached=metered(usage.cloud_prompt_cached, completion.cached),
                 cloud_prompt_computed=metered(usage.cloud_prompt_computed, completion.computed),
@@ -274,13 +274,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         # What is drawn need not be the likeliest, whose logprob alone is known.
         known = by.best if rules.sampling.greedy else None
         top = () if known is None else (Candidate(by.id, known),)
-        queue = (Queued(by.id, known, top, ends=False, last=True),) if fits else ()
+        unwritten = (Unwritten(by.id, known, top, ends=False, last=True),) if fits else ()
         usage = replace(
             self.usage,
             wasted_tokens=self.usage.wasted_tokens + (not fits),
             correction_tokens=self.usage.correction_tokens + fits,
         )
-        return replace(self, queue=queue, budget=rules.policy.charge(self.budget, 1), usage=usage)
+        budget = rules.policy.charged(self.budget, 1)
+        return replace(self, unwritten=unwritten, budget=budget, usage=usage)
 
     def failed(self, error: CloudError, ask: int, rules: Rules) -> "State":
         """The state after a consult that brought nothing.
@@ -295,7 +296,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             failed_calls=self.usage.failed_calls + 1,
             wasted_tokens=self.usage.wasted_tokens + lost,
         )
-        return replace(self, budget=rules.policy.charge(self.budget, lost), usage=usage)
+        return replace(self, budget=rules.policy.charged(self.budget, lost), usage=usage)
 
     def write(
         self, token: int, by: Source, rules: Rules, reason: Reason | Fault | None
@@ -304,7 +305,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
         `reason` says why it is this model's; None for a draft that nobody decided on.
         """
-        ended = token in rules.tokenizer.eos_ids or (bool(self.queue) and self.queue[0].ends)
+        ended = token in rules.tokenizer.eos_ids or any(one.ends for one in self.unwritten[:1])
         piece = b"" if ended else rules.tokenizer.piece(token)
         if not piece and rules.shown and not ended:
             piece = rules.shown.get(token, b"")
@@ -315,19 +316,19 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             end = "stop"
         elif index == rules.max_tokens or rules.prompt + index > rules.context:
             end = "length"
-        read = by_cloud or reason == "verified"
-        over_budget = (self.over_budget or reason in _REFUSED) and not read
-        budget, owed, boundary = self.budget, max(0, self.owed - 1), _NO_BOUNDARY
+        seen = by_cloud or reason == "verified"
+        over_budget = (self.over_budget or reason in _REFUSED) and not seen
+        budget, expected, boundary = self.budget, max(0, self.expected - 1), _NO_BOUNDARY
         if rules.boundaries is not None:
-            budget, owed = rules.policy.charge(budget, min(1, self.owed)), self.owed
+            budget, expected = rules.policy.charged(budget, min(1, self.expected)), self.expected
             pending = reason == "mid_word" or (reason == "forced" and self.boundary.pending)
-            boundary = Boundary(pending, len(self.queue) == 1 and self.queue[0].last)
+            boundary = Boundary(pending, len(self.unwritten) == 1 and self.unwritten[0].last)
         after = State(
             index=index,
-            budget=budget if over_budget else rules.policy.written(budget),
+            budget=budget if over_budget else rules.policy.after_token(budget),
             held=held,
-            queue=self.queue[1:],
-            owed=owed,
+            unwritten=self.unwritten[1:],
+            expected=expected,
             boundary=boundary,
             over_budget=over_budget,
             usage=replace(usage, cloud_tokens=usage.cloud_tokens + 1) if by_cloud else usage,

@@ -14,11 +14,11 @@ from edgewise.completion import Completion, Verified
 from edgewise.edge.base import EdgeSession
 from edgewise.errors import CloudError
 from edgewise.events import Consult, Reason
-from edgewise.loop.consults import Flight
+from edgewise.loop.clouds import Clouds
+from edgewise.loop.one_cloud import Flight
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import Rules, State
-from edgewise.loop.tiers import Cascade
 from edgewise.routers.untrained import Constant
 
 BLOCK, FLYING = 16, 6
@@ -49,13 +49,13 @@ class Verification(Speculation):
     `over` are the outcomes of blocks that nobody has reported yet.
     """
 
-    _consults: Cascade
+    _consults: Clouds
 
     def __init__(
         self,
         ids: list[int],
         edge: EdgeSession,
-        consults: Cascade,
+        consults: Clouds,
         rules: Rules,
         budget: Budget,
     ) -> None:
@@ -83,18 +83,18 @@ class Verification(Speculation):
         if not self._unsent:
             self._edge.checkpoint(position)
         # In detail: the cloud may correct it when the step is long gone.
-        read = self._reads[position] = self._read(self.drafts).detailed()
-        self._tip, _ = tip.write(read.token, "edge", self._rules, "verified")
-        self.drafts.append(read.token)
+        step = self._steps[position] = self._step_after(self.drafts).detailed()
+        self._tip, _ = tip.write(step.token, "edge", self._rules, "verified")
+        self.drafts.append(step.token)
         self._unsent += 1
         if self._tip.end is None:
-            self._edge.extend([read.token])
-        doubtful = read.logprob < math.log(SURE)
+            self._edge.extend([step.token])
+        doubtful = step.logprob < math.log(SURE)
         # The first token alone: it is held to more, and somebody waits for it.
         ends = self._tip.end is not None or not tip.index or self._unsent == BLOCK
         self._due = self._due or ends or doubtful or self._alone
         self._send(self._tip)
-        return read.token
+        return step.token
 
     def verdict(self, *, wait: bool) -> Verdict | None:
         """What the cloud says of the first draft; None if that has not come, or was not asked."""

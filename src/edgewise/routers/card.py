@@ -80,7 +80,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     behaviour: tuple[float, ...] = ()
     measured: str = ""
 
-    def check(self, edge: EdgeModel, where: Path) -> None:
+    def require_fits(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router was made for this edge model, in any build."""
         problem, reads = None, "hidden" in self.inputs
         if reads and not edge.abilities.hidden:

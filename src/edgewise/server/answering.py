@@ -16,8 +16,8 @@ from edgewise.edge.vocabulary import longest_piece, overflow
 from edgewise.events import Event, Finished, Pending, RolledBack, Timing, Usage
 from edgewise.grammar.compiled import COMPILING, Grammar
 from edgewise.grammar.response_format import ResponseFormat, grammar_of
+from edgewise.opening import cloud_address
 from edgewise.pair import Pair
-from edgewise.parts import cloud_address
 from edgewise.prompts import Message, Prompt
 from edgewise.server.errors import come_back
 from edgewise.server.local_messages import LocalMessages
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class Admission:
+class AnswerQueue:
     """`slots` answers at a time, first come first served; `queue` more may wait."""
 
     def __init__(self, slots: int, queue: int) -> None:
@@ -43,39 +43,39 @@ class Admission:
         self.running = self.waiting = 0
         self.free = asyncio.Semaphore(slots)
 
-    def enter(self) -> "Ticket":
+    def enter(self) -> "QueuePlace":
         """A place in the queue. Raises `ApiError` 429 with `Retry-After` if it is full."""
         if self.running + self.waiting >= self.slots + self.queue:
             message = f"{self.running} answers are being written and {self.waiting} wait"
             raise come_back(
                 f"{message}; try again in {QUEUE_SECONDS} s.", QUEUE_SECONDS, code="queue_full"
             )
-        return Ticket(self)
+        return QueuePlace(self)
 
 
-class Ticket:
+class QueuePlace:
     """A place: waiting, then running. Use it in the event loop's thread only."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission, self._running = admission, False
-        admission.waiting += 1
+    def __init__(self, queue: AnswerQueue) -> None:
+        self._queue, self._running = queue, False
+        queue.waiting += 1
 
-    async def turn(self) -> None:
+    async def acquire(self) -> None:
         """Wait until the answer may be written; who writes it says when it is `done`."""
-        await self._admission.free.acquire()
+        await self._queue.free.acquire()
         self._running = True
-        self._admission.waiting -= 1
-        self._admission.running += 1
+        self._queue.waiting -= 1
+        self._queue.running += 1
 
-    def give_up(self) -> None:
+    def leave(self) -> None:
         """Leave the queue. Does nothing after its turn has come."""
         if not self._running:
-            self._admission.waiting -= 1
+            self._queue.waiting -= 1
 
-    def done(self) -> None:
+    def release(self) -> None:
         """Give the place to the next one."""
-        self._admission.running -= 1
-        self._admission.free.release()
+        self._queue.running -= 1
+        self._queue.free.release()
 
 
 class PromptScores(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ class Answering:
         self.edge, self.cloud = pair.edge, pair.cloud
         self.settings, self.starts = pair.settings, pair.starts
         self.local = LocalMessages()
-        self.admission = Admission(slots, queue)
+        self.queue = AnswerQueue(slots, queue)
         self._alone = False
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
         # Pools of their own, so that no long prompt, format or text to tokenise makes answers wait.
@@ -159,16 +159,16 @@ class Answering:
         asked: DecodeRequest,
         prompt: Prompt,
         grammar: Grammar | None,
-        ticket: Ticket,
+        place: QueuePlace,
         *,
         seen: Callable[[AnswerEvent], AnswerEvent] = lambda event: event,
     ) -> AsyncGenerator[AnswerEvent]:
         """The answer's events once its turn has come, each as `seen` returns it.
 
-        Closing this early stops the work; the ticket is given back when the work has ended. Raises
+        Closing this early stops the work; the place is given back when the work has ended. Raises
         an `EdgewiseError`.
         """
-        await ticket.turn()
+        await place.acquire()
         loop = asyncio.get_running_loop()
         items: asyncio.Queue[AnswerEvent | None] = asyncio.Queue()
         stop = threading.Event()
@@ -185,7 +185,7 @@ class Answering:
         def ended(work: "asyncio.Future[None]") -> None:
             # Else asyncio reports an error that nobody waits for any more.
             work.exception()
-            ticket.done()
+            place.release()
             items.put_nowait(None)
 
         work = loop.run_in_executor(self._threads, write)

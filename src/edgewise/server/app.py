@@ -26,7 +26,7 @@ from edgewise.events import Consult, Finished, Token
 from edgewise.keys.keys import ANYBODY
 from edgewise.listening.logs import OTHERS, REQUESTS
 from edgewise.listening.origins import ANY, OriginCheck
-from edgewise.parts import sampling_of
+from edgewise.opening import sampling_of
 from edgewise.server import chat, completions, messages, responses
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers, caller_of
@@ -249,7 +249,7 @@ class Metrics(Collector):
 
     def __init__(self, answering: Answering) -> None:
         self.registry = CollectorRegistry()
-        self._admission, self._billing = answering.admission, answering.pair.billing
+        self._queue, self._billing = answering.queue, answering.pair.billing
         self.registry.register(self)
         self.requests = self._counter("requests", "Requests.", "path", "status")
         self._tokens = self._counter("generation_tokens", "Output tokens.", "source")
@@ -262,9 +262,9 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Reads values on demand, so that cancelled answers count too."""
-        admission = self._admission
-        yield GaugeMetricFamily("edgewise_running", "Answers being decoded.", admission.running)
-        yield GaugeMetricFamily("edgewise_waiting", "Answers in the queue.", admission.waiting)
+        queue = self._queue
+        yield GaugeMetricFamily("edgewise_running", "Answers being decoded.", queue.running)
+        yield GaugeMetricFamily("edgewise_waiting", "Answers in the queue.", queue.waiting)
         if self._billing is not None:
             costs = self._billing.savings()
             for name, help, value in (

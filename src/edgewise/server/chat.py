@@ -39,8 +39,8 @@ from edgewise.server.requests import (
     Tools,
     TopLogprobs,
     Turns,
-    at_most,
     by_type,
+    max_entries,
     response_format_of,
     texts_in,
     turn,
@@ -74,7 +74,7 @@ class ChatMessage(RoleTurn):
     refusal: BoundedText | None = None
     # Neither the message nor what follows it is ever sent to the cloud.
     edgewise: Annotated[
-        dict[Literal["cloud"], Literal["none"]] | None, Field(min_length=1), at_most(1)
+        dict[Literal["cloud"], Literal["none"]] | None, Field(min_length=1), max_entries(1)
     ] = None
 
     @model_validator(mode="after")

@@ -30,11 +30,11 @@ from edgewise.server.requests import (
     ConversationRequest,
     EdgewiseOptions,
     FunctionDefinition,
+    IgnoredObject,
     JsonRoute,
     Name,
     Returned,
     RoleTurn,
-    Skipped,
     Stop,
     Strict,
     TextPart,
@@ -73,7 +73,7 @@ Block = Annotated[
     Annotated[TextPart, Tag("(text)")]
     | Annotated[ToolUse, Tag("(tool_use)")]
     | Annotated[ToolResult, Tag("(tool_result)")]
-    | Annotated[Skipped, Tag("(thinking)")],
+    | Annotated[IgnoredObject, Tag("(thinking)")],
     by_type(),
 ]
 
@@ -117,7 +117,7 @@ class AnthropicTool(FunctionDefinition):
 
 
 AnyTool = Annotated[
-    Annotated[AnthropicTool, Tag("(custom)")] | Annotated[Skipped, Tag("(other)")],
+    Annotated[AnthropicTool, Tag("(custom)")] | Annotated[IgnoredObject, Tag("(other)")],
     by_type("custom", others=True),
 ]
 
@@ -137,7 +137,7 @@ class OutputConfig(Strict):
     format: TypedJsonSchema | None = None
 
 
-class ContextEdit(Skipped):
+class ContextEdit(IgnoredObject):
     """Clearing of reasoning, which is ignored anyway. Other edits would change the prompt."""
 
     type: Annotated[str, Field(pattern=r"^clear_thinking_\d+$", max_length=100)]
@@ -161,7 +161,7 @@ def _lasting(system: Texts | None) -> Texts | None:
     if isinstance(system, str):
         return system.partition("\n")[2] if system.startswith(_BILLING) else system
     return system and [
-        one for one in system if isinstance(one, Skipped) or not one.text.startswith(_BILLING)
+        one for one in system if isinstance(one, IgnoredObject) or not one.text.startswith(_BILLING)
     ]
 
 

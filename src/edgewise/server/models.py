@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from edgewise.edge.vocabulary import CHUNK, longest_piece
 from edgewise.grammar.response_format import ResponseFormat
 from edgewise.loop.policy import Policy
-from edgewise.parts import make_policy, sampling_of
+from edgewise.opening import make_policy, sampling_of
 from edgewise.prompts import Message, Prompt
 from edgewise.server.answering import PAIR, Answering, DecodeRequest
 from edgewise.server.callers import caller_of

@@ -20,7 +20,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.errors import EdgewiseError
 from edgewise.events import Candidate, Finished, Pending, RolledBack, Token, Usage
 from edgewise.grammar.calls import CallBegun, CallReader, Part, Said
-from edgewise.server.answering import AnswerEvent, DecodeRequest, Ticket
+from edgewise.server.answering import AnswerEvent, DecodeRequest, QueuePlace
 from edgewise.server.callers import caller_of
 from edgewise.server.errors import ApiError, refusal_of, shown
 from edgewise.server.local_messages import LocalAnswer
@@ -342,7 +342,7 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
     answering, caller = pair_of(request), caller_of(request)
     local = decoding.messages[-1].local
     async with AsyncExitStack() as held:
-        ticket = await held.enter_async_context(admitted(request))
+        place = await held.enter_async_context(admitted(request))
         prompt = caller.read(await unless_gone(request, answering.read(decoding.read)))
         grammar = await unless_gone(request, answering.grammar(decoding.format))
         writer.prompt_ids = prompt.ids
@@ -360,7 +360,7 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
                 answer.wrote(event.text)
             return caller.seen(event)
 
-        events = answering.events(decoding, prompt, grammar, ticket, seen=seen)
+        events = answering.events(decoding, prompt, grammar, place, seen=seen)
         held.push_async_callback(events.aclose)
         if writer.request.stream:
             return EventStream(writer, events, held.pop_all(), ignored_header(names))
@@ -380,17 +380,17 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
 
 
 @asynccontextmanager
-async def admitted(request: Request) -> AsyncGenerator[Ticket]:
+async def admitted(request: Request) -> AsyncGenerator[QueuePlace]:
     """A place in the queue, so that no more is read than can be answered.
 
     Raises `ApiError` 429 if the queue is full or the key at its limits.
     """
     async with caller_of(request).entered():
-        ticket = pair_of(request).admission.enter()
+        place = pair_of(request).queue.enter()
         try:
-            yield ticket
+            yield place
         finally:
-            ticket.give_up()
+            place.leave()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:

@@ -118,7 +118,7 @@ class Strict(BaseModel, extra="allow", strict=True):
         return [name for name in sorted(given) if given[name]]
 
 
-class Skipped(Strict, extra="ignore"):
+class IgnoredObject(Strict, extra="ignore"):
     """An object that is ignored whole, such as reasoning, or a tool that a provider runs."""
 
     type: Annotated[str, Field(min_length=1, max_length=200)]
@@ -201,7 +201,7 @@ def _nothing(value: float) -> float:
     return value
 
 
-Zero = Annotated[float, AfterValidator(_nothing)]
+MustBeZero = Annotated[float, AfterValidator(_nothing)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Description = Annotated[str, Field(max_length=1 << 16)]
 CallId = Annotated[str, Field(max_length=200)]  # of some servers it is empty
@@ -233,8 +233,8 @@ class TextPart(Strict):
 
 Part = Annotated[
     Annotated[TextPart, Tag("(text)")]
-    | Annotated[Skipped, Tag("(thinking)")]
-    | Annotated[Skipped, Tag("(reasoning)")],
+    | Annotated[IgnoredObject, Tag("(thinking)")]
+    | Annotated[IgnoredObject, Tag("(reasoning)")],
     by_type(),
 ]
 Texts = BoundedText | Annotated[list[Part], Field(max_length=MAX_MESSAGES)]
@@ -278,7 +278,7 @@ def turn(
     return ChatTurn(message, texts)
 
 
-def few_parts(turns: object) -> object:
+def limit_parts(turns: object) -> object:
     """The same turns; raises if they have too many parts or calls, before each is looked at."""
     if isinstance(turns, list):
         first = cast(list[object], turns)[:MAX_MESSAGES]
@@ -296,7 +296,7 @@ def _parts(turn: object) -> list[object]:
     return [part for one in lists if isinstance(one, list) for part in cast(list[object], one)]
 
 
-def at_most(most: int) -> BeforeValidator:
+def max_entries(most: int) -> BeforeValidator:
     """Refuses a dict with more entries, before each is looked at."""
 
     def few(given: object) -> object:
@@ -310,7 +310,7 @@ def at_most(most: int) -> BeforeValidator:
 
 _T = TypeVar("_T")
 Turns = Annotated[
-    list[_T], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(few_parts)
+    list[_T], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(limit_parts)
 ]
 Tools = Annotated[list[_T], Field(max_length=MAX_TOOLS)]
 
@@ -465,6 +465,6 @@ class OpenAIRequest(AnswerRequest):
 
     ignores = frozenset({"user"})
     n: Literal[1] | None = None
-    frequency_penalty: Zero | None = None
-    presence_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, float] | None, at_most(0)] = None
+    frequency_penalty: MustBeZero | None = None
+    presence_penalty: MustBeZero | None = None
+    logit_bias: Annotated[dict[str, float] | None, max_entries(0)] = None

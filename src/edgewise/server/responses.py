@@ -25,18 +25,18 @@ from edgewise.server.requests import (
     ConversationAnswerRequest,
     EdgewiseOptions,
     FunctionDefinition,
+    IgnoredObject,
     JsonRoute,
     RoleTurn,
-    Skipped,
     Strict,
     Texts,
     TokenLimit,
     Tools,
     Turns,
     TypedJsonSchema,
-    at_most,
     by_type,
-    few_parts,
+    limit_parts,
+    max_entries,
     response_format_of,
     turn,
 )
@@ -71,7 +71,7 @@ InputItem = Annotated[
     Annotated[InputMessage, Tag("(message)")]
     | Annotated[CallItem, Tag("(function_call)")]
     | Annotated[OutputItem, Tag("(function_call_output)")]
-    | Annotated[Skipped, Tag("(reasoning)")],
+    | Annotated[IgnoredObject, Tag("(reasoning)")],
     by_type("message"),
 ]
 
@@ -83,7 +83,7 @@ class ResponsesTool(FunctionDefinition):
 
 
 AnyTool = Annotated[
-    Annotated[ResponsesTool, Tag("(function)")] | Annotated[Skipped, Tag("(other)")],
+    Annotated[ResponsesTool, Tag("(function)")] | Annotated[IgnoredObject, Tag("(other)")],
     by_type("function", others=True),
 ]
 
@@ -111,14 +111,14 @@ class ResponsesRequest(ConversationAnswerRequest):
         }
     )
     edgewise: CloudOptions = EdgewiseOptions()
-    input: Annotated[BoundedText | Turns[InputItem], BeforeValidator(few_parts)]
+    input: Annotated[BoundedText | Turns[InputItem], BeforeValidator(limit_parts)]
     instructions: BoundedText | None = None
     max_tokens: TokenLimit | None = Field(default=None, alias="max_output_tokens")
     text: TextOptions | None = None
     tools: Tools[AnyTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesTool | None = None
     parallel_tool_calls: bool | None = None
-    metadata: Annotated[dict[str, str] | None, at_most(16)] = None
+    metadata: Annotated[dict[str, str] | None, max_entries(16)] = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     top_logprobs: Literal[0] | None = None

@@ -55,7 +55,7 @@ class ScriptedCloud(CloudModel):
         self.opened += 1
         return ScriptedCloudSession(self)
 
-    def check(self, tokenizer: Tokenizer) -> str:
+    def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         if fingerprint(tokenizer) != fingerprint(self.tokenizer):
             raise VocabularyMismatch("The scripted cloud has another vocabulary", hint="share one")
         return "all ids and the ids of fixed strings hash alike"

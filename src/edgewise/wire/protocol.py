@@ -38,7 +38,6 @@ VOCABULARY = "vocabulary"
 
 _PRIME = (1 << 61) - 1
 _BASE = 1_000_003
-_INVERSE = pow(_BASE, -1, _PRIME)
 _ROW = 1024
 _POWERS = [pow(_BASE, exponent, _PRIME) for exponent in reversed(range(_ROW))]
 _UPPER = np.array([power >> 29 for power in _POWERS], np.uint64)
@@ -64,7 +63,7 @@ class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     position: Count
     ids: WireIds
-    check: Checksum
+    checksum: Checksum
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -77,7 +76,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=3):
     ask: Count
     position: Count
     ids: WireIds
-    check: Checksum
+    checksum: Checksum
     n: Annotated[int, msgspec.Meta(ge=0, le=MAX_SPAN)] = 1
     deadline: Annotated[int, msgspec.Meta(ge=1, le=MAX_DEADLINE)] = 5000
     top: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP)] = 0
@@ -104,7 +103,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag=16):
     version: Count
     session: Name
     known: Count
-    check: Checksum
+    checksum: Checksum
     engine: Name
     model: str = ""
     verifies: bool = False
@@ -182,7 +181,7 @@ class Ledger:
             self._ids = array("I", ids)
         except (OverflowError, TypeError) as error:
             raise CloudProtocolError(f"Ids are unsigned 32-bit numbers ({error}).") from error
-        self.check = _check(self._ids)
+        self.checksum = _checksum(self._ids)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -195,7 +194,7 @@ class Ledger:
     def copy(self) -> "Ledger":
         """A copy; a quarter of a millisecond for the longest prefix."""
         made = Ledger()
-        made._ids, made.check = self._ids[:], self.check
+        made._ids, made.checksum = self._ids[:], self.checksum
         return made
 
     def put(self, position: int, ids: "Sequence[int] | Ledger") -> bool:
@@ -205,14 +204,15 @@ class Ledger:
         added = ids if isinstance(ids, Ledger) else Ledger(ids)
         gone = self._ids[position:] if position else self._ids
         # The check is a polynomial: what stood at the end can be taken off again.
-        before = (self.check - _check(gone)) * pow(_INVERSE, len(gone), _PRIME) if position else 0
-        self.check = (before * pow(_BASE, len(added), _PRIME) + added.check) % _PRIME
+        rest = self.checksum - _checksum(gone) if position else 0
+        shift = pow(_BASE, len(added) - len(gone), _PRIME)
+        self.checksum = (rest * shift + added.checksum) % _PRIME
         del self._ids[position:]
         self._ids.extend(added._ids)
         return True
 
 
-def _check(ids: "array[int]") -> int:
+def _checksum(ids: "array[int]") -> int:
     """Hashes a few ids in sequence; many in rows, as vectors."""
     if len(ids) < _ROW:
         return _horner((token + 1 for token in ids), _BASE)
@@ -243,7 +243,7 @@ def fingerprint(ids: Sequence[Sequence[int]]) -> str:
     The strings are `edgewise.edge.base.PROBES`.
     """
     ledger = Ledger([token for part in ids for token in (*part, len(part))])
-    return f"{ledger.check:016x}"
+    return f"{ledger.checksum:016x}"
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
-from edgewise_lab.around import Around, Flying
+from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -135,7 +135,7 @@ class EnginePace(NamedTuple):
         return self.read * computed + write
 
 
-class DelayedCloud(Around):
+class DelayedCloud(WrappedCloud):
     """Implements `CloudModel`: `cloud`, each of whose completions is held back for a `delay`.
 
     Faults come as they do. Consults are held back side by side, as on a way that is long.

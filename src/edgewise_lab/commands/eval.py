@@ -8,7 +8,7 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from edgewise import pair, parts
+from edgewise import opening, pair
 from edgewise.cli import options, render
 from edgewise.cli.options import DRAWS, MACHINE, MODELS, PRIVACY, takes
 from edgewise.edge.base import EdgeModel
@@ -164,7 +164,7 @@ def _report(
 
 
 def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
-    default = parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
+    default = opening.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
     shares = given or [default]
     if not all(0 < share < 1 for share in shares):
         raise UsageError("A cloud-share must lie between 0 and 1, such as 0.05.")
@@ -181,9 +181,9 @@ def contenders_of(
     found: dict[str, Contender] = {}
     for name in names:
         named = replace(chosen, router=name)
-        named = replace(named, router=parts.chosen_router(named, edge))
-        _require_unseen(parts.router_folder(named), task)
-        router, card = parts.open_router(named, edge)
+        named = replace(named, router=opening.chosen_router(named, edge))
+        _require_unseen(opening.router_folder(named), task)
+        router, card = opening.open_router(named, edge)
         shown = Path(str(named.router)).name
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
@@ -191,7 +191,7 @@ def contenders_of(
             shown,
             router,
             card,
-            parts.router_identity(named),
+            opening.router_identity(named),
             served(named, router, card, edge, shares),
         )
     return list(found.values())
@@ -209,7 +209,7 @@ def served(
         replace(chosen, cloud_share=one, threshold=None, on_cloud_error="raise") for one in shares
     ]
     return {
-        share: parts.make_policy(one, parts.starts_of(one, router, card, edge))
+        share: opening.make_policy(one, opening.starts_of(one, router, card, edge))
         for share, one in zip(shares, as_set, strict=True)
     }
 

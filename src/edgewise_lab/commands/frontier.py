@@ -9,7 +9,7 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from edgewise import parts
+from edgewise import opening
 from edgewise.cli import options, render
 from edgewise.cli.options import DRAWS, ONE_VOCABULARY, takes
 from edgewise.cloud.base import CloudModel
@@ -118,7 +118,7 @@ class _Wish(NamedTuple):
 
     @property
     def address(self) -> str:
-        return parts.cloud_address(self.chosen)
+        return opening.cloud_address(self.chosen)
 
     @property
     def slowed(self) -> bool:
@@ -181,12 +181,12 @@ def _compared(wish: _Wish, round_trip: float | None, out: Path | None, *, hidden
 def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
     chosen = wish.chosen
     with ExitStack() as stack:
-        edge = stack.enter_context(closing(parts.open_edge(without_cloud(chosen))))
+        edge = stack.enter_context(closing(opening.open_edge(without_cloud(chosen))))
         pace = pace_named(wish.pace, chosen)
         larger = None
         if wish.larger is not None:
             named = replace(without_cloud(chosen), edge=wish.larger)
-            model = stack.enter_context(closing(parts.open_edge(named)))
+            model = stack.enter_context(closing(opening.open_edge(named)))
             larger = model, _larger_pace(pace, edge, model)
         url = stack.enter_context(_reached(wish, trip))
         link = None

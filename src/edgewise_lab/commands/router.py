@@ -11,8 +11,8 @@ from edgewise.cli import options, render
 from edgewise.cli.options import EDGE, takes
 from edgewise.errors import UsageError
 from edgewise.hub import HubAddress
+from edgewise.opening import router_folder
 from edgewise.pair import open_pair
-from edgewise.parts import router_folder
 from edgewise.routers.card import RouterCard, read_card
 from edgewise.settings import NAMES, Settings
 from edgewise_lab import tables

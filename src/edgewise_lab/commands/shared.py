@@ -20,7 +20,7 @@ from edgewise.cloud.hosts import hosts_of, require_allowed
 from edgewise.cloud.registry import AUTO
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import CloudError, UsageError
-from edgewise.parts import cloud_address, open_cloud, open_edge, require_one_cloud
+from edgewise.opening import cloud_address, open_cloud, open_edge, require_one_cloud
 from edgewise.settings import Settings
 from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise_lab.evaluation import report

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from rich.progress import Progress
 from rich.table import Table
 
-from edgewise import pair, parts
+from edgewise import opening, pair
 from edgewise.addresses import user_path
 from edgewise.cli import options, render
 from edgewise.cli.options import MACHINE, MODELS, PRIVACY, takes
@@ -21,14 +21,13 @@ from edgewise.completion import Completion
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
-from edgewise.loop.consults import UNKNOWN, unsure
 from edgewise.loop.decoder import Decoder
+from edgewise.loop.one_cloud import UNKNOWN, unsure
 from edgewise.loop.policy import Policy
 from edgewise.routers.base import Router
-from edgewise.routers.start import KEEP, TIERS, keep_tuned
+from edgewise.routers.thresholds import KEEP, TIERS, keep_tuned
 from edgewise.settings import Settings
 from edgewise_lab import tables
-from edgewise_lab.around import Around, observed
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.shared import counted, resume_hint
 from edgewise_lab.evaluation.calibration import Answers, Calibrated, realising
@@ -41,6 +40,7 @@ from edgewise_lab.evaluation.tasks.named import open_task
 from edgewise_lab.tables import FigureTable
 from edgewise_lab.training.router import SHARES
 from edgewise_lab.training.spending import MeteredCloud, SpendingMeter
+from edgewise_lab.wrapped_cloud import WrappedCloud, observed
 
 FEWEST = 20
 """Prompts; fewer say next to nothing about a share of 1%."""
@@ -88,7 +88,7 @@ def tune(
     asked = _prompts(open_task(task, data=data, check=check).first(limit), max_tokens)
     if keep is not None:
         require_prompts(keep, len(asked.questions))
-        parts.require_one_cloud(chosen)
+        opening.require_one_cloud(chosen)
     meter = SpendingMeter()
     opened = pair.open_pair(replace(chosen, router=pair.NEVER), slots=2)
     hint = resume_hint("What was answered is kept: the same command goes on from there.")
@@ -135,9 +135,9 @@ def _tuned(
 ) -> _Tuned:
     edge, cloud = models.both()
     require_room(asked, edge, cloud)
-    named = replace(chosen, router=parts.chosen_router(chosen, edge))
-    router, card = parts.open_router(named, edge)
-    identity = parts.router_identity(named)
+    named = replace(chosen, router=opening.chosen_router(chosen, edge))
+    router, card = opening.open_router(named, edge)
+    identity = opening.router_identity(named)
     clouds = [MeteredCloud(one, meter) for one in models.clouds]
     if keep is not None:
         asked = _agreeing(asked, edge, clouds[0], progress)
@@ -156,9 +156,9 @@ def _tuned(
         thresholds = {f"{share:g}": point.threshold for share, point in found.items()}
     else:
         found = _kept(keep, answers, sequence(edge, router))
-        thresholds = {**parts.starts_of(named, router, card, edge), KEEP: found.threshold}
-    place = keep_tuned(edge, identity, parts.nearest_cloud(chosen), thresholds)
-    start = thresholds.get(f"{parts.DEFAULT_SHARE:g}", 1.0)
+        thresholds = {**opening.starts_of(named, router, card, edge), KEEP: found.threshold}
+    place = keep_tuned(edge, identity, opening.nearest_cloud(chosen), thresholds)
+    start = thresholds.get(f"{opening.DEFAULT_SHARE:g}", 1.0)
     tiers = _tiers(named, router, asked, edge, clouds, start, progress)
     if file:
         file.unlink(missing_ok=True)
@@ -214,7 +214,7 @@ def _tiers(
         done = counted(progress, "answers with a further cloud", len(task.questions))
         scores: list[float] = []
         heard = [*clouds[: place - 1], _scored(clouds[place - 1], scores), *clouds[place:]]
-        tiers = parts.make_tiers(replace(settings, tier_threshold=None), heard, edge)
+        tiers = opening.make_tiers(replace(settings, tier_threshold=None), heard, edge)
         decoder = Decoder(edge, router=router, policy=policy, tiers=tiers[:place])
         system, tokens = Decoded(decoder, task.max_tokens), 0
         for question in task.questions:
@@ -226,7 +226,7 @@ def _tiers(
             f"{share:g}": scores[min(len(scores), max(1, round(share * tokens))) - 1]
             for share in (SHARES if scores else ())
         }
-        keep_tuned(edge, TIERS, parts.tier_address(clouds[: place + 1]), found[name])
+        keep_tuned(edge, TIERS, opening.tier_address(clouds[: place + 1]), found[name])
     return found
 
 
@@ -237,7 +237,7 @@ def _scored(cloud: CloudModel, scores: list[float]) -> CloudModel:
         score = unsure(completion)
         scores.extend([UNKNOWN if score is None else score] * len(completion.ids))
 
-    return Around(cloud, observed(seen))
+    return WrappedCloud(cloud, observed(seen))
 
 
 def _agreeing(asked: Task, edge: EdgeModel, cloud: CloudModel, progress: Progress) -> Task:

@@ -17,7 +17,7 @@ import numpy as np
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.routers.base import Router
-from edgewise.routers.start import own_scores
+from edgewise.routers.thresholds import own_scores
 from edgewise_lab.evaluation.statistics import Interval, ratio_interval, scipy_part
 from edgewise_lab.evaluation.systems import Outcome, cloud_share
 

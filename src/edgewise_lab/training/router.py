@@ -302,7 +302,7 @@ class Training:
         card = self._plain_card()
         if (self.folder / CONFIG).exists() or is_trained(self.kind):
             held = replace(read_card(self.folder), thresholds={}, realised={})
-            held.check(self.edge, self.folder)
+            held.require_fits(self.edge, self.folder)
             if held.kind != card.kind:
                 raise UsageError(
                     f"{str(self.folder)!r} holds a router of the kind {held.kind!r}, not "
@@ -431,7 +431,7 @@ class Training:
     def _mixed(self) -> PairRollouts:
         """The pair under the router that the folder holds from the round before."""
         card = read_card(self.folder)
-        card.check(self.edge, self.folder)
+        card.require_fits(self.edge, self.folder)
         threshold = card.threshold(MIXED_SHARE)
         if threshold is None:
             raise UsageError(

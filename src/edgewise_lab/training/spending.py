@@ -9,8 +9,8 @@ from typing import NamedTuple
 from edgewise.cloud.base import CloudModel
 from edgewise.completion import Completion
 from edgewise.costs.price import NOTHING, BilledTokens, Price
-from edgewise_lab.around import Around, observed
 from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts, ignore
+from edgewise_lab.wrapped_cloud import WrappedCloud, observed
 
 
 class Spending(NamedTuple):
@@ -64,7 +64,7 @@ class SpendingMeter:
         self.count(BilledTokens(input=read - cached, cached=cached, output=reply.billed))
 
 
-class MeteredCloud(Around):
+class MeteredCloud(WrappedCloud):
     """Implements `CloudModel`: `cloud`, whose consults are counted."""
 
     def __init__(self, cloud: CloudModel, meter: SpendingMeter) -> None:

@@ -47,11 +47,11 @@ class Adapter(AdaptedCloud):
     def open(self, prompt: Prompt) -> "AdaptedIdSession":
         return AdaptedIdSession(self, prompt)
 
-    def check(self, tokenizer: Tokenizer) -> str:
-        """Prove that the cloud's ids are those of its tokenizer; raises as `CloudModel.check`."""
+    def check_vocabulary(self, tokenizer: Tokenizer) -> str:
+        """Prove that the cloud's ids are those of its tokenizer; raises as the base does."""
         self.require_edge(tokenizer)
         try:
-            how = self.cloud.check(self.own)
+            how = self.cloud.check_vocabulary(self.own)
         except VocabularyMismatch as error:
             raise VocabularyMismatch(
                 f"The cloud model {self.name!r} does not read text as its tokenizer does",
@@ -100,7 +100,7 @@ def checked(
     """`adapted` and then `check`ed; raises the same errors, and then closes `cloud`."""
     try:
         model = adapted(cloud, edge, own, context_filter)
-        model.check(edge)
+        model.check_vocabulary(edge)
     except BaseException:
         cloud.close()
         raise
@@ -141,7 +141,7 @@ class AdaptedIdSession(AdaptedSession):
     def read(self, consult: WordConsult, reply: Completion) -> ReplyChunk:
         """Raises `CloudProtocolError` for an invalid completion."""
         own = self.own
-        reply.check(asked=consult.step, prompt=len(consult.ids), size=own.size)
+        reply.validate(asked=consult.step, prompt=len(consult.ids), size=own.size)
         ids = [token for token in reply.ids if token not in own.eos_ids]
         consult.ids = consult.ids + ids
         return ReplyChunk(

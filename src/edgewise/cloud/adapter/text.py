@@ -77,10 +77,10 @@ class TextCloud(AdaptedCloud):
         self.engine = engine
         self.capabilities = Capabilities()
         self._served: Described | None = None
-        self._went, self._since = asyncio.Event(), 0.0
+        self._reconnected, self._since = asyncio.Event(), 0.0
         if engine.owner:
             # Others decline requests for a model that they do not serve any more.
-            engine.connected = self._went.set
+            engine.connected = self._reconnected.set
         self.boundaries = WordBoundaries(edge, reasons=engine.reasons)
         self._io = IoThread(self.name)
         self.submit = self._io.submit
@@ -93,8 +93,8 @@ class TextCloud(AdaptedCloud):
     def open(self, prompt: Prompt) -> "AdaptedTextSession":
         return AdaptedTextSession(self, prompt)
 
-    def check(self, tokenizer: Tokenizer) -> str:
-        """Probe how the API continues; raises as `CloudModel.check`, `CloudRejected` if not."""
+    def check_vocabulary(self, tokenizer: Tokenizer) -> str:
+        """Probe how the API continues; raises as the base does, and `CloudRejected`."""
         self.require_edge(tokenizer)
         self.submit(self._probe(), PROBE_SECONDS).result()
         self.vocabulary_check = (
@@ -110,7 +110,7 @@ class TextCloud(AdaptedCloud):
             reply = await self.engine.complete(request, client)
             await self._recheck()
         except CloudUnavailable:
-            self._went.set()
+            self._reconnected.set()
             self._since = 0.0
             raise
         if self._served != served:
@@ -125,12 +125,13 @@ class TextCloud(AdaptedCloud):
         if served != self._served:
             self.capabilities = await Probe(self.engine).capabilities()
             self._served = served
-        self._went.clear()
+        self._reconnected.clear()
         self._since = time.monotonic()
 
     async def _recheck(self) -> None:
         """After an outage or a reconnect, probe an API that serves another model."""
-        if self._served and self._went.is_set() and time.monotonic() - self._since > FRESH_SECONDS:
+        stale = self._reconnected.is_set() and time.monotonic() - self._since > FRESH_SECONDS
+        if self._served and stale:
             await self._probe()
 
 

@@ -139,7 +139,7 @@ class ServedSession(EdgeSession):
 
         Raises `UsageError` for a prompt that the server would read as another.
         """
-        self._check(0, ids)
+        self._require_room(0, ids)
         try:
             self._dialect.prompt(ids)
         except EdgeError as error:

@@ -13,10 +13,10 @@ from edgewise.costs.price import BilledTokens, Price
 from edgewise.edge.kv import common_prefix
 from edgewise.errors import CloudError
 from edgewise.prompts import Prompt
-from edgewise_lab.around import Around, AroundSession, Flying
 from edgewise_lab.bench.pace import EngineTime
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.wrapped_cloud import Flying, WrappedCloud, WrappedSession
 
 
 class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +199,7 @@ def _timed(answer: MeasuredAnswer, mean: float) -> MeasuredAnswer:
     return replace(answer, requests=requests)
 
 
-class RecordedCloud(Around):
+class RecordedCloud(WrappedCloud):
     """Implements `CloudModel`: `cloud`, whose consults are kept as `CloudRequest`s.
 
     For one answer at a time; nothing is prefetched.
@@ -277,7 +277,7 @@ class _Ask:
         )
 
 
-class _RecordedSession(AroundSession):
+class _RecordedSession(WrappedSession):
     def __init__(self, session: CloudSession, asks: list[_Ask]) -> None:
         super().__init__(session, self._kept)
         self._asks = asks

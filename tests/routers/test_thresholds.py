@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from edgewise import Pair, parts
+from edgewise import Pair, opening
 from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
-from edgewise.routers import start
+from edgewise.routers import thresholds
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, read_card
 from edgewise.routers.named import router_named, router_of
@@ -32,7 +32,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The bundled router as one that comes with the package for the edge model of a file."""
     folder = tmp_path / "routers" / "pocket"
     copytree(bundled("router"), folder)
-    monkeypatch.setattr(parts, "bundled", tmp_path.joinpath)
+    monkeypatch.setattr(opening, "bundled", tmp_path.joinpath)
     return folder
 
 
@@ -40,10 +40,10 @@ def test_a_threshold_of_a_tiny_share_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    thresholds = {f"{share:g}": 0.5 for share in (0.00005, 0.000015, 0.5, 1)}
-    with closing(parts.open_edge(Settings(edge=EDGE))) as edge:
-        start.keep_tuned(edge, "router", "cloud", thresholds)
-        assert start.tuned_thresholds(edge, "router", "cloud") == thresholds
+    tuned = {f"{share:g}": 0.5 for share in (0.00005, 0.000015, 0.5, 1)}
+    with closing(opening.open_edge(Settings(edge=EDGE))) as edge:
+        thresholds.keep_tuned(edge, "router", "cloud", tuned)
+        assert thresholds.tuned_thresholds(edge, "router", "cloud") == tuned
 
 
 @pytest.mark.parametrize("share", ["1..5e-2", "5e", "x"])
@@ -70,9 +70,9 @@ def test_auto_needs_no_training_beside_an_unknown_edge(known: Path) -> None:
     card = read_card(known)
     save_card(known, replace(card, edge_fingerprint="another", behaviour=()), ())
     settings = Settings(edge=EDGE)
-    with closing(parts.open_edge(settings)) as edge:
-        assert parts.chosen_router(settings, edge) == parts.FALLBACK_ROUTER
-        assert parts.chosen_router(replace(settings, router="random"), edge) == "random"
+    with closing(opening.open_edge(settings)) as edge:
+        assert opening.chosen_router(settings, edge) == opening.FALLBACK_ROUTER
+        assert opening.chosen_router(replace(settings, router="random"), edge) == "random"
 
 
 @pytest.mark.parametrize("name", ["entropy", "max-prob", "margin"])
@@ -80,28 +80,28 @@ def test_thresholds_start_at_scores_of_the_edges_own_writing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(edge=EDGE, cloud="bundled", router=name)
-    with closing(parts.open_edge(settings)) as edge:
+    with closing(opening.open_edge(settings)) as edge:
         router = router_named(name)
-        found = parts.starts_of(settings, router, None, edge)
-        scores = np.array(start.own_scores(edge, router))
+        found = opening.starts_of(settings, router, None, edge)
+        scores = np.array(thresholds.own_scores(edge, router))
         for share, threshold in found.items():
             assert (scores >= threshold).mean() == pytest.approx(float(share), abs=0.02)
-        assert parts.make_policy(settings, found).threshold == found["0.05"]
+        assert opening.make_policy(settings, found).threshold == found["0.05"]
         # Kept for the next start.
-        monkeypatch.setattr(start, "own_scores", computed)
-        assert parts.starts_of(settings, router, None, edge) == found
+        monkeypatch.setattr(thresholds, "own_scores", computed)
+        assert opening.starts_of(settings, router, None, edge) == found
 
 
 def test_what_is_tuned_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     large = Settings(edge=EDGE, cloud="https://api.example", cloud_model="a", router="entropy")
-    with closing(parts.open_edge(large)) as edge:
-        identity = parts.router_identity(large)
-        start.keep_tuned(edge, identity, parts.nearest_cloud(large), {"0.05": 0.123})
+    with closing(opening.open_edge(large)) as edge:
+        identity = opening.router_identity(large)
+        thresholds.keep_tuned(edge, identity, opening.nearest_cloud(large), {"0.05": 0.123})
         router = router_named("entropy")
-        assert parts.starts_of(large, router, None, edge) == {"0.05": 0.123}
+        assert opening.starts_of(large, router, None, edge) == {"0.05": 0.123}
         small = replace(large, cloud_model="b")
-        assert parts.starts_of(small, router, None, edge).get("0.05") != 0.123
+        assert opening.starts_of(small, router, None, edge).get("0.05") != 0.123
 
 
 @pytest.mark.parametrize("held", [b"{}}", b'{"0.05": 7}', b'{"x": 0.5}', b"{}"])
@@ -109,11 +109,11 @@ def test_a_start_that_was_kept_badly_is_computed_again(
     held: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with closing(parts.open_edge(Settings(edge=EDGE))) as edge:
-        found = start.own_thresholds(edge, router_named("entropy"), "id")
+    with closing(opening.open_edge(Settings(edge=EDGE))) as edge:
+        found = thresholds.own_thresholds(edge, router_named("entropy"), "id")
         (record,) = (tmp_path / "edgewise" / "starts").iterdir()
         record.write_bytes(held)
-        assert start.own_thresholds(edge, router_named("entropy"), "id") == found
+        assert thresholds.own_thresholds(edge, router_named("entropy"), "id") == found
 
 
 @pytest.mark.parametrize(
@@ -128,20 +128,20 @@ def test_a_start_that_was_kept_badly_is_computed_again(
 def test_nothing_is_computed_where_nothing_is_steered_by_it(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "own_scores", computed)
-    with closing(parts.open_edge(settings)) as edge:
+    monkeypatch.setattr(thresholds, "own_scores", computed)
+    with closing(opening.open_edge(settings)) as edge:
         router = router_named(str(settings.router))
-        assert parts.starts_of(settings, router, None, edge) == {}
+        assert opening.starts_of(settings, router, None, edge) == {}
 
 
 def test_a_context_that_holds_no_prompt_has_no_start() -> None:
-    with closing(parts.open_edge(Settings(edge=EDGE, ctx=48))) as edge:
-        assert start.own_scores(edge, router_named("entropy")) == []
+    with closing(opening.open_edge(Settings(edge=EDGE, ctx=48))) as edge:
+        assert thresholds.own_scores(edge, router_named("entropy")) == []
 
 
 def test_a_short_answer_spends_about_the_share() -> None:
     with Pair("bundled", router="max-prob", cloud_share=0.1) as pair:
-        usage = [pair.ask(prompt, max_tokens=40).usage for prompt in start.PROMPTS]
+        usage = [pair.ask(prompt, max_tokens=40).usage for prompt in thresholds.PROMPTS]
     cloud = sum(one.cloud_tokens for one in usage)
     assert 0.05 <= cloud / (cloud + sum(one.edge_tokens for one in usage)) <= 0.15
 

@@ -20,8 +20,8 @@ from edgewise.errors import (
     UsageError,
 )
 from edgewise.events import Consult
-from edgewise.loop.consults import TIER_CREDIT, Tier
 from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.one_cloud import TIER_CREDIT, Tier
 from edgewise.loop.policy import Budget, Policy
 from edgewise.pair import Pair
 from edgewise.prompts import Message, Prompt
@@ -29,8 +29,8 @@ from edgewise.routers.untrained import Constant, Random
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, Script, ScriptedEdge, noise, replying
 from tests.cloud.recording import ids_of, recording
-from tests.doubles.around import late
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.wrapped_cloud import late
 from tests.loop.test_consults import PROMPT
 from tests.server.in_process import CHAT, app
 
@@ -433,9 +433,9 @@ def test_a_consult_took_as_long_as_its_own_cloud_did() -> None:
 def test_how_often_drafts_are_rejected_is_known_of_the_nearest() -> None:
     """It is drafted beyond the nearest's consults, whoever overrules it."""
     pair = decoder(saying("gray", unsure=[0]), saying("blue"))
-    before = [tier.latency.changed for tier in pair.tiers]
+    before = [tier.latency.rejection_rate for tier in pair.tiers]
     pair.generate(IDS, max_tokens=1)
-    after = [tier.latency.changed for tier in pair.tiers]
+    after = [tier.latency.rejection_rate for tier in pair.tiers]
     assert (after[0] > before[0], after[1]) == (True, before[1])
 
 

@@ -13,7 +13,7 @@ from edgewise.errors import CloudUnavailable
 from edgewise.loop.health import Breaker
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import Script, noise
-from edgewise_lab.around import Around, Flying
+from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
 
 
 class Late(Flying):
@@ -34,7 +34,7 @@ class Late(Flying):
         return self.real.exception(timeout)
 
 
-def late(cloud: CloudModel, patience: Sequence[int], *, failing: int = 0) -> Around:
+def late(cloud: CloudModel, patience: Sequence[int], *, failing: int = 0) -> WrappedCloud:
     """Each consult is done after so many looks; those after a multiple of `failing` ids fail."""
     sent = 0
 
@@ -47,10 +47,10 @@ def late(cloud: CloudModel, patience: Sequence[int], *, failing: int = 0) -> Aro
             real.set_exception(CloudUnavailable("gone."))
         return Late(real, patience[sent % len(patience)])
 
-    return Around(cloud, how)
+    return WrappedCloud(cloud, how)
 
 
-class HeldCloud(Around):
+class HeldCloud(WrappedCloud):
     """A scripted cloud that answers no consult until it is `released`: they are `flying`."""
 
     def __init__(self, script: Script | None = None, **options: Any) -> None:

@@ -11,23 +11,23 @@ from edgewise.prompts import Prompt
 
 Flying = Future[Completion]
 
-How = Callable[[Sequence[int], int, Callable[[], Flying]], Flying]
+Intercept = Callable[[Sequence[int], int, Callable[[], Flying]], Flying]
 """Wraps a consult: from its ids, its number of tokens and its `send` to a future."""
 
 
-class Around(CloudModel if TYPE_CHECKING else object):
-    """Implements `CloudModel` by `cloud`, each of whose consults goes through `how`."""
+class WrappedCloud(CloudModel if TYPE_CHECKING else object):
+    """Implements `CloudModel` by `cloud`, each of whose consults goes through `intercept`."""
 
     # `CloudModel` is no base at run time: its defaults would hide the members of `cloud`.
 
-    def __init__(self, cloud: CloudModel, how: How) -> None:
-        self.cloud, self.how, self.name = cloud, how, cloud.name
+    def __init__(self, cloud: CloudModel, intercept: Intercept) -> None:
+        self.cloud, self.intercept, self.name = cloud, intercept, cloud.name
 
     def open(self, prompt: Prompt) -> CloudSession:
-        return AroundSession(self.cloud.open(prompt), self.how)
+        return WrappedSession(self.cloud.open(prompt), self.intercept)
 
-    def check(self, tokenizer: Tokenizer) -> str:
-        return self.cloud.check(tokenizer)
+    def check_vocabulary(self, tokenizer: Tokenizer) -> str:
+        return self.cloud.check_vocabulary(tokenizer)
 
     def close(self) -> None:
         self.cloud.close()
@@ -36,14 +36,14 @@ class Around(CloudModel if TYPE_CHECKING else object):
         return getattr(self.cloud, name)
 
 
-class AroundSession(CloudSession):
+class WrappedSession(CloudSession):
     """Implements `CloudSession` by `session`."""
 
-    def __init__(self, session: CloudSession, how: How) -> None:
-        self.session, self.how = session, how
+    def __init__(self, session: CloudSession, intercept: Intercept) -> None:
+        self.session, self.intercept = session, intercept
 
     def ask(self, request: ConsultRequest) -> Flying:
-        return self.how(request.ids, request.n, lambda: self.session.ask(request))
+        return self.intercept(request.ids, request.n, lambda: self.session.ask(request))
 
     def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         return self.session.prefetch(ids, sent)
@@ -52,10 +52,10 @@ class AroundSession(CloudSession):
         self.session.close()
 
 
-def observed(seen: Callable[[int, Completion], None]) -> How:
+def observed(seen: Callable[[int, Completion], None]) -> Intercept:
     """Consults as they are; `seen` gets the length of the prompt and the completion of each."""
 
-    def how(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+    def intercept(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
         def completed(done: Flying) -> None:
             if not (done.cancelled() or done.exception()):
                 seen(len(ids), done.result())
@@ -64,4 +64,4 @@ def observed(seen: Callable[[int, Completion], None]) -> How:
         future.add_done_callback(completed)
         return future
 
-    return how
+    return intercept

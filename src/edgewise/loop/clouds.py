@@ -12,37 +12,37 @@ from msgspec.structs import replace
 from edgewise.completion import Completion
 from edgewise.errors import CloudError, CloudProtocolError, CloudTimeout
 from edgewise.events import Consult, SentCounts, Usage
-from edgewise.loop.consults import Consults, Flight, Refusal
+from edgewise.loop.one_cloud import CloudConsults, Flight, Refusal
 
 
-class Cascade:
+class Clouds:
     """All consults of an answer. To the loop a token's are one, of whichever clouds they are.
 
     Drafts send consults to the nearest only; nothing is prefetched to the others. `waited` seconds
     were spent on completions.
     """
 
-    def __init__(self, clouds: Sequence[Consults], *, cap: int | None, several: bool) -> None:
+    def __init__(self, clouds: Sequence[CloudConsults], *, cap: int | None, several: bool) -> None:
         """`cap` limits the tokens asked of `several` clouds together."""
         nearest = clouds[0]
         self._clouds, self._several, self._cap = clouds, several, cap if several else None
         self.latency = nearest.latency
         self._n = 0
         self._token: int | None = None
-        self._over: list[tuple[Consults, Flight, Completion | CloudError]] = []
-        self._flying: tuple[Consults, Flight] | None = None
+        self._over: list[tuple[CloudConsults, Flight, Completion | CloudError]] = []
+        self._flying: tuple[CloudConsults, Flight] | None = None
         # Whose words are to be taken, among those that are over; then whose were.
-        self._best: tuple[Consults, Completion] | None = None
+        self._best: tuple[CloudConsults, Completion] | None = None
         self._calls = self._failed = self._unused = 0
         self.waited = 0.0
         self.prefetch, self.ask_for_draft = nearest.prefetch, nearest.ask_for_draft
         self.drop, self.verify = nearest.drop, nearest.verify
         self.given_up = nearest.given_up
 
-    def insist(self) -> None:
+    def ignore_breakers(self) -> None:
         """From here on nobody but a cloud can write: no consult is refused for earlier failures."""
         for cloud in self._clouds:
-            cloud.insists = True
+            cloud.ignores_breaker = True
 
     @property
     def requested(self) -> int:
@@ -67,7 +67,7 @@ class Cascade:
 
     @property
     def alternates(self) -> bool:
-        """`Consults.alternates` of the nearest, the only one that verifies."""
+        """`CloudConsults.alternates` of the nearest, the only one that verifies."""
         return self._clouds[0].alternates
 
     def outcome(self, flight: Flight, index: int) -> tuple[Completion | CloudError, Consult]:
@@ -80,7 +80,7 @@ class Cascade:
             outcome = CloudProtocolError("The cloud verified another number of tokens than it got.")
         if isinstance(outcome, CloudError):
             # An exact answer is not one any more, and a lost cloud is waited for once.
-            nearest.insists = False
+            nearest.ignores_breaker = False
         self.waited = sum(one.waited for one in self._clouds)
         return outcome, nearest.event(flight, outcome, index)
 
@@ -88,25 +88,25 @@ class Cascade:
         """The nearest cloud wrote a token of the answer."""
         self._clouds[0].wrote += 1
 
-    def lands(self) -> bool:
-        """`Consults.lands`; if the outcome calls for the next cloud, asks that."""
+    def due(self) -> bool:
+        """`CloudConsults.due`; if the outcome calls for the next cloud, asks that."""
         while self._flying is not None:
-            if not self._flying[0].lands(self._flying[1]):
+            if not self._flying[0].due(self._flying[1]):
                 return False
-            self._take()
+            self._collect_outcome()
         return True
 
     def completion(self) -> Completion:
         """The words that stand. Raises the last `CloudError` where no cloud answered."""
         while self._flying is not None:
-            self._take()
+            self._collect_outcome()
         if self._best is not None:
             return self._best[1]
         error = self._over[-1][2]
         assert isinstance(error, CloudError)
         raise error
 
-    def report(
+    def events_for(
         self, outcome: Completion | CloudError, index: int, *, kept: int = 0, changed: bool = False
     ) -> list[Consult]:
         """The events of all consults for token `index`; `outcome` is that of the loop.
@@ -115,7 +115,7 @@ class Cascade:
         """
         if self._best is not None:
             # Only the nearest's consults are drafted beyond, whoever overrules it.
-            self.latency.judged(changed=changed)
+            self.latency.draft_judged(changed=changed)
             self._best[0].wrote += kept
         events: list[Consult] = []
         for cloud, asked, own in self._over:
@@ -128,7 +128,7 @@ class Cascade:
                 self._unused += len(own.ids) if isinstance(own, Completion) else late
         return events
 
-    def summed(self, usage: Usage, left: int) -> Usage:
+    def with_totals(self, usage: Usage, left: int) -> Usage:
         """The counts of an answer, of which `left` tokens of the last completion are not used."""
         if self._best is not None:
             self._best[0].wrote -= left
@@ -142,7 +142,7 @@ class Cascade:
             tiers=tiers if self._several else (),
         )
 
-    def _take(self) -> None:
+    def _collect_outcome(self) -> None:
         """The outcome of what flies; then the next cloud, where it is wanted."""
         assert self._flying is not None
         (cloud, flight), self._flying = self._flying, None

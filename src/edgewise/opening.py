@@ -32,7 +32,7 @@ from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES, SERVER
 from edgewise.errors import EdgeError, ModelError, RouterMismatch, UsageError
-from edgewise.loop.consults import TIER_SHARE, TIER_THRESHOLD, Tier
+from edgewise.loop.one_cloud import TIER_SHARE, TIER_THRESHOLD, Tier
 from edgewise.loop.policy import Policy
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
@@ -45,7 +45,7 @@ from edgewise.routers.named import (
     router_named,
     router_of,
 )
-from edgewise.routers.start import KEEP, TIERS, own_thresholds, tuned_thresholds
+from edgewise.routers.thresholds import KEEP, TIERS, own_thresholds, tuned_thresholds
 from edgewise.sampling import Sampling
 from edgewise.settings import NAMES, Settings, fraction, require_default, spelled
 
@@ -316,7 +316,7 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
     if folder is None:
         return router_named(str(settings.router)), None
     card = _card(settings, folder)
-    card.check(edge, folder)
+    card.require_fits(edge, folder)
     if warning := card.build_warning(edge):
         _log.warning(warning)
     router = router_of(card, folder)
@@ -346,7 +346,7 @@ def known_router(edge: EdgeModel) -> Path | None:
     for card in sorted(bundled("routers").glob(f"*/{CONFIG}")):
         # A server that takes text cannot be compared inside a character.
         with suppress(RouterMismatch, EdgeError):
-            read_card(card.parent).check(edge, card.parent)
+            read_card(card.parent).require_fits(edge, card.parent)
             return card.parent
     return None
 

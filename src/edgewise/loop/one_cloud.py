@@ -43,18 +43,18 @@ _GRACE = 0.25
 class Flight(msgspec.Struct, eq=False):
     """A consult in flight: `ask` tokens at `position`, before which `verify` are to be verified.
 
-    `deadline` in seconds from `begun`; `first` if the answer had no completion before. It landed
-    at `over`.
+    `deadline` in seconds from `sent_at`; `first` if the answer had no completion before. It landed
+    at `landed_at`.
     """
 
     position: int
     ask: int
-    begun: float
+    sent_at: float
     deadline: float
     first: bool
     sent: Sent
     future: "Future[Completion]"
-    over: float | None = None
+    landed_at: float | None = None
     verify: int = 0
 
 
@@ -89,13 +89,13 @@ class Tier:
         return self.trusted or not (prompt.local_only or self.cloud.local_only(prompt))
 
 
-class Consults:
+class CloudConsults:
     """A cloud in one answer. Owned by the answer's thread; completions arrive in any thread.
 
     `dropped` counts consults of an answer that then went another way, `wasted` the tokens they
     asked for, whether or not these still come. `waited` seconds were spent on completions. The
-    other counts are those of `TierUsage`, and `charged` tokens. If it `insists`, a pause of the
-    circuit breaker refuses nothing.
+    other counts are those of `TierUsage`, and `charged` tokens. If it `ignores_breaker`, a
+    pause of the circuit breaker refuses nothing.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Consults:
         self._session, self._rules, self._policy = session, rules, rules.policy
         self._breaker, self._meter = tier.breaker, meter
         # Where only the cloud will do, a pause would hide that it is gone.
-        self.insists = rules.policy.insists
+        self.ignores_breaker = rules.policy.requires_cloud
         self._first, self._closed = True, False
         self._flights: dict[int, Flight] = {}
 
@@ -156,7 +156,7 @@ class Consults:
 
     def given_up(self, flight: Flight) -> bool:
         """Whether nobody waits for it: the cloud was silent lately, and it is not over."""
-        return not self.insists and self._breaker.is_open and not flight.future.done()
+        return not self.ignores_breaker and self._breaker.is_open and not flight.future.done()
 
     @property
     def alternates(self) -> bool:
@@ -190,13 +190,13 @@ class Consults:
                 return _refusal(error)
         return None
 
-    def lands(self, flight: Flight) -> bool:
+    def due(self, flight: Flight) -> bool:
         """Whether a consult is over, or will be before another draft token would pay."""
-        elapsed = time.monotonic() - flight.begun
+        elapsed = time.monotonic() - flight.sent_at
         patience = self.latency.patience(elapsed, first=flight.first)
         if patience and not flight.future.done():
             futures.wait((flight.future,), patience)
-            self.waited += time.monotonic() - flight.begun - elapsed
+            self.waited += time.monotonic() - flight.sent_at - elapsed
         return flight.future.done()
 
     def outcome(self, flight: Flight) -> Completion | CloudError:
@@ -206,7 +206,7 @@ class Consults:
         try:
             completion = self._result(flight)
         except CloudError as error:
-            if (late := isinstance(error, CloudTimeout)) and self.insists:
+            if (late := isinstance(error, CloudTimeout)) and self.ignores_breaker:
                 error.hint, error.setting = "allow a consult more", "deadline"
             self.failed += 1
             self._charge(0 if late else -flight.ask)
@@ -214,7 +214,7 @@ class Consults:
                 self._breaker.succeeded()
             else:
                 # A link that could not be made for so long was as silent.
-                slow = (flight.over or begun) - flight.begun > flight.deadline / 2
+                slow = (flight.landed_at or begun) - flight.sent_at > flight.deadline / 2
                 self._breaker.failed(silent=late or slow)
             return error
         finally:
@@ -247,7 +247,7 @@ class Consults:
             answered=0,
             sent_ids=sent.ids,
             sent_bytes=sent.bytes,
-            seconds=(flight.over or time.monotonic()) - flight.begun,
+            seconds=(flight.landed_at or time.monotonic()) - flight.sent_at,
             request_id=sent.request_id,
             host=self.sent.host if sent.bytes else "",
             verified=flight.verify,
@@ -310,24 +310,24 @@ class Consults:
     def _ask_now(self, ids: Sequence[int], n: int, verify: int) -> Flight | Refusal:
         breaker = self._breaker
         # Asked before the meter, which books what the consult may cost.
-        allowed = "yes" if self.insists else breaker.allow()
+        allowed = "yes" if self.ignores_breaker else breaker.allow()
         if not allowed:
             return "circuit_open"
         try:
             requests = None
             if self._meter is not None and not (requests := self._meter.admits(ids, n, verify)):
                 if allowed == "probe":
-                    breaker.forgone()
+                    breaker.probe_cancelled()
                 return "cost"
             flight = self._send(ids, n, requests, verify)
         except BaseException as error:
             if allowed == "probe":
                 # Else the breaker would wait for ever for one that was not sent.
-                breaker.forgone()
+                breaker.probe_cancelled()
             if isinstance(error, Blocked):
                 return _refusal(error)
             raise
-        if breaker.is_open and not self.insists:
+        if breaker.is_open and not self.ignores_breaker:
             flight.future.add_done_callback(self._probed)
         return flight
 
@@ -361,18 +361,18 @@ class Consults:
         """Learn how long it took, in the thread that brings it."""
         if flight.future.cancelled():
             return
-        flight.over = time.monotonic()
+        flight.landed_at = time.monotonic()
         error = flight.future.exception()
         if isinstance(error, CloudTimeout):
             self.latency.timed_out(flight.deadline, first=flight.first)
         elif error is None:
-            seconds = flight.over - flight.begun
+            seconds = flight.landed_at - flight.sent_at
             completion = flight.future.result()
             self.latency.answered(seconds, first=flight.first)
             if flight.first:
                 computed = completion.computed
                 tokens = flight.position if computed is None else computed
-                self.latency.read(completion.engine_seconds or seconds, tokens)
+                self.latency.prefill_took(completion.engine_seconds or seconds, tokens)
             self._first = False
 
     def _probed(self, future: "Future[Completion]") -> None:
@@ -380,14 +380,14 @@ class Consults:
         error = None if cancelled else future.exception()
         if self._closed and error is not None and self.tier.cloud.here:
             # A cloud in this process ends with the answer; that says nothing of the link.
-            self._breaker.forgone()
+            self._breaker.probe_cancelled()
         elif cancelled or not isinstance(error, NothingUsable | None):
             self._breaker.failed(probe=True)
         else:
             self._breaker.succeeded()
 
     def _result(self, flight: Flight) -> Completion:
-        left = max(0.0, flight.begun + flight.deadline + _GRACE - time.monotonic())
+        left = max(0.0, flight.sent_at + flight.deadline + _GRACE - time.monotonic())
         try:
             return flight.future.result(left if left < math.inf else None)
         except TimeoutError as error:
