@@ -11,7 +11,6 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cloud import registry
-from edgewise.cloud.registry import BY_TEXT
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.http import HttpEngine
@@ -117,12 +116,16 @@ def opened(dialect: str, url: str, tokenizer: Tokenizer) -> TextEngine:
     return engine
 
 
-@pytest.fixture(params=[*BY_TEXT, *[pytest.param(name, marks=pytest.mark.deep) for name in REAL]])
+SCRIPTED = ["llama-server-text", "ollama", "deepseek", "vllm-text", "completions"]
+"""One of each form of request and reply; `servers/test_requests.py` holds what each API is sent."""
+
+
+@pytest.fixture(params=[*SCRIPTED, *[pytest.param(name, marks=pytest.mark.deep) for name in REAL]])
 def api(
     request: pytest.FixtureRequest, background: Background, own: LlamaModel, servers: Any
 ) -> Iterator[Api]:
     name: str = request.param
-    if name in BY_TEXT:
+    if name in SCRIPTED:
         server = ScriptedText(name)
         engine = opened(name, server.url, with_template())
         made = Api(name, engine, background, COUNTING, numbers(COUNTING, ""), server)

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import httpcore2
 import httpx2
 import msgspec
 
@@ -21,7 +23,7 @@ from edgewise.engines.base import (
     nobody,
     parallel,
 )
-from edgewise.engines.connections import checked_address, proxy_of, unreachable
+from edgewise.engines.connections import checked_address, connections, unreachable
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -43,7 +45,7 @@ from edgewise.servers.base import (
     decoded,
     named,
 )
-from edgewise.servers.http import ERRORS, MAX_REPLY, client_options, hung_up
+from edgewise.servers.http import ERRORS, MAX_REPLY, hung_up
 from edgewise.servers.replies import words_of
 
 # Of the names of models in a sentence.
@@ -57,8 +59,8 @@ _ELSEWHERE = (404, 405)
 _CHECK = "check the address, its path too, and the model's name"
 _HINTS = {402: "see to the account's balance", **dict.fromkeys(_ELSEWHERE, _CHECK)}
 
-# Nothing of a request has left yet.
-_BEGINS = "http11.send_request_headers.started"
+# Only headers have left, which tell nothing of what is asked.
+_BEGINS = "http11.send_request_body.started"
 
 MAX_REQUEST_ID = 64
 """Longest request id that is kept of an engine's, characters."""
@@ -86,14 +88,14 @@ class Endpoint:
         """
         self.url, self.model = checked_address(url), model
         self.listed: list[str] = []
-        self._key = key
+        self._bearer = {"Authorization": f"Bearer {key}"} if key else {}
         self.connected: Callable[[], None] = nobody
-        self._http: httpx2.AsyncClient | None = None
+        self._pool: httpcore2.AsyncConnectionPool | None = None
 
     async def close(self) -> None:
-        if self._http is not None:
-            http, self._http = self._http, None
-            await http.aclose()
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await pool.aclose()
 
     async def send(self, request: Request, client: Client = NOBODY, *, tells: bool = True) -> bytes:
         """The reply to a request (`tells`: see `Sent.add`); raises a `CloudError`."""
@@ -120,7 +122,7 @@ class Endpoint:
         try:
             try:
                 return await self._once(sending)
-            except httpx2.TransportError as error:
+            except Exception as error:
                 if not sending.kept or sending.answered or not hung_up(error):
                     raise
                 return await self._once(sending)
@@ -139,37 +141,48 @@ class Endpoint:
                     self.connected()
                 sending.count()
 
-        async with self._client().stream(
+        if self._pool is None:
+            self._pool = connections(self.url)
+        async with self._pool.stream(
             sending.method,
-            self.url + sending.request.path,
+            self._at(sending.request.path),
             content=sending.data,
-            headers=sending.headers,
+            headers={**self._bearer, **sending.headers},
             extensions={"trace": trace},
         ) as response:
             sending.answered = True
             parts, size = list[bytes](), 0
-            async for part in response.aiter_raw():
+            async for part in response.aiter_stream():
                 parts.append(part)
                 if (size := size + len(part)) > MAX_REPLY:
-                    break
-            body = b"".join(parts)
-            self._raise_for(response, body)
-            return body
+                    raise CloudProtocolError(
+                        f"{self.url!r} sent a reply of more than {MAX_REPLY} bytes."
+                    )
+        body = b"".join(parts)
+        if response.status != 200:
+            said = {name.lower(): value.decode("latin-1") for name, value in response.headers}
+            raise self._problem(response.status, said, body, sending.client.request_id)
+        return body
 
-    def _raise_for(self, response: httpx2.Response, body: bytes) -> None:
+    def _at(self, path: str) -> httpcore2.URL:
+        scheme, host, port, target = self._place
+        return httpcore2.URL(scheme=scheme, host=host, port=port, target=target + path.encode())
+
+    @cached_property
+    def _place(self) -> tuple[bytes, bytes, int | None, bytes]:
+        base = httpx2.URL(self.url)
+        return base.raw_scheme, base.raw_host, base.port, base.raw_path.rstrip(b"/")
+
+    def _problem(
+        self, status: int, headers: Mapping[bytes, str], body: bytes, name: str
+    ) -> CloudError:
         # Not every engine sends back what it was given.
-        sent = response.request.headers
-        request_id = response.headers.get(REQUEST_ID) or sent.get(REQUEST_ID)
-        if len(body) > MAX_REPLY:
-            raise CloudProtocolError(f"{self.url!r} sent a reply of more than {MAX_REPLY} bytes.")
-        status = response.status_code
-        if status == 200:
-            return
-        later = seconds_of(response.headers.get("Retry-After"))
+        request_id = headers.get(REQUEST_ID.lower().encode()) or name
+        later = seconds_of(headers.get(b"retry-after"))
         problem = not_now(self.url, status, request_id, later)
         problem = problem or self.declined(status, body, bounded(request_id))
         problem.declined = True
-        raise problem
+        return problem
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
         """The error for a reply that declines the request itself."""
@@ -184,12 +197,6 @@ class Endpoint:
         )
         error.said, error.elsewhere = said, status in _ELSEWHERE
         return error
-
-    def _client(self) -> httpx2.AsyncClient:
-        if self._http is None:
-            options = client_options(self._key)
-            self._http = httpx2.AsyncClient(proxy=proxy_of(self.url)[1], **options)
-        return self._http
 
 
 class HttpEngine(Endpoint, Engine):
@@ -323,8 +330,11 @@ class _Sending:
     counted: bool = False
 
     @property
-    def headers(self) -> dict[str, str] | None:
-        return {**self.client.headers, "Content-Type": "application/json"} if self.data else None
+    def headers(self) -> dict[str, str]:
+        plain = {"Accept-Encoding": "identity"}
+        if self.data is None:
+            return plain
+        return {**plain, **self.client.headers, "Content-Type": "application/json"}
 
     def count(self) -> None:
         """Bytes are handed to a connection, at each attempt; raises a `CloudError`."""

@@ -143,29 +143,6 @@ class _Text(msgspec.Struct):
     text: str | None = None
 
 
-class Tokenizing:
-    """Tokenizes in the form that vLLM and SGLang share."""
-
-    def tokenize(self, text: str, model: str | None) -> Request:
-        """Asks for the ids of `text` without special tokens."""
-        body = {"model": model, "prompt": text, "add_special_tokens": False}
-        return Request("/tokenize", body)
-
-    def tokenized(self, data: bytes) -> list[int]:
-        """The ids; raises `Fault`."""
-        return decoded(data, _Tokens).tokens
-
-    def detokenize(self, ids: Sequence[int], model: str | None) -> Request:
-        """Asks for the text of ids, control tokens shown."""
-        body = {"model": model, "tokens": ids, "skip_special_tokens": False}
-        return Request("/detokenize", body)
-
-    def detokenized(self, data: bytes) -> str | None:
-        """The text, None where it has none; raises `Fault`."""
-        said = decoded(data, _Text)
-        return next((t for t in (said.content, said.prompt, said.text) if t is not None), None)
-
-
 class Wanted(NamedTuple):
     """What is asked of a cloud by ids: `n` tokens after `ids`, or what it says of the last `n`.
 
@@ -181,7 +158,7 @@ class Wanted(NamedTuple):
     salt: object = None
 
 
-class IdServer(Tokenizing, ABC):
+class IdServer(ABC):
     """A server that takes and returns token ids: a cloud.
 
     `owner` is the `owned_by` of its models; `verifies`: it has `score`; `reads_once`: it bills a
@@ -212,6 +189,25 @@ class IdServer(Tokenizing, ABC):
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
         """The reply to `score` for these last ids, as `verified`; raises `Fault`."""
         raise NotImplementedError
+
+    def tokenize(self, text: str, model: str | None) -> Request:
+        """Asks for the ids of `text` without special tokens, as vLLM and SGLang want it."""
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        return Request("/tokenize", body)
+
+    def tokenized(self, data: bytes) -> list[int]:
+        """The ids; raises `Fault`."""
+        return decoded(data, _Tokens).tokens
+
+    def detokenize(self, ids: Sequence[int], model: str | None) -> Request:
+        """Asks for the text of ids, control tokens shown."""
+        body = {"model": model, "tokens": ids, "skip_special_tokens": False}
+        return Request("/detokenize", body)
+
+    def detokenized(self, data: bytes) -> str | None:
+        """The text, None where it has none; raises `Fault`."""
+        said = decoded(data, _Text)
+        return next((t for t in (said.content, said.prompt, said.text) if t is not None), None)
 
 
 class TextContinuation(NamedTuple):
@@ -247,8 +243,9 @@ class TextServer(ABC):
 
     `owner` is the `owned_by` of its models ("" if it varies). `prompts`: it takes the prompt as one
     text; `renders`: the template is rendered here, so that the model's tokenizer is needed.
-    `names`: a request names the model. `filters` are the ways to draw that it has beside temperature and top-p. A field of `optional`
-    is left out where the API declines it. A path below `/v1` may lie elsewhere.
+    `names`: a request names the model. `filters` are the ways to draw that it has beside
+    temperature and top-p. A field of `optional` is left out where the API declines it. A path below
+    `/v1` may lie elsewhere; `base` is where a consult goes, if that is not where models are listed.
     """
 
     name: str
@@ -259,7 +256,6 @@ class TextServer(ABC):
     filters: frozenset[str] = frozenset({"top_k", "min_p"})
     optional: frozenset[str] = frozenset()
     base: str = ""
-    """Where a consult goes, if that is not where the models are listed."""
 
     @abstractmethod
     def complete(self, asked: WantedText) -> Request:
@@ -335,28 +331,20 @@ class WantedStream(NamedTuple):
     stream: bool = True
 
 
-class Slot(NamedTuple):
-    """A request that a server is answering: its `seed`, and how many tokens it has written."""
-
-    seed: object
-    written: int | None
-
-
 class EdgeServer(ABC):
     """A server that may run the edge model: it streams its own greedy tokens with candidates.
 
     `top` are the candidates that it is asked for, `most` the most that it tells. `takes_text`: it
-    continues a text instead of ids. `names`: requests about text name the model. `joins`: a
-    character of several tokens comes with the candidates of its last one alone. `chunk`: it tells
-    candidates in whole replies alone, and is asked for so many tokens at a time. `asks` are
-    requests by which it is recognised: the first has a reply, or it is another program.
+    continues a text instead of ids. `joins`: a character of several tokens comes with the
+    candidates of its last one alone. `chunk`: it tells candidates in whole replies alone, and is
+    asked for so many tokens at a time. `asks` are requests by which it is recognised: the first has
+    a reply, or it is another program.
     """
 
     program: ClassVar[str]
     top: ClassVar[int]
     most: ClassVar[int]
     takes_text: ClassVar[bool] = False
-    names: ClassVar[bool] = False
     joins: ClassVar[bool] = False
     chunk: ClassVar[int | None] = None
     asks: ClassVar[Sequence[Request]] = (MODELS,)
@@ -388,14 +376,6 @@ class EdgeServer(ABC):
         The latter is None where the server does not tell. Raises `Fault`.
         """
 
-    def tokenize(self, text: str, model: str | None) -> Request:
-        """As `Tokenizing`, of a server that takes ids."""
-        raise NotImplementedError
-
-    def tokenized(self, data: bytes) -> list[int]:
-        """As `Tokenizing`."""
-        raise NotImplementedError
-
     def single(self, asked: WantedStream, end: int) -> Request | None:
         """Asks for the candidates of one token of which the stream said nothing.
 
@@ -406,25 +386,20 @@ class EdgeServer(ABC):
     busy: ClassVar[Request | None] = None
     """Asks which slots are busy."""
 
-    def slots(self, data: bytes | None) -> list[Slot]:
-        """The slots that are busy."""
-        return []
-
-    def show(self, model: ServedModel) -> Request | None:
-        """Asks what the server adds to the weights, which is not used."""
-        return None
-
-    def shown(self, data: bytes) -> list[str]:
-        """The names of what it adds; raises `Fault`."""
+    def slots(self, data: bytes | None) -> list[tuple[object, int | None]]:
+        """The seeds of requests that are being answered, and how many tokens each has written."""
         return []
 
     def loaded(self, model: ServedModel) -> Sequence[Request]:
         """Requests that `context` reads, once the model is loaded."""
         return ()
 
-    def context(self, model: ServedModel, *replies: bytes | None) -> int:
-        """Most ids of an answer and its prompt; raises `UsageError`."""
-        return model.context
+    def context(self, model: ServedModel, *replies: bytes | None) -> tuple[int, str]:
+        """Most ids of an answer and its prompt, and what the server adds that is not used.
+
+        Raises `UsageError`.
+        """
+        return model.context, ""
 
 
 def chosen(url: str, model: str | None, names: Sequence[str]) -> str:

@@ -10,21 +10,31 @@ from collections.abc import Iterator
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
+import httpcore2
 import httpx2
 
 MAX_REPLY = 4 << 20
 """Bytes of a reply at most. No encoding is asked for: of what is compressed nobody knows the size.
 """
 
-ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError)
+_BROKEN = (httpx2.NetworkError, httpcore2.NetworkError)
+_CONNECTING = (httpx2.ConnectError, httpcore2.ConnectError)
+_PROTOCOL = (httpx2.RemoteProtocolError, httpcore2.RemoteProtocolError)
+
+ERRORS = (
+    *(httpx2.HTTPError, httpx2.InvalidURL, httpcore2.ProxyError, httpcore2.UnsupportedProtocol),
+    *(*_BROKEN, *_PROTOCOL, OSError, UnicodeError),
+)
 """Whatever a client raises where a connection cannot be made or kept."""
 
 IDLE_SECONDS = 4.0
 """How long an idle connection is kept: a little less than llama-server's 5 s."""
 
+UNTRUSTED, NO_TLS = "its certificate is not trusted", "the TLS handshake failed"
+
 _WHY: tuple[tuple[type[BaseException], str], ...] = (
-    (ssl.SSLCertVerificationError, "its certificate is not trusted"),
-    (ssl.SSLError, "the TLS handshake failed"),
+    (ssl.SSLCertVerificationError, UNTRUSTED),
+    (ssl.SSLError, NO_TLS),
     (socket.gaierror, "its name is not found"),
     (httpx2.InvalidURL, "its name cannot be one"),
     (UnicodeError, "its name cannot be one"),
@@ -54,10 +64,10 @@ def client_options(key: str | None, timeout: httpx2.Timeout | None = None) -> di
 
 def hung_up(error: BaseException) -> bool:
     """Whether the connection was closed, or broke, before any reply."""
-    if isinstance(error, httpx2.RemoteProtocolError):
+    if isinstance(error, _PROTOCOL):
         # Other errors of this class are a reply, if none that can be read.
         return "disconnected" in str(error)
-    return isinstance(error, httpx2.NetworkError) and not isinstance(error, httpx2.ConnectError)
+    return isinstance(error, _BROKEN) and not isinstance(error, _CONNECTING)
 
 
 def why(error: BaseException) -> str:
@@ -75,16 +85,6 @@ def why(error: BaseException) -> str:
     numbers = (one.errno for one in causes if isinstance(one, OSError) and one.errno)
     number = next(numbers, None)
     return os.strerror(number).lower() if number else type(error).__name__
-
-
-def untrusted(error: BaseException) -> bool:
-    """Whether a certificate was not trusted."""
-    return any(isinstance(one, ssl.SSLCertVerificationError) for one in _causes(error))
-
-
-def without_tls(error: BaseException) -> bool:
-    """Whether the TLS handshake failed."""
-    return any(isinstance(one, ssl.SSLError) for one in _causes(error))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

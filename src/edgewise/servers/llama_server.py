@@ -21,7 +21,6 @@ from edgewise.servers.base import (
     NextToken,
     Request,
     ServedModel,
-    Slot,
     TextContinuation,
     TextServer,
     Wanted,
@@ -115,15 +114,8 @@ class LlamaCppServer(IdServer, EdgeServer):
     busy = Request("/slots")
 
     def complete(self, asked: Wanted) -> Request:
-        body = {
-            "prompt": asked.ids,
-            "n_predict": asked.n,
-            "return_tokens": True,
-            "n_probs": TOP,
-            "response_fields": _FIELDS,
-            **ordered(asked.drawn),
-            **_named(asked.model),
-        }
+        body = {"prompt": asked.ids, "n_predict": asked.n, "n_probs": TOP, "return_tokens": True}
+        body |= {"response_fields": _FIELDS, **ordered(asked.drawn), **_named(asked.model)}
         return Request("/completion", body, len(asked.ids))
 
     def completed(self, data: bytes) -> Completion:
@@ -206,18 +198,9 @@ class LlamaCppServer(IdServer, EdgeServer):
         )
 
     def stream(self, asked: WantedStream) -> Request:
-        body = {
-            "prompt": asked.prompt,
-            "n_predict": asked.tokens,
-            "n_probs": asked.top,
-            "samplers": ["temperature"],
-            "temperature": 0,
-            "cache_prompt": True,
-            "return_tokens": True,
-            "seed": asked.seed,
-            "stream": asked.stream,
-        }
-        return Request("/completion", body)
+        body = {"prompt": asked.prompt, "n_predict": asked.tokens, "n_probs": asked.top}
+        body |= {"samplers": ["temperature"], **GREEDY, "seed": asked.seed, "stream": asked.stream}
+        return Request("/completion", {**body, "cache_prompt": True, "return_tokens": True})
 
     def streamed(self, data: bytes) -> Event | None:
         whole = data.startswith(b"{")
@@ -231,22 +214,20 @@ class LlamaCppServer(IdServer, EdgeServer):
         return Event(told, so_far=reply.tokens_predicted)
 
     def single(self, asked: WantedStream, end: int) -> Request | None:
-        """Makes it write an end token.
-
-        Inside a character the server keeps its candidates back until the character is whole. An end
-        token is a whole text; the candidates come without that bias.
-        """
+        # Inside a character the server keeps its candidates back until the character is whole. An
+        # end token is a whole text, so it is made to write one; candidates come without that bias.
         return self.stream(asked).having(logit_bias=[[end, _CERTAIN]])
 
     def metered(self, data: bytes) -> tuple[int, int | None]:
         timings = decoded(data, _Reply).timings
         return metered(timings.cache_n, timings.prompt_n) or 0, timings.prompt_n
 
-    def slots(self, data: bytes | None) -> list[Slot]:
-        """Busy ones say by the seed whose request they run."""
-        busy = [slot for slot in optional(data, list[_Slot]) or [] if slot.is_processing]
-        counts = [next((one.n_decoded for one in slot.next_token), None) for slot in busy]
-        return [Slot(s.params.get("seed"), n) for s, n in zip(busy, counts, strict=True)]
+    def slots(self, data: bytes | None) -> list[tuple[object, int | None]]:
+        return [
+            (slot.params.get("seed"), next((one.n_decoded for one in slot.next_token), None))
+            for slot in optional(data, list[_Slot]) or []
+            if slot.is_processing
+        ]
 
 
 class LlamaCppText(TextServer):
@@ -266,14 +247,9 @@ class LlamaCppText(TextServer):
         return decoded(data, _Prompt).prompt
 
     def complete(self, asked: WantedText) -> Request:
-        body = {
-            "prompt": asked.text,
-            "n_predict": asked.n,
-            "cache_prompt": True,
-            "response_fields": ["content", "stop_type", "timings"],
-            **ordered(asked.drawn),
-        }
-        return Request("/completion", body)
+        body = {"prompt": asked.text, "n_predict": asked.n, "cache_prompt": True}
+        fields = ["content", "stop_type", "timings"]
+        return Request("/completion", {**body, "response_fields": fields, **ordered(asked.drawn)})
 
     def continued(self, data: bytes) -> TextContinuation:
         reply = decoded(data, _Reply)

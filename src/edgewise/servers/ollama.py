@@ -8,6 +8,7 @@ import msgspec
 from edgewise.errors import UsageError
 from edgewise.servers.base import (
     CONTEXT,
+    GREEDY,
     LONGEST_NAME,
     Count,
     EdgeServer,
@@ -26,6 +27,12 @@ from edgewise.servers.base import (
     optional,
 )
 from edgewise.servers.replies import AssistantMessage, text_of, was_ended
+
+_NO_PENALTIES: dict[str, Any] = {
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0),
+    "repeat_penalty": 1.0,
+    "stop": [],
+}
 
 _Length = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 
@@ -110,43 +117,24 @@ class OllamaServer(EdgeServer):
         return ServedModel(name, f"ollama:{name}", context or 0)
 
     def loaded(self, model: ServedModel) -> Sequence[Request]:
-        return (Request("/api/ps"),)
+        return Request("/api/ps"), Request("/api/show", {"model": model.name})
 
-    def context(self, model: ServedModel, *replies: bytes | None) -> int:
-        wanted = model.context or None
-        running = optional(replies[0], _Tags) or _Tags([])
-        held = {tag.name: tag.context_length for tag in running.models}.get(model.name)
+    def context(self, model: ServedModel, *replies: bytes | None) -> tuple[int, str]:
+        running, shown = optional(replies[0], _Tags), optional(replies[1], _Shown)
+        listed = {tag.name: tag.context_length for tag in (running.models if running else ())}
+        own = msgspec.structs.asdict(shown).items() if shown else ()
+        added = ", ".join(name.upper() for name, value in own if value)
         # One place is for the token that the server writes.
-        return fitting(wanted, held - 1) if held else wanted or CONTEXT - 1
-
-    def show(self, model: ServedModel) -> Request | None:
-        return Request("/api/show", {"model": model.name})
-
-    def shown(self, data: bytes) -> list[str]:
-        own = msgspec.structs.asdict(decoded(data, _Shown))
-        return [name.upper() for name, value in own.items() if value]
+        held, wanted = listed.get(model.name), model.context or None
+        return fitting(wanted, held - 1) if held else wanted or CONTEXT - 1, added
 
     def stream(self, asked: WantedStream) -> Request:
-        options: dict[str, Any] = {
-            "num_predict": asked.tokens,
-            "temperature": 0,
-            "repeat_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "stop": [],
-        }
+        options: dict[str, Any] = {"num_predict": asked.tokens, **GREEDY, **_NO_PENALTIES}
         if asked.model.context:
             options["num_ctx"] = asked.model.context + 1
-        body = {
-            "model": asked.model.name,
-            "prompt": asked.prompt,
-            "raw": True,
-            "options": options,
-            "think": False,
-            "truncate": False,
-            "stream": asked.stream,
-            **({"logprobs": True, "top_logprobs": asked.top} if asked.top else {}),
-        }
+        body = {"model": asked.model.name, "prompt": asked.prompt, "raw": True, "options": options}
+        body |= {"logprobs": True, "top_logprobs": asked.top} if asked.top else {}
+        body |= {"think": False, "truncate": False, "stream": asked.stream}
         return Request("/api/generate", body)
 
     def streamed(self, data: bytes) -> Event | None:
@@ -179,15 +167,10 @@ class OllamaText(TextServer):
 
     def complete(self, asked: WantedText) -> Request:
         begun = [{"role": "assistant", "content": asked.text}] if asked.text else []
-        body = {
-            "model": asked.model,
-            "messages": [*asked.turns, *begun],
-            "stream": False,
-            "think": False,
-            "truncate": False,
-            "options": {"num_predict": asked.n, "repeat_penalty": 1.0, **asked.drawn},
-        }
-        return Request("/api/chat", body)
+        body = {"model": asked.model, "messages": [*asked.turns, *begun]}
+        options = {"num_predict": asked.n, "repeat_penalty": 1.0, **asked.drawn}
+        plain = {"stream": False, "think": False, "truncate": False}
+        return Request("/api/chat", {**body, **plain, "options": options})
 
     def continued(self, data: bytes) -> TextContinuation:
         reply = decoded(data, _Generated)

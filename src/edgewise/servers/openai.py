@@ -195,16 +195,9 @@ class VllmServer(IdServer, LmStudioServer):
     listed_as, place = "vllm", ""
 
     def complete(self, asked: Wanted) -> Request:
-        body = {
-            "model": asked.model,
-            "prompt": asked.ids,
-            "max_tokens": asked.n,
-            "logprobs": TOP,
-            **_BY_IDS,
-            **asked.drawn,
-            **({} if asked.salt is None else {"cache_salt": asked.salt}),
-        }
-        return Request(COMPLETIONS, body, len(asked.ids))
+        body = {"model": asked.model, "prompt": asked.ids, "max_tokens": asked.n, "logprobs": TOP}
+        salt = {} if asked.salt is None else {"cache_salt": asked.salt}
+        return Request(COMPLETIONS, {**body, **_BY_IDS, **asked.drawn, **salt}, len(asked.ids))
 
     def completed(self, data: bytes) -> Completion:
         reply = decoded(data, _Reply)

@@ -6,7 +6,7 @@ A server that takes text has the ids as text, and the texts of its tokens are ma
 import logging
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import cache, cached_property
 from itertools import groupby
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from edgewise.servers.base import (
     LONGEST_NAME,
     EdgeServer,
     Event,
+    IdServer,
     NextToken,
     Request,
     ServedModel,
@@ -69,10 +70,9 @@ class Dialect:
     def reads_alike(self, text: str) -> bool:
         """Whether `text` is the same tokens, or as many, to the server and to `tokenizer`."""
         kind, tokenizer = self.kind, self.tokenizer
-        if kind.takes_text:
+        if not isinstance(kind, IdServer):
             return self._metered(text)[0] == len(tokenizer.encode_prompt(text))
-        model = self.described.name if kind.names else None
-        reply = self.server.send(kind.tokenize(text, model))
+        reply = self.server.send(kind.tokenize(text, self.described.name if kind.names else None))
         with self.server.reading():
             return kind.tokenized(reply) == tokenizer.encode(text)
 
@@ -84,11 +84,9 @@ class Dialect:
     def context(self) -> int:
         """Most ids of an answer and its prompt, once the model is loaded; raises `UsageError`."""
         replies = [self.server.found(one) for one in self.kind.loaded(self.described)]
-        if (show := self.kind.show(self.described)) is not None:
-            with suppress(EdgeError), self.server.reading():  # nothing depends on it
-                own = self.kind.shown(self.server.send(show))
-                _warn(self.kind.program, self.server.url, self.described.name, ", ".join(own))
-        return self.kind.context(self.described, *replies)
+        context, unused = self.kind.context(self.described, *replies)
+        _warn(self.kind.program, self.server.url, self.described.name, unused)
+        return context
 
     def prompt(self, ids: Sequence[int]) -> list[int] | str:
         """What the server is sent to continue `ids`; raises `EdgeError` if it would read others."""
@@ -165,10 +163,10 @@ class Dialect:
         written, end = None, time.monotonic() + LINGER
         while self.kind.busy is not None and time.monotonic() < end:
             slots = self.kind.slots(self.server.found(self.kind.busy))
-            own = [slot for slot in slots if slot.seed == seed]
+            own = [count for whose, count in slots if whose == seed]
             if not own:
                 break
-            written = own[0].written
+            written = own[0]
             time.sleep(_LOOK_SECONDS)
         return written
 
