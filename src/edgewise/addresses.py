@@ -73,7 +73,6 @@ _ENDPOINT = re.compile(
     r"|/api/(chat|generate|tags|show))/*\Z"
 )
 _HOST = re.compile(r"[\w.-]+:\d{1,5}(?:/.*)?")
-_HOSTED = re.compile(r"(?i)(?:[a-z]+[:/])?(?:gpt-(?!oss)|o[134]-|chatgpt|claude-|gemini-)")
 _TAGGED = re.compile(r"[\w.-]+:[\w.-]+")
 _PASTED = re.compile(
     r"/(?P<repo>[\w.-]+/[\w.-]+)(?P<quant>:[\w.-]+)?"
@@ -417,12 +416,6 @@ def _unknown(address: str, role: Role) -> AddressError:
     if role == "edge" and is_url(with_scheme(address)):
         problem = f"{named!r} is an engine's address, and the edge model runs in this process"
         hint = "name the model's file, such as ollama:NAME"
-    elif role == "cloud" and _HOSTED.match(address):
-        problem = f"{named!r} is a hosted model, and a cloud is named by its API's address"
-        hint = (
-            "give the address as cloud and the name as cloud_model, of an API that continues an "
-            "answer that was begun; OpenAI's and Anthropic's newer models do not"
-        )
     elif role == "cloud" and _HOST.fullmatch(address):
         problem = f"{named!r} does not say how it is reached"
         hint = f"give https://{named}, or http:// before it in a network of your own"

@@ -97,6 +97,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     are prompt tokens by the engine's own meter, None where it has none; `prompt` are all that it
     bills, cached or not. `written` is how many tokens the cloud wrote for it in a vocabulary of its
     own, None where they are `ids`. `verified` are the ids of the edge's that were to be verified.
+    Of a passage that was read, only how many of them `stand`; then `ids` are in place of the rest.
     """
 
     ids: tuple[int, ...]
@@ -109,6 +110,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     written: int | None = None
     prompt: int | None = None
     verified: tuple[Verified, ...] = ()
+    stand: int | None = None
 
     @property
     def billed(self) -> int:

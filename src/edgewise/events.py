@@ -178,10 +178,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     engine's meter, None if it left one out; `cloud_completion_tokens` is what the cloud wrote in
     them, in its own vocabulary. `edge_error` says why the cloud went on without the edge, None if
     it did not. `verified_tokens` are those of the edge's that the cloud read and let stand;
-    `lowest_ratio` is the lowest `Token.ratio` among them, at token `lowest_at`. `repeats`: the
-    answer was cut since it went round in circles. `sent` had left when
-    the answer ended, `cost` is what that came to, if a price is known. `tiers` are the clouds,
-    nearest first, where there are several.
+    `lowest_ratio` is the lowest `Token.ratio` among them, at token `lowest_at`. `review` says
+    by what the cloud read the answer, None where it did not; `escalated` that it was asked for all
+    of it. `repeats`: the answer was cut since it went round in
+    circles. `sent` had left when the answer ended, `cost` is what that came to, if a price is
+    known. `tiers` are the clouds, nearest first, where there are several.
     """
 
     prompt_tokens: int
@@ -200,6 +201,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     verified_tokens: int = 0
     lowest_ratio: float | None = None
     lowest_at: int | None = None
+    review: Literal["tokens", "passages"] | None = None
+    escalated: bool = False
     repeats: bool = False
     sent: SentCounts = SentCounts()
     cost: AnswerCost | None = None

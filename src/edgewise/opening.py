@@ -34,6 +34,7 @@ from edgewise.edge.named import EDGES, SERVER
 from edgewise.errors import EdgeError, ModelError, RouterMismatch, UsageError
 from edgewise.loop.one_cloud import TIER_SHARE, TIER_THRESHOLD, Tier
 from edgewise.loop.policy import Policy
+from edgewise.providers import hosted
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, read_card, start_at
@@ -105,9 +106,13 @@ def edge_engine(settings: Settings) -> str:
 
 
 def cloud_address(settings: Settings) -> str:
-    """Address of the nearest cloud: as set, else the bundled one beside a bundled edge model."""
+    """Address of the nearest cloud: as set, else the bundled one beside a bundled edge model.
+
+    A hosted model's name stands for its provider's address.
+    """
     if settings.cloud is not None:
-        return each(settings.cloud)[0]
+        first = each(settings.cloud)[0]
+        return first if (known := hosted(first)) is None else known[0]
     return "bundled" if settings.edge == "bundled" else "none"
 
 
@@ -232,13 +237,15 @@ def open_cloud(
         from edgewise.cloud.connect import connect
         from edgewise.edge.named import open_tokenizer
 
-        tokenizer = settings.cloud_tokenizer
+        tokenizer, model = settings.cloud_tokenizer, settings.cloud_model
+        if settings.cloud is not None and (known := hosted(each(settings.cloud)[0])):
+            model = model or known[1]
         return connect(
             address,
             edge.tokenizer,
             key=bearer(settings, "cloud_key"),
             engine=settings.cloud_engine,
-            model=settings.cloud_model,
+            model=model,
             # What is wrong with it shows before anything is asked.
             own=open_tokenizer(tokenizer) if tokenizer else None,
             context_filter=shown,
@@ -267,9 +274,18 @@ def verification(
     """How the nearest `cloud` verifies: as set; by auto it does where nothing is against it.
 
     By auto not at a price: each block bills the prompt. Raises `UsageError` where it is set and
-    cannot be: without models, by the settings alone.
+    cannot be: without models, by the settings alone; and for a cloud that can do nothing else.
     """
     against = [*_against_verifying(settings, edge, cloud)]
+    if cloud is not None and cloud.reads_passages:
+        if against or settings.verify == "off":
+            why = against[0] if against else "verify is off"
+            raise UsageError(
+                f"{cloud.name!r} reads passages and writes no tokens, which is not possible: {why}",
+                hint="leave that out, or name a cloud that continues text",
+                setting="cloud",
+            )
+        return "on"
     if settings.verify == "auto":
         return "off" if against or settings.price is not None else "on"
     if against and settings.verify != "off":
@@ -298,7 +314,12 @@ def _against_verifying(
         yield "several clouds are asked by routers only"
     if edge is not None and (edge.abilities.rewinds == "no" or edge.abilities.text):
         yield "the edge model cannot roll back to every token"
-    if cloud is not None and not cloud.verifies:
+    if cloud is not None and cloud.reads_passages:
+        if settings.verify == "exact":
+            yield "exact needs a cloud that scores tokens"
+        if settings.on_edge_error == "cloud":
+            yield "on-edge-error cloud needs one that writes tokens"
+    elif cloud is not None and not cloud.verifies:
         if context_filter(each_cloud(settings)[0]) is not None:
             yield "redacted text has other tokens"
         yield (

@@ -17,6 +17,7 @@ from edgewise.grammar.calls import call_reader, collected
 from edgewise.grammar.compiled import Grammar
 from edgewise.grammar.response_format import ResponseFormat, grammar_of, response_format_from
 from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.escalate import Escalation
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.opening import (
@@ -39,6 +40,7 @@ from edgewise.opening import (
 from edgewise.prompts import Prompt, Prompted, Tool, prompt_from, require_text
 from edgewise.prompts.rendering import prepare
 from edgewise.routers.base import Router
+from edgewise.routers.card import RouterCard
 from edgewise.routers.named import checked_router, router_named
 from edgewise.sampling import Sampling, drawn_as
 from edgewise.settings import Settings, names_in, require_default, settings_of, spelled
@@ -120,12 +122,7 @@ class Pair:
             self.clouds = [tier.cloud for tier in tiers]
             self.cloud = self.clouds[0] if tiers else None
             own = self.settings = replace(own, verify=verification(own, self.edge, self.cloud))
-            if router is None or isinstance(router, str | Path):
-                self.router, self.card = open_router(own, self.edge)
-                self.starts = starts_of(own, self.router, self.card, self.edge)
-            else:
-                self.router, self.card = checked_router(type(router).__name__, router), None
-                self.starts = {}
+            self.router, self.card, self.starts = self._routing(router)
             self.policy = make_policy(own, self.starts)
             self.decoder = Decoder(
                 self.edge,
@@ -134,9 +131,31 @@ class Pair:
                 tiers=tiers,
                 record=self.record,
                 billing=self.billing,
+                escalation=self._escalation(own),
             )
             self._opened = opened.pop_all()
         self._budgets: dict[float, SharedBudget] = {}
+
+    def _routing(
+        self, router: str | Path | Router | None
+    ) -> tuple[Router, RouterCard | None, Mapping[str, float]]:
+        """The router, its card if it has one, and where thresholds start."""
+        if router is None or isinstance(router, str | Path):
+            made, card = open_router(self.settings, self.edge)
+            return made, card, starts_of(self.settings, made, card, self.edge)
+        return checked_router(type(router).__name__, router), None, {}
+
+    def _escalation(self, own: Settings) -> Escalation | None:
+        """Chooses whole answers, if that was asked for. Raises `UsageError`."""
+        if own.escalate is None:
+            return None
+        if self.cloud is None or not self.cloud.reads_passages:
+            raise UsageError(
+                "escalate needs a chat API as the cloud, which answers whole",
+                hint="leave it out, or name the cloud engine openai or anthropic",
+                setting="escalate",
+            )
+        return Escalation(own.escalate)
 
     def _scoring(self, named: object) -> Router:
         """Without a cloud scores are only shown: a trained router that nobody named takes time."""
@@ -245,6 +264,13 @@ class Pair:
         policy = policy or self.policy
         if policy.verifies and self.cloud is not None and not self.cloud.verifies:
             raise UsageError(f"{self.cloud.name!r} cannot verify", hint="give another policy")
+        reads = self.cloud is not None and self.cloud.reads_passages
+        if reads and self.cloud is not None and policy.asks and not policy.verifies:
+            raise UsageError(
+                f"{self.cloud.name!r} reads passages and writes no tokens",
+                hint="leave threshold and a cloud-share of 1 out",
+                setting="cloud_share",
+            )
         shared = self._shared(policy)
         taken = shared.take()
         try:

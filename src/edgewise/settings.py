@@ -123,6 +123,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float | None,
         _about("policy", "Share of tokens from the cloud; default: 10%, 5% by a router.", "SHARE"),
     ] = None
+    escalate: Annotated[
+        float | None,
+        _about("routing", "Share of answers a chat API writes whole.", "SHARE", rare=True),
+    ] = None
     threshold: Annotated[
         float | None,
         _about("policy", "Ask the cloud at this score; replaces the share.", "SCORE", rare=True),
@@ -363,8 +367,9 @@ def _checked(values: Mapping[str, object], where: str) -> Settings:
     for name, words in _WORDS.items():
         if isinstance(value := given.get(name), str) and value.lower() in words:
             given[name] = value.lower()
-    if isinstance(share := given.get("cloud_share"), str):
-        given["cloud_share"] = fraction(share, f"cloud-share in {where}", "cloud_share")
+    for name in ("cloud_share", "escalate"):
+        if isinstance(share := given.get(name), str):
+            given[name] = fraction(share, f"{spelled(name)} in {where}", name)
     try:
         chosen = msgspec.convert(given, Settings, strict=False)
     except msgspec.ValidationError as error:

@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from edgewise.cli.main import main
+from edgewise.providers import PROVIDERS
 from tests.programs import Done, python
 
 
@@ -30,7 +31,8 @@ Run = Callable[..., Done]
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the developer has set does not reach the commands."""
     for name in os.environ:
-        if name.startswith(("HF_", "EDGEWISE_")) or name in ("NO_COLOR", "FORCE_COLOR"):
+        keys = tuple(one.key for one in PROVIDERS)
+        if name.startswith(("HF_", "EDGEWISE_", *keys)) or name in ("NO_COLOR", "FORCE_COLOR"):
             monkeypatch.delenv(name)
 
 

@@ -75,8 +75,8 @@ def chat(
     def wish(body: bytes) -> Wish:
         asked: Any = msgspec.json.decode(body)
         marks = {name for turn in asked["messages"] for name in turn} - {"role", "content"}
-        if unknown := (marks | asked.keys()) - known - {mark}:
-            raise Wrong(status, f"unknown fields {unknown}")
+        if (marks | asked.keys()) - known - {mark}:
+            raise Wrong(status, f"unknown fields in {asked}")
         quiet = bool(_QUIET & asked.keys())
         found = _chat(asked, asked["max_tokens"], asked.get("temperature"), quiet=quiet)
         if found.answer and mark and mark not in marks | asked.keys():

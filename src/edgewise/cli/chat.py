@@ -20,7 +20,6 @@ from edgewise.cloud.redaction.base import redaction_of
 from edgewise.errors import ContextOverflow, EdgewiseError, UsageError
 from edgewise.events import Candidate, Token
 from edgewise.listening.sockets import is_loopback
-from edgewise.loop.policy import Policy
 from edgewise.opening import cloud_address, each_cloud, make_policy
 from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, Message, require_text
@@ -85,7 +84,7 @@ def opening(pair: Pair) -> str:
             f"{one.name}{'' if far else ' (here)'}"
             for (one, _), far in zip(clouds, away, strict=True)
         )
-        told += f", asks {' and '.join(names)} {_dial(pair.policy)}"
+        told += f", asks {' and '.join(names)} {_dial(pair)}"
         if any(away):
             hidden = ", with placeholders" if str(redaction_of(chosen.redact)) else ""
             leaves.append(f"a consult sends the conversation so far{hidden}")
@@ -230,7 +229,7 @@ class Conversation:
     def _share(self, text: str) -> None:
         self._require_cloud("/share")
         if not text:
-            render.note(f"the cloud is asked {_dial(self._pair.policy)}")
+            render.note(f"the cloud is asked {_dial(self._pair)}")
             return
         share = fraction(text, "/share")
         wanted = replace(self._pair.settings, cloud_share=share, threshold=None)
@@ -323,8 +322,11 @@ class Conversation:
         )
 
 
-def _dial(policy: Policy) -> str:
+def _dial(pair: Pair) -> str:
     """What the cloud is asked for, and how much."""
+    policy = pair.policy
+    if pair.cloud is not None and pair.cloud.reads_passages:
+        return f"{render.READS}, for up to {100 * (policy.cloud_share or 0):g}% of the tokens"
     if policy.verify == "exact":
         return "to verify every token, and write each that is not its own"
     if policy.cloud_share is None:

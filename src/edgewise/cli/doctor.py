@@ -30,6 +30,7 @@ from edgewise.advice import (
 from edgewise.cli import options, render
 from edgewise.cli.options import ANSWERING, takes
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.reader import ReaderCloud
 from edgewise.cloud.redaction.base import redaction_of
 from edgewise.costs.price import Price, price_of
 from edgewise.edge.base import EdgeModel
@@ -129,15 +130,18 @@ class _Doctor:
                 yield self._guarded("further cloud", lambda one=one: self._further(one, edge))
             if self._cloud is not None:
                 yield self._guarded("verification", lambda: self._verification(edge))
-            routed = self._chosen.verify in ("auto", "off")
+            reads = self._cloud is not None and self._cloud.reads_passages
+            routed = self._chosen.verify in ("auto", "off") and not reads
             if routed and opening.cloud_address(self._chosen) != "none":
                 yield self._guarded("router", lambda: self._open_router(edge))
         if edge is not None and (cloud := self._cloud) is not None:
-            kind = "one" if cloud.boundaries is None else "two, by words of text"
-            yield Check("vocabulary", "ok", f"{kind}: {cloud.vocabulary_check}")
+            kind = "one: " if cloud.boundaries is None else "two, by words of text: "
+            kind = "" if cloud.reads_passages else kind
+            yield Check("vocabulary", "ok", kind + cloud.vocabulary_check)
             if cloud.id_engine is not None:
                 yield _cloud_engine(cloud.id_engine)
-            yield self._guarded("consult", lambda: self._measure(cloud, edge))
+            if not cloud.reads_passages:
+                yield self._guarded("consult", lambda: self._measure(cloud, edge))
             if self._pace is not None and is_url(opening.cloud_address(self._chosen)):
                 yield _cache(self._pace)
         yield self._guarded("what leaves the device", lambda: _leaves(self._chosen))
@@ -189,6 +193,9 @@ class _Doctor:
             able = "could" if self._cloud and self._cloud.verifies else "cannot"
             return Check("verification", "ok", f"off: a router asks; this cloud {able} verify")
         self._router = opening.open_router(self._chosen, edge)
+        if isinstance(reader := self._cloud, ReaderCloud):
+            took = f"{reader.seconds:.1f} s for a verdict"
+            return Check("verification", "ok", f"it is asked {render.READS}: {took}")
         return Check("verification", "ok", f"{verify}: the cloud reads every token of the edge's")
 
     def _measure(self, cloud: CloudModel, edge: EdgeModel) -> Check:

@@ -1,6 +1,7 @@
 """The commands' options that stand for settings, and which command honours which setting."""
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -8,12 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
+from msgspec.structs import replace
 from typer.main import get_current_context  # pyright: ignore[reportPrivateImportUsage]
 
 from edgewise import settings
 from edgewise.addresses import each, is_url, with_scheme
 from edgewise.cli import render
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
+from edgewise.providers import hosted, provider_at
 from edgewise.settings import FIELDS, NAMES, Settings, names_in
 
 WRITING, OUTPUT = "Writing", "Output"
@@ -99,6 +102,7 @@ def takes(
             flags |= {name: _first(values[name]) for name in reads if name in own}
             try:
                 chosen, places = settings.load(flags)
+                chosen = _with_provider_key(chosen, places)
                 command_path = get_current_context().command_path
                 settings.require_honoured(chosen, places, refused, command_path)
                 vetted(chosen, {name: places[name] for name in places if name in honoured})
@@ -193,6 +197,19 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
         if role in of_file:
             called = "cloud" if role == "cloud" else "edge server"
             render.note(f"{of_file[role]} sets the {called}: {address}")
+
+
+def _with_provider_key(chosen: Settings, places: Mapping[str, str]) -> Settings:
+    """With the key of a provider of hosted models, from its own variable.
+
+    It goes to that provider's host alone, and not because a folder's file says so.
+    """
+    if chosen.cloud_key is None and chosen.cloud and places.get("cloud") != settings.FILE:
+        known = hosted(chosen.cloud)
+        provider = provider_at(known[0] if known else chosen.cloud)
+        if provider is not None and (key := os.environ.get(provider.key)):
+            return replace(chosen, cloud_key=key)
+    return chosen
 
 
 def _first(given: object) -> object:

@@ -207,15 +207,25 @@ _HELD_BACK = {
 """Why consults that the router wanted were not made; a fault names itself."""
 
 
+READS = "to check passages and rewrite their sentences"
+"""What a cloud is asked for that continues no text."""
+
+
 def _verified(usage: Usage, tokens: Sequence[Token], cloud: str, share: float | None) -> str:
     """What came of the verification: corrections, the least sure token, and what was left out."""
     corrected = sum(token.reason == "corrected" for token in tokens)
     used = "" if share is None else f" ({_of_share(usage.cloud_share, share)})"
-    told = f"verified by {cloud}: {corrected} of {len(tokens)} tokens corrected{used}"
+    what = f"{corrected} of {len(tokens)} tokens corrected"
+    if usage.escalated:
+        what = "the whole answer is the cloud's, as the edge was unsure"
+    elif usage.cloud_tokens > corrected:
+        many = f"{corrected} sentence{'s' * (corrected != 1)}"
+        what = f"{many}, {usage.cloud_tokens} of {len(tokens)} tokens, rewritten"
+    told = f"verified by {cloud}: {what}{used}"
     if usage.lowest_ratio is not None and usage.lowest_ratio < 0.995:
         told += f"; least sure: token {usage.lowest_at}, {usage.lowest_ratio:.2g} of its likeliest"
     unread = (one for one in tokens if one.source == "edge" and one.ratio is None)
-    left = Counter(one.reason for one in unread if one.reason != "forced")
+    left = Counter(one.reason for one in unread if one.reason not in ("forced", "verified"))
     for reason, count in left.most_common():
         told += f"; {count} not verified: {_HELD_BACK.get(reason, reason)}"
     return told

@@ -35,7 +35,10 @@ class ConsultRequest(msgspec.Struct, frozen=True):
     sampling: Sampling = Sampling()
     sent: Sent = msgspec.field(default_factory=Sent)
     verify: int = 0
-    """So many of the last `ids` are the edge's and to be verified; `n` may be 0 then."""
+    """So many of the last `ids` are the edge's and to be verified; `n` may be 0 then.
+
+    Of a cloud that reads passages `n` tokens are then wanted in place of all of them: the answer.
+    """
 
 
 class CloudSession(Protocol):
@@ -75,6 +78,9 @@ class CloudModel(Protocol):
 
     verifies: bool = False
     """Whether it can verify ids that the edge wrote: known once it was checked."""
+
+    reads_passages: bool = False
+    """Whether it verifies by passages and writes no tokens, as `Completion.stand` tells."""
 
     here: bool = False
     """Whether it runs in this process: then a slow one is not a lost one."""

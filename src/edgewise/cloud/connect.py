@@ -1,6 +1,7 @@
 """Connecting to the cloud model behind a URL.
 
-It is asked by ids where its vocabulary is the edge's, or its tokenizer is known here; else by text.
+It is asked by ids where its vocabulary is the edge's, or its tokenizer is known here; else by text,
+and where it continues none, for verdicts on passages.
 """
 
 import asyncio
@@ -13,9 +14,11 @@ from edgewise.cloud.adapter.ids import checked
 from edgewise.cloud.adapter.text import TextCloud
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import EngineCloud
+from edgewise.cloud.reader import ReaderCloud
 from edgewise.cloud.redaction.filter import Redacted
 from edgewise.cloud.registry import (
     AUTO,
+    BY_CHAT,
     BY_IDS,
     BY_TEXT,
     ENGINES,
@@ -30,6 +33,7 @@ from edgewise.cloud.registry import (
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import Engine
 from edgewise.engines.http import Redirected
+from edgewise.engines.readers import Reader
 from edgewise.engines.text import TextEngine
 from edgewise.errors import (
     CloudProtocolError,
@@ -39,6 +43,7 @@ from edgewise.errors import (
     UsageError,
     VocabularyMismatch,
 )
+from edgewise.providers import provider_at
 
 _TEXT = "-text"
 """Ends the name of a text dialect of an engine by ids."""
@@ -76,16 +81,20 @@ def connect(
 
     `own` is the cloud's tokenizer; `engine` is a name of `ENGINES`. With "auto", detect the engine.
     Use ids if the vocabularies match or `own` is given, otherwise that engine's text dialect. For
-    an unknown server, try the text dialects until one continues an answer. Raises a `CloudError`,
-    `VocabularyMismatch` or another `UsageError`.
+    an unknown server, try the text dialects until one continues an answer, then the chat APIs that
+    read. Raises a `CloudError`, `VocabularyMismatch` or another `UsageError`.
     """
 
     def by_text(name: str) -> CloudModel:
         """Connects in the dialect of that name."""
         options: dict[str, Any] = {} if own is None else {"tokenizer": own}
         made = opened(name, url, key=key, model=model, **options)
-        return checked(TextCloud(made, edge=edge, context_filter=context_filter), edge)
+        make = ReaderCloud if isinstance(made, Reader) else TextCloud
+        return checked(make(made, edge=edge, context_filter=context_filter), edge)
 
+    provider = provider_at(url)
+    if engine == AUTO and own is None and provider is not None:
+        return by_text(provider.engine)
     try:
         name = _name_at(url, key, engine, model)
     except UnknownEngine as error:
@@ -129,6 +138,7 @@ def _by_any_text(
     busy: CloudUnavailable | None = None
     # With a tokenizer that is named, the dialect that needs it.
     dialects = [name for name in BY_TEXT if entry_of(name).renders == (own is not None)]
+    dialects += BY_CHAT if own is None else ()
     for name in dialects:
         try:
             cloud = by_text(name)
@@ -141,12 +151,12 @@ def _by_any_text(
                 raise
             faults.setdefault(error.message.rstrip("."), []).append(name)
         else:
-            _log.info("%r is asked by text, as %s", url, name)
+            _log.info("%r is asked by %s, as %s", url, "chat" if name in BY_CHAT else "text", name)
             return cloud
     listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in faults.items())
     later = f"{busy.hint}, " if busy else ""
     raise (CloudUnavailable if busy else CloudRejected)(
-        f"{url!r} continues a started answer in no known dialect ({listed})",
+        f"{url!r} neither continues nor reads a started answer, in any known dialect ({listed})",
         hint=f"{later}choose another model or provider, or name the cloud's tokenizer, for "
         f"completions by text ({', '.join(BY_IDS)}: by ids)",
         setting="cloud_tokenizer",

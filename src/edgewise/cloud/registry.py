@@ -9,6 +9,7 @@ from typing import Any
 
 from edgewise.engines.base import PROBE_SECONDS
 from edgewise.engines.http import Endpoint, HttpEngine, Redirected, model_named, served_models
+from edgewise.engines.readers import Reader
 from edgewise.engines.text import TextEngine
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, UsageError
 from edgewise.registry import Registry, did_you_mean
@@ -46,10 +47,16 @@ Paths of their own come first, which others decline; then fields that others may
 plain trailing message, that some take for an answer given. The last needs a tokenizer too.
 """
 
+BY_CHAT = {
+    "openai": "edgewise.servers.chat:OpenAiServer",
+    "anthropic": "edgewise.servers.anthropic:AnthropicServer",
+}
+"""Chat APIs that continue nothing: they read passages."""
+
 ENGINES: Registry[Any] = Registry(
     "cloud engine",
     "edgewise.cloud",
-    {**BY_IDS, **BY_TEXT, GATEWAY: "edgewise.cloud.gateway:GatewayCloud"},
+    {**BY_IDS, **BY_TEXT, **BY_CHAT, GATEWAY: "edgewise.cloud.gateway:GatewayCloud"},
 )
 """An entry describes a server (`IdServer`, `TextServer`), or it makes a cloud.
 
@@ -100,7 +107,8 @@ def opened(
     if isinstance(entry, IdServer):
         return HttpEngine(entry, url, key=key, model=model)
     if isinstance(entry, TextServer):
-        return TextEngine(entry, url, key=key, model=model, **options)
+        make = Reader if entry.reads else TextEngine
+        return make(entry, url, key=key, model=model, **options)
     return entry(url, key=key, model=model, **options)
 
 

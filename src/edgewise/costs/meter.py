@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.passages import question
 from edgewise.completion import Completion, Sent
 from edgewise.costs.daily import DailyTotal, today
 from edgewise.costs.price import NOTHING, BilledTokens, Price
@@ -113,6 +114,10 @@ class Billing:
             self.sums = CostReport(answers=0)
 
 
+VERDICT = 32
+"""Tokens of most verdicts on passages."""
+
+
 class CloudTokens:
     """Estimates token counts in the cloud's vocabulary.
 
@@ -122,10 +127,19 @@ class CloudTokens:
 
     def __init__(self, prompt: Sequence[int], edge: Tokenizer, cloud: CloudModel | None) -> None:
         self._start, self._edge = len(prompt), edge
-        self.shared = self.exact = cloud is not None and cloud.boundaries is None
+        by_ids = cloud is not None and cloud.boundaries is None and not cloud.reads_passages
+        self.shared = self.exact = by_ids
         self._own = None if cloud is None or self.shared else cloud.own_tokenizer
         self._ratio = 1.0
         self._prompt = prompt
+        self.asks = 0  # ids of what a reader of passages is asked beside the text
+        if cloud is not None and cloud.reads_passages:
+            self.asks = sum(len(edge.encode(one.content)) for one in question((), "", ()))
+
+    @property
+    def question(self) -> int:
+        """Tokens of what a reader of passages is asked beside the text."""
+        return round(self.asks * self._ratio)
 
     @cached_property
     def prompt(self) -> int:
@@ -139,8 +153,8 @@ class CloudTokens:
     def measured(self, tokens: int, written: int, position: int) -> None:
         """The meter counted `tokens` for `position` local ids; `written` of them are the answer."""
         if not self.shared:
-            self._ratio = tokens / max(1, position)
-            self.prompt = max(0, tokens - written)
+            self._ratio = tokens / max(1, position + self.asks)
+            self.prompt = max(0, tokens - written - self.question)
             self.exact = self._own is not None
 
     def _count(self, ids: Sequence[int]) -> int:
@@ -234,9 +248,12 @@ class AnswerCosts:
         call = self._call(ids, n, Sent(), Future())
         # A token will be written here by either model; if none is cut off, all `n` of a completion.
         least = n if self._whole and n else 1
-        alone = self._alone(call.written - verify + least)
+        # What is read in passages takes the place of what the cloud alone would write.
+        reads = self._tokens.asks > 0
+        alone = self._alone(call.written if reads else call.written - verify + least)
         limits = self._limits
-        if limits.alone and spent + self._price.of(call.likely) > alone:
+        # A whole answer by a reader is what the cloud alone would cost, as was asked for.
+        if limits.alone and not (reads and n) and spent + self._price.of(call.likely) > alone:
             return 0
         if limits.answer is None and limits.day is None:
             return UNLIMITED
@@ -300,14 +317,16 @@ class AnswerCosts:
     def _call(self, ids: Sequence[int], n: int, sent: Sent, future: "Future[Completion]") -> _Call:
         requests, asked = self._requests(n)
         written = self._tokens.written(ids)
-        tokens, least = self._tokens.prompt + written, self._price.cached_from
+        tokens = self._tokens.prompt + written + self._tokens.question
+        least = self._price.cached_from
         # What was found cached is expected again; after a miss nothing else is known.
         cached = self._cached
         if least is not None and not self._missed:
             last = min(self._last, self._reached(ids)) if self._tokens.shared else self._last
             cached = max(cached, last - least)
         cached = min(tokens, cached)
-        likely = BilledTokens(input=tokens - cached, cached=cached, output=asked)
+        output = VERDICT if self._tokens.asks and not n else asked
+        likely = BilledTokens(input=tokens - cached, cached=cached, output=output)
         return _Call(len(ids), written, tokens, requests, asked, likely, sent, future)
 
     def _billed(self) -> BilledTokens:

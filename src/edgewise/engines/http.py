@@ -88,7 +88,7 @@ class Endpoint:
         """
         self.url, self.model = checked_address(url), model
         self.listed: list[str] = []
-        self._bearer = {"Authorization": f"Bearer {key}"} if key else {}
+        self._bearer: Mapping[str, str] = {"Authorization": f"Bearer {key}"} if key else {}
         self.connected: Callable[[], None] = nobody
         self._pool: httpcore2.AsyncConnectionPool | None = None
 

@@ -85,6 +85,7 @@ class TextEngine(Endpoint):
             )
         super().__init__(url, key=key, model=model)
         self.server, self.tokenizer = server, tokenizer
+        self._bearer = server.headers(key)
         self.dialect, self.owner, self.reasons = server.name, server.owner, server.prompts
         self.url = self.url.removesuffix(server.base)
         self._base: str | None = None
@@ -110,7 +111,7 @@ class TextEngine(Endpoint):
             optional |= {"temperature"}
         reply = await self._reply(asked, optional, client)
         with self.reading():
-            return self._checked(request, self.server.continued(reply))
+            return self.checked(request, self.server.continued(reply))
 
     async def describe(self) -> Described:
         """Describes the served model; raises a `CloudError` if the API is not of this dialect.
@@ -136,7 +137,7 @@ class TextEngine(Endpoint):
         assert self.model is not None
         return self.model
 
-    async def _at_base(self, request: Request, client: Client = NOBODY) -> bytes:
+    async def at_base(self, request: Request, client: Client = NOBODY) -> bytes:
         """The reply to a request below `/v1`, or below nothing; raises a `CloudError`.
 
         Where nothing is at one of them, the next is tried. The right one is remembered.
@@ -166,9 +167,9 @@ class TextEngine(Endpoint):
         while True:
             fewer = {name: value for name, value in body.items() if name not in unwanted}
             try:
-                reply = await self._at_base(request._replace(body=fewer), client)
+                reply = await self.at_base(request._replace(body=fewer), client)
             except Declined as error:
-                named = {name for name in optional & {*fewer} if _names(error.said, name)}
+                named = {name for name in optional & {*fewer} if is_named(error.said, name)}
                 if error.elsewhere or not named:
                     raise
                 unwanted |= named
@@ -188,7 +189,7 @@ class TextEngine(Endpoint):
                 )
         return fields
 
-    def _checked(self, request: TextRequest, reply: TextContinuation) -> TextContinuation:
+    def checked(self, request: TextRequest, reply: TextContinuation) -> TextContinuation:
         """A reply within bounds; raises `CloudProtocolError`, or a `Fault`."""
         url, text, size = self.url, reply.text, len(reply.text.encode())
         if size > LONGEST_TOKEN * request.n + 2 * len(request.answer.encode()) + _SLACK:
@@ -205,7 +206,7 @@ class TextEngine(Endpoint):
     async def _listed(self) -> list[ListedModel] | None:
         """The models that it lists; None where it lists none."""
         try:
-            body = await self._at_base(MODELS)
+            body = await self.at_base(MODELS)
         except Declined as error:
             if error.elsewhere:
                 return None
@@ -288,5 +289,6 @@ def turns(url: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [{"role": message.role, "content": message.content} for message in messages]
 
 
-def _names(said: str, field: str) -> bool:
+def is_named(said: str, field: str) -> bool:
+    """Whether an API's words name a field."""
     return re.search(rf"\b{re.escape(field)}\b", said) is not None

@@ -76,7 +76,7 @@ class Clouds:
         nearest.wanted += 1
         nearest.calls += 1
         outcome = nearest.outcome(flight)
-        if isinstance(outcome, Completion) and len(outcome.verified) != flight.verify:
+        if isinstance(outcome, Completion) and not _is_verdict(outcome, flight.verify):
             outcome = CloudProtocolError("The cloud verified another number of tokens than it got.")
         if isinstance(outcome, CloudError):
             # An exact answer is not one any more, and a lost cloud is waited for once.
@@ -84,9 +84,14 @@ class Clouds:
         self.waited = sum(one.waited for one in self._clouds)
         return outcome, nearest.event(flight, outcome, index)
 
-    def corrected(self) -> None:
-        """The nearest cloud wrote a token of the answer."""
-        self._clouds[0].wrote += 1
+    @property
+    def passages(self) -> bool:
+        """Whether the nearest verifies by passages."""
+        return self._clouds[0].tier.cloud.reads_passages
+
+    def corrected(self, tokens: int = 1) -> None:
+        """The nearest cloud wrote so many tokens of the answer."""
+        self._clouds[0].wrote += tokens
 
     def due(self) -> bool:
         """`CloudConsults.due`; if the outcome calls for the next cloud, asks that."""
@@ -186,6 +191,13 @@ class Clouds:
             if outcome != "no":
                 refused = refused or outcome
         return refused or "budget"
+
+
+def _is_verdict(outcome: Completion, verify: int) -> bool:
+    """Whether it says of each of so many tokens whether it stands, and what is in its place."""
+    if outcome.stand is None:
+        return len(outcome.verified) == verify
+    return 0 <= outcome.stand <= verify and bool(outcome.ids) == (outcome.stand < verify)
 
 
 def _summed(counts: Sequence[SentCounts]) -> SentCounts:

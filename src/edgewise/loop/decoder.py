@@ -15,6 +15,7 @@ from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
 from edgewise.grammar.compiled import Grammar
 from edgewise.loop.clouds import Clouds
+from edgewise.loop.escalate import Escalation
 from edgewise.loop.generation import Generation
 from edgewise.loop.health import Breaker
 from edgewise.loop.one_cloud import CloudConsults, Tier
@@ -52,12 +53,14 @@ class Decoder:
         tiers: Sequence[Tier] = (),
         record: SentRecord | None = None,
         billing: Billing | None = None,
+        escalation: Escalation | None = None,
     ) -> None:
         """`tiers` are the clouds, nearest first; a `cloud`, with its `breaker`, is before them.
 
         `record` keeps what answers send; `billing` counts and limits what the last cloud's tokens
-        cost.
+        cost. `escalation` chooses the answers that a cloud which reads passages writes whole.
         """
+        self.escalation = escalation
         self.edge, self.router, self.policy = edge, router, policy
         nearest = [] if cloud is None else [Tier(cloud, share=None, breaker=breaker)]
         self.tiers = [*nearest, *tiers]
@@ -101,7 +104,7 @@ class Decoder:
             raise UsageError("A stop string is empty; leave it out.")
         policy = policy or self.policy
         # The one place that decides it: for other clouds no session is opened, so nothing is sent.
-        tiers = [tier for tier in self.tiers if policy.asks and tier.may_see(prompt)]
+        tiers = [tier for tier in self.tiers if policy.asks and _is_open(tier, prompt, policy)]
         if not tiers and (prompt.local_only or (policy.asks and self.tiers)):
             policy = policy.edge_alone()
         if self.edge.abilities.rewinds == "no":
@@ -121,6 +124,7 @@ class Decoder:
             pending=pending,
             candidates=candidates,
             verify=policy.verifies and bool(tiers) and self._can_verify(tiers[0]),
+            passages=bool(tiers) and tiers[0].cloud.reads_passages,
         )
         return self._generation(prompt, rules, tiers, budget or Budget(), at_end)
 
@@ -165,7 +169,9 @@ class Decoder:
                 consults.prefetch(ids, budget)
             speculation = Speculation(ids, edge, router, consults, rules)
             if rules.verify and consults is not None:
-                speculation = Verification(ids, edge, consults, rules, budget)
+                speculation = Verification(
+                    ids, edge, consults, rules, budget, self.escalation if rules.passages else None
+                )
             return Generation(
                 ids,
                 rules,
@@ -206,6 +212,11 @@ class Decoder:
         """`stream`, collected."""
         with self.stream(prompt, **options) as events:
             return collect(events)
+
+
+def _is_open(tier: Tier, prompt: Prompt, policy: Policy) -> bool:
+    """Whether a cloud may see the prompt, and can do what the policy wants: one may only read."""
+    return tier.may_see(prompt) and (policy.verifies or not tier.cloud.reads_passages)
 
 
 def collect(events: Iterator[Event]) -> Answer:

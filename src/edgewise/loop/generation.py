@@ -169,7 +169,10 @@ class Generation(Iterator[Event]):
             if rules.policy.on_cloud_error == "raise":
                 raise verdict
             self._write(state, step, verdict.reason, step)
+        elif isinstance(verdict, Completion):
+            self._rewrite(state, step, verdict, whole=drafts.escalated)
         elif not isinstance(verdict, Verified):
+            state = state.stands() if verdict == "verified" else state
             self._write(state, step, verdict, step)
         elif step.forced:
             self._write(state, step, "forced", step)
@@ -198,6 +201,20 @@ class Generation(Iterator[Event]):
             self._write(state, state.unwritten[0], "corrected", step, judged)
         else:
             self._write(state, step, BreaksGrammar.reason, step, judged)
+
+    def _rewrite(self, state: State, step: EdgeStep, by: Completion, *, whole: bool) -> None:
+        """Write the cloud's sentence, as far as the grammar allows it; else the edge's token."""
+        rules, consults = self._rules, self._consults
+        assert consults is not None
+        fit = len(by.ids)
+        if (constraint := rules.constraint) is not None:
+            fit = constraint.fitting(self._ids, by.ids, ends=False)
+        state = state.rewritten(by, fit, rules, whole=whole)
+        if state.unwritten:
+            consults.corrected(len(state.unwritten))
+            self._write(state, state.unwritten[0], "corrected", step)
+        else:
+            self._write(state, step, BreaksGrammar.reason, step)
 
     def _report(self, drafts: Verification) -> None:
         """Count the verifications that are over, and tell of them."""
@@ -343,7 +360,8 @@ class Generation(Iterator[Event]):
                 self._pending = min(self._pending, len(drafts))
             dropped, cancelled = len(drafts), self._speculation.drop(len(self._ids) - 1)
         else:
-            dropped, cancelled = self._speculation.follow(token)
+            corrected = reason == "corrected"
+            dropped, cancelled = self._speculation.follow(token, corrected=corrected)
         if dropped and self._pending:
             self._events.append(RolledBack(before.index, self._pending, cancelled))
         # The first draft is not reported: it stands for the awaited token.
@@ -374,6 +392,9 @@ class Generation(Iterator[Event]):
             wasted_tokens=wasted,
             cloud_share=min(1.0, (usage.cloud_tokens + wasted) / state.index),
             edge_error=None if self._lost is None else str(self._lost),
+            review=("passages" if self._rules.passages else "tokens")
+            if self._rules.verify
+            else None,
             cost=self._costs.cost(self._ids) if self._costs else None,
         )
         total = time.monotonic() - self._started

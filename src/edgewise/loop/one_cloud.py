@@ -36,6 +36,9 @@ FLIGHTS = 4
 Refusal = Literal["mid_word", "blocked", "circuit_open", "cost", "budget", "cap"]
 """Reasons to send nothing; `mid_word` for now only."""
 
+READING_SECONDS, WHOLE_SECONDS = 30.0, 120.0
+"""Deadlines of a verdict on a passage and of a whole answer: a hosted model may reason first."""
+
 _GRACE = 0.25
 """Seconds past the deadline before a backend that does not keep it is given up."""
 
@@ -150,9 +153,12 @@ class CloudConsults:
             self._charge(n)
         return flight
 
-    def verify(self, ids: Sequence[int], count: int) -> Flight | Refusal:
-        """Have the last `count` of `ids` verified, or say why they are not."""
-        return self._flight(ids, 0, count)
+    def verify(self, ids: Sequence[int], count: int, n: int = 0) -> Flight | Refusal:
+        """Have the last `count` of `ids` verified, or `n` tokens written in their place.
+
+        Says why not.
+        """
+        return self._flight(ids, n, count)
 
     def given_up(self, flight: Flight) -> bool:
         """Whether nobody waits for it: the cloud was silent lately, and it is not over."""
@@ -340,6 +346,8 @@ class CloudConsults:
         # A model in this process may be slow, but it is not gone: waiting is up to the user.
         if not self.tier.cloud.here or self._policy.deadline is not None:
             deadline = self._policy.deadline_now(self.latency, first=self._first, prompt=len(ids))
+            if self.tier.cloud.reads_passages and self._policy.deadline is None:
+                deadline = WHOLE_SECONDS if n else READING_SECONDS
         try:
             sampling = self._rules.sampling
             request = ConsultRequest(list(ids), n, deadline, sampling, sent, verify)

@@ -136,14 +136,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the cloud is to read every token: not where it writes all or nothing."""
         return self.verify != "off" and self.asks and self.cloud_share != 1
 
-    def refuses(self, budget: Budget, *, first: bool) -> Reason | None:
+    def refuses(self, budget: Budget, *, first: bool, passages: bool = False) -> Reason | None:
         """Why the cloud may correct nothing from here on; None where it may.
 
         A share is a promise over answers: one that begins with more debt than a low ratio mends is
-        not verified, and none is left alone halfway (`first`: it begins).
+        not verified, and none is left alone halfway (`first`: it begins). By `passages` it is whole
+        sentences that are corrected: after one that overdraws the share, the bucket fills first.
         """
         if self.max_cloud_tokens is not None and self._room(budget) < 1:
             return "cap"
+        if passages:
+            return "budget" if self.cloud_share is not None and budget.bucket < 1 else None
         indebted = self.cloud_share is not None and self._ratio(budget) < LEAST_RATIO
         return "budget" if first and indebted else None
 

@@ -71,12 +71,13 @@ class Speculation:
         self._draft(tip, edge_step, reason)
         return edge_step.token if self._tip is not None else None
 
-    def follow(self, token: int) -> tuple[int, int]:
+    def follow(self, token: int, *, corrected: bool = False) -> tuple[int, int]:
         """The answer, which holds it already, goes on with `token`.
 
-        Returns how many drafts and how many consults were dropped for it.
+        Returns how many drafts and how many consults were dropped for it: all where it is
+        `corrected`, since what replaces a sentence may begin like it.
         """
-        if self.drafts and self.drafts[0] == token:
+        if self.drafts and self.drafts[0] == token and not corrected:
             del self.drafts[0]
             # Within a completion nobody read it.
             self._steps.pop(len(self._ids) - 1, None)

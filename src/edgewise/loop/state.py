@@ -70,7 +70,7 @@ class Rules(NamedTuple):
     With `boundaries` the cloud has another vocabulary: it is asked there alone, for words.
     Control tokens in `shown` are text in this answer, which keeps to `constraint`. `pending`
     reports drafts, `candidates` the edge's candidates with every token. `verify`: the cloud reads
-    every token.
+    every token, in `passages` where it writes none.
     """
 
     policy: Policy
@@ -86,6 +86,7 @@ class Rules(NamedTuple):
     pending: bool = False
     candidates: bool = False
     verify: bool = False
+    passages: bool = False
 
 
 class Unwritten(msgspec.Struct, frozen=True):
@@ -259,10 +260,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         )
         return replace(self, usage=usage)
 
-    def stands(self, ratio: float) -> "State":
-        """The state at a token of the edge's that the cloud lets stand."""
+    def stands(self, ratio: float | None = None) -> "State":
+        """The state at a token of the edge's that the cloud lets stand, with its ratio if known."""
         usage, lowest = self.usage, self.usage.lowest_ratio
-        if lowest is None or ratio < lowest:
+        if ratio is not None and (lowest is None or ratio < lowest):
             usage = replace(usage, lowest_ratio=ratio, lowest_at=self.index)
         return replace(self, usage=replace(usage, verified_tokens=usage.verified_tokens + 1))
 
@@ -282,6 +283,28 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         )
         budget = rules.policy.charged(self.budget, 1)
         return replace(self, unwritten=unwritten, budget=budget, usage=usage)
+
+    def rewritten(self, by: Completion, fit: int, rules: Rules, *, whole: bool) -> "State":
+        """The state with the sentence at hand that the cloud wrote in place of the edge's.
+
+        Of its ids the grammar allows the first `fit`. What the cap has no room for is left to the
+        edge; all of it is charged. A `whole` answer is none of the share's.
+        """
+        ids = by.ids[: min(fit, rules.policy.fit_to_cap(self.budget, len(by.ids)))]
+        last = len(ids) - 1
+        queue = tuple(
+            Unwritten(token, None, (), ends=False, last=at == last) for at, token in enumerate(ids)
+        )
+        usage = replace(
+            self.usage,
+            wasted_tokens=self.usage.wasted_tokens + len(by.ids) - len(ids),
+            correction_tokens=self.usage.correction_tokens + len(ids),
+            escalated=whole,
+        )
+        budget = rules.policy.charged(self.budget, len(by.ids))
+        if whole:
+            budget = replace(budget, bucket=self.budget.bucket)
+        return replace(self, unwritten=queue, budget=budget, usage=usage)
 
     def failed(self, error: CloudError, ask: int, rules: Rules) -> "State":
         """The state after a consult that brought nothing.

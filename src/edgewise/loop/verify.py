@@ -8,17 +8,21 @@ depends on the link, on how drafts were cut into blocks, or on how many flew at 
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from edgewise.cloud.passages import MOST, SHORTEST, ends_passage, in_code
 from edgewise.completion import Completion, Verified
 from edgewise.edge.base import EdgeSession
-from edgewise.errors import CloudError
+from edgewise.edge.vocabulary import bytes_of
+from edgewise.errors import BreaksGrammar, CloudError, Fault
 from edgewise.events import Consult, Reason
 from edgewise.loop.clouds import Clouds
-from edgewise.loop.one_cloud import Flight
+from edgewise.loop.escalate import Escalation
+from edgewise.loop.one_cloud import Flight, Refusal
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
-from edgewise.loop.state import Rules, State
+from edgewise.loop.state import EdgeStep, Rules, State
 from edgewise.routers.untrained import Constant
 
 BLOCK, FLYING = 16, 6
@@ -30,8 +34,8 @@ SURE = 0.8
 READS_ALONG = Constant(0.0)
 """No router is asked where the cloud reads every token."""
 
-Verdict = Verified | CloudError | Reason
-"""What the cloud says of a token, or why it says nothing."""
+Verdict = Verified | Completion | CloudError | Reason | Fault
+"""What the cloud says of a token, or writes in its place; or why it says nothing."""
 
 
 class _Block(NamedTuple):
@@ -58,16 +62,30 @@ class Verification(Speculation):
         consults: Clouds,
         rules: Rules,
         budget: Budget,
+        escalation: Escalation | None = None,
     ) -> None:
-        """`budget` is the answer's at its start, which decides whether it is verified at all."""
+        """`budget` is the answer's at its start, which decides whether it is verified at all.
+
+        `escalation` decides whether the cloud writes all of it. A response format is the edge's.
+        """
         super().__init__(ids, edge, READS_ALONG, consults, rules)
         self.over: list[tuple[Completion | CloudError, Consult]] = []
-        self._refused: Reason | None = rules.policy.refuses(budget, first=True)
+        self._refused: Reason | None = None
+        if not consults.passages:
+            self._refused = rules.policy.refuses(budget, first=True)
         self._blocks: deque[_Block] = deque()
         self._verdicts: dict[int, Verdict] = {}
         self._unsent = 0
         self._due, self._alone = False, False
-        self._flying = 1 if consults.alternates else FLYING
+        self._passages = consults.passages
+        # The next passage is read behind what the verdict on this one leaves.
+        self._flying = 1 if consults.alternates or self._passages else FLYING
+        self._waits = consults.alternates and not self._passages
+        self._most = MOST if self._passages else BLOCK
+        self._code = False
+        self.escalated = False
+        self._escalation = None if rules.constraint else escalation
+        self._entropy, self._weighed = 0.0, False
 
     def ahead(self, state: State) -> int | None:
         """Draft one token more, after `state` and the drafts, and return it; None if it must wait.
@@ -76,25 +94,42 @@ class Verification(Speculation):
         """
         tip = self._tip if self._tip is not None and self.drafts else state
         self._send(tip)
-        alternates = self._flying == 1
-        if tip.end is not None or self._unsent == BLOCK or (alternates and self._blocks):
+        if tip.end is not None or self._unsent == self._most or (self._waits and self._blocks):
             return None
         position = len(self._ids) + len(self.drafts)
         if not self._unsent:
             self._edge.checkpoint(position)
         # In detail: the cloud may correct it when the step is long gone.
         step = self._steps[position] = self._step_after(self.drafts).detailed()
+        if self._escalation is not None:
+            self._entropy += step.step.entropy
         self._tip, _ = tip.write(step.token, "edge", self._rules, "verified")
         self.drafts.append(step.token)
         self._unsent += 1
         if self._tip.end is None:
             self._edge.extend([step.token])
-        doubtful = step.logprob < math.log(SURE)
-        # The first token alone: it is held to more, and somebody waits for it.
-        ends = self._tip.end is not None or not tip.index or self._unsent == BLOCK
-        self._due = self._due or ends or doubtful or self._alone
+        self._due = self._due or self._ends_block(self._tip, step)
         self._send(self._tip)
         return step.token
+
+    def _ends_block(self, tip: State, step: EdgeStep) -> bool:
+        """Whether a block ends with the draft of `step`, after which the state is `tip`."""
+        if tip.end is not None or self._unsent == self._most:
+            return True
+        if not self._passages:
+            # The first token alone: it is held to more, and somebody waits for it.
+            return self._alone or tip.index == 1 or step.logprob < math.log(SURE)
+        if self._alone and self._refused_at(tip):
+            return True
+        whole = [*self._ids[self._rules.prompt :], *self.drafts]
+        if self._unsent == 1:
+            self._code = in_code(self._text(whole[:-1]))
+        if self._unsent < SHORTEST:
+            return False
+        return ends_passage(self._text(whole[-self._unsent :]), self._unsent, code=self._code)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return bytes_of(self._rules.tokenizer, ids).decode("utf-8", "ignore")
 
     def verdict(self, *, wait: bool) -> Verdict | None:
         """What the cloud says of the first draft; None if that has not come, or was not asked."""
@@ -115,10 +150,21 @@ class Verification(Speculation):
             self.rest()
             outcome, event = self._consults.outcome(flight, start - self._rules.prompt)
             self.over.append((outcome, event))
+            if self._nothing_stands(outcome):
+                whole = self._whole([*self._ids, *self.drafts[: len(places)]], len(places))
+                self._blocks.appendleft(_Block(start, end, whole))
+                continue
             if isinstance(outcome, CloudError):
                 self._verdicts.update(dict.fromkeys(places, outcome))
-            else:
+            elif outcome.stand is None:
                 self._verdicts.update(zip(places, outcome.verified, strict=True))
+            else:
+                # All behind it goes, unless the grammar refuses what is in place of its beginning.
+                for place in places:
+                    stands = place < start + outcome.stand
+                    self._verdicts[place] = "verified" if stands else BreaksGrammar.reason
+                if outcome.ids:
+                    self._verdicts[start + outcome.stand] = outcome
         return self._verdicts.pop(at)
 
     def drop(self, position: int) -> int:
@@ -132,12 +178,39 @@ class Verification(Speculation):
         if not self._due or len(self._blocks) == self._flying:
             return
         ids, count = [*self._ids, *self.drafts], self._unsent
-        refused = self._refused or self._rules.policy.refuses(tip.budget, first=False)
-        flight = refused or self._consults.verify(ids, count)
+        flight: Flight | Reason | None = self._refused_at(tip)
+        if flight is None and self._escalation is not None and not self._weighed:
+            self._weighed = True
+            if self._escalation.wants(self._entropy / count):
+                flight = self._whole(ids, count)
+        flight = flight or self._consults.verify(ids, count)
+        if self._passages and flight == "cost" and tip.end is None and count < self._most:
+            # A longer one costs less for each of its tokens.
+            self._due = False
+            return
         # What nobody reads is written as it comes; what costs too much, less often.
         self._alone = not isinstance(flight, Flight) and flight != "cost"
         self._blocks.append(_Block(len(ids) - count, len(ids), flight))
         self._unsent, self._due = 0, False
+
+    def _nothing_stands(self, outcome: Completion | CloudError) -> bool:
+        """Whether the whole answer is asked for, since the first passage does not stand at all."""
+        if self._escalation is None or isinstance(outcome, CloudError):
+            return False
+        escalation, self._escalation = self._escalation, None
+        return outcome.stand == 0 and escalation.rejected()
+
+    def _whole(self, ids: Sequence[int], count: int) -> Flight | Refusal:
+        """Ask for the whole answer in place of the last `count` ids, its first passage."""
+        self._escalation = None
+        room = self._rules.policy.fit_to_cap(Budget(), self._rules.max_tokens)
+        flight = self._consults.verify(ids, count, room)
+        self.escalated = isinstance(flight, Flight)
+        return flight
+
+    def _refused_at(self, tip: State) -> Reason | None:
+        refuses, passages = self._rules.policy.refuses, self._passages
+        return self._refused or refuses(tip.budget, first=False, passages=passages)
 
 
 def _is_over(flight: Flight | Reason) -> bool:

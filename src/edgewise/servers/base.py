@@ -27,6 +27,8 @@ CONTEXT = 4096
 
 LONGEST_NAME, _MOST_SHOWN = 100, 8
 
+Fields = Mapping[str, object]
+
 GREEDY: Mapping[str, Any] = {"temperature": 0}
 """Sampling fields of who draws nothing."""
 
@@ -228,7 +230,8 @@ class TextContinuation(NamedTuple):
 class WantedText(NamedTuple):
     """At most `n` tokens of an answer to `turns` (roles and contents), by `drawn` sampling fields.
 
-    `text` is the answer's beginning, or a whole prompt with it.
+    `text` is the answer's beginning, or a whole prompt with it. With a JSON `schema` the answer of
+    a server that reads fits it.
     """
 
     model: str
@@ -236,6 +239,7 @@ class WantedText(NamedTuple):
     text: str
     n: int
     drawn: Mapping[str, Any] = GREEDY
+    schema: Fields | None = None
 
 
 class TextServer(ABC):
@@ -243,9 +247,10 @@ class TextServer(ABC):
 
     `owner` is the `owned_by` of its models ("" if it varies). `prompts`: it takes the prompt as one
     text; `renders`: the template is rendered here, so that the model's tokenizer is needed.
-    `names`: a request names the model. `filters` are the ways to draw that it has beside
-    temperature and top-p. A field of `optional` is left out where the API declines it. A path below
-    `/v1` may lie elsewhere; `base` is where a consult goes, if that is not where models are listed.
+    `names`: a request names the model. `reads`: it continues nothing, and answers whole. `filters`
+    are the ways to draw that it has beside temperature and top-p. A field of `optional` is left out
+    where the API declines it. A path below `/v1` may lie elsewhere; `base` is where a consult goes,
+    if that is not where models are listed.
     """
 
     name: str
@@ -253,6 +258,7 @@ class TextServer(ABC):
     prompts: bool = False
     renders: bool = False
     names: bool = True
+    reads: bool = False
     filters: frozenset[str] = frozenset({"top_k", "min_p"})
     optional: frozenset[str] = frozenset()
     base: str = ""
@@ -264,6 +270,14 @@ class TextServer(ABC):
     @abstractmethod
     def continued(self, data: bytes) -> TextContinuation:
         """The reply; raises `Fault`."""
+
+    def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
+        """Fields that are sent beside the request, each in the first form that is not declined."""
+        return ()
+
+    def headers(self, key: str | None) -> Mapping[str, str]:
+        """What carries the key: a bearer."""
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def template(self, turns: list[dict[str, Any]], *, thinks: bool) -> Request | None:
         """Asks for the messages as the model's template writes them; None where it does not."""

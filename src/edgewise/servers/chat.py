@@ -1,12 +1,13 @@
 """Chat APIs in OpenAI's form, `/chat/completions`: they differ in a few fields, a row for each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgewise.servers.base import Request, TextContinuation, TextServer, WantedText
+from edgewise.servers.base import Fields, Request, TextContinuation, TextServer, WantedText
 from edgewise.servers.openai import continued
 
+_PATH = "/v1/chat/completions"
 _NO_TEMPLATE_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False}}
 _NO_THOUGHTS = {"thinking": {"type": "disabled"}}
 _NO_EFFORT = {"reasoning_effort": "none"}
@@ -46,7 +47,7 @@ class ChatServer(TextServer):
             body |= {"messages": [*asked.turns, last], **self.begun}
         drawn = self._drawn(asked.drawn)
         body |= {"max_tokens": asked.n, "stream": False, **drawn, **self.quiet}
-        return Request("/v1/chat/completions", body)
+        return Request(_PATH, body)
 
     def continued(self, data: bytes) -> TextContinuation:
         return continued(data)
@@ -60,6 +61,37 @@ class ChatServer(TextServer):
         if self.always and "top_k" in fields:
             return {**fields, "top_k": fields["top_k"] or -1}
         return {name: value for name, value in fields.items() if value != _OFF.get(name)}
+
+
+class OpenAiServer(TextServer):
+    """OpenAI, Gemini, OpenRouter and most more: whole replies, to what is to be read too."""
+
+    name, reads = "OpenAI chat", True
+
+    def complete(self, asked: WantedText) -> Request:
+        body = {"model": asked.model, "messages": asked.turns, "stream": False}
+        return Request(_PATH, body)
+
+    def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
+        n, drawn = asked.n, asked.drawn
+        # Newer models of OpenAI's take only the longer name, and decline any temperature.
+        forms: list[Sequence[Fields]] = [
+            ({"max_tokens": n}, {"max_completion_tokens": n}),
+            ({"temperature": drawn["temperature"]},),
+            (_NO_EFFORT, {"reasoning_effort": "low"}),
+        ]
+        if asked.schema is not None:
+            named = {"name": "verdict", "strict": True, "schema": asked.schema}
+            by_schema = {"type": "json_schema", "json_schema": named}
+            forms.append(
+                ({"response_format": by_schema}, {"response_format": {"type": "json_object"}})
+            )
+        if drawn.get("top_p", 1) < 1:
+            forms.append(({"top_p": drawn["top_p"]},))
+        return forms
+
+    def continued(self, data: bytes) -> TextContinuation:
+        return continued(data)
 
 
 CHAT = ChatServer(name="chat completions")

@@ -133,7 +133,7 @@ export function inVain(token) {
   return Boolean(faultOf(token)) && token.reason !== "circuit_open";
 }
 
-const wasVerified = ({ ratio }) => ratio != null;
+const wasVerified = ({ ratio, reason }) => ratio != null || reason === "verified" || reason === "corrected";
 
 // Whether it is the edge's, and the cloud never read it.
 export const isUnread = (token) => token.source === "edge" && !wasVerified(token) && token.reason !== "forced";

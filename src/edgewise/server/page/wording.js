@@ -46,6 +46,8 @@ export const heldBack = ({ tokens }) => HELD[Object.keys(HELD).find((name) => to
 
 export function reasonInWords(token, { mode, verified }) {
   const { reason, source, threshold } = token;
+  if (reason === "verified" && token.ratio == null) return "the cloud read the sentence and lets it stand";
+  if (reason === "corrected" && token.ratio == null) return "the cloud let the edge's sentence not stand, and wrote this one";
   if (reason === "verified") return isSure(token) ? "it is the cloud's likeliest, too" : `the cloud lets it stand: ${ofLikeliest(token)}`;
   if (reason === "corrected") {
     const needed = threshold < 1 ? `it needs ${decimal(threshold)} to stand` : "here only the cloud's own choice stands";

@@ -1,0 +1,288 @@
+"""A cloud behind a chat API that cannot continue a text: it reads passages and rewrites sentences.
+
+It writes no tokens of its own accord. The session is asked to verify the last ids of an answer, as
+any that verifies, and replies how many stand and what is written in place of the next sentence.
+"""
+
+import codecs
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from edgewise.cloud.adapter.session import AdaptedCloud, preceding
+from edgewise.cloud.base import CloudSession, ConsultRequest, failed
+from edgewise.cloud.engine import IoThread
+from edgewise.cloud.passages import (
+    SCHEMA,
+    VERSION,
+    Verdict,
+    in_code,
+    question,
+    sentence_ends,
+    verdict_of,
+)
+from edgewise.cloud.redaction.filter import FilteredAnswer, Redacted, RedactedContext
+from edgewise.completion import Completion
+from edgewise.edge.base import Tokenizer
+from edgewise.edge.vocabulary import bytes_of, ids_of_text
+from edgewise.engines.base import NOBODY, Client
+from edgewise.engines.readers import Reader, ReaderRequest
+from edgewise.engines.text import TextContinuation, TextRequest
+from edgewise.errors import (
+    Blocked,
+    CloudError,
+    CloudProtocolError,
+    CloudRejected,
+    EdgewiseError,
+    NothingUsable,
+)
+from edgewise.prompts import Message, Prompt
+from edgewise.prompts.tool_formats import MARKERS
+from edgewise.servers.replies import uncached
+from edgewise.wire.protocol import request_id
+
+WRITTEN = 1024
+"""Most tokens of a verdict: some models reason before it, and are billed for that."""
+
+PROBE_SECONDS = 60.0
+
+_PROBE, _STANDS = ("Two and two are four.", "Three and three are seven."), 1
+_ASKED = (Message("user", "What are two and two, and what are three and three?"),)
+
+
+_log = logging.getLogger(__name__)
+
+
+class _Passage(NamedTuple):
+    """A passage as the cloud is shown it: `ends` are token counts, of which each of the `sentences`
+    is one's text; `restored` turns a text of the cloud's back."""
+
+    before: str
+    sentences: Sequence[str]
+    ends: Sequence[int]
+    shown: FilteredAnswer
+
+
+class ReaderCloud(AdaptedCloud):
+    """Implements `CloudModel` over a chat API: it verifies in passages, with `reads_passages`."""
+
+    reads_passages = True
+    verifies = True
+
+    def __init__(
+        self, engine: Reader, *, edge: Tokenizer, context_filter: Redacted | None = None
+    ) -> None:
+        """`context_filter` says what the cloud gets to see (default: everything)."""
+        super().__init__(engine.url, edge, context_filter)
+        self.engine = engine
+        self.seconds = 0.0
+        self._io = IoThread(self.name)
+        self.submit = self._io.submit
+
+    def identity(self) -> str:
+        how = f"passages, prompt {VERSION}{self.filtered}"
+        return f"{self.name} {self.engine.dialect} {self.engine.model or ''} in {how}"
+
+    def requests(self, n: int) -> tuple[int, int]:
+        return 1, n or WRITTEN
+
+    def open(self, prompt: Prompt) -> "ReaderSession":
+        return ReaderSession(self, prompt)
+
+    def check_vocabulary(self, tokenizer: Tokenizer) -> str:
+        """Ask for a verdict that anybody can give; logs a warning where it is wrong.
+
+        `seconds` is how long it took. Raises as `CloudModel.check_vocabulary`, `CloudRejected` for
+        an API that gives none.
+        """
+        self.require_edge(tokenizer)
+        begun = time.monotonic()
+        stand = self.submit(self._probe(), PROBE_SECONDS).result()
+        self.seconds = time.monotonic() - begun
+        if stand != _STANDS:
+            _log.warning(
+                "%r does not see that three and three are not seven, so it may correct badly; "
+                "edgewise try shows what it does to your prompts",
+                self.name,
+            )
+        self.vocabulary_check = (
+            f"none is needed: as {self.engine.dialect} it checks and rewrites passages, and writes "
+            "no tokens"
+        )
+        return self.vocabulary_check
+
+    def close(self) -> None:
+        self._io.close(self.engine.close())
+
+    async def verdict(
+        self, messages: Sequence[Message], client: Client = NOBODY
+    ) -> TextContinuation:
+        """The reply to a `question`; raises a `CloudError`."""
+        return await self.engine.chat(ReaderRequest(messages, WRITTEN, schema=SCHEMA), client)
+
+    async def _probe(self) -> int:
+        reply = await self.verdict(question(_ASKED, "", _PROBE))
+        try:
+            return verdict_of(reply.text, _PROBE).stand
+        except NothingUsable as error:
+            raise CloudRejected(
+                f"{self.name!r} gives no verdict on a passage ({error.message.rstrip('.')})",
+                hint="choose another model there",
+                setting="cloud_model",
+            ) from error
+
+
+class ReaderSession(CloudSession):
+    """Each consult is one chat: the conversation, the answer so far, its next sentences."""
+
+    def __init__(self, cloud: ReaderCloud, prompt: Prompt) -> None:
+        self._cloud, self._edge, self._prompt = cloud, cloud.edge, prompt
+        self._before = preceding(cloud.edge, prompt)
+        self._context: RedactedContext | None = None
+        self._client = Client(session=secrets.token_hex(12))
+        self._asks = 0
+
+    def ask(self, request: ConsultRequest) -> Future[Completion]:
+        """Have the last `verify` ids of the request verified.
+
+        Raises `Blocked` if nothing may be sent.
+        """
+        if not request.verify:
+            return failed(CloudRejected(f"{self._cloud.name!r} reads, and writes no tokens."))
+        try:
+            messages = self._shown_before()
+            passage = self._passage(request)
+        except Blocked:
+            raise
+        except EdgewiseError as error:
+            return failed(error if isinstance(error, CloudError) else CloudError(str(error)))
+        if not passage.sentences:
+            done: Future[Completion] = Future()
+            done.set_result(Completion(ids=(), logprobs=(), stand=request.verify))
+            return done
+        self._asks += 1
+        name = request_id(self._client.session, self._asks)
+        request.sent.request_id = name
+        client = replace(
+            self._client,
+            sent=request.sent,
+            request_id=name,
+            end=time.monotonic() + request.deadline,
+        )
+        if request.n:
+            return self._cloud.submit(self._whole(messages, request, client), request.deadline)
+        asked = question(messages, passage.before, passage.sentences)
+        return self._cloud.submit(self._read(asked, passage, request, client), request.deadline)
+
+    async def _whole(
+        self, messages: Sequence[Message], request: ConsultRequest, client: Client
+    ) -> Completion:
+        """The answer, in place of what the edge began."""
+        n, sampling = request.n, request.sampling
+        reply = await self._cloud.engine.complete(TextRequest(messages, "", n, sampling), client)
+        shown = FilteredAnswer("") if self._context is None else self._context.answer("", "")
+        restored = shown.restored(reply.text, ended=True)
+        ids = ids_of_text(self._edge, (), restored.text)
+        if not ids or restored.left is not None:
+            request.sent.unusable = _metered(reply)
+            raise NothingUsable("The cloud wrote an answer of which nothing can be used.")
+        if reply.ended:
+            ids.append(min(self._edge.eos_ids or frozenset([0])))
+        kept = tuple(ids[:n])
+        return replace(_metered(reply, stand=0), ids=kept, logprobs=(None,) * len(kept))
+
+    async def _read(
+        self,
+        asked: Sequence[Message],
+        passage: _Passage,
+        request: ConsultRequest,
+        client: Client,
+    ) -> Completion:
+        reply = await self._cloud.verdict(asked, client)
+        try:
+            if not reply.ended:
+                raise NothingUsable(f"The cloud's verdict was longer than {WRITTEN} tokens.")
+            return self._completion(
+                verdict_of(reply.text, passage.sentences), passage, request, reply
+            )
+        except NothingUsable:
+            request.sent.unusable = _metered(reply)
+            raise
+
+    def _completion(
+        self,
+        verdict: Verdict,
+        passage: _Passage,
+        request: ConsultRequest,
+        reply: TextContinuation,
+    ) -> Completion:
+        metered = _metered(reply, stand=request.verify)
+        if verdict.replacement is None:
+            return metered
+        restored = passage.shown.restored(verdict.replacement, ended=True)
+        if restored.left is not None:
+            raise NothingUsable("The cloud wrote an unknown placeholder.")
+        old = passage.sentences[verdict.stand]
+        if any(sign in restored.text and sign not in old for sign in MARKERS):
+            raise NothingUsable("The cloud put a tool call in place of a sentence.")
+        stand = passage.ends[verdict.stand - 1] if verdict.stand else 0
+        start = len(self._prompt.ids)
+        before = request.ids[start : len(request.ids) - request.verify + stand]
+        ids = ids_of_text(self._edge, before, restored.text)
+        if not ids:
+            raise CloudProtocolError("The cloud's text cannot be encoded in the edge's vocabulary.")
+        return replace(metered, ids=tuple(ids), logprobs=(None,) * len(ids), stand=stand)
+
+    def _shown_before(self) -> Sequence[Message]:
+        """The conversation as the cloud is shown it. Raises `Blocked`."""
+        before = self._before
+        if self._cloud.context_filter is not None:
+            self._context = self._context or self._cloud.context_filter.of(before)
+            before = self._context.shown
+        if before.messages is None:
+            return (Message("user", before.text),)
+        return [replace(one, local=False) for one in before.messages]
+
+    def _passage(self, request: ConsultRequest) -> _Passage:
+        """The answer so far and its last sentences. Raises `Blocked`."""
+        start = len(self._prompt.ids)
+        first = len(request.ids) - request.verify
+        before = self._shown(request.ids[start:first])
+        block = request.ids[first:]
+        decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        pieces = [decoder.decode(bytes_of(self._edge, [one])) for one in block]
+        ends, texts, shown, at = list[int](), list[str](), before, len(before.text)
+        for end in sentence_ends(pieces, code=in_code(before.text)):
+            try:
+                shown = self._shown(request.ids[start : first + end])
+            except Blocked as error:
+                # Half a private word: the sentence is shown with the next.
+                if not error.open or end == len(block):
+                    raise
+                continue
+            if shown.text[at:].strip():
+                texts.append(shown.text[at:])
+                ends.append(end)
+                at = len(shown.text)
+        return _Passage(before.text, texts, ends, shown)
+
+    def _shown(self, answer: Sequence[int]) -> FilteredAnswer:
+        text = bytes_of(self._edge, answer).decode("utf-8", "ignore")
+        return FilteredAnswer(text) if self._context is None else self._context.answer(text, text)
+
+
+def _metered(reply: TextContinuation, stand: int | None = None) -> Completion:
+    return Completion(
+        ids=(),
+        logprobs=(),
+        stand=stand,
+        written=WRITTEN if reply.written is None else reply.written,
+        cached=reply.cached,
+        computed=uncached(reply.prompt, reply.cached),
+        prompt=reply.prompt,
+    )

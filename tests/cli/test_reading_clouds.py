@@ -1,0 +1,158 @@
+"""Commands beside a chat API that continues nothing: it reads passages."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgewise import providers
+from edgewise.providers import PROVIDERS, hosted, provider_at
+from tests.cli.conftest import Edgewise
+from tests.doubles.chat_reader import Asked, ChatReader, Verdict
+
+PROMPT = "Where in the world is Honduras?"
+
+
+def replaces_all(asked: Asked) -> Verdict:
+    return (0, "It is in Central America.") if not asked.answer else (len(asked.sentences), None)
+
+
+@pytest.fixture
+def reader() -> Iterator[ChatReader]:
+    served = ChatReader(replaces_all)
+    try:
+        yield served
+    finally:
+        served.close()
+
+
+def test_an_answer_shows_what_was_rewritten(edgewise: Edgewise, reader: ChatReader) -> None:
+    done = edgewise("run", PROMPT, "--cloud", reader.url, "--stats")
+    assert done.code == 0
+    assert done.out.startswith("It is in Central America.")
+    assert "1 sentence" in done.err
+    assert "passages" in done.err
+
+
+def test_what_it_did_is_counted(edgewise: Edgewise, reader: ChatReader) -> None:
+    done = edgewise("run", PROMPT, "--cloud", reader.url, "--json", "--price", "1,0.1,8")
+    answer: dict[str, Any] = json.loads(done.out)
+    usage = answer["usage"]
+    assert usage["cloud_tokens"] == sum(one["source"] == "cloud" for one in answer["tokens"])
+    assert usage["cost"]["paid"] <= usage["cost"]["alone"]
+
+
+def test_doctor_says_what_it_can_do(edgewise: Edgewise, reader: ChatReader) -> None:
+    done = edgewise("doctor", "--cloud", reader.url)
+    assert done.code == 0
+    assert "passages" in done.out
+    assert not reader.asked
+
+
+def test_one_that_cannot_read_is_said_to(
+    edgewise: Edgewise, reader: ChatReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader.probed = (2, None)
+    done = edgewise("run", PROMPT, "--cloud", reader.url)
+    assert done.code == 0
+    assert "edgewise try" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--verify", "off"),
+        ("--verify", "exact"),
+        ("--cloud-share", "100%"),
+        ("--threshold", "0.5"),
+        ("--router", "max-prob"),
+        ("--on-edge-error", "cloud"),
+    ],
+    ids=" ".join,
+)
+def test_what_it_cannot_honour_is_refused(
+    edgewise: Edgewise, reader: ChatReader, flags: tuple[str, ...]
+) -> None:
+    done = edgewise("run", PROMPT, "--cloud", reader.url, *flags)
+    assert done.code == 2
+    assert not reader.asked
+
+
+def test_a_whole_answer_is_told(edgewise: Edgewise, reader: ChatReader) -> None:
+    done = edgewise("run", PROMPT, "--cloud", reader.url, "--escalate", "100%")
+    assert (done.code, done.out.strip()) == (0, "A whole answer.")
+    assert "whole answer" in done.err
+
+
+def test_only_a_chat_api_answers_whole(edgewise: Edgewise) -> None:
+    done = edgewise("run", PROMPT, "--escalate", "10%")
+    assert done.code == 2
+    assert "escalate" in done.err
+
+
+@pytest.mark.parametrize("probed", ["Fine.", (1, None)])
+def test_one_that_gives_no_verdict_is_no_cloud(
+    edgewise: Edgewise, reader: ChatReader, probed: Verdict
+) -> None:
+    reader.probed = probed
+    done = edgewise("run", PROMPT, "--cloud", reader.url, "--cloud-engine", "openai")
+    assert done.code == 2
+    assert "verdict" in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "model"),
+    [
+        ("gpt-5-mini", "api.openai.com", "gpt-5-mini"),
+        ("openai/o4-mini", "api.openai.com", "o4-mini"),
+        ("claude-haiku-4-5", "api.anthropic.com", "claude-haiku-4-5"),
+        ("gemini-3-flash", "generativelanguage.googleapis.com", "gemini-3-flash"),
+    ],
+)
+def test_a_hosted_models_name_is_its_providers_address(name: str, host: str, model: str) -> None:
+    found = hosted(name)
+    assert found is not None
+    url, named = found
+    assert named == model
+    provider = provider_at(url)
+    assert provider is not None
+    assert host in provider.url
+    assert provider_at(url.replace("https", "http")) is None
+    assert provider_at(url.replace(host, f"{host}.example")) is None
+
+
+@pytest.mark.parametrize("name", ["gpt-oss:20b", "smollm2", "./gpt-5", "ollama:gpt-5"])
+def test_other_names_are_not_hosted(name: str) -> None:
+    assert hosted(name) is None
+
+
+@pytest.mark.parametrize("named", ["flag", "environment", "file"])
+def test_a_providers_key_goes_to_its_host_unless_a_file_names_the_cloud(
+    edgewise: Edgewise,
+    reader: ChatReader,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    named: str,
+) -> None:
+    here = PROVIDERS[0]._replace(url=reader.url)
+    monkeypatch.setattr(providers, "PROVIDERS", (here,))
+    monkeypatch.setattr("edgewise.providers.provider_at", lambda url: here)
+    monkeypatch.setattr("edgewise.cli.options.provider_at", lambda url: here)
+    monkeypatch.setattr("edgewise.cloud.connect.provider_at", lambda url: here)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    reader.key = "sk-secret"
+    flags: tuple[str, ...] = ()
+    if named == "flag":
+        flags = ("--cloud", "gpt-5-mini")
+    elif named == "environment":
+        monkeypatch.setenv("EDGEWISE_CLOUD", "gpt-5-mini")
+    else:
+        (tmp_path / "edgewise.toml").write_text("cloud = 'gpt-5-mini'\n")
+        monkeypatch.chdir(tmp_path)
+    done = edgewise("run", PROMPT, *flags)
+    assert done.code == (2 if named == "file" else 0)
+    asked = {body["model"] for body in reader.bodies}
+    assert asked == (set() if named == "file" else {"gpt-5-mini"})
+    assert "sk-secret" not in done.err + done.out
