@@ -33,7 +33,6 @@ from edgewise.cloud.registry import (
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import Engine
 from edgewise.engines.http import Redirected
-from edgewise.engines.readers import Reader
 from edgewise.engines.text import TextEngine
 from edgewise.errors import (
     CloudProtocolError,
@@ -89,7 +88,7 @@ def connect(
         """Connects in the dialect of that name."""
         options: dict[str, Any] = {} if own is None else {"tokenizer": own}
         made = opened(name, url, key=key, model=model, **options)
-        make = ReaderCloud if isinstance(made, Reader) else TextCloud
+        make = ReaderCloud if made.server.reads else TextCloud
         return checked(make(made, edge=edge, context_filter=context_filter), edge)
 
     provider = provider_at(url)

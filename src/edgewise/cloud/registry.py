@@ -9,7 +9,6 @@ from typing import Any
 
 from edgewise.engines.base import PROBE_SECONDS
 from edgewise.engines.http import Endpoint, HttpEngine, Redirected, model_named, served_models
-from edgewise.engines.readers import Reader
 from edgewise.engines.text import TextEngine
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, UsageError
 from edgewise.registry import Registry, did_you_mean
@@ -107,8 +106,7 @@ def opened(
     if isinstance(entry, IdServer):
         return HttpEngine(entry, url, key=key, model=model)
     if isinstance(entry, TextServer):
-        make = Reader if entry.reads else TextEngine
-        return make(entry, url, key=key, model=model, **options)
+        return TextEngine(entry, url, key=key, model=model, **options)
     return entry(url, key=key, model=model, **options)
 
 

@@ -20,6 +20,7 @@ from edgewise.prompts.special import ControlTokens
 from edgewise.sampling import Sampling
 from edgewise.servers.base import (
     MODELS,
+    Fields,
     ListedModel,
     ListedModels,
     Request,
@@ -40,16 +41,21 @@ _SLACK = 256
 _MOST_RENDERED = 16
 _CLOSED_THOUGHTS = "\n\n</think>\n\n"
 _BASES = ("/v1", "")
+_NOTHING: tuple[str, Fields] = ("", {})
 _FILTERS = ("top_k", "min_p")
 
 
 class TextRequest(NamedTuple):
-    """A request for at most `n` tokens after `answer`, the beginning of a reply; may be empty."""
+    """A request for at most `n` tokens after `answer`, the beginning of a reply; may be empty.
+
+    With a JSON `schema` the reply fits it: of a server that reads, which continues none.
+    """
 
     messages: Sequence[Message]
     answer: str
     n: int
     sampling: Sampling = Sampling()
+    schema: Fields | None = None
 
 
 class TextEngine(Endpoint):
@@ -58,8 +64,7 @@ class TextEngine(Endpoint):
     `dialect`: name in errors. `owner`: the `owned_by` of its models ("" if it varies). `reasons`:
     can continue inside an open reasoning block.
 
-    A field that switches thinking off, the temperature of greedy answers and the seed are left out
-    from then on where an API declines a request because of them and answers without.
+    Fields that an API declines by name are left out from then on, or sent in another form.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class TextEngine(Endpoint):
         self.dialect, self.owner, self.reasons = server.name, server.owner, server.prompts
         self.url = self.url.removesuffix(server.base)
         self._base: str | None = None
-        self._unwanted = frozenset[str]()
+        self._declined = frozenset[str]()
         self._rendered: dict[tuple[object, ...], str] = {}
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
@@ -97,21 +102,20 @@ class TextEngine(Endpoint):
 
         Raises a `CloudError`: `CloudRejected` where the API does not take an answer that was begun.
         """
-        how = self._drawn(request)
-        text = request.answer
+        how, text = self._drawn(request), request.answer
+        if text and self.server.reads:
+            raise CloudRejected(f"{self.url!r} continues no answer that was begun.")
         if self.server.prompts:
             self._check_plain([*(one.content for one in request.messages), text])
         model = await self.model_name() if self.server.names else ""
         if self.server.prompts:
             text = await self._prompt(request, client)
         messages = turns(self.url, request.messages)
-        asked = self.server.complete(WantedText(model, messages, text, request.n, how))
-        optional = self.server.optional
-        if optional and request.sampling.greedy:
-            optional |= {"temperature"}
-        reply = await self._reply(asked, optional, client)
+        asked = WantedText(model, messages, text, request.n, how, request.schema)
+        forms = self.server.forms(asked)
+        reply = await self._accepted(self.server.complete(asked), forms, client)
         with self.reading():
-            return self.checked(request, self.server.continued(reply))
+            return self._checked(request, self.server.continued(reply))
 
     async def describe(self) -> Described:
         """Describes the served model; raises a `CloudError` if the API is not of this dialect.
@@ -137,7 +141,7 @@ class TextEngine(Endpoint):
         assert self.model is not None
         return self.model
 
-    async def at_base(self, request: Request, client: Client = NOBODY) -> bytes:
+    async def _at_base(self, request: Request, client: Client = NOBODY) -> bytes:
         """The reply to a request below `/v1`, or below nothing; raises a `CloudError`.
 
         Where nothing is at one of them, the next is tried. The right one is remembered.
@@ -161,20 +165,28 @@ class TextEngine(Endpoint):
         assert nowhere is not None
         raise nowhere
 
-    async def _reply(self, request: Request, optional: frozenset[str], client: Client) -> bytes:
-        """The reply, without those `optional` fields that the API declines."""
-        unwanted, body = self._unwanted & optional, request.body or {}
+    async def _accepted(
+        self, request: Request, forms: Sequence[Sequence[Fields]], client: Client
+    ) -> bytes:
+        """The reply to a request and one of each of the `forms`: the first not declined yet.
+
+        After the last of them nothing is sent in their place. Raises a `CloudError`.
+        """
+        gone = self._declined
         while True:
-            fewer = {name: value for name, value in body.items() if name not in unwanted}
+            keyed = [[(_key(n, one), one) for n, one in enumerate(form)] for form in forms]
+            chosen = [next((one for one in form if one[0] not in gone), _NOTHING) for form in keyed]
+            fields = {name: value for _, one in chosen for name, value in one.items()}
             try:
-                reply = await self.at_base(request._replace(body=fewer), client)
+                reply = await self._at_base(request.having(**fields), client)
             except Declined as error:
-                named = {name for name in optional & {*fewer} if is_named(error.said, name)}
-                if error.elsewhere or not named:
+                # By its name, or by a newer one that it wants instead.
+                fault = {key for key, one in chosen if any(_names(error.said, k) for k in one)}
+                if error.elsewhere or not fault:
                     raise
-                unwanted |= named
+                gone |= fault
             else:
-                self._unwanted |= unwanted
+                self._declined = gone
                 return reply
 
     def _drawn(self, request: TextRequest) -> Mapping[str, Any]:
@@ -189,7 +201,7 @@ class TextEngine(Endpoint):
                 )
         return fields
 
-    def checked(self, request: TextRequest, reply: TextContinuation) -> TextContinuation:
+    def _checked(self, request: TextRequest, reply: TextContinuation) -> TextContinuation:
         """A reply within bounds; raises `CloudProtocolError`, or a `Fault`."""
         url, text, size = self.url, reply.text, len(reply.text.encode())
         if size > LONGEST_TOKEN * request.n + 2 * len(request.answer.encode()) + _SLACK:
@@ -206,7 +218,7 @@ class TextEngine(Endpoint):
     async def _listed(self) -> list[ListedModel] | None:
         """The models that it lists; None where it lists none."""
         try:
-            body = await self.at_base(MODELS)
+            body = await self._at_base(MODELS)
         except Declined as error:
             if error.elsewhere:
                 return None
@@ -289,6 +301,10 @@ def turns(url: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [{"role": message.role, "content": message.content} for message in messages]
 
 
-def is_named(said: str, field: str) -> bool:
-    """Whether an API's words name a field."""
+def _names(said: str, field: str) -> bool:
     return re.search(rf"\b{re.escape(field)}\b", said) is not None
+
+
+def _key(number: int, form: Fields) -> str:
+    """Of one name, forms differ in their place; values such as a seed's differ each time."""
+    return f"{number} {' '.join(form)}"

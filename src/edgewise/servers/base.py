@@ -248,9 +248,8 @@ class TextServer(ABC):
     `owner` is the `owned_by` of its models ("" if it varies). `prompts`: it takes the prompt as one
     text; `renders`: the template is rendered here, so that the model's tokenizer is needed.
     `names`: a request names the model. `reads`: it continues nothing, and answers whole. `filters`
-    are the ways to draw that it has beside temperature and top-p. A field of `optional` is left out
-    where the API declines it. A path below `/v1` may lie elsewhere; `base` is where a consult goes,
-    if that is not where models are listed.
+    are the ways to draw that it has beside temperature and top-p. A path below `/v1` may lie
+    elsewhere; `base` is where a consult goes, if that is not where models are listed.
     """
 
     name: str
@@ -260,7 +259,6 @@ class TextServer(ABC):
     names: bool = True
     reads: bool = False
     filters: frozenset[str] = frozenset({"top_k", "min_p"})
-    optional: frozenset[str] = frozenset()
     base: str = ""
 
     @abstractmethod

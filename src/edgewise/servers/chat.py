@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgewise.servers.base import Fields, Request, TextContinuation, TextServer, WantedText
+from edgewise.servers.base import GREEDY, Fields, Request, TextContinuation, TextServer, WantedText
 from edgewise.servers.openai import continued
 
 _PATH = "/v1/chat/completions"
@@ -35,32 +35,30 @@ class ChatServer(TextServer):
     seed: str | None = "seed"
     base: str = ""
 
-    @property
-    def optional(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What switches thinking off, and the seed."""
-        return frozenset({*self.quiet, *([self.seed] if self.seed else [])})
-
     def complete(self, asked: WantedText) -> Request:
         body: dict[str, Any] = {"model": asked.model, "messages": asked.turns}
         if asked.text:
             last = {"role": "assistant", "content": asked.text, **self.last}
             body |= {"messages": [*asked.turns, last], **self.begun}
-        drawn = self._drawn(asked.drawn)
-        body |= {"max_tokens": asked.n, "stream": False, **drawn, **self.quiet}
-        return Request(_PATH, body)
+        body |= {"max_tokens": asked.n, "stream": False}
+        return Request(_PATH, body if asked.drawn == GREEDY else {**body, **self._drawn(asked)})
+
+    def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
+        """What switches thinking off, the seed, and the temperature of a greedy answer."""
+        if asked.drawn == GREEDY:
+            return (self.quiet,), (GREEDY,)
+        return (self.quiet,), ({self.seed: asked.drawn["seed"]},) if self.seed else ()
+
+    def _drawn(self, asked: WantedText) -> dict[str, Any]:
+        """Other sampling fields, in its own names; those that do not filter are left out."""
+        without = {"seed", *(_ALL - self.filters)}
+        fields = {name: value for name, value in asked.drawn.items() if name not in without}
+        if self.always:
+            return {**fields, "top_k": fields["top_k"] or -1}
+        return {name: value for name, value in fields.items() if value != _OFF.get(name)}
 
     def continued(self, data: bytes) -> TextContinuation:
         return continued(data)
-
-    def _drawn(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
-        """Sampling fields in its own names; those that do not filter are left out."""
-        fields = {name: value for name, value in drawn.items() if name not in _ALL - self.filters}
-        if "seed" in fields:
-            seed = fields.pop("seed")
-            fields |= {self.seed: seed} if self.seed else {}
-        if self.always and "top_k" in fields:
-            return {**fields, "top_k": fields["top_k"] or -1}
-        return {name: value for name, value in fields.items() if value != _OFF.get(name)}
 
 
 class OpenAiServer(TextServer):

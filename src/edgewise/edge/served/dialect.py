@@ -46,7 +46,7 @@ _LOOK_SECONDS = 0.002
 _log = logging.getLogger(__name__)
 
 
-class Token(NamedTuple):
+class ServedToken(NamedTuple):
     """The id that a server wrote, and the likeliest ids there with their logprobs, in any order.
 
     A server that says nothing of a token is taken to be sure of it: one candidate, at 0.
@@ -92,7 +92,9 @@ class Dialect:
         """What the server is sent to continue `ids`; raises `EdgeError` if it would read others."""
         return self._text(ids) if self.kind.takes_text else list(ids)
 
-    def stream(self, ids: Sequence[int], tokens: int, top: int, seed: int) -> Generator[Token]:
+    def stream(
+        self, ids: Sequence[int], tokens: int, top: int, seed: int
+    ) -> Generator[ServedToken]:
         """Streams greedy tokens after `ids`, at most `tokens`.
 
         Ends early at a token without candidates. Closing it cancels the request. The `seed` is the
@@ -127,7 +129,9 @@ class Dialect:
                 if event.over:
                     return
 
-    def _in_chunks(self, ids: Sequence[int], tokens: int, top: int, chunk: int) -> Generator[Token]:
+    def _in_chunks(
+        self, ids: Sequence[int], tokens: int, top: int, chunk: int
+    ) -> Generator[ServedToken]:
         written, end = list(ids), len(ids) + tokens
         while len(written) < end:
             most = min(end - len(written), chunk)
@@ -138,7 +142,7 @@ class Dialect:
                 if token.token in self.tokenizer.eos_ids:
                     return
 
-    def single(self, ids: Sequence[int], top: int, seed: int) -> Token:
+    def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken:
         """Requests one token after `ids`, when `stream` had no candidates for it."""
         wanted = self._whole_of(list(ids), 1, top, seed)
         if (asked := self.kind.single(wanted, self.end.token)) is not None:
@@ -175,13 +179,13 @@ class Dialect:
         return self._metered(self.prompt(ids))[1]
 
     @cached_property
-    def end(self) -> Token:
+    def end(self) -> ServedToken:
         """The end token, for servers that only say that an answer ended."""
         ends = self.tokenizer.eos_ids
         named = self.tokenizer.special_text("eos")
         special = self.tokenizer.special
         token = next((i for i in sorted(ends) if special.get(i) == named), min(ends))
-        return Token(token, [(token, 0.0)])
+        return ServedToken(token, [(token, 0.0)])
 
     def _metered(self, prompt: list[int] | str) -> tuple[int, int | None]:
         reply = self.server.send(self.kind.stream(self._whole_of(prompt, 1)))
@@ -198,7 +202,7 @@ class Dialect:
         with self.server.reading():
             return self.kind.streamed(reply) or Event()
 
-    def _tokens(self, event: Event, before: Sequence[int]) -> Sequence[Token | None]:
+    def _tokens(self, event: Event, before: Sequence[int]) -> Sequence[ServedToken | None]:
         """Its tokens; None for a text that no id has.
 
         A character of several tokens may come with the candidates of its last one alone.
@@ -211,9 +215,9 @@ class Dialect:
         if same or not self.kind.joins:
             return tokens
         ids = ids_of_text(self.tokenizer, before, event.text) or ()
-        return [Token(token, [(token, 0.0)]) for token in ids]
+        return [ServedToken(token, [(token, 0.0)]) for token in ids]
 
-    def _whole(self, event: Event) -> list[Token]:
+    def _whole(self, event: Event) -> list[ServedToken]:
         """At least one token of a whole reply by ids: its likeliest ones."""
         tokens, size = [_by_id(row) for row in event.rows], self.tokenizer.size
         if not tokens or not all(0 <= one.token < size for one in tokens):
@@ -281,7 +285,7 @@ class Dialect:
                 known[piece] = token
         return known
 
-    def _token(self, row: NextToken) -> Token | None:
+    def _token(self, row: NextToken) -> ServedToken | None:
         """A token by its bytes, or None. An id keeps its first candidate, the likeliest."""
         token = self._by_bytes.get(row.token) if isinstance(row.token, bytes) else None
         if token is None:
@@ -291,11 +295,11 @@ class Dialect:
             one = self._by_bytes.get(name) if isinstance(name, bytes) else name
             if one is not None:
                 known.setdefault(one, logprob)
-        return Token(token, [*known.items()])
+        return ServedToken(token, [*known.items()])
 
 
-def _by_id(row: NextToken) -> Token:
-    return Token(int(row.token), [(int(one), logprob) for one, logprob in row.top])
+def _by_id(row: NextToken) -> ServedToken:
+    return ServedToken(int(row.token), [(int(one), logprob) for one, logprob in row.top])
 
 
 @cache

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Needs, Step, Written
 from edgewise.edge.kv import common_prefix
-from edgewise.edge.served.dialect import Dialect, Token
+from edgewise.edge.served.dialect import Dialect, ServedToken
 from edgewise.errors import EdgeError, StaleStepError, UsageError
 from edgewise.events import Candidate
 
@@ -129,7 +129,7 @@ class ServedSession(EdgeSession):
         """The ids that the server has and those that it went on with."""
         self._steps: dict[int, TopStep] = {}
         """Steps by position; each follows the ids that `_served` has before it."""
-        self._stream: Generator[Token] | None = None
+        self._stream: Generator[ServedToken] | None = None
         self._until = 0
         """Where the stream ends, if it tells of every token."""
         self._seed = secrets.randbits(31)
@@ -212,7 +212,7 @@ class ServedSession(EdgeSession):
         self._served.append(token.token)
         return True
 
-    def _step(self, token: Token, at: int) -> TopStep:
+    def _step(self, token: ServedToken, at: int) -> TopStep:
         """Raises `EdgeError` for invalid candidates."""
         size, broken = self._tokenizer.size, self._dialect.server.broken
         known = [(one, logprob) for one, logprob in token.top if logprob is not None]
