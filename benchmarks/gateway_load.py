@@ -9,89 +9,66 @@ are the baseline, in alternating blocks. Engine, gateway and load are three proc
 
 import argparse
 import asyncio
+import os
 import random
-import resource
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import aiohttp
+import msgspec
 import numpy as np
 
+from benchmarks.processes import Server, peak
+from benchmarks.shared import WireSession, serving, show
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.wire.protocol import (
-    PATH,
-    VERSION,
-    Ask,
-    Ledger,
-    Open,
-    Opened,
-    Reply,
-    encode,
-    from_gateway,
-    tokenizer_fingerprint,
-)
-from edgewise_lab.tables import line
 from tests.doubles.scripted_engine import reply_to
-from tests.server_process import free_port
+from tests.server_process import free_port, server_process
 
-PROMPT, NEW = 200, 16
-MOST_IDS = 1000
-
-
-class Load(NamedTuple):
-    """A block's latencies, seconds, and what went wrong in it."""
-
-    seconds: list[float]
-    wrong: int
-    late: int
+PROMPT, NEW, MOST_IDS = 200, 16, 1000
+HEAD = (
+    *("sessions", "offered asks/s", "direct p50, ms", "p99", "gateway p50, ms", "p99"),
+    *("added p50", "added p99", "wrong", "late", "MB a session", "load's own CPU"),
+)
 
 
-class Session:
-    """A device's conversation over a bare WebSocket, or straight to the engine."""
+class Load(msgspec.Struct):
+    """Latencies, seconds, and what went wrong."""
+
+    seconds: list[float] = []
+    wrong: int = 0
+    late: int = 0
+
+    @property
+    def percentiles(self) -> tuple[float, float]:
+        """p50 and p99, ms."""
+        p50, p99 = np.percentile(self.seconds, (50, 99)) * 1000
+        return float(p50), float(p99)
+
+
+class Session(WireSession):
+    """A conversation, over the protocol or straight to the engine."""
 
     def __init__(self, number: int) -> None:
-        self.ledger = Ledger()
-        self.ledger.put(0, [number % 250, number // 250, *[7] * PROMPT])
-        self.sent = 0
-        self.asks = 0
-        self.turn = asyncio.Lock()
-        self.socket: aiohttp.ClientWebSocketResponse | None = None
-
-    async def open(self, http: aiohttp.ClientSession, url: str) -> None:
-        self.socket = await http.ws_connect(url + PATH, compress=0)
-        open_frame = Open(VERSION, tokenizer_fingerprint(ByteTokenizer()))
-        await self.socket.send_bytes(encode(open_frame))
-        frame = from_gateway((await self.socket.receive()).data)
-        assert isinstance(frame, Opened), frame
-        await self.through_gateway()
+        super().__init__([number % 250, number // 250, *[7] * PROMPT])
+        self.turn, self._grown = asyncio.Lock(), 0
 
     def grow(self) -> None:
         """What the edge has written since."""
-        ids = self.ledger.ids
-        position = len(ids) if len(ids) < MOST_IDS else PROMPT
-        self.ledger.put(position, [self.asks % 250] * NEW)
-        self.sent = min(self.sent, position)
-        self.asks += 1
+        position = len(self.ledger) if len(self.ledger) < MOST_IDS else PROMPT
+        self.put(position, [self._grown % 250] * NEW)
+        self._grown += 1
 
     async def through_gateway(self) -> bool:
-        assert self.socket is not None
-        ids = self.ledger.ids
-        ask = Ask(self.asks, self.sent, ids[self.sent :], self.ledger.checksum)
-        await self.socket.send_bytes(encode(ask))
-        self.sent = len(ids)
-        frame = from_gateway((await self.socket.receive()).data)
-        return isinstance(frame, Reply) and frame.ids == (reply_to(ids),)
+        return (await self.consult()).ids == (reply_to(self.ledger.ids),)
 
     async def direct(self, engine: LlamaServerEngine) -> bool:
-        completion = await engine.complete(self.ledger.ids, 1, Sampling())
-        return completion.ids == (reply_to(self.ledger.ids),)
+        ids = self.ledger.ids
+        return (await engine.complete(ids, 1, Sampling())).ids == (reply_to(ids),)
 
 
 async def block(
@@ -100,135 +77,66 @@ async def block(
     seconds: float,
     ask: Callable[[Session], Awaitable[bool]],
     rng: random.Random,
-) -> Load:
+    load: Load,
+) -> None:
     """Poisson arrivals at `rate` for `seconds`, each at a session drawn anew."""
-    found = Load([], 0, 0)
-    wrong = 0
 
     async def one(session: Session, due: float) -> None:
-        nonlocal wrong
         async with session.turn:
             session.grow()
-            wrong += not await ask(session)
-        found.seconds.append(time.perf_counter() - due)
+            load.wrong += not await ask(session)
+        load.seconds.append(time.perf_counter() - due)
 
     tasks: list[asyncio.Task[None]] = []
-    begun = time.perf_counter()
-    due = begun
+    begun = due = time.perf_counter()
     while due - begun < seconds:
         due += rng.expovariate(rate)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         tasks.append(asyncio.create_task(one(rng.choice(sessions), due)))
-    late = sum(not task.done() for task in tasks)
+    load.late += sum(not task.done() for task in tasks)
     await asyncio.gather(*tasks)
-    return Load(found.seconds, wrong, late)
 
 
-@contextmanager
-def process(*arguments: object) -> Iterator["subprocess.Popen[bytes]"]:
-    """A Python module as a process of its own."""
-    command = [sys.executable, "-m", *map(str, arguments)]
-    quiet = subprocess.DEVNULL
-    started = subprocess.Popen(command, stdout=quiet, stderr=quiet)
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.wait()
-
-
-async def until_ready(url: str, path: str) -> None:
-    async with aiohttp.ClientSession() as http:
-        for _ in range(600):
-            try:
-                async with http.get(url + path) as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.1)
-    raise TimeoutError(url)
-
-
-def memory(pid: int) -> float:
-    """Resident, MB."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 1e6
-
-
-def shown(seconds: Sequence[float]) -> list[str]:
-    p50, p99 = np.percentile(seconds, (50, 99)) * 1000
-    return [f"{p50:.2f}", f"{p99:.2f}"]
-
-
-async def run(options: argparse.Namespace) -> list[str]:
-    engine_port, gateway_port = free_port(), free_port()
-    engine_url, url = (f"http://127.0.0.1:{port}" for port in (engine_port, gateway_port))
-    rng = random.Random(0)
-    lines = line(
-        ["sessions", "offered asks/s", "direct p50, ms", "p99", "gateway p50, ms", "p99",
-         "added p50", "added p99", "wrong", "late", "MB a session", "load's own CPU"],
-        head=True,
-    )  # fmt: skip
-    with process("tests.doubles.scripted_engine", "--port", engine_port):
-        await until_ready(engine_url, "/health")
-        for count, rate in cases(options):
-            arguments = ("edgewise", "gateway", "--engine", engine_url, "--port", gateway_port)
-            with process(*arguments) as gateway:
-                await until_ready(url, "/ready")
-                row = Row(count, rate, url, engine_url, gateway.pid)
-                lines += await measure(row, options, rng)
-    return lines
-
-
-def cases(options: argparse.Namespace) -> list[tuple[int, float]]:
-    """The rate wanted, at every number of sessions; then rates up to the knee."""
-    same = [(count, options.rate) for count in options.sessions]
-    return same + [(64, rate) for rate in options.knee]
-
-
-class Row(NamedTuple):
-    """A line of the table: how many sessions, how often they ask, and of whom."""
-
-    count: int
-    rate: float
-    url: str
-    engine_url: str
-    pid: int
-
-
-async def measure(row: Row, options: argparse.Namespace, rng: random.Random) -> list[str]:
-    before = memory(row.pid)
-    direct, through = Load([], 0, 0), Load([], 0, 0)
-    engine = LlamaServerEngine(row.engine_url)
+async def measure(
+    count: int, rate: float, gateway: Server, engine_url: str, options: argparse.Namespace
+) -> list[str]:
+    """One row: so many sessions, which ask so often."""
+    before, rng = peak(gateway.pid), random.Random(f"{count} {rate}")
+    direct, through = Load(), Load()
+    engine = LlamaServerEngine(engine_url)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        sessions = [Session(number) for number in range(row.count)]
+        sessions = [Session(number) for number in range(count)]
         for session in sessions:
-            await session.open(http, row.url)
-        each = (memory(row.pid) - before) / row.count
+            await session.open(http, gateway.url, ByteTokenizer())
+            await session.through_gateway()
+        each = (peak(gateway.pid) - before) / count
         begun, used = time.perf_counter(), time.process_time()
         for _ in range(options.blocks):
-            for total, ask in (
-                (direct, lambda session: session.direct(engine)),
-                (through, Session.through_gateway),
-            ):
-                found = await block(sessions, row.rate, options.seconds / options.blocks, ask, rng)
-                total.seconds.extend(found.seconds)
-                totals = Load(total.seconds, total.wrong + found.wrong, total.late + found.late)
-                if total is direct:
-                    direct = totals
-                else:
-                    through = totals
+            seconds = options.seconds / options.blocks
+            straight = lambda session: session.direct(engine)  # noqa: E731
+            await block(sessions, rate, seconds, straight, rng, direct)
+            await block(sessions, rate, seconds, Session.through_gateway, rng, through)
         share = (time.process_time() - used) / (time.perf_counter() - begun)
     await engine.close()
-    added = [
-        f"{float(a) - float(b):.2f}"
-        for a, b in zip(shown(through.seconds), shown(direct.seconds), strict=True)
-    ]
-    return line(
-        [str(row.count), f"{row.rate:g}", *shown(direct.seconds), *shown(through.seconds), *added,
-         str(direct.wrong + through.wrong), str(through.late), f"{each:.3f}", f"{share:.0%}"]
-    )  # fmt: skip
+    both = *direct.percentiles, *through.percentiles
+    added = both[2] - both[0], both[3] - both[1]
+    wrong = direct.wrong + through.wrong
+    cells = [f"{count}", f"{rate:g}", *(f"{one:.2f}" for one in (*both, *added)), f"{wrong}"]
+    return [*cells, f"{through.late}", f"{each:.3f}", f"{share:.0%}"]
+
+
+def rows(options: argparse.Namespace) -> Iterator[list[str]]:
+    """The rate wanted, at every number of sessions; then rates up to the knee."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "tests.doubles.scripted_engine", "--port", str(port)]
+    cases = [(count, options.rate) for count in options.sessions]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with server_process(command, f"{url}/health", log=log, folder=Path(os.getcwd())):
+            for count, rate in [*cases, *((64, rate) for rate in options.knee)]:
+                with serving("gateway", "--engine", url) as gateway:
+                    yield asyncio.run(measure(count, rate, gateway, url, options))
 
 
 def main() -> None:
@@ -239,7 +147,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="of each kind, a row")
     parser.add_argument("--blocks", type=int, default=3)
     options = parser.parse_args()
-    print("\n".join(asyncio.run(run(options))))
+    show(HEAD, rows(options))
     print(f"\n{options.seconds:g} s of each kind a row in {options.blocks} alternating blocks.")
 
 

@@ -5,17 +5,14 @@ does; an attacker with another key asks beside it and looks at what comes back.
 
 - By the meter: six secret tokens after a beginning that the attacker knows, 16 candidates each.
   A guess of which more was cached than the attacker itself has asked is a token of the victim's.
-  "Aside" is the same by one who asks something else before each guess, which moves the guess on
-  to the slot that was used least recently: the victim's.
-- By time: 16 documents of 300 tokens, of which the victim has one. The attacker takes the one that
-  is answered fastest; by chance that is right one time in 16.
+  "Aside" asks something else before each guess, which moves it on to the slot that was used least
+  recently: the victim's.
+- By time: 16 documents of 300 tokens, of which the victim has one; the fastest is taken.
 
 Each is made through a gateway with two keys, and straight at the server, where nothing keeps keys
 apart: that is the baseline, and shows that the attack works. Prints Markdown; ends with code 1
-where anything is recovered through the gateway: a token by the meter under any flags, or documents
-by time under the recommended ones, so many that chance does as well less than one time in 1,000.
-With a cache in RAM (the server's default) time tells a little more than nothing, which a gateway
-warns of.
+where the gateway lets a token be read by the meter, or under the recommended flags so many
+documents by time that chance does as well less than one time in 1,000.
 """
 
 import argparse
@@ -24,12 +21,12 @@ import random
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from statistics import quantiles
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from benchmarks.shared import show, spread
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.engine import LlamaServer
@@ -39,7 +36,6 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.keys.keys import add_key
 from edgewise.listening.logs import log_lines
 from edgewise.prompts import Prompt
-from edgewise_lab.tables import line
 from tests.gateway.running import gateway
 from tests.llama_server_process import RECOMMENDED, llama_server
 
@@ -53,6 +49,9 @@ FLAGS: Mapping[str, Mapping[str, float]] = {
     "--cache-ram 0 --no-kv-unified": {"cache_ram_mib": 0, "kv_unified": False},
     "and --slot-prompt-similarity 0": RECOMMENDED,
 }
+
+
+HEAD = ("server's flags", "asked", "by", "guesses", "sought", "found", "right, ms", "wrong, ms")
 
 
 class Seen(NamedTuple):
@@ -84,8 +83,9 @@ class Timed(NamedTuple):
     misses: list[float]
 
 
-def asking(cloud: CloudModel) -> Ask:
+def asking(cloud: CloudModel, tokenizer: Tokenizer) -> Ask:
     """Consults in a session of its own."""
+    cloud.check_vocabulary(tokenizer)
     session = cloud.open(Prompt(()))
 
     def ask(ids: Sequence[int]) -> Seen:
@@ -169,38 +169,24 @@ def _with_decoys(rng: random.Random, token: int) -> list[int]:
 
 
 @contextmanager
-def straight(url: str, tokenizer: Tokenizer) -> Generator[tuple[Ask, Ask]]:
+def straight(url: str, tokenizer: Tokenizer) -> Generator[list[Ask]]:
     """Victim and attacker at the server itself, where nothing keeps them apart."""
-    with _both(LlamaServer(url), LlamaServer(url), tokenizer) as both:
-        yield both
+    with closing(LlamaServer(url)) as one, closing(LlamaServer(url)) as other:
+        yield [asking(cloud, tokenizer) for cloud in (one, other)]
 
 
 @contextmanager
-def through_gateway(url: str, tokenizer: Tokenizer) -> Generator[tuple[Ask, Ask]]:
+def through_gateway(url: str, tokenizer: Tokenizer) -> Generator[list[Ask]]:
     """Victim and attacker with a key each at one gateway in front of the server."""
-    with TemporaryDirectory() as folder:
+    limits = {"consults_per_second": 0, "tokens_per_day": 0, "sessions": 0}
+    with TemporaryDirectory() as folder, ExitStack() as stack:
         keys = Path(folder) / "keys.json"
-        secrets = [
-            add_key(keys, name, consults_per_second=0, tokens_per_day=0, sessions=0)
-            for name in ("victim", "attacker")
-        ]
-        with gateway([url], keys=keys) as running:
-            clouds = [GatewayCloud(running.url, key=secret) for secret in secrets]
-            with _both(clouds[0], clouds[1], tokenizer) as both:
-                yield both
-
-
-@contextmanager
-def _both(
-    first: CloudModel, second: CloudModel, tokenizer: Tokenizer
-) -> Generator[tuple[Ask, Ask]]:
-    try:
-        first.check_vocabulary(tokenizer)
-        second.check_vocabulary(tokenizer)
-        yield asking(first), asking(second)
-    finally:
-        first.close()
-        second.close()
+        secrets = [add_key(keys, name, **limits) for name in ("victim", "attacker")]
+        running = stack.enter_context(gateway([url], keys=keys))
+        clouds = [GatewayCloud(running.url, key=secret) for secret in secrets]
+        for cloud in clouds:
+            stack.callback(cloud.close)
+        yield [asking(cloud, tokenizer) for cloud in clouds]
 
 
 def main() -> None:
@@ -210,23 +196,19 @@ def main() -> None:
     options = parser.parse_args()
     if options.asks < 2 * CANDIDATES:
         parser.error(f"--asks must be at least {2 * CANDIDATES}")
-    with log_lines("json", "info"):
-        attacked(options.asks, options.seed)
+    leaks: list[bool] = []
+    with log_lines("json", "info"), LlamaModel(bundled("edge"), threads=1) as edge:
+        show(HEAD, attacked(options.asks, options.seed, edge.tokenizer, leaks))
+    sys.exit(any(leaks))
 
 
-def attacked(asks: int, seed: int) -> None:
-    """Every attack under every set of flags; exits with 1 where one finds something."""
-    edge = LlamaModel(bundled("edge"), threads=1)
-    lines = line(
-        ["server's flags", "asked", "by", "guesses", "sought", "found", "right, ms", "wrong, ms"],
-        head=True,
-    )
-    leaks = False
+def attacked(asks: int, seed: int, tokenizer: Tokenizer, leaks: list[bool]) -> Generator[list[str]]:
+    """Every attack under every set of flags; `leaks` says of each whether it found something."""
     for flags, set_to in FLAGS.items():
         for how, made in (("straight", straight), ("with keys", through_gateway)):
             with (
                 llama_server(bundled("cloud"), flags=set_to) as url,
-                made(url, edge.tokenizer) as (victim, attacker),
+                made(url, tokenizer) as (victim, attacker),
             ):
                 metered = {
                     by: by_meter(victim, attacker, asks=asks, seed=seed, aside=aside)
@@ -234,21 +216,12 @@ def attacked(asks: int, seed: int) -> None:
                 }
                 timed = by_time(victim, attacker, asks=asks, seed=seed)
             for by, found in metered.items():
-                lines += line([flags, how, by, *map(str, found), "", ""])
-            shown = [_spread(timed.hits), _spread(timed.misses)]
-            lines += line([flags, how, "time", *map(str, timed.recovered), *shown])
+                yield [flags, how, by, *map(str, found), "", ""]
+            shown = [spread(taken, 1, 1000) for taken in (timed.hits, timed.misses)]
+            yield [flags, how, "time", *map(str, timed.recovered), *shown]
             if made is through_gateway:
-                leaks |= any(found.right for found in metered.values())
-                leaks |= set_to is RECOMMENDED and luck(timed.recovered) < CHANCE
-    edge.close()
-    print("\n".join(lines))
-    sys.exit(1 if leaks else 0)
-
-
-def _spread(seconds: Sequence[float]) -> str:
-    """Median and quartiles in milliseconds, and of how many."""
-    low, middle, high = (1000 * value for value in quantiles(seconds, n=4))
-    return f"{middle:.1f} ({low:.1f} to {high:.1f}), n={len(seconds)}"
+                leaks += [found.right > 0 for found in metered.values()]
+                leaks.append(set_to is RECOMMENDED and luck(timed.recovered) < CHANCE)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.agreeing import Agreeing
 from benchmarks.edge_speed import ROUTER, gguf, routers_for, scoring
+from benchmarks.shared import show
+from edgewise.edge.base import EdgeOptions
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.loop.decoder import Decoder
@@ -25,8 +27,8 @@ from edgewise.loop.policy import Policy
 from edgewise.routers.base import Router
 from edgewise.testing.scripted_edge import noise
 from edgewise_lab.bench.speed import bare, random_prompt, through
-from edgewise_lab.tables import line
 
+HEAD = ("router", "own cost, us", "bare step, ms", "own cost / step")
 BARE, VERIFIED = "bare", "verified, by a cloud that costs nothing"
 
 
@@ -79,12 +81,11 @@ def block(model: LlamaModel, router: Router, prompt: list[int], tokens: int, nam
     )
 
 
-def measured(options: argparse.Namespace, folder: Path) -> list[str]:
+def rows(options: argparse.Namespace, folder: Path) -> Iterator[list[str]]:
     room = options.context + options.tokens + 2
-    path = gguf(folder, options.model)
-    with LlamaModel(
-        path, context=room, threads=options.threads, gpu_layers=0, keep_prefixes=True
-    ) as model:
+    path = gguf(folder, options.model, options.parser)
+    how = {"threads": options.threads, "gpu_layers": 0, "keep_prefixes": True}
+    with LlamaModel(path, EdgeOptions(context=room, **how)) as model:
         routers = routers_for(model, folder / ROUTER)
         first = next(iter(routers.values()))
         arms = {BARE: first, **routers, VERIFIED: first}
@@ -95,34 +96,32 @@ def measured(options: argparse.Namespace, folder: Path) -> list[str]:
                 cost = block(model, arms[name], prompt, options.tokens, name)
                 if number:  # the first round warms caches up
                     found[name].append(cost)
-        return table(found)
+        yield from table(found)
 
 
-def table(found: dict[str, list[Cost]]) -> list[str]:
+def table(found: dict[str, list[Cost]]) -> Iterator[list[str]]:
     beside = {
         name: median(t for cost in costs for t in cost.beside) for name, costs in found.items()
     }
     step = beside[BARE] + median(seconds for cost in found[BARE] for seconds in cost.decodes)
-    lines = line(["router", "own cost, us", "bare step, ms", "own cost / step"], head=True)
     for name in list(found)[1:]:
         own = beside[name] - beside[BARE]
-        lines += line([name, f"{1e6 * own:.0f}", f"{1e3 * step:.1f}", f"{own / step:.2%}"])
-    return lines
+        yield [name, f"{1e6 * own:.0f}", f"{1e3 * step:.1f}", f"{own / step:.2%}"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.own_cost")
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2", help="0.5b, smollm2, or a GGUF")
     parser.add_argument("--context", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=32, help="of a block")
     parser.add_argument("--blocks", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where to keep the model (default: nowhere)")
-    options = parser.parse_args()
+    options = parser.parse_args(None, argparse.Namespace(parser=parser))
     with TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        print("\n".join(measured(options, folder)))
+        show(HEAD, rows(options, folder))
 
 
 if __name__ == "__main__":

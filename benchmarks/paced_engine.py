@@ -23,97 +23,55 @@ _REMEMBERED = 64
 _BYTES_A_TOKEN = 4
 
 
-class _Cached(msgspec.Struct):
-    cached_tokens: int | None = None
+def _at(said: Any, *names: str) -> Any:
+    """What stands there in an engine's words; None where nothing does."""
+    for name in names:
+        said = said.get(name) if isinstance(said, dict) else None
+    return said
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Cached | None = None
+def _written(said: Any) -> int:
+    """Tokens of a whole reply, the end of the sequence included where it is counted."""
+    meters = ("timings", "predicted_n"), ("usage", "completion_tokens")
+    counts = [_at(said, *names) for names in (*meters, ("meta_info", "completion_tokens"))]
+    return next((count for count in counts if count is not None), len(_at(said, "tokens") or ()))
 
 
-class _Timings(msgspec.Struct):
-    prompt_n: int | None = None
-    predicted_n: int | None = None
+def _computed(said: Any) -> int | None:
+    """Prompt tokens that were not in the cache; None where no meter tells."""
+    if (count := _at(said, "timings", "prompt_n")) is not None:
+        return count
+    for meter, cached in (
+        ("usage", ("prompt_tokens_details", "cached_tokens")),
+        ("meta_info", ("cached_tokens",)),
+    ):
+        counts = _at(said, meter, "prompt_tokens"), _at(said, meter, *cached)
+        if None not in counts:
+            return counts[0] - counts[1]
+    return None
 
 
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: dict[str, Any] = {}
-    token_ids: list[int] | None = None
-    finish_reason: str | None = None
+def _new(said: Any) -> int:
+    """Tokens of one event of a stream. An end that is no text took a step all the same."""
+    choices = _at(said, "choices") or []
+    ids = [*(_at(said, "tokens") or ()), *(i for c in choices for i in _at(c, "token_ids") or ())]
+    if ids:
+        return len(ids)
+    texts = [_at(said, "content"), *(_at(one, "text") for one in choices)]
+    texts += [value for c in choices for value in (_at(c, "delta") or {}).values()]
+    ended = any(_at(one, "finish_reason") == "stop" for one in choices)
+    is_text = any(text and text != "assistant" for text in texts)
+    return int(is_text or ended or _at(said, "stop_type") == "eos")
 
 
-class _Meta(msgspec.Struct):
-    """As SGLang puts it."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
-class _Said(msgspec.Struct):
-    """What engines say of themselves in a reply, or in one event of a stream."""
-
-    timings: _Timings | None = None
-    usage: _Usage | None = None
-    meta_info: _Meta | None = None
-    choices: list[_Choice] = []
-    content: str | None = None
-    tokens: list[int] | None = None
-    stop_type: str | None = None
-
-    @property
-    def written(self) -> int:
-        """Tokens of a whole reply, the end of the sequence included where it is counted."""
-        meters = (
-            self.timings.predicted_n if self.timings else None,
-            self.usage.completion_tokens if self.usage else None,
-            self.meta_info.completion_tokens if self.meta_info else None,
-        )
-        known = [count for count in meters if count is not None]
-        return known[0] if known else len(self.tokens or ())
-
-    @property
-    def computed(self) -> int | None:
-        """Prompt tokens that were not in the cache; None where no meter tells."""
-        if self.timings is not None and self.timings.prompt_n is not None:
-            return self.timings.prompt_n
-        usage = self.usage or _Usage()
-        found = usage.prompt_tokens_details or _Cached()
-        counts = (usage.prompt_tokens, found.cached_tokens)
-        if self.meta_info is not None:
-            counts = (self.meta_info.prompt_tokens, self.meta_info.cached_tokens)
-        prompt, cached = counts
-        return None if prompt is None or cached is None else prompt - cached
-
-    @property
-    def new(self) -> int:
-        """Tokens of one event of a stream. An end that is no text took a step all the same."""
-        ids = [*(self.tokens or ()), *(i for c in self.choices for i in c.token_ids or ())]
-        if ids:
-            return len(ids)
-        texts = [self.content, *(c.text for c in self.choices)]
-        texts += [value for c in self.choices for value in c.delta.values() if value != "assistant"]
-        ended = self.stop_type == "eos" or any(c.finish_reason == "stop" for c in self.choices)
-        return int(any(texts) or ended)
-
-
-class _Asked(msgspec.Struct):
-    prompt: Any = None
-    input_ids: list[int] | None = None
-    messages: Any = None
-    stream: bool = False
-
-    @property
-    def units(self) -> tuple[Sequence[int], int]:
-        """The prompt's ids, or the bytes of its text, and how many of them are a token."""
-        ids = self.input_ids if self.prompt is None else self.prompt
-        if isinstance(ids, list) and all(isinstance(one, int) for one in ids):
-            return ids, 1
-        said = self.messages if self.prompt is None else self.prompt
-        return msgspec.json.encode(said), _BYTES_A_TOKEN
+def _units(asked: Any) -> tuple[Sequence[int], int]:
+    """The prompt's ids, or the bytes of its text, and how many of them are a token."""
+    prompt = _at(asked, "prompt")
+    ids = _at(asked, "input_ids") if prompt is None else prompt
+    if isinstance(ids, list) and all(isinstance(one, int) for one in ids):
+        return ids, 1
+    said = _at(asked, "messages") if prompt is None else prompt
+    return msgspec.json.encode(said), _BYTES_A_TOKEN
 
 
 class PacedEngine:
@@ -196,21 +154,16 @@ class PacedEngine:
 
     def _asked_for(self, body: bytes) -> tuple[int, bool]:
         """Prompt tokens that no earlier request had, and whether a stream is wanted."""
-        try:
-            asked = msgspec.json.decode(body, type=_Asked)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            # The engine says what is wrong with it.
-            return 0, False
-        prompt, size = asked.units
+        asked = _told(body)
+        prompt, size = _units(asked)
         common = max((_common(prompt, one) for one in self._earlier), default=0)
         self._earlier.append(prompt)
-        return max(1, (len(prompt) - common) // size), asked.stream
+        return max(1, (len(prompt) - common) // size), bool(_at(asked, "stream"))
 
     def _whole(self, data: bytes, missing: int) -> float:
         """Seconds that a reply in one piece takes."""
-        said = _told(data)
-        computed = missing if said.computed is None else said.computed
-        return self.pace.of(said.written, computed)
+        computed = _computed(said := _told(data))
+        return self.pace.of(_written(said), missing if computed is None else computed)
 
     async def _streamed(
         self, request: web.Request, reply: aiohttp.ClientResponse, begun: float, missing: int
@@ -224,7 +177,7 @@ class PacedEngine:
             event += line
             if line.strip():
                 continue
-            written += sum(_told(data).new for data in _data(event))
+            written += sum(_new(_told(data)) for data in _data(event))
             await self._until(begun + self.pace.of(written, missing))
             await passed.write(event)
             event = b""
@@ -248,12 +201,12 @@ def _data(event: bytes) -> Iterator[bytes]:
             yield line.removeprefix(b"data:").strip()
 
 
-def _told(data: bytes) -> _Said:
-    """Of a reply; nothing of one that is not understood, or of a stream's `[DONE]`."""
+def _told(data: bytes) -> Any:
+    """Of a body; nothing of one that is not understood, or of a stream's `[DONE]`."""
     try:
-        return msgspec.json.decode(data, type=_Said)
+        return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _Said()
+        return None
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -1,29 +1,26 @@
 """Passes of llama.cpp: `python -m benchmarks.passes MODEL.gguf ...`.
 
-Tokens a second by the number of threads, alone and beside programs that keep a core busy; passes
-over blocks, as a verification makes them, which tell builds of llama.cpp apart (the first line
-names it); and how many greedy answers among others differ from the same ones alone, with how far
-(nats) the two likeliest tokens were apart where they do. Prints Markdown.
+Tokens a second by the number of threads, alone and beside programs that keep a core busy; and how
+many greedy answers among others differ from the same ones alone, with how far (nats) the two
+likeliest tokens were apart where they do. Prints Markdown.
 """
 
 import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from statistics import median
 
+from benchmarks.shared import show
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import build
 from edgewise.edge.threads import default_threads
 from edgewise_lab.evaluation.tasks.named import open_task
-from edgewise_lab.tables import line
 
-BLOCKS = (1, 2, 4, 8, 16)
-PROMPT, TOKENS, AT_ONCE = 384, 64, 4
+TOKENS, AT_ONCE = 64, 4
 
 
 @contextmanager
@@ -66,39 +63,13 @@ def pace(path: str, threads: int | None, ids: Sequence[int]) -> float:
         return TOKENS / (time.monotonic() - begun)
 
 
-def by_threads(path: str, ids: Sequence[int]) -> list[str]:
-    lines = line(["threads", "alone", "beside one program", "beside two"], head=True)
+def by_threads(path: str, ids: Sequence[int]) -> Iterator[list[str]]:
     for threads in (*range(1, default_threads() + 1), None):
-        row: list[float] = []
+        cells = [str(threads or "default")]
         for programs in range(3):
             with busy(programs):
-                row.append(pace(path, threads, ids))
-        lines += line([str(threads or "default"), *(f"{one:.1f}" for one in row)])
-    return lines
-
-
-def blocks(path: str, repeats: int) -> list[str]:
-    """Milliseconds of passes over blocks, and ids of a prompt a second; medians."""
-    ids = [(7 * at) % 5000 + 10 for at in range(PROMPT + max(BLOCKS))]
-    taken: dict[int, list[float]] = {size: [] for size in BLOCKS}
-    with (
-        LlamaModel(path, threads=default_threads()) as model,
-        closing(model.session()) as session,
-    ):
-        begun = time.monotonic()
-        session.open(ids[:PROMPT])
-        session.step()
-        read = PROMPT / (time.monotonic() - begun)
-        for _ in range(repeats):
-            for size, seconds in taken.items():
-                session.rewind(PROMPT)
-                begun = time.monotonic()
-                session.steps(ids[PROMPT : PROMPT + size])
-                seconds.append(time.monotonic() - begun)
-    return [
-        *line([*(f"block of {size}, ms" for size in BLOCKS), "prompt, ids/s"], head=True),
-        *line([*(f"{1e3 * median(one):.0f}" for one in taken.values()), f"{read:.0f}"]),
-    ]
+                cells.append(f"{pace(path, threads, ids):.1f}")
+        yield cells
 
 
 def among(path: str, prompts: Sequence[str]) -> str:
@@ -123,7 +94,6 @@ def main() -> None:
     parser.add_argument("--task", default="pocketqa")
     parser.add_argument("--data", type=Path, help="a copy of the task's file")
     parser.add_argument("--questions", type=int, default=40)
-    parser.add_argument("--repeats", type=int, default=10)
     asked = parser.parse_args()
     task = open_task(asked.task, data=asked.data).first(asked.questions)
     prompts = [question.prompt for question in task.questions]
@@ -131,7 +101,7 @@ def main() -> None:
         print(f"{path}, {build()}\n")
         with LlamaModel(path, threads=1) as model:
             ids = model.tokenizer.encode_prompt("Tell a long story of a river and a bridge.")
-        print("\n".join([*by_threads(path, ids), "", *blocks(path, asked.repeats)]))
+        show(("threads", "alone", "beside one program", "beside two"), by_threads(path, ids))
         print(f"\n{among(path, prompts)}\n", flush=True)
 
 

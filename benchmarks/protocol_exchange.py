@@ -7,7 +7,7 @@ read, go into docs/protocol.md between two marks. Names that a gateway draws sta
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,6 +16,7 @@ import msgspec
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from benchmarks.shared import until
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
 from edgewise.wire.protocol import (
     PATH,
@@ -69,15 +70,6 @@ def text_engine() -> Iterator[ScriptedEngine]:
         made.close()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for it; raises `TimeoutError`."""
-    end = time.monotonic() + SECONDS
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError("what was waited for did not come")
-        time.sleep(0.005)
-
-
 class Device:
     """Sends and receives frames, and keeps them."""
 
@@ -93,25 +85,22 @@ class Device:
         """Over a connection of its own."""
         self.leave()
         self._socket = self._connected.enter_context(connect(self._url, compression=None))
-        self._send(Open(VERSION, self._tokenizer, session), why)
+        self.send(Open(VERSION, self._tokenizer, session), why)
         return self._receive()
 
     def push(self, position: int, ids: Sequence[int], why: str) -> None:
         self._ledger.put(position, list(ids))
-        self._send(Prefetch(position, list(ids), self._ledger.checksum), why)
+        self.send(Prefetch(position, list(ids), self._ledger.checksum), why)
 
     def ask(self, number: int, position: int, ids: Sequence[int], why: str, **more: object) -> None:
         """Ids that lie past the end are sent, but not held."""
         self._ledger.put(position, list(ids))
         asked = Ask(number, position, list(ids), self._ledger.checksum)
-        self._send(msgspec.structs.replace(asked, **more), why)
-
-    def cancel(self, number: int, why: str) -> None:
-        self._send(Cancel(number), why)
+        self.send(msgspec.structs.replace(asked, **more), why)
 
     def close(self, why: str) -> None:
         """Returns when the gateway has closed the connection."""
-        self._send(Close(), why)
+        self.send(Close(), why)
         assert self._socket is not None
         try:
             self._socket.recv(SECONDS)
@@ -128,7 +117,7 @@ class Device:
     def leave(self) -> None:
         self._connected.close()
 
-    def _send(self, frame: FromDevice, why: str) -> None:
+    def send(self, frame: FromDevice, why: str) -> None:
         assert self._socket is not None
         data = encode(frame)
         self._socket.send(data)
@@ -154,9 +143,9 @@ def exchange(url: str, engine: ScriptedEngine) -> list[Message]:
     device.told("nothing of the session is held now")
     engine.fault = lambda number: "hang"
     device.ask(9, 0, TEXT[:6], "so the whole prefix is sent", n=3, deadline=60_000)
-    until(lambda: engine.running == 1)
-    device.cancel(9, "the completion is not wanted any more; it is not answered")
-    until(lambda: engine.running == 0)
+    assert until(lambda: engine.running == 1)
+    device.send(Cancel(9), "the completion is not wanted any more; it is not answered")
+    assert until(lambda: engine.running == 0)
     engine.fault = lambda number: None
     device.ask(10, 6, [], "the same ids once more, with an invalid temperature", sampling=HOT)
     device.told("the reason; the session goes on")

@@ -11,19 +11,25 @@ goes on.
 
 import argparse
 import time
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 import msgspec
 
+from benchmarks.shared import ends, show
 from edgewise import Pair
 from edgewise_lab.evaluation.statistics import mean_interval, ratio_interval
 from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import is_right
 from edgewise_lab.evaluation.tasks.named import open_task
-from edgewise_lab.tables import line
+
+HEAD = (
+    *("system", "asked", "right, %", "realised, %", "tokens an answer", "requests", "dropped"),
+    "seconds",
+)
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -64,21 +70,23 @@ def measured(task: Task, path: Path, pair: Pair) -> list[Answered]:
 
 def row(named: str, share: float | None, found: list[Answered]) -> list[str]:
     tokens, cloud = [one.tokens for one in found], [one.by_cloud for one in found]
-    low, high = ratio_interval(cloud, tokens)
     right = [float(one.right) for one in found]
-    ends = mean_interval(right)
-    return line(
-        [
-            named,
-            "" if share is None else f"{share:.0%}",
-            f"{sum(right) / len(right):.1%} ({ends[0]:.1%} to {ends[1]:.1%})",
-            f"{sum(cloud) / sum(tokens):.1%} ({low:.1%} to {high:.1%})",
-            f"{sum(tokens) / len(found):.1f}",
-            f"{sum(one.requests for one in found) / len(found):.1f}",
-            f"{sum(one.wasted for one in found) / len(found):.1f}",
-            f"{sum(one.seconds for one in found) / len(found):.2f}",
-        ]
-    )
+    means = [
+        sum(values) / len(found)
+        for values in (
+            tokens,
+            [one.requests for one in found],
+            [one.wasted for one in found],
+            [one.seconds for one in found],
+        )
+    ]
+    return [
+        named,
+        "" if share is None else f"{share:.1%}",
+        ends(sum(right) / len(right), mean_interval(right), 1),
+        ends(sum(cloud) / sum(tokens), ratio_interval(cloud, tokens), 1),
+        *(f"{mean:.2f}" for mean in means),
+    ]
 
 
 def main() -> None:
@@ -101,27 +109,28 @@ def main() -> None:
     most = chosen.max_tokens or task.max_tokens
     task = msgspec.structs.replace(task, questions=questions, max_tokens=most)
     chosen.work.mkdir(parents=True, exist_ok=True)
-    head = ["system", "asked", "right", "realised", "tokens an answer", "requests", "dropped"]
-    print("\n".join(line([*head, "seconds"], head=True)), flush=True)
     of_both = {"edge": chosen.edge, "cloud": chosen.cloud, "threads": chosen.threads}
     opened = partial(Pair, **of_both, temperature=0.0)
-
-    def shown(named: str, share: float | None, kept: str, pair: Pair) -> None:
-        found = measured(task, chosen.work / f"{kept}.jsonl", pair)
-        print("\n".join(row(named, share, found)), flush=True)
-
     shares = chosen.cloud_share or [0.05, 0.1]
-    for share in shares if chosen.verify else ():
-        shown("verify", share, f"verify-{share:g}", opened(verify="on", cloud_share=share))
-    if chosen.verify:
-        shown("exact", None, "exact", opened(verify="exact"))
-    for router, share in product(chosen.router or ["auto"], shares):
-        asking = partial(opened, router=router, verify="off")
-        served = asking(cloud_share=share)
-        name, start = Path(router).name, served.policy.threshold
-        shown(f"{name}, as served", share, f"{name}-{share:g}", served)
-        held = f"{name}-{share:g}-static"
-        shown(f"{name}, threshold {start:.3g}", share, held, asking(threshold=start))
+
+    def rows() -> Iterator[list[str]]:
+        def shown(named: str, share: float | None, kept: str, pair: Pair) -> list[str]:
+            return row(named, share, measured(task, chosen.work / f"{kept}.jsonl", pair))
+
+        for share in shares if chosen.verify else ():
+            pair = opened(verify="on", cloud_share=share)
+            yield shown("verify", share, f"verify-{share:g}", pair)
+        if chosen.verify:
+            yield shown("exact", None, "exact", opened(verify="exact"))
+        for router, share in product(chosen.router or ["auto"], shares):
+            asking = partial(opened, router=router, verify="off")
+            served = asking(cloud_share=share)
+            name, start = Path(router).name, served.policy.threshold
+            yield shown(f"{name}, as served", share, f"{name}-{share:g}", served)
+            held = f"{name}-{share:g}-static"
+            yield shown(f"{name}, threshold {start:.3g}", share, held, asking(threshold=start))
+
+    show(HEAD, rows())
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ second, with the lowest and the highest. URL is of a running llama-server, whose
 import argparse
 import time
 from contextlib import ExitStack
-from statistics import median
 
 import httpx2
 import msgspec
 
+from benchmarks.shared import spread
 from edgewise import Pair
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
@@ -57,8 +57,7 @@ def main() -> None:
             for share in SHARES:
                 ratios[share].append(speeds[share] / speeds[None])
     for share, found in ratios.items():
-        lowest, highest = min(found), max(found)
-        print(f"share {share:.0%}: {median(found):.3f} ({lowest:.3f} to {highest:.3f})")
+        print(f"share {share:.0%}: {spread(found, 3)}")
 
 
 if __name__ == "__main__":

@@ -3,23 +3,19 @@
 Reads what `edgewise train --label rescue --inputs text --inputs ranks` has collected and labelled
 for several pairs: "PAIR, TASK=FOLDER@EDGE", the folder of the checkpoint and the edge's GGUF file.
 Ranks are taken among what each edge writes to `edgewise.routers.thresholds.PROMPTS`, so that they
-mean the same on every edge. For each pair the tokens are scored by the routers that need no
-training, by one fitted to the other pairs, by one fitted to other pairs on other tasks, and by one
-fitted to the pair's own other texts. Of the answers that one token of the cloud would save, prints
-how many have such a token among the highest scores, and how many more that are than by `entropy`;
-95% intervals by bootstrap over texts, paired.
+mean the same on every edge. Tokens are scored by the routers that need no training, by one fitted
+to the other pairs, to other pairs on other tasks, and to the pair's own other texts. Of the answers
+that one token of the cloud would save, prints how many have such a token among the highest scores,
+and how many more that are than by `entropy`; 95% intervals by bootstrap over texts, paired.
 
 `--ship OUT` fits one router to all pairs, and writes it for the edge of the first of them.
-
-`--adapted` makes the labels of a pair of two vocabularies: the cloud is asked for a word wherever
-it can be, and the edge goes on behind it.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,26 +23,17 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from edgewise.cloud.base import CloudModel, ConsultRequest
-from edgewise.cloud.local import LocalCloud
-from edgewise.edge.base import EdgeModel, Floats, Ids, Step
+from benchmarks.shared import ends, show
+from edgewise.edge.base import Floats, Ids, Step
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.errors import CloudError
-from edgewise.pair import open_models
 from edgewise.routers.card import read_card
 from edgewise.routers.signals import SIGNALS, Reference, ranks_of
 from edgewise.routers.thresholds import own_scores
-from edgewise.settings import Settings
-from edgewise_lab.evaluation.store import append, read
-from edgewise_lab.evaluation.systems import CLOUD_DEADLINE, question_prompt
-from edgewise_lab.evaluation.tasks.named import with_calibration
-from edgewise_lab.tables import line
-from edgewise_lab.training.collect import Sample
+from edgewise_lab.evaluation.store import read
 from edgewise_lab.training.fit import Data, Recipe, fit
 from edgewise_lab.training.labels.base import Labelled
-from edgewise_lab.training.labels.published import Rescue
 from edgewise_lab.training.publish import README, isotonic, save_card, save_weights
-from edgewise_lab.training.router import Training, reference_of
+from edgewise_lab.training.router import reference_of
 
 SHARES = (0.05, 0.10)
 FOLDS = 5
@@ -58,43 +45,6 @@ MOST = 100
 LICENCES = "CommonsenseQA's train split, MIT licence; facts of this project's own"
 
 Mask = NDArray[np.bool_]
-
-
-class AdaptedTraining(Training):
-    """Training's stages for an edge whose cloud has another vocabulary."""
-
-    def __init__(self, *given: object, adapter: CloudModel, edge: EdgeModel, **options: object):
-        # The edge stands where the cloud's own ids would be read; nothing is asked of it.
-        super().__init__(*given, edge=edge, cloud=LocalCloud(edge), **options)  # type: ignore
-        self._adapter = adapter
-
-    def _read(self, samples: Sequence[Sample], name: str, *, allowed: bool) -> list[Sample]:
-        path = self.folder / "data" / name
-        known = {sample.question: sample for sample in read(path, Sample)}
-        for sample in samples:
-            if sample.question not in known:
-                known[sample.question] = self._asked(sample)
-                append(path, known[sample.question])
-        return [known[sample.question] for sample in samples]
-
-    def _asked(self, sample: Sample) -> Sample:
-        """With the first id of the cloud's word at each place where a word can be asked for."""
-        tokenizer, boundaries = self.edge.tokenizer, self._adapter.boundaries
-        assert boundaries is not None
-        question = next(one for one in self.task.questions if one.id == sample.question)
-        prompt = question_prompt(tokenizer, question)
-        found: list[int] = []
-        with closing(self._adapter.open(prompt)) as session:
-            for at, token in enumerate(sample.ids):
-                ids = [*prompt.ids, *sample.ids[:at]]
-                found.append(token)
-                if boundaries.refused(ids, len(prompt.ids), token) is None:
-                    try:
-                        reply = session.ask(ConsultRequest(ids, 1, CLOUD_DEADLINE)).result()
-                        found[-1] = reply.ids[0] if reply.ids else token
-                    except CloudError:  # nothing usable: the edge's token stays
-                        continue
-        return Sample(sample.question, sample.prompt, sample.ids, (), sample.right, tuple(found))
 
 
 class Texts(NamedTuple):
@@ -223,12 +173,13 @@ def saved(own: Texts, score: Floats, share: float) -> Floats:
     return found
 
 
-def table(pairs: Mapping[str, Texts]) -> list[str]:
-    """Markdown."""
-    head = ["pair", "answers", "can be saved", "router"]
-    for share in SHARES:
-        head += [f"saved at {share:.0%}, %", "above entropy, points"]
-    lines = line(head, head=True)
+HEAD = (
+    *("pair", "answers", "can be saved", "router"),
+    *(cell for at in SHARES for cell in (f"saved at {at:.0%}, %", "above entropy, points")),
+)
+
+
+def rows(pairs: Mapping[str, Texts]) -> Iterator[list[str]]:
     rng = np.random.default_rng(0)
     for name, own in pairs.items():
         others = [pair for other, pair in pairs.items() if other != name]
@@ -245,22 +196,20 @@ def table(pairs: Mapping[str, Texts]) -> list[str]:
             judged["trained on other tasks"] = scores(joined(elsewhere), own.inputs)
         worth = saved(own, own.labels, 1.0)
         drawn = rng.integers(0, len(worth), (DRAWS, len(worth)))
-        total = np.maximum(worth[drawn].sum(axis=1), 1e-9)
+
+        def saving(gains: Floats, worth: Floats = worth, drawn: Any = drawn) -> str:
+            total = np.maximum(worth[drawn].sum(axis=1), 1e-9)
+            low, high = np.quantile(gains[drawn].sum(axis=1) / total, [0.025, 0.975])
+            return ends(gains.sum() / worth.sum(), (low, high))
+
         for router, score in judged.items():
             cells = [name, f"{len(worth)}", f"{worth.sum():.0f}", router]
             for share in SHARES:
                 found, rival = (saved(own, s, share) for s in (score, judged["entropy"]))
-                cells.append(_ends(found.sum() / worth.sum(), found[drawn].sum(axis=1) / total))
-                more = found - rival
-                above = _ends(more.sum() / worth.sum(), more[drawn].sum(axis=1) / total)
+                cells.append(saving(found))
+                above = saving(found - rival)
                 cells.append("" if router == "entropy" else above)
-            lines += line(cells)
-    return lines
-
-
-def _ends(value: float, drawn: NDArray[np.floating]) -> str:
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return f"{100 * value:.0f} ({100 * low:.0f} to {100 * high:.0f})"
+            yield cells
 
 
 def main() -> None:
@@ -268,40 +217,7 @@ def main() -> None:
     parser.add_argument("pairs", nargs="*", help="PAIR, TASK=FOLDER@EDGE")
     parser.add_argument("--ship", type=Path, metavar="OUT")
     parser.add_argument("--measured", default="", help="of what is shipped, for its card")
-    parser.add_argument("--adapted", metavar="TASK", help="label a pair of two vocabularies")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument(
-        "--check", choices=("exact", "number", "regex"), help="of a JSON Lines file"
-    )
-    parser.add_argument("--train", type=int, default=60)
-    parser.add_argument("--edge")
-    parser.add_argument("--cloud")
-    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    if given.adapted:
-        settings = Settings(edge=given.edge, cloud=given.cloud, threads=1)
-        tasks = with_calibration(
-            given.adapted,
-            "train",
-            data=given.data,
-            check=given.check,
-            limit=given.train,
-            calibration=10,
-        )
-        with closing(open_models(settings)) as models:
-            edge, adapter = models.both()
-            training = AdaptedTraining(
-                *tasks,
-                given.out,
-                adapter=adapter,
-                edge=edge,
-                label=Rescue(),
-                inputs=("text", "ranks"),
-                recipe=Recipe(),
-            )
-            for stage in (training.collect, training.label, training.fit):
-                stage()
-        return
     parts = (pair.partition("=") for pair in given.pairs)
     places = ((name, place.partition("@")) for name, _, place in parts)
     named = {name: (Path(folder), Path(edge)) for name, (folder, _, edge) in places}
@@ -309,7 +225,7 @@ def main() -> None:
     if given.ship:
         ship(given.ship, named, list(texts.values()), given.measured)
     else:
-        print("\n".join(table(texts)))
+        show(HEAD, rows(texts))
 
 
 if __name__ == "__main__":

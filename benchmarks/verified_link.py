@@ -4,19 +4,16 @@ A scripted pair, which differs at so many of a hundred tokens, each `RATE:EXACT`
 hardly be written by the cloud and are corrected, the others only where that is exact. Where the
 edge is unsure is as measured for a real pair (0.5B and 1.5B, three tasks): of what is corrected a
 third has p < .5 and a sixth p > .8. The loop is the real one; link and engine take time of a clock
-of their own, so that a busy machine changes nothing, or of everybody's (`--sockets`: a gateway, and
-an emulated link to it). Beside verification: a router that asks where p < .5, blocks that the edge
-waits for, and the cloud alone, streamed, by its pace. Prints Markdown; times a token are over the
-edge's own. The cloud's work is its engine's time over that of writing all.
+of their own, so that a busy machine changes nothing. Beside verification: a router that asks where
+p < .5, blocks that the edge waits for, and the cloud alone, streamed, by its pace. Prints Markdown;
+times a token are over the edge's own. The cloud's work is its engine's time over that of writing
+all.
 """
 
 import argparse
-import asyncio
-import logging
 import math
-import os
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from heapq import heappop, heappush
@@ -24,31 +21,22 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
-import structlog
 
-from edgewise.cloud.base import CloudModel, ConsultRequest
-from edgewise.cloud.gateway import GatewayCloud
+from benchmarks.shared import show
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
-from edgewise.engines.base import NOBODY, Client
 from edgewise.loop import generation, one_cloud, speculate
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.prompts import Prompt
 from edgewise.routers.untrained import MaxProb
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge
 from edgewise_lab.bench import pace as bench_pace
-from edgewise_lab.bench.link import Conditions, Connect, LinkBench, Way, step_of, time_over
+from edgewise_lab.bench.link import Conditions, Way, step_of, time_over
 from edgewise_lab.bench.pace import EnginePace, Pace, PacedEdge
-from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.tables import line
+from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
-from tests.gateway.doubles import PlainEngine
-from tests.gateway.running import gateway
 
 PROMPT = "q{:03}: "
 START = len(PROMPT.format(0))
@@ -122,62 +110,6 @@ class Differing:
             sure = rng.choices((SURE, UNSURE, LOST), weights)[0]
             drawn.append((97 + rng.randrange(26), sure, ratio))
         return drawn
-
-
-class TakingTime(PlainEngine):
-    """An engine of the pair's cloud, at a pace."""
-
-    verifies = True
-
-    def __init__(self, pair: Differing, pace: EnginePace) -> None:
-        super().__init__("paced")
-        self._pace, self._writes = pace, ScriptedCloud(pair.cloud, verifies=True)
-
-    async def complete(
-        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Completion:
-        await asyncio.sleep(self._pace.of(n, 1))
-        return self._made(ConsultRequest(ids, n, 60.0, sampling))
-
-    async def verify(
-        self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Completion:
-        await asyncio.sleep(self._pace.of(1, count))
-        return self._made(ConsultRequest(ids, 0, 60.0, sampling, verify=count))
-
-    def _made(self, request: ConsultRequest) -> Completion:
-        made = self._writes.open(Prompt(())).ask(request).result()
-        return msgspec.structs.replace(made, logprobs=(None,) * len(made.ids))
-
-
-def connect(url: str) -> CloudModel:
-    cloud = GatewayCloud(url)
-    cloud.check_vocabulary(ScriptedEdge(lambda ids: np.zeros(SIZE, np.float32)).tokenizer)
-    return cloud
-
-
-def in_turns(url: str) -> CloudModel:
-    """A block at a time, for which the edge waits, as with a cloud in the same process."""
-    cloud = connect(url)
-    cloud.here = True
-    return cloud
-
-
-def over_sockets(
-    pair: Differing, conditions: Conditions, step: float, pace: EnginePace, questions: int
-) -> dict[str, Way]:
-    """The answers to some questions by every policy: a gateway, and an emulated link to it."""
-    edge, paced = ScriptedEdge(pair.edge), Pace((1, 16), (step, 2 * step))
-    task = Task("scripted", asked(questions), pair.tokens + 1)
-    with gateway([TakingTime(pair, pace)]) as running:
-
-        def ways(opens: Connect, policies: dict[str, Policy]) -> dict[str, Way]:
-            bench = LinkBench(edge, MaxProb(), running.url, opens, pace=paced, task=task)
-            return bench.ways(conditions, policies)
-
-        waiting = ways(in_turns, {WAITING: POLICIES[WAITING]})
-        others = {name: policy for name, policy in POLICIES.items() if name != WAITING}
-        return ways(connect, others) | waiting
 
 
 class Clock:
@@ -266,7 +198,7 @@ def timed_by(clock: Clock) -> Generator[None]:
 def on_a_clock(
     pair: Differing, conditions: Conditions, step: float, pace: EnginePace, questions: int
 ) -> dict[str, Way]:
-    """The same without sockets and without waiting: a busy machine changes nothing."""
+    """The answers to some questions by every policy."""
     clock, paced = Clock(), Pace((1, 16), (step, 2 * step))
     found: dict[str, Way] = {}
     with timed_by(clock):
@@ -292,26 +224,23 @@ def asked(questions: int) -> tuple[Question, ...]:
 def row(
     conditions: Conditions, step: float, pace: EnginePace, found: dict[str, Way], differ: str
 ) -> list[str]:
-    """Markdown."""
     edge, on = found["edge"], found["verify"]
     tokens = on.tokens // len(on.answers)
     alone = pace.of(tokens, START)
     read = on.total("cloud_calls") * pace.first + on.edge.positions * pace.read
     names = ("router", "waiting", "verify", "exact")
     figures = [time_over(found[name], edge, edge) for name in names]
-    return line(
-        [
-            f"{1000 * step:.0f} ({1000 * step_of(edge):.1f})",
-            f"{1000 * conditions.round_trip:.0f}",
-            differ,
-            *(f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})" for one in figures),
-            f"{(conditions.round_trip + alone) / tokens / step_of(edge):.2f}",
-            f"{on.total('correction_tokens') / on.tokens:.1%}",
-            f"{on.tokens / on.total('cloud_calls'):.1f}",
-            f"{on.edge.positions / on.tokens:.2f}",
-            f"{read / len(on.answers) / alone:.2f}",
-        ]
-    )
+    return [
+        f"{1000 * step:.0f} ({1000 * step_of(edge):.1f})",
+        f"{1000 * conditions.round_trip:.0f}",
+        differ,
+        *(f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})" for one in figures),
+        f"{(conditions.round_trip + alone) / tokens / step_of(edge):.2f}",
+        f"{on.total('correction_tokens') / on.tokens:.1%}",
+        f"{on.tokens / on.total('cloud_calls'):.1f}",
+        f"{on.edge.positions / on.tokens:.2f}",
+        f"{read / len(on.answers) / alone:.2f}",
+    ]
 
 
 def main() -> None:
@@ -322,21 +251,19 @@ def main() -> None:
     parser.add_argument("--passes", type=float, default=20, help="ms of the engine for a block")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--questions", type=int, default=20)
-    parser.add_argument("--sockets", action="store_true", help="over an emulated link, in time")
     options = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     pace = EnginePace(first=options.passes / 1000)
-    measured = over_sockets if options.sockets else on_a_clock
-    print("\n".join(line(HEAD, head=True)), flush=True)
-    for step, trip, differ in product(options.steps, options.trips, options.differ):
-        corrected, exact = (float(rate) / 100 for rate in differ.split(":"))
-        pair = Differing(options.tokens, corrected, exact)
-        conditions = Conditions(trip / 1000, 0.0, 0.0, engine=0.0)
-        found = measured(pair, conditions, step / 1000, pace, options.questions)
-        print("\n".join(row(conditions, step / 1000, pace, found, differ)), flush=True)
-    busy = " / ".join(f"{one:.1f}" for one in os.getloadavg())
-    how = f"over sockets, load {busy}" if options.sockets else "on a clock of its own"
-    print(f"\n{options.questions} answers of {options.tokens} tokens a line, {how}.")
+
+    def rows() -> Iterator[list[str]]:
+        for step, trip, differ in product(options.steps, options.trips, options.differ):
+            corrected, exact = (float(rate) / 100 for rate in differ.split(":"))
+            pair = Differing(options.tokens, corrected, exact)
+            conditions = Conditions(trip / 1000, 0.0, 0.0, engine=0.0)
+            found = on_a_clock(pair, conditions, step / 1000, pace, options.questions)
+            yield row(conditions, step / 1000, pace, found, differ)
+
+    show(HEAD, rows())
+    print(f"\n{options.questions} answers of {options.tokens} tokens a line.")
 
 
 if __name__ == "__main__":

@@ -10,46 +10,30 @@ does; at the end of its context it goes back to its prompt. Prints Markdown.
 
 import argparse
 import asyncio
-import os
 import random
-import shlex
 import signal
-import sys
-import tempfile
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import aiohttp
 import msgspec
 import numpy as np
 
-from benchmarks.many import said, story
 from benchmarks.processes import Meter, Server, peak
-from edgewise.edge.named import open_tokenizer
-from edgewise.wire.protocol import (
-    PATH,
-    VERSION,
-    Ask,
-    Ledger,
-    Open,
-    Opened,
-    Reply,
-    encode,
-    from_gateway,
-    tokenizer_fingerprint,
+from benchmarks.shared import (
+    WireSession,
+    above_zero,
+    cores,
+    sentences,
+    serving,
+    show,
+    story,
+    weights,
 )
-from edgewise_lab.tables import line
-from tests.server_process import free_port, server_process
-from tests.smollm2_file import INSTALL, smollm2_file
+from edgewise.edge.named import open_tokenizer
 
-TURNS = 4
-"""Half of them verify, half write."""
-
-WAIT = 300_000
-"""Milliseconds that a request may take."""
+VERIFIES = (True, False, False, True)
+"""Whether a turn verifies or writes."""
 
 HEAD = (
     *("devices", "block", "verified tokens/s", "written tokens/s", "ratio", "verified, ms"),
@@ -73,44 +57,21 @@ class Done(msgspec.Struct):
         return [f"{1000 * float(wait):.0f}" for wait in np.percentile(self.waits, (50, 99))]
 
 
-class Device:
-    """A session: its ids, how many of them the gateway has, and how many requests it made."""
+class Device(WireSession):
+    """A session whose answer grows by blocks."""
 
-    def __init__(self, prompt: list[int], rng: random.Random, context: int) -> None:
-        self._ledger, self._prompt, self._rng = Ledger(prompt), prompt, rng
-        self._context, self._sent, self._asks = context, 0, 0
-
-    async def open(self, http: aiohttp.ClientSession, url: str, fingerprint: str) -> None:
-        self._socket = await http.ws_connect(url + PATH, compress=0)
-        await self._socket.send_bytes(encode(Open(VERSION, fingerprint)))
-        frame = from_gateway((await self._socket.receive()).data)
-        if not isinstance(frame, Opened) or not frame.verifies:
-            sys.exit(f"The gateway opened no session that verifies: {frame}")
+    def __init__(self, prompt: Sequence[int], rng: random.Random, context: int) -> None:
+        super().__init__(prompt)
+        self._prompt, self._rng, self._context = prompt, rng, context
 
     async def ask(self, block: int, *, verify: bool) -> int:
         """Have a block verified or written; its tokens."""
-        ledger = self._ledger
-        if len(ledger) + block >= self._context:
-            ledger.put(len(self._prompt), [])
-            self._sent = min(self._sent, len(ledger))
+        if len(self.ledger) + block >= self._context:
+            self.put(len(self._prompt), [])
         if verify:
-            ledger.put(len(ledger), self._rng.choices(self._prompt, k=block))
-        self._asks += 1
-        frame = Ask(
-            self._asks,
-            self._sent,
-            ledger.ids[self._sent :],
-            ledger.checksum,
-            n=0 if verify else block,
-            deadline=WAIT,
-            verify=block if verify else 0,
-        )
-        await self._socket.send_bytes(encode(frame))
-        self._sent = len(ledger)
-        reply = from_gateway((await self._socket.receive()).data)
-        if not isinstance(reply, Reply):
-            sys.exit(f"The gateway refused a request: {reply}")
-        ledger.put(len(ledger), list(reply.ids))
+            self.put(len(self.ledger), self._rng.choices(self._prompt, k=block))
+        reply = await self.consult(0 if verify else block, block if verify else 0)
+        self.put(len(self.ledger), reply.ids)
         return len(reply.verified) + len(reply.ids)
 
 
@@ -130,85 +91,54 @@ async def turn(
     done.seconds += time.perf_counter() - begun
 
 
-class Row(NamedTuple):
-    """One number of devices, and their blocks."""
-
-    devices: int
-    block: int
-
-
-async def measure(row: Row, server: Server, options: argparse.Namespace) -> list[str]:
+async def measure(count: int, block: int, server: Server, options: argparse.Namespace) -> list[str]:
     """One row, with sessions of its own."""
-    tokenizer = open_tokenizer(str(options.model))
-    rng = random.Random(f"{row}")
-    prompts = (tokenizer.encode(f"{said(rng, options.prompt)} {story(rng)}") for _ in range(row[0]))
-    devices = [Device(list(ids), rng, options.context) for ids in prompts]
-    verified, written = Done(), Done()
+    tokenizer, rng = open_tokenizer(str(options.model)), random.Random(f"{count} {block}")
+    texts = (f"{sentences(rng, options.prompt)} {story(rng)}" for _ in range(count))
+    devices = [Device(tokenizer.encode(text), rng, options.context) for text in texts]
+    both = {True: Done(), False: Done()}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         for device in devices:
-            await device.open(http, server.url, tokenizer_fingerprint(tokenizer))
+            assert (await device.open(http, server.url, tokenizer)).verifies
         # Everybody's prompt is read before.
         await asyncio.gather(*(device.ask(1, verify=False) for device in devices))
         meter = Meter([server])
-        for number in range(TURNS):
-            # Verified, written, written, verified.
-            verify = number % 4 in (0, 3)
-            done = verified if verify else written
-            await turn(devices, row.block, options.seconds / TURNS, done, verify=verify)
-        others, _ = meter.read()
-    cells = [f"{verified.speed:.1f}", f"{written.speed:.1f}"]
+        for verify in VERIFIES:
+            seconds = options.seconds / len(VERIFIES)
+            await turn(devices, block, seconds, both[verify], verify=verify)
+    verified, written = both[True], both[False]
+    cells = [f"{count}", f"{block}", f"{verified.speed:.1f}", f"{written.speed:.1f}"]
     cells += [f"{verified.speed / written.speed:.2f}", *verified.shown, *written.shown]
     requests = f"{len(verified.waits)} and {len(written.waits)}"
-    return line([*map(str, row), *cells, requests, f"{others:.0%}"])
-
-
-@contextmanager
-def gateway(options: argparse.Namespace) -> Generator[Server]:
-    """A gateway whose engine is the model."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "edgewise", "gateway", "--engine", str(options.model)]
-    command += ["--port", str(port), "--ctx", str(options.context)]
-    command += ["--threads", str(options.threads), "--slots", str(max(options.devices))]
-    with tempfile.TemporaryDirectory() as name:
-        log = Path(name) / "log"
-        with server_process(command, f"{url}/ready", log=log, folder=Path(name)) as pid:
-            yield Server(url, pid)
-
-
-def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="a GGUF; SmolLM2 without it")
-    parser.add_argument("--devices", type=int, nargs="+", default=[8, 32])
-    parser.add_argument("--blocks", type=int, nargs="+", default=[4, 8, 16], help="ids")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a row")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--context", type=int, default=1024, help="tokens of a session")
-    parser.add_argument("--prompt", type=int, default=100, help="its tokens, about")
-    options = parser.parse_args(arguments)
-    path = options.model or smollm2_file() or parser.error(f"SmolLM2: {INSTALL}")
-    if not path.is_file():
-        parser.error(f"There is no file {path}; give a GGUF.")
-    options.model = path.resolve()
-    counts = [*options.devices, *options.blocks, options.threads, options.prompt]
-    if min(counts) < 1 or not options.seconds > 0:
-        parser.error("All numbers must be above 0.")
-    if options.context < 2 * options.prompt + max(options.blocks) + 100:
-        parser.error("--context must have room for two prompts, a block and 100 tokens.")
-    return options
+    return [*cells, requests, f"{meter.read()[0]:.0%}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = options_of(arguments)
-    given = shlex.join(sys.argv[1:] if arguments is None else arguments)
-    print(f"`python -m benchmarks.verified_load {given}`: {options.model.stem}, ", end="")
-    print(f"{options.threads} threads, {os.cpu_count()} cores, {options.seconds:g} s a row.\n")
-    print(*line(HEAD, head=True), sep="\n", flush=True)
-    with gateway(options) as server:
-        for devices in options.devices:
-            for block in options.blocks:
-                row = asyncio.run(measure(Row(devices, block), server, options))
-                print(*row, sep="\n", flush=True)
-        print(f"\nThe gateway's peak memory: {peak(server.pid):.0f} MB.")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="a GGUF; SmolLM2 without it")
+    parser.add_argument("--devices", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--blocks", type=int, nargs="+", default=[4, 8, 16], help="ids")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a row")
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--context", type=int, default=1024, help="tokens of a session")
+    parser.add_argument("--prompt", type=int, default=100, help="its tokens, about")
+    options = parser.parse_args(arguments)
+    options.model = weights(options.model, parser)
+    above_zero(parser, options, "devices", "blocks", "seconds", "threads", "prompt")
+    if options.context < 2 * options.prompt + max(options.blocks) + 100:
+        parser.error("--context must have room for two prompts, a block and 100 tokens.")
+    words = ["gateway", "--engine", options.model, "--ctx", options.context]
+    words += ["--threads", options.threads, "--slots", max(options.devices)]
+    with serving(*words) as server:
+
+        def rows() -> Iterator[list[str]]:
+            for count in options.devices:
+                for block in options.blocks:
+                    yield asyncio.run(measure(count, block, server, options))
+
+        show(HEAD, rows())
+        print(f"\n{options.model.stem}, {options.threads} threads, {options.seconds:g} s a row.")
+        print(f"The gateway's peak memory: {peak(server.pid):.0f} MB.")
 
 
 if __name__ == "__main__":

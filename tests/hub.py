@@ -31,7 +31,8 @@ class Repository:
     A dataset's name begins with `datasets/`.
 
     Without the token, nothing is known of a `private` one, and of a `gated` one only the names.
-    `library` is what its card names.
+    `library` is what its card names, `lies` replace a file's headers behind so many `honest`
+    replies, and `listing` is what it is said to be.
     """
 
     files: Mapping[str, bytes]
@@ -39,6 +40,9 @@ class Repository:
     private: bool = False
     gated: bool = False
     library: str | None = None
+    lies: Mapping[str, str] = field(default_factory=dict)
+    honest: int = 0
+    listing: object = None
 
     @property
     def commit(self) -> str:
@@ -64,20 +68,16 @@ class Request:
 class Hub:
     """What the server knows and has seen. `cuts` counts downloads that it breaks off halfway.
 
-    `status` is answered to everything when set; `lies` replace a file's headers, behind so many
-    `honest` replies, and `listing` what a repository is said to be. `bomb`: a listing of so many
-    bytes, without a length, compressed where it is `zipped`.
+    `status` is answered to everything when set. `bomb`: a listing of so many bytes, without a
+    length, compressed where it is `zipped`.
     """
 
     repositories: dict[str, Repository]
     token: str = "hf_secret"
     cuts: int = 0
     status: int | None = None
-    lies: Mapping[str, str] = field(default_factory=dict)
-    honest: int = 0
     bomb: int = 0
     zipped: bool = False
-    listing: object = None
     endpoint: str = ""
     requests: list[Request] = field(default_factory=list)
     sent: int = 0
@@ -166,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
             ]
         if self.hub.bomb:
             return self._bomb()
-        return self._json(self.hub.listing if self.hub.listing is not None else described)
+        return self._json(described if repository.listing is None else repository.listing)
 
     def _bomb(self) -> None:
         """A listing that is too long to be one; what the device does not read stays here."""
@@ -185,8 +185,8 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> None:
         commit = {"X-Repo-Commit": repository.commit}
         data = repository.files.get(name)
-        lies = {} if self.hub.honest > 0 else self.hub.lies
-        self.hub.honest -= 1
+        lies = {} if repository.honest > 0 else repository.lies
+        repository.honest -= 1
         if data is None:
             return self._fail(404, "EntryNotFound", commit | lies)
         sent = data[start or 0 :]

@@ -1,6 +1,7 @@
 """Addresses against a hub on 127.0.0.1. The hub's client reads HF_* at import: one process each."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -340,25 +341,21 @@ def test_a_file_of_the_listing_that_leads_elsewhere_is_not_there(tmp_path: Path)
     assert not list(tmp_path.rglob("*out-*"))
 
 
-@pytest.mark.parametrize(
-    "listing",
-    [
-        [],
-        7,
-        {},
-        {"id": 3, "siblings": 4},
-        {"id": "own/zoo", "siblings": [{"rfilename": 5}]},
-        {"id": "own/zoo", "siblings": [7]},
-        {"id": "own/zoo", "siblings": [{"rfilename": "x-00001-of-99999.gguf"}]},
-        {"id": "own/zoo", "siblings": [{"rfilename": "x" * 100_000 + ".gguf"}]},
-        {"id": "own/zoo", "lastModified": "never", "siblings": []},
-    ],
-    ids=repr,
-)
-def test_a_listing_that_is_none_is_a_sentence(hub: Hub, tmp_path: Path, listing: object) -> None:
-    hub.listing = listing
-    for said in found(tmp_path, hub.endpoint, "own/zoo", "own/zoo:Q8_0"):
-        assert_one_sentence(said)
+LISTINGS: list[object] = [
+    *([], 7, {}, {"id": 3, "siblings": 4}),
+    {"id": "own/zoo", "siblings": [{"rfilename": 5}]},
+    {"id": "own/zoo", "siblings": [7]},
+    {"id": "own/zoo", "siblings": [{"rfilename": "x-00001-of-99999.gguf"}]},
+    {"id": "own/zoo", "siblings": [{"rfilename": "x" * 100_000 + ".gguf"}]},
+    {"id": "own/zoo", "lastModified": "never", "siblings": []},
+]
+
+
+def test_a_listing_that_is_none_is_a_sentence(tmp_path: Path) -> None:
+    odd = {f"own/odd{n}": replace(ZOO, listing=listing) for n, listing in enumerate(LISTINGS)}
+    with serving(Hub(odd)) as hub:
+        for said in found(tmp_path, hub.endpoint, *odd, *(f"{name}:Q8_0" for name in odd)):
+            assert_one_sentence(said)
 
 
 LEADING = (
@@ -379,22 +376,19 @@ LIES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("lies", "honest"),
-    [(lies, 0) for lies in LIES] + [(lies, n) for lies in LEADING for n in (1, 2)],
-    ids=repr,
-)
-def test_headers_that_lie_end_in_a_sentence_or_in_the_caches_folder(
-    hub: Hub, tmp_path: Path, lies: dict[str, str], honest: int
-) -> None:
+def test_headers_that_lie_end_in_a_sentence_or_in_the_caches_folder(tmp_path: Path) -> None:
     """However many replies were honest before: what is checked is what is acted on."""
-    hub.lies = {name: said.replace("{outside}", str(tmp_path)) for name, said in lies.items()}
-    hub.honest = honest
     home = tmp_path / "a" / "b" / "home"
     home.mkdir(parents=True)
-    for said in found(
-        home, hub.endpoint, "own/zoo:Q8_0", "hf://own/zoo/none.gguf", HF_HUB_DOWNLOAD_TIMEOUT="2"
-    ):
+    told = [(lies, 0) for lies in LIES] + [(lies, n) for lies in LEADING for n in (1, 2)]
+    liars: dict[str, Repository] = {}
+    for number, (lies, honest) in enumerate(told):
+        said = {name: one.replace("{outside}", str(tmp_path)) for name, one in lies.items()}
+        liars[f"own/liar{number}"] = replace(ZOO, lies=said, honest=honest)
+    asked = [one for name in liars for one in (f"{name}:Q8_0", f"hf://{name}/none.gguf")]
+    with serving(Hub({**REPOSITORIES, **liars})) as hub:
+        answers = found(home, hub.endpoint, *asked, HF_HUB_DOWNLOAD_TIMEOUT="2")
+    for said in answers:
         if said.startswith("! "):
             assert_one_sentence(said)
         else:

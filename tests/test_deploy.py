@@ -31,7 +31,6 @@ GATEWAYS = {"gateway-llama-server": "llama-server", "gateway-vllm": "vllm"}
 
 OLDEST = "1.30"
 """The first Kubernetes that knows everything that is used here."""
-WORKLOADS = ("Deployment gateway", "StatefulSet vllm", "StatefulSet limits")
 
 
 def compose() -> dict[str, Any]:
@@ -74,20 +73,6 @@ def test_compose_keeps_to_the_schema() -> None:
     python("-m", "check_jsonschema", *schema, str(DEPLOY / "compose.yaml"))
 
 
-@pytest.mark.parametrize("name", compose())
-def test_a_container_may_do_little(name: str) -> None:
-    found = compose()[name]
-    assert found["read_only"] is True
-    assert found["cap_drop"] == ["ALL"]
-    assert found["security_opt"] == ["no-new-privileges:true"]
-    assert [place.partition(":")[0] for place in found["tmpfs"]] == ["/tmp"]
-    assert "privileged" not in found
-    assert "cap_add" not in found
-    user = found.get("user") or re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE)[-1]
-    assert int(user.partition(":")[0]) > 0
-    assert found["logging"]["options"].keys() >= {"max-size", "max-file"}
-
-
 FAKE_DOCKER = """#!/bin/sh
 echo "sha256:$(printf %s "$4" | sha256sum | cut -c -64)"
 """
@@ -106,9 +91,7 @@ def test_digests_are_looked_up_for_every_image(tmp_path: Path) -> None:
     assert {line.partition("=")[0] for line in lines} == {*images, "GATEWAY_IMAGE"}
     assert all(re.search(r"=\S+:\S+@sha256:[0-9a-f]{64}$", line) for line in lines)
     component = (tmp_path / "kubernetes" / "images" / "kustomization.yaml").read_text()
-    assert "kind: Component" in component
     assert re.search(r"{name: edgewise, newName: host:5000/edgewise, digest: sha256:", component)
-    assert re.search(r"{name: vllm, newName: vllm/vllm-openai, digest: sha256:", component)
 
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -155,13 +138,6 @@ def test_a_lock_pins_all_that_is_needed(lock: str) -> None:
     assert not [name for name in held if name.startswith(("cuda-", "nvidia-", "triton"))]
 
 
-@pytest.mark.parametrize("lock", ["requirements.lock", "build.lock"])
-def test_what_is_shipped_was_tested(lock: str) -> None:
-    tested = pins("tests.lock")
-    for name, held in pins(lock).items():
-        assert versions(held) <= versions(tested[name]), name
-
-
 @pytest.mark.skipif(
     os.environ.get("PIP_CONSTRAINT") != "deploy/tests.lock", reason="installed without the lock"
 )
@@ -194,12 +170,6 @@ def test_a_workflow_is_one_and_holds_its_actions(workflow: Path) -> None:
     used = re.findall(r"uses: (.*)", workflow.read_text())
     assert used
     assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", one) for one in used)
-
-
-def test_the_server_is_installed_with_all_that_listens() -> None:
-    """As the gateway is, which has the same listener."""
-    # FastAPI brings starlette.
-    assert {*EXTRAS["gateway"]} - {"starlette>=1,<2"} <= {*EXTRAS["serve"]}
 
 
 SECRETS = """
@@ -274,28 +244,6 @@ def test_a_manifest_keeps_to_the_schema(name: str, version: str) -> None:
     kubernetes_validate.validate(manifests()[name], version, strict=True)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_a_pod_may_do_little(workload: str) -> None:
-    found = pod(workload)
-    assert found["automountServiceAccountToken"] is False
-    # Services' names would turn into variables of ours, and VLLM_PORT is one of vLLM's.
-    assert found["enableServiceLinks"] is False
-    assert found["securityContext"]["runAsNonRoot"] is True
-    assert found["securityContext"]["runAsUser"] > 0
-    assert found["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in [*found["containers"], *found.get("initContainers", [])]:
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
-        assert {"cpu", "memory"} <= set(container["resources"]["requests"])
-        assert "memory" in container["resources"]["limits"]
-    assert {"readinessProbe", "livenessProbe"} <= set(main(workload))
-    labels = manifests()["Namespace edgewise"]["metadata"]["labels"]
-    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
-
-
 def test_the_gateways_command_names_every_replica() -> None:
     container = main("Deployment gateway")
     options = parsed(container["args"])
@@ -312,19 +260,3 @@ def test_the_gateways_command_names_every_replica() -> None:
     (waiting,) = pod("Deployment gateway")["initContainers"]
     assert waiting["args"] == ["--wait", *(f"{replica}/health" for replica in replicas)]
     assert f"COPY deploy/answers.py {waiting['command'][1]}" in DOCKERFILE
-
-
-def test_only_gateways_reach_engines() -> None:
-    everybody = manifests()["NetworkPolicy nobody"]["spec"]
-    assert everybody == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    engines = manifests()["StatefulSet vllm"]["spec"]["selector"]
-    callers: list[str] = []
-    for name, found in manifests().items():
-        if found["kind"] == "NetworkPolicy" and found["spec"]["podSelector"] == engines:
-            assert "egress" not in found["spec"], name
-            for rule in found["spec"]["ingress"]:
-                callers += (
-                    peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"]
-                    for peer in rule["from"]
-                )
-    assert callers == ["gateway"]

@@ -214,7 +214,7 @@ FUNCTION = {
     "test": "def check(f): pass",
     "entry_point": "f",
 }
-SAMPLE = Sample("1", (1, 2), (3, 4), (-0.5, -1.5), True)
+SAMPLE = Sample("1", (1, 2), (3, 4), True)
 LABELLED: Any = {"question": "1", "values": [0.0, 1.0], "router": "entropy"}
 FILES: dict[str, tuple[st.SearchStrategy[bytes], Callable[[Path], object]]] = {
     "keys.json": (json_like(KEYS), read_keys),
@@ -296,7 +296,7 @@ def test_columns_of_a_training(shard: bytes, folder: Path, data: st.DataObject) 
 
 def whole(found: Columns) -> bool:
     rows = len(found.written)
-    columns = (found.sample, found.proposed, found.edge_logprob, *found.inputs.values())
+    columns = (found.sample, found.proposed, *found.inputs.values())
     return set(found.inputs) == set(COLUMNS) and all(len(column) == rows for column in columns)
 
 

@@ -11,7 +11,8 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +30,6 @@ PUSH = 16
 """Ids after which a device tells a gateway what it has written, which fills the engine's cache."""
 
 _LOOK_SECONDS = 0.25
-_T = TypeVar("_T")
 
 Stream = Callable[[list[int], int], AsyncIterator[int]]
 """How many tokens of an answer came, each time that some came, for a prompt and a number."""
@@ -38,9 +38,9 @@ Stream = Callable[[list[int], int], AsyncIterator[int]]
 class Load(NamedTuple):
     """`sessions` of answers of `answer` tokens to prompts of `prompt` ids, `pace` tokens a second.
 
-    `share` of the tokens are consults; None: the engine writes them all. `warm`: prompts and every
-    16 ids are computed as they are written, as behind a gateway. `tenant`: whose sessions they are,
-    so that a llama-server's slots are named; without it the server chooses. Measured for `seconds`.
+    `share` of the tokens are consults; None: the engine writes them all. Prompts and every 16 ids
+    are computed as they are written, as behind a gateway. `tenant` is whose sessions they are, by
+    which a llama-server's slots are named. Measured for `seconds`.
     """
 
     sessions: int
@@ -49,7 +49,6 @@ class Load(NamedTuple):
     prompt: int
     answer: int
     seconds: float
-    warm: bool = True
     tenant: str = "load"
     seed: int = 0
 
@@ -60,20 +59,17 @@ class Load(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Latency of what was due, seconds (inf: it never came), and of the engine's own answers.
+    """Latency of what was due, seconds (inf: it never came), over the `seconds` measured.
 
-    `first`: from when an answer was due to its first token; `between`: the tokens after it.
     `failed`: what was said of each that failed. `stopped`: cut off as soon as too many were late.
-    `own`: CPU of this process, in cores, over the `seconds` that were measured.
+    `computed`: ids of prompts that the engine has computed meanwhile.
     """
 
     late: Sequence[float]
-    first: Sequence[float]
-    between: Sequence[float]
     failed: Sequence[str]
     stopped: bool
-    own: float
     seconds: float
+    computed: float
 
     @property
     def holds(self) -> bool:
@@ -98,27 +94,6 @@ class Texts:
         return (self._ids * turns)[begin : begin + count]
 
 
-class Schedule:
-    """The answers of one session: when they begin, their ids and which tokens are critical."""
-
-    def __init__(self, load: Load, texts: Texts, number: int) -> None:
-        self._load, self._texts, self._number = load, texts, number
-        self.name = f"session-{number}"
-        self.offset = load.turn * number / load.sessions
-
-    def answer(self, index: int) -> tuple[list[int], list[int]]:
-        """Prompt and answer as one, and the positions in the answer that are consults."""
-        load = self._load
-        rng = random.Random(f"{load.seed} {self._number} {index}")
-        ids = self._texts.read(rng, load.prompt) + self._texts.read(rng, load.answer)
-        share = load.share or 0.0
-        return ids, [place for place in range(load.answer) if rng.random() < share]
-
-    def begins(self, index: int) -> float:
-        """Seconds after the load begins."""
-        return self.offset + index * self._load.turn
-
-
 class Run:
     """One load at one engine; `found` once it is over."""
 
@@ -126,33 +101,29 @@ class Run:
         self._load, self._texts = load, texts
         self._engine, self._stream = engine, stream
         self._late: list[float] = []
-        self._first: list[float] = []
-        self._between: list[float] = []
         self._waiting: dict[int, float] = {}
-        self._keys = iter(range(1 << 62))
+        self._keys = count()
         self._failed: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def found(self, meter: Callable[[], Awaitable[_T]]) -> tuple[Found, tuple[_T, _T]]:
-        """What was found, and what `meter` read when the measured time began and ended."""
+    async def found(self, meter: Callable[[], Awaitable[float]]) -> Found:
+        """`meter` is read when the measured time begins and ends."""
         load = self._load
         self._begun = time.perf_counter()
         self._from, self._until = self._begun + load.turn, self._begun + load.turn + load.seconds
         for number in range(load.sessions):
-            self._start(self._session(Schedule(load, self._texts, number)))
+            self._start(self._session(number))
         await _until(self._from)
-        first, cpu, wall = await meter(), time.process_time(), time.perf_counter()
+        before, begun = await meter(), time.perf_counter()
         stopped = await self._watched()
-        own, seconds = time.process_time() - cpu, time.perf_counter() - wall
-        last = await meter()
+        seconds = time.perf_counter() - begun
+        computed = await meter() - before
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         late = [*self._late, *(math.inf for _ in self._waiting)]
-        between = self._between
-        found = Found(late, self._first, between, self._failed, stopped, own / seconds, seconds)
-        return found, (first, last)
+        return Found(late, self._failed, stopped, seconds, computed)
 
     async def _watched(self) -> bool:
         """Until the end, or until so many are late that it cannot hold any more: then True."""
@@ -168,32 +139,31 @@ class Run:
         tokens = self._load.sessions * self._load.pace * self._load.seconds
         return tokens if self._load.share is None else tokens * self._load.share
 
-    async def _session(self, schedule: Schedule) -> None:
-        client = Client(session=schedule.name, tenant=self._load.tenant)
+    async def _session(self, number: int) -> None:
+        """The answers of one session, one after the other."""
+        load, texts = self._load, self._texts
+        client = Client(session=f"session-{number}", tenant=load.tenant)
         turn = asyncio.Lock()
-        index = 0
-        while (due := self._begun + schedule.begins(index)) < self._until:
+        for index in count():
+            due = self._begun + load.turn * (number / load.sessions + index)
+            if due >= self._until:
+                return
             await _until(due)
-            ids, critical = schedule.answer(index)
-            if self._load.share is None:
-                self._start(self._streamed(ids[: self._load.prompt], due))
-            else:
-                await self._routed(ids, set(critical), due, client, turn)
-            index += 1
-
-    async def _routed(
-        self, ids: list[int], critical: set[int], due: float, client: Client, turn: asyncio.Lock
-    ) -> None:
-        for place in range(self._load.answer):
-            if place not in critical and (place % PUSH or not self._load.warm):
+            rng = random.Random(f"{load.seed} {number} {index}")
+            ids = texts.read(rng, load.prompt) + texts.read(rng, load.answer)
+            if load.share is None:
+                self._start(self._streamed(ids[: load.prompt], due))
                 continue
-            at = due + place / self._load.pace
-            await _until(at)
-            before = ids[: self._load.prompt + place]
-            if place in critical:
-                self._start(self._consult(before, at, client, turn))
-            elif not turn.locked():
-                self._start(self._push(before, client, turn))
+            for place in range(load.answer):
+                critical = rng.random() < load.share
+                if not critical and place % PUSH:
+                    continue
+                at, before = due + place / load.pace, ids[: load.prompt + place]
+                await _until(at)
+                if critical:
+                    self._start(self._consult(before, at, client, turn))
+                elif not turn.locked():
+                    self._start(self._push(before, client, turn))
 
     async def _consult(
         self, ids: list[int], due: float, client: Client, turn: asyncio.Lock
@@ -216,13 +186,9 @@ class Run:
         """Token i is due i / pace after the answer was; the engine may write ahead of that."""
         dues = [due + place / self._load.pace for place in range(self._load.answer)]
         keys = [self._due(at) for at in dues]
-        came, last = 0, due
+        came = 0
         try:
             async for more in self._stream(prompt, self._load.answer):
-                now = time.perf_counter()
-                if self._measured(now):
-                    (self._between if came else self._first).append((now - last) / max(more, 1))
-                last = now
                 for place in range(came, min(came + more, len(keys))):
                     self._came(keys[place], dues[place])
                 came += more
@@ -234,12 +200,9 @@ class Run:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _measured(self, at: float) -> bool:
-        return self._from <= at < self._until
-
     def _due(self, at: float) -> int:
         key = next(self._keys)
-        if self._measured(at):
+        if self._from <= at < self._until:
             self._waiting[key] = at
         return key
 

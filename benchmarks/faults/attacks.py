@@ -3,18 +3,19 @@
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from benchmarks.shared import until
 from edgewise.wire.protocol import MAX_FRAME
 
 SILENT = 1100
 """More connections than a process may have files, by what a shell gives it."""
 
-TRICKLES, FLOODS, READERS = 100, 8, 50
+TRICKLES, FLOODS, READERS, OPENERS = 100, 8, 50, 8
 OPENS = 10_000
 BYTE_SECONDS = 0.05
+FILLER = b"X-Filler: " + b"a" * 4000
 
 
 class Attack:
@@ -34,6 +35,16 @@ class Attack:
             return None
         self._sockets.append(made)
         return made
+
+    def again(self, talk: Callable[[socket.socket], None], *, most: float = float("inf")) -> None:
+        """Until the end a new connection for each `talk`, whatever the server says to it."""
+        while not self.ending.is_set() and self.seen < most:
+            made = self.connect()
+            if made is None:
+                continue
+            with contextlib.suppress(OSError):
+                talk(made)
+            made.close()
 
     def head(self) -> bytes:
         """An honest request's first lines, without their end."""
@@ -62,8 +73,7 @@ def silent(attack: Attack) -> None:
 def trickle(attack: Attack) -> None:
     """A request's head, one byte per 50 ms, over many connections."""
     made = [one for _ in range(TRICKLES) if (one := attack.connect()) is not None]
-    head = attack.head() + b"X-Filler: " + b"a" * 4000
-    for byte in head:
+    for byte in attack.head() + FILLER:
         if attack.ending.wait(BYTE_SECONDS):
             return
         for one in made:
@@ -74,23 +84,17 @@ def trickle(attack: Attack) -> None:
 
 def flood(attack: Attack) -> None:
     """Headers without an end, as fast as they are taken."""
-    line = b"X-Filler: " + b"a" * 1000 + b"\r\n"
+    line = FILLER[:1010] + b"\r\n"
 
-    def one() -> None:
-        while not attack.ending.is_set():
-            made = attack.connect()
-            if made is None:
-                continue
-            with contextlib.suppress(OSError):
-                made.sendall(attack.head())
-                for _ in range(2000):
-                    made.sendall(line)
-                    attack.seen += 1
-                    if attack.ending.is_set():
-                        break
-            made.close()
+    def talk(made: socket.socket) -> None:
+        made.sendall(attack.head())
+        for _ in range(2000):
+            made.sendall(line)
+            attack.seen += 1
+            if attack.ending.is_set():
+                return
 
-    _side_by_side(one, FLOODS)
+    _side_by_side(lambda: attack.again(talk), FLOODS)
 
 
 def slow_readers(attack: Attack) -> None:
@@ -107,35 +111,27 @@ def slow_readers(attack: Attack) -> None:
 def oversized(attack: Attack) -> None:
     """Messages of more bytes than a frame may have."""
     body = b"\x82\xff" + (MAX_FRAME + 1).to_bytes(8, "big") + bytes(4) + bytes(MAX_FRAME + 1)
-    while not attack.ending.is_set():
-        made = attack.connect()
-        if made is None:
-            continue
-        with contextlib.suppress(OSError):
-            made.sendall(attack.head() + b"\r\n")
-            made.recv(4096)
-            made.sendall(body)
-            made.recv(4096)
-            attack.seen += 1
-        made.close()
+
+    def talk(made: socket.socket) -> None:
+        made.sendall(attack.head() + b"\r\n")
+        made.recv(4096)
+        made.sendall(body)
+        made.recv(4096)
+        attack.seen += 1
         attack.ending.wait(0.02)
+
+    attack.again(talk)
 
 
 def opens(attack: Attack) -> None:
     """Handshakes in a row, hung up at once."""
 
-    def one() -> None:
-        while not attack.ending.is_set() and attack.seen < OPENS:
-            made = attack.connect()
-            if made is None:
-                continue
-            with contextlib.suppress(OSError):
-                made.sendall(attack.head() + b"\r\n")
-                made.recv(4096)
-                attack.seen += 1
-            made.close()
+    def talk(made: socket.socket) -> None:
+        made.sendall(attack.head() + b"\r\n")
+        made.recv(4096)
+        attack.seen += 1
 
-    _side_by_side(one, 8)
+    _side_by_side(lambda: attack.again(talk, most=OPENS), OPENERS)
 
 
 ATTACKS: dict[str, Callable[[Attack], None]] = {
@@ -146,7 +142,7 @@ ATTACKS: dict[str, Callable[[Attack], None]] = {
     "oversized messages": oversized,
     "handshakes in a row": opens,
 }
-SOCKETS = ("never read", "oversized", "handshakes")
+SOCKETS = (slow_readers, oversized, opens)
 """Only WebSockets know these."""
 
 
@@ -159,9 +155,7 @@ def attacked(
     thread = threading.Thread(target=how, args=(attack,))
     thread.start()
     wanted = SILENT if how is silent else 1
-    end = time.monotonic() + 20
-    while attack.seen < wanted and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: attack.seen >= wanted, 20)
     try:
         yield attack
     finally:

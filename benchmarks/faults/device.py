@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any, Literal
 
-from benchmarks.faults.tireless import Tireless
+from benchmarks.faults.rig import Tireless
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.connect import open_engine

@@ -5,7 +5,6 @@ engine would write what the edge writes. Straight at the engine in every dialect
 gateway that is a process as well.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.faults.processes import Device, Service, gateway_service, watched
 from benchmarks.faults.replies import ELSEWHERE, SLOW, kinds
-from benchmarks.faults.table import Row, told
+from benchmarks.faults.table import Row
+from benchmarks.shared import until
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 from tests.doubles.engine_dialects import DIALECTS, Dialect
@@ -40,61 +40,46 @@ class Site(NamedTuple):
         return self.engine.tokenizer.size
 
 
-class Found(NamedTuple):
-    """Of one kind at one site, `way`."""
-
-    tries: int
-    seen: int
-    lost: int
-    processes: int
-    watchers: int
-    reasons: tuple[str, ...]
-    way: str
-
-
 def replies(only: Sequence[str] = (), tokens: int = TOKENS) -> list[Row]:
     """A row a kind, over all dialects and both ways."""
-    found: dict[str, list[Found]] = {}
+    rows: dict[str, Row] = {}
     for made in sites(tokens):
         for name, misdeed in kinds(made.size).items():
             if not only or name in only:
-                found.setdefault(name, []).append(tried(made, name, misdeed, tokens))
-    return [_row(name, each) for name, each in found.items()]
+                tried(made, rows.setdefault(name, Row(name)), misdeed, tokens)
+    return list(rows.values())
 
 
 def verified_replies(tokens: int = TOKENS) -> list[Row]:
     """A row a kind that is no wrong completion, over both ways: the engine verifies."""
-    found: dict[str, list[Found]] = {}
+    rows: dict[str, Row] = {}
     for made in sites(tokens, ("llama-server",)):
         for name, misdeed in kinds(made.size).items():
             if not isinstance(misdeed, Twisted):
-                found.setdefault(name, []).append(tried(made, name, misdeed, tokens, "exact"))
-    return [_row(name, each) for name, each in found.items()]
+                tried(made, rows.setdefault(name, Row(name)), misdeed, tokens, "exact")
+    return list(rows.values())
 
 
-def tried(site: Site, name: str, misdeed: Misdeed, tokens: int, verify: str = "off") -> Found:
-    """One answer of which every consult is answered so."""
+def tried(site: Site, row: Row, misdeed: Misdeed, tokens: int, verify: str = "off") -> None:
+    """One answer of which every consult is answered so; the row gets what came of it."""
     engine, gateway = site.engine, site.gateway
     before, strays, ended = engine.faults, engine.strays[ELSEWHERE], site.device.ended
     engine.fault = lambda number: misdeed
-    answer = site.device.answer(SHORT if name in SLOW else DEADLINE, tokens, verify)
+    answer = site.device.answer(SHORT if row.fault in SLOW else DEADLINE, tokens, verify)
     engine.fault = lambda number: None
-    dead = gateway.check() if gateway is not None else 0
+    ended = site.device.ended - ended + (gateway.check() if gateway is not None else 0)
     blind = gateway is not None and not watched(engine)
-    seen = engine.faults - before
     # Whoever follows a redirect is lost as well.
     lost = int(answer.get("ids") != site.quiet) + engine.strays[ELSEWHERE] - strays
+    seen = engine.faults - before
     tries = answer.get("consults", min(seen, tokens))
-    return Found(
-        # Blocks that wait their turn may not get there.
-        tries if verify == "off" else min(tries, seen),
-        seen,
-        lost,
-        dead + site.device.ended - ended,
-        int(blind),
-        tuple(answer.get("reasons", [answer.get("error", "")])),
-        site.way,
-    )
+    # Blocks that wait their turn may not get there.
+    row.tries += tries if verify == "off" else min(tries, seen)
+    row.seen, row.lost = row.seen + seen, row.lost + lost
+    row.processes, row.watchers = row.processes + ended, row.watchers + blind
+    row.reasons |= {*answer.get("reasons", [answer.get("error", "")])}
+    if lost or ended or blind:
+        row.note = f"{row.note}; {site.way}".removeprefix("; ")
 
 
 def sites(tokens: int, dialects: Sequence[Dialect] = tuple(DIALECTS)) -> Iterator[Site]:
@@ -116,8 +101,7 @@ def site(dialect: Dialect, way: str, tokens: int) -> Iterator[Site]:
         gateway = None
         if way == "gateway":
             folder = Path(stack.enter_context(TemporaryDirectory()))
-            gateway = gateway_service([engine.url], folder)
-            stack.callback(gateway.close)
+            gateway = gateway_service(stack, [engine.url], folder)
         url = gateway.url if gateway is not None else engine.url
         opened = device.open(url, "gateway" if gateway is not None else dialect)
         assert "error" not in opened, opened
@@ -139,13 +123,6 @@ def _repeating(alone: dict[str, Any]) -> Callable[[Sequence[int]], int]:
     return script
 
 
-def _row(name: str, each: Sequence[Found]) -> Row:
-    reasons = told(reason for found in each for reason in found.reasons)
-    sums = [sum(column) for column in zip(*(found[:5] for found in each), strict=True)]
-    where = [found.way for found in each if found.lost or found.processes or found.watchers]
-    return Row(name, *sums, f"{reasons} (at {'; '.join(where)})" if where else reasons)
-
-
 PROBED = ("/health", "/v1/models", "/tokenize")
 
 
@@ -162,9 +139,7 @@ def probes() -> list[Row]:
 def _probed(made: Site, dialect: Dialect, path: str | None) -> Row:
     """Every kind at one path, None for that of the consults."""
     engine, device = made.engine, made.device
-    tries = seen = 0
-    lost: list[str] = []
-    ended = device.ended
+    row, ended = Row(f"{dialect}: {path or DIALECTS[dialect].path}"), device.ended
     for name, misdeed in kinds(made.size).items():
         if name in SLOW or (path is not None and isinstance(misdeed, Twisted)):
             continue
@@ -175,15 +150,13 @@ def _probed(made: Site, dialect: Dialect, path: str | None) -> Row:
             engine.aside = lambda asked, misdeed=misdeed: misdeed if asked == path else None
         reply = device.open(engine.url, dialect)
         engine.fault, engine.aside = (lambda number: None), (lambda asked: None)
-        tries += 1
-        seen += engine.faults > before
-        if "error" in reply and not reply["own"]:
-            lost.append(f"{name}: {reply['error'][:60]}")
-    where = path or DIALECTS[dialect].path
+        lost = "error" in reply and not reply["own"]
+        row.tried(seen=engine.faults > before, lost=lost)
+        if lost:
+            row.note += f"{name}: {reply['error'][:60]}; "
     device.open(engine.url, dialect)
-    return Row(
-        f"{dialect}: {where}", tries, seen, len(lost), device.ended - ended, note="; ".join(lost)
-    )
+    row.processes = device.ended - ended
+    return row
 
 
 def lies_to_the_watch(most: int = 24) -> list[Row]:
@@ -197,14 +170,11 @@ def lies_to_the_watch(most: int = 24) -> list[Row]:
             if not isinstance(misdeed, Twisted) and name not in SLOW
         ]
         for path in PROBED:
-            tries = seen = dead = blind = 0
+            rows.append(Row(f"{path} after a restart"))
             for misdeed in chosen[:: max(1, len(chosen) // most)]:
                 before, found = made.engine.faults, _lied_to(made, path, misdeed)
-                tries += 1
-                seen += made.engine.faults > before
-                dead += made.gateway.check()
-                blind += not found
-            rows.append(Row(f"{path} after a restart", tries, seen, 0, dead, blind))
+                seen, ended = made.engine.faults > before, made.gateway.check()
+                rows[-1].tried(seen=seen, ended=ended, blind=not found)
     return rows
 
 
@@ -213,19 +183,10 @@ def _lied_to(made: Site, path: str, misdeed: Misdeed) -> bool:
     engine, gateway = made.engine, made.gateway
     assert gateway is not None
     engine.stop()
-    _until(lambda: not gateway.is_ready())
+    until(lambda: not gateway.is_ready(), 8)
     engine.aside = lambda asked: misdeed if asked == path else None
     before = engine.faults
     engine.start()
-    _until(lambda: engine.faults > before)
+    until(lambda: engine.faults > before, 8)
     engine.aside = lambda asked: None
-    return _until(gateway.is_ready)
-
-
-def _until(holds: Callable[[], bool], seconds: float = 8.0) -> bool:
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
+    return until(gateway.is_ready, 8)

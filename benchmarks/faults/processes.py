@@ -1,19 +1,19 @@
 """Real processes that are attacked: whether they live, what they log, and their end."""
 
-import contextlib
 import json
 import queue
 import resource
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
+from benchmarks.shared import until
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server_process import free_port
 
@@ -39,12 +39,11 @@ main()
 
 
 class Service:
-    """A server on a port of its own. `ended` counts how often it was found dead."""
+    """A server on a port of its own."""
 
     def __init__(self, command: Sequence[str], log: Path, *, ready: str = "/health") -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.ended = 0
         self.log = log
         self._command = [*command, "--port", str(self.port)]
         self._ready = ready
@@ -60,11 +59,8 @@ class Service:
         self.until_ready()
 
     def until_ready(self, seconds: float = START_SECONDS) -> None:
-        end = time.monotonic() + seconds
-        while not self.is_ready():
-            if time.monotonic() > end or not self.alive:
-                raise TimeoutError(f"{self._command}: {self.log.read_text()[-500:]}")
-            time.sleep(0.05)
+        if not until(lambda: self.is_ready() or not self.alive, seconds) or not self.alive:
+            raise TimeoutError(f"{self._command}: {self.log.read_text()[-500:]}")
 
     def is_ready(self) -> bool:
         try:
@@ -81,7 +77,6 @@ class Service:
         """1 where it has ended, though nobody ended it: then it is started again."""
         if self.alive:
             return 0
-        self.ended += 1
         self.start()
         return 1
 
@@ -111,28 +106,24 @@ class Service:
 
 
 def gateway_service(
-    engines: Sequence[str], folder: Path, *options: str, name: str = "gateway"
+    stack: ExitStack, engines: Sequence[str], folder: Path, *options: str, name: str = "gateway"
 ) -> Service:
     """`edgewise gateway`, which looks at its engines more often than usual."""
     named = [word for url in engines for word in ("--engine", url)]
     command = [sys.executable, "-c", _GATEWAY, "gateway", *named, *options]
-    return Service(command, folder / f"{name}.log", ready="/ready")
+    return stack.enter_context(closing(Service(command, folder / f"{name}.log", ready="/ready")))
 
 
-def serve_service(folder: Path) -> Service:
+def serve_service(stack: ExitStack, folder: Path) -> Service:
     """`edgewise serve` with the bundled edge model alone."""
     command = [sys.executable, "-m", "edgewise", "serve", "--cloud", "none", "--threads", "1"]
-    return Service(command, folder / "serve.log")
+    return stack.enter_context(closing(Service(command, folder / "serve.log")))
 
 
 def watched(engine: ScriptedEngine, seconds: float = 6.0) -> bool:
     """Whether the gateway still looks at this engine."""
-    looks, end = engine.looks, time.monotonic() + seconds
-    while engine.looks == looks:
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
+    looks = engine.looks
+    return until(lambda: engine.looks != looks, seconds)
 
 
 class Device:
@@ -155,8 +146,9 @@ class Device:
 
     def answer(self, deadline: float, tokens: int, verify: str = "off") -> dict[str, Any]:
         """An answer whose every token is asked for, or read: ids and reasons, or "error"."""
-        order = {"do": "answer", "deadline": deadline, "tokens": tokens, "verify": verify}
-        return self._order(order)
+        return self._order(
+            {"do": "answer", "deadline": deadline, "tokens": tokens, "verify": verify}
+        )
 
     def alone(self, tokens: int) -> dict[str, Any]:
         """What the edge writes by itself."""
@@ -172,7 +164,7 @@ class Device:
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
+            with suppress(BrokenPipeError):
                 pipe.close()
 
     def _order(self, order: dict[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from benchmarks.faults.processes import HEALTH_SECONDS, watched
-from benchmarks.faults.table import READ, Row, told
+from benchmarks.faults.table import READ, Row
+from benchmarks.shared import until
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.gateway import fleet
@@ -38,20 +39,31 @@ SLOW_LINK = Quality(bandwidth=8 / 0.05)
 """A byte every 50 ms."""
 
 
+NEVER = -1
+"""No consult of an answer."""
+
+
+def scripted(stack: ExitStack) -> ScriptedEngine:
+    """An engine that writes `TEXT` until `stack` ends."""
+    engine = ScriptedEngine(script=written)
+    stack.callback(engine.close)
+    return engine
+
+
+def key_of(file: Path, name: str) -> str:
+    """A new key without limits."""
+    return keys.add_key(file, name, consults_per_second=0, tokens_per_day=0, sessions=0)
+
+
 class Rig:
     """Device, link, gateway and engine, each of which can fail."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self.engine = ScriptedEngine(script=written)
-        stack.callback(self.engine.close)
-        self.other = ScriptedEngine(script=lambda ids: 88, tokenizer=Other())
-        stack.callback(self.other.close)
+        self.engine, self.other = scripted(stack), scripted(stack)
+        self.other.script, self.other.tokenizer = (lambda ids: 88), Other()
         self.keys = folder / "keys.json"
-        self.secret = keys.add_key(
-            self.keys, "device", consults_per_second=0, tokens_per_day=0, sessions=0
-        )
-        self._gateways = ExitStack()
-        stack.callback(self._gateways.close)
+        self.secret = key_of(self.keys, "device")
+        self._gateways = stack.enter_context(ExitStack())
         self.running = self._start(self.engine, None)
         self.link = Link("127.0.0.1", port_of(self.running.url))
         stack.callback(self.link.close)
@@ -61,10 +73,6 @@ class Rig:
         port = port_of(self.running.url)
         self._gateways.close()
         self.running = self._start(engine or self.engine, port)
-
-    def answer(self, before: Callable[[int], None], verify: Verify = "off") -> Answer:
-        """One answer, every token asked for; `before` is told each consult's number."""
-        return answer_at(self.link.url, self.secret, before, Breaker(clock=lambda: 0.0), verify)
 
     def _start(self, engine: ScriptedEngine, port: int | None) -> Running:
         self.serving = engine
@@ -79,46 +87,86 @@ class Other(ByteTokenizer):
         return [token ^ 1 for token in super().encode(text)]
 
 
+class Tireless(Breaker):
+    """Never opens: every token is asked for, however often that fails."""
+
+    @property
+    def is_open(self) -> bool:
+        return False
+
+    def allow(self) -> bool:
+        return True
+
+
+def nothing() -> None:
+    """What breaks where nothing does."""
+
+
 def answer_at(
     url: str,
     key: str | None,
-    before: Callable[[int], None],
+    position: int,
+    breaks: Callable[[], None],
     breaker: Breaker,
     verify: Verify = "off",
-) -> Answer:
-    """An answer of a new device at a gateway; raises what keeps it from beginning."""
-    return answer_of(GatewayCloud(url, key=key), before, breaker, verify)
+) -> Answer | Exception:
+    """An answer of a new device at a gateway, or what keeps it from one."""
+    return answer_of(GatewayCloud(url, key=key), position, breaks, breaker, verify)
 
 
 def answer_of(
-    cloud: CloudModel, before: Callable[[int], None], breaker: Breaker, verify: Verify = "off"
-) -> Answer:
-    """An answer of a new device that asks `cloud`, which is closed then."""
+    cloud: CloudModel,
+    position: int,
+    breaks: Callable[[], None],
+    breaker: Breaker,
+    verify: Verify = "off",
+) -> Answer | Exception:
+    """An answer of a new device that asks `cloud`, which is closed then.
+
+    Something `breaks` before its consult `position`.
+    """
     text, unsure = (TEXT, ()) if verify == "off" else (SLIPS, positions())
     edge = ScriptedEdge(replying(text, prompt=PROMPT, unsure=unsure))
     numbers = itertools.count()
 
+    def before() -> None:
+        if next(numbers) == position:
+            breaks()
+
     def told(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
-        before(next(numbers))
+        before()
         return send()
 
     try:
         cloud.check_vocabulary(edge.tokenizer)
-        policy = Policy(threshold=0.5, deadline=DEADLINE, verify=verify)
         decoder = Decoder(
             edge,
             router=Constant(1.0) if verify != "off" else _Telling(before),
-            policy=policy,
+            policy=Policy(threshold=0.5, deadline=DEADLINE, verify=verify),
             cloud=WrappedCloud(cloud, told) if verify != "off" else cloud,
             breaker=breaker,
         )
         return decoder.generate(edge.tokenizer.encode_prompt(PROMPT), max_tokens=64)
+    except Exception as error:
+        # Whatever it is, there is no answer; the row says so.
+        return error
     finally:
         cloud.close()
 
 
-def whole(answer: Answer, verify: Verify = "off") -> bool:
-    """It ended, and is what was to be written: what nobody read is the edge's."""
+def whole(answer: Answer | Exception, verify: Verify = "off", *, into: Row | None = None) -> bool:
+    """It ended, and is what was to be written: what nobody read is the edge's.
+
+    A row gets `into` it why tokens are whose they are.
+    """
+    if isinstance(answer, Exception):
+        reasons = {type(answer).__name__}
+    else:
+        reasons = {str(token.reason) for token in answer.tokens}
+    if into is not None:
+        into.reasons |= reasons
+    if isinstance(answer, Exception):
+        return False
     edge, cloud = ([*text.encode(), EOS] for text in (TEXT if verify == "off" else SLIPS, TEXT))
     wanted = [
         (cloud if token.reason in READ else edge)[token.index]
@@ -130,13 +178,12 @@ def whole(answer: Answer, verify: Verify = "off") -> bool:
 class _Telling(Constant):
     """Always asks, and says so before."""
 
-    def __init__(self, before: Callable[[int], None]) -> None:
+    def __init__(self, before: Callable[[], None]) -> None:
         super().__init__(1.0)
-        self._before, self._count = before, 0
+        self._before = before
 
     def score(self, step: object) -> float:
-        self._before(self._count)
-        self._count += 1
+        self._before()
         return 1.0
 
 
@@ -153,19 +200,10 @@ def _engine(fault: Misbehaviour) -> Break:
     return apply
 
 
-def _engine_killed(rig: Rig) -> None:
-    rig.engine.stop()
-
-
-def _slow_link(rig: Rig) -> None:
-    rig.link.quality = SLOW_LINK
-
-
 def _wrong_hash(rig: Rig) -> None:
-    sessions, end = rig.running.gateway.sessions, time.monotonic() + 5
+    sessions = rig.running.gateway.sessions
     # What the device has pushed comes a little later.
-    while not sessions.ids and time.monotonic() < end:
-        time.sleep(0.005)
+    until(lambda: bool(sessions.ids), 5)
     for session in sessions.all():
         session.ledger.put(0, [0] * len(session.ledger.ids))
 
@@ -192,9 +230,7 @@ def _restored(rig: Rig) -> None:
         rig.restart()
     rig.link.restore()
     if not rig.secret:
-        rig.secret = keys.add_key(
-            rig.keys, "device", consults_per_second=0, tokens_per_day=0, sessions=0
-        )
+        rig.secret = key_of(rig.keys, "device")
         time.sleep(keys.CHECK_SECONDS * 1.2)
     while not rig.running.gateway.fleet.up:
         time.sleep(0.05)
@@ -203,12 +239,12 @@ def _restored(rig: Rig) -> None:
 FAULTS: dict[str, Break] = {
     "gateway killed and restarted": Rig.restart,
     "gateway of another vocabulary in its place": lambda rig: rig.restart(rig.other),
-    "engine killed": _engine_killed,
+    "engine killed": lambda rig: rig.engine.stop(),
     "engine hangs": _engine("hang"),
     "engine resets the connection": _engine("reset"),
     "engine answers garbage": _engine("garbage"),
     "TCP reset": lambda rig: rig.link.cut(),
-    "one byte per 50 ms": _slow_link,
+    "one byte per 50 ms": lambda rig: setattr(rig.link, "quality", SLOW_LINK),
     "link gone": lambda rig: rig.link.refuse(),
     "half-open connection": lambda rig: rig.link.stall(),
     "garbage frame": lambda rig: rig.link.spoil(lambda data: b"\xff" * len(data)),
@@ -220,16 +256,15 @@ FAULTS: dict[str, Break] = {
     "revoked key": _revoked,
 }
 QUICK = ("gateway killed and restarted", "engine resets the connection", "TCP reset")
-"""Those that run at every position in CI."""
+"""Those that run at every second position in CI."""
 
 
 class Outcome(NamedTuple):
-    """Of one answer: whether it is whole, whether the fault was seen, and who stood in why."""
+    """Of one answer: whether it is whole, whether the fault was seen, and who stood in."""
 
     whole: bool
     seen: bool
     cloud: int
-    reasons: tuple[str, ...]
 
 
 @contextmanager
@@ -243,22 +278,28 @@ def rig() -> Iterator[Rig]:
         fleet.HEALTH_SECONDS = usual
 
 
-def answered(rig: Rig, fault: Break, position: int, verify: Verify = "off") -> Outcome:
+def answered(
+    rig: Rig, fault: Break, position: int, verify: Verify = "off", into: Row | None = None
+) -> Outcome:
     """An answer with a fault before its consult `position`."""
-    before = _traces(rig)
-    left: list[bool] = []
+    before, left = _traces(rig), list[bool]()
 
-    def breaks(number: int) -> None:
-        if number == position:
-            fault(rig)
-            left.append(True)
+    def breaks() -> None:
+        fault(rig)
+        left.append(True)
 
-    answer = rig.answer(breaks, verify)
-    seen = bool(left) and _happened(rig, before, answer)
+    breaker = Breaker(clock=lambda: 0.0)
+    answer = answer_at(rig.link.url, rig.secret, position, breaks, breaker, verify)
+    if isinstance(answer, Exception):
+        raise answer
+    # A prefix or a connection anew, another gateway, a fault of the engine's, or a reason.
+    *traces, connections = _traces(rig)
+    reasons = {token.reason for token in answer.tokens} - {"critical", *READ}
+    happened = connections - before[-1] > 1 or bool(reasons) or traces != before[:-1]
     _restored(rig)
-    reasons = {str(token.reason) for token in answer.tokens}
-    cloud = answer.usage.cloud_tokens + answer.usage.verified_tokens
-    return Outcome(whole(answer, verify), seen, cloud, tuple(sorted(reasons)))
+    usage = answer.usage
+    cloud = usage.cloud_tokens + usage.verified_tokens
+    return Outcome(whole(answer, verify, into=into), bool(left) and happened, cloud)
 
 
 def positions() -> range:
@@ -266,29 +307,13 @@ def positions() -> range:
     return range(len(TEXT) + 1)
 
 
-class _Traces(NamedTuple):
-    """What a fault leaves behind."""
-
-    faults: int
-    gateway: object
-    asked_again: float
-    connections: int
-
-
-def _traces(rig: Rig) -> _Traces:
+def _traces(rig: Rig) -> list[Any]:
+    """What a fault leaves behind: faults, the gateway, prefixes asked for again, connections."""
     made = rig.running.gateway
     asks = made.metrics.registry.get_sample_value(
         "edgewise_gateway_consults_total", {"outcome": "need_full"}
     )
-    return _Traces(rig.engine.faults, made, asks or 0.0, rig.link.connections)
-
-
-def _happened(rig: Rig, before: _Traces, answer: Answer) -> bool:
-    """A fault of the engine's, another gateway, a prefix or a connection anew, or a reason."""
-    after = _traces(rig)
-    reasons = {token.reason for token in answer.tokens} - {"critical", *READ}
-    again = after.connections - before.connections > 1
-    return again or bool(reasons) or after[:3] != before[:3]
+    return [rig.engine.faults, made, asks or 0.0, rig.link.connections]
 
 
 def link_faults() -> list[Row]:
@@ -296,9 +321,7 @@ def link_faults() -> list[Row]:
     with rig() as made:
         before = memory()
         rows = [_row(made, name, fault) for name, fault in FAULTS.items()]
-        rows[-1] = rows[-1]._replace(
-            note=f"{rows[-1].note}; memory of all {before:.0f} MB before, {memory():.0f} after"
-        )
+        rows[-1].note += f"; memory of all {before:.0f} MB before, {memory():.0f} after"
         return rows
 
 
@@ -309,14 +332,14 @@ def verified_faults() -> list[Row]:
 
 
 def _row(rig: Rig, name: str, fault: Break, verify: Sequence[Verify] = ("off",)) -> Row:
-    ways = itertools.cycle(verify)
-    found = [answered(rig, fault, position, next(ways)) for position in positions()]
-    lost = sum(not outcome.whole for outcome in found)
-    mean = sum(outcome.cloud for outcome in found) / len(found)
-    reasons = told(reason for outcome in found for reason in outcome.reasons)
-    watchers = int(not watched(rig.engine))
-    note = f"{mean:.1f} cloud tokens an answer; {reasons}".rstrip("; ")
-    return Row(name, len(found), sum(o.seen for o in found), lost, 0, watchers, note)
+    row, cloud = Row(name), 0
+    for position, way in zip(positions(), itertools.cycle(verify), strict=False):
+        found = answered(rig, fault, position, way, row)
+        row.tried(seen=found.seen, lost=not found.whole)
+        cloud += found.cloud
+    row.watchers = int(not watched(rig.engine))
+    row.note = f"{cloud / row.tries:.1f} cloud tokens an answer"
+    return row
 
 
 def written(ids: Sequence[int]) -> int:

@@ -1,19 +1,19 @@
 """What a fault did, and whether anything was lost by it."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from edgewise_lab.tables import line
 
 SEEN = 0.9
 """Of the tries: an engine may be out of use for a moment by what was done to it before."""
 
-
 READ = ("verified", "corrected")
 """Reasons of a token that the cloud read."""
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct):
     """A fault tried `tries` times.
 
     `seen` counts how often it was seen to happen: a fault that did not happen proves nothing.
@@ -22,18 +22,35 @@ class Row(NamedTuple):
     """
 
     fault: str
-    tries: int
-    seen: int
-    lost: int
+    tries: int = 0
+    seen: int = 0
+    lost: int = 0
     processes: int = 0
     watchers: int = 0
     note: str = ""
+    reasons: set[str] = msgspec.field(default_factory=set[str])
+
+    def tried(
+        self, *, seen: bool = True, lost: bool = False, ended: int = 0, blind: bool = False
+    ) -> None:
+        """Once more."""
+        self.tries += 1
+        self.seen += seen
+        self.lost += lost
+        self.processes += ended
+        self.watchers += blind
 
     @property
     def failed(self) -> bool:
         """Whether it must be looked into."""
         unseen = self.seen < max(1, SEEN * self.tries)
         return bool(self.lost or self.processes or self.watchers) or unseen
+
+    @property
+    def told(self) -> str:
+        """The note, and which reasons tokens had but for those where nothing is wrong."""
+        reasons = ", ".join(sorted(self.reasons - {"critical", "span", *READ}))
+        return "; ".join(filter(None, [self.note, reasons]))
 
 
 def table(title: str, rows: Iterable[Row]) -> list[str]:
@@ -42,13 +59,8 @@ def table(title: str, rows: Iterable[Row]) -> list[str]:
     lines = [f"### {title}", "", *line(head, head=True)]
     for row in rows:
         cells = [row.tries, row.seen, row.lost, row.processes, row.watchers]
-        lines += line([row.fault, *(f"{cell:,}" for cell in cells), row.note])
+        lines += line([row.fault, *(f"{cell:,}" for cell in cells), row.told])
     return [*lines, ""]
-
-
-def told(reasons: Iterable[str]) -> str:
-    """Which reasons tokens had, but for those of an answer where nothing is wrong."""
-    return ", ".join(sorted(set(reasons) - {"critical", "span", *READ}))
 
 
 def failures(rows: Sequence[Row]) -> list[str]:

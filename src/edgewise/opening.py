@@ -52,7 +52,7 @@ from edgewise.settings import NAMES, Settings, fraction, require_default, spelle
 
 _log = logging.getLogger(__name__)
 
-AUTO, FALLBACK_ROUTER = "auto", "max-prob"
+AUTO, FALLBACK_ROUTER, NEVER = "auto", "max-prob", "constant:0"
 DEFAULT_SHARE, VERIFY_SHARE = 0.05, 0.10
 """Cloud shares: by a router, and with verification."""
 
@@ -301,10 +301,12 @@ def _against_verifying(
     settings: Settings, edge: EdgeModel | None, cloud: CloudModel | None
 ) -> Iterator[str]:
     share = settings.cloud_share
+    reads = cloud is not None and cloud.reads_passages
     for name in _OF_ROUTERS:
-        if getattr(settings, name) not in (getattr(_DEFAULTS, name), AUTO):
+        unset = (getattr(_DEFAULTS, name), AUTO, *([NEVER] if reads else []))
+        if getattr(settings, name) not in unset:
             yield f"{spelled(name)} is a router's, and no router asks then"
-    if share in (0, 1):
+    if share in (0, 1) and not reads:
         yield f"at a cloud-share of {share:g} one model writes everything"
     if share is not None and settings.verify == "exact":
         yield "exact corrects whatever differs, so no cloud-share holds"

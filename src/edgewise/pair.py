@@ -23,6 +23,7 @@ from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.opening import (
     AUTO,
     FALLBACK_ROUTER,
+    NEVER,
     cloud_address,
     context_filter,
     each_cloud,
@@ -265,11 +266,12 @@ class Pair:
         if policy.verifies and self.cloud is not None and not self.cloud.verifies:
             raise UsageError(f"{self.cloud.name!r} cannot verify", hint="give another policy")
         reads = self.cloud is not None and self.cloud.reads_passages
-        if reads and self.cloud is not None and policy.asks and not policy.verifies:
+        able = policy.verifies or policy.cloud_share in (0, 1)
+        if reads and self.cloud is not None and policy.asks and not able:
             raise UsageError(
                 f"{self.cloud.name!r} reads passages and writes no tokens",
-                hint="leave threshold and a cloud-share of 1 out",
-                setting="cloud_share",
+                hint="give a cloud-share",
+                setting="threshold",
             )
         shared = self._shared(policy)
         taken = shared.take()
@@ -323,7 +325,6 @@ def open_models(settings: Settings, *, answers: int = 1) -> Pair:
     return open_pair(replace(settings, router=NEVER), slots=answers + 1)
 
 
-NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_EDGE = ("edge_engine", "edge_model", "edge_tokenizer", "edge_hosts", "edge_key")
 _OF_CONNECTING = (*names_in("connection", "tokenizer"), "cloud_key")

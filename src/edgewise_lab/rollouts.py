@@ -9,10 +9,9 @@ import msgspec
 
 from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
 from edgewise.completion import Completion
-from edgewise.edge.base import EdgeModel, Needs, Step
+from edgewise.edge.base import EdgeModel, Step
 from edgewise.edge.kv import common_prefix
 from edgewise.errors import ContextOverflow
-from edgewise.events import Candidate
 from edgewise.prompts import Prompt
 from edgewise_lab.sequences import Chunk, Sequences, sequences_of
 
@@ -25,14 +24,9 @@ class Prefix(msgspec.Struct, frozen=True):
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """Tokens that a model wrote, its end token included, each with its logprob (nats).
-
-    None, and no `top`, the likeliest ids for each, where an engine did not tell them.
-    """
+    """Tokens that a model wrote, its end token included."""
 
     ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...]
-    top: tuple[tuple[Candidate, ...], ...] = ()
 
 
 Done = Callable[[int, Continuation], None]
@@ -60,7 +54,7 @@ class SequentialRollouts:
 
     def __init__(self, model: EdgeModel) -> None:
         self._context, self._eos_ids = model.context, model.tokenizer.eos_ids
-        self._session = model.session(Needs.ENTROPY | Needs.LOGITS)
+        self._session = model.session()
 
     def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
         written: list[Continuation] = []
@@ -74,16 +68,13 @@ class SequentialRollouts:
 
     def _continue(self, prefix: Prefix) -> Continuation:
         ids: list[int] = []
-        logprobs: list[float] = []
         self._session.open(prefix.ids)
         # Nothing is computed after the last id, which may lie beyond the context.
         room = min(prefix.n, self._context - len(prefix.ids) + 1)
         while len(ids) < room and not (ids and ids[-1] in self._eos_ids):
             self._session.extend(ids[-1:])
-            step = self._session.step()
-            ids.append(step.proposed)
-            logprobs.append(step.logprob(ids[-1]))
-        return Continuation(tuple(ids), tuple(logprobs))
+            ids.append(self._session.step().proposed)
+        return Continuation(tuple(ids))
 
 
 CONSULTS = 16
@@ -122,10 +113,7 @@ class CloudRollouts:
                 for future in wait(flying, return_when=FIRST_COMPLETED).done:
                     index, session = flying.pop(future)
                     session.close()
-                    completion = future.result()
-                    written[index] = Continuation(
-                        completion.ids, completion.logprobs, completion.top
-                    )
+                    written[index] = Continuation(future.result().ids)
                     done(index, written[index])
         finally:
             for future, (_, session) in flying.items():
@@ -217,9 +205,8 @@ class BatchedRollouts:
         """Choose the next id; whether the rollout has ended."""
         token = step.proposed
         rollout.ids.append(token)
-        rollout.logprobs.append(step.logprob(token))
         # Nothing is computed after the last id, which may lie beyond the context.
-        full = len(rollout.logprobs) == rollout.prefix.n or len(rollout.ids) > self._context
+        full = len(rollout.written) == rollout.prefix.n or len(rollout.ids) > self._context
         return full or token in self._eos_ids
 
 
@@ -230,12 +217,15 @@ class _Rollout:
         self.index = index
         self.prefix = prefix
         self.ids = list(prefix.ids)
-        self.logprobs: list[float] = []
         self.computed = computed
 
     @property
+    def written(self) -> list[int]:
+        return self.ids[len(self.prefix.ids) :]
+
+    @property
     def continuation(self) -> Continuation:
-        return Continuation(tuple(self.ids[len(self.prefix.ids) :]), tuple(self.logprobs))
+        return Continuation(tuple(self.written))
 
 
 WIDTH = 32

@@ -30,14 +30,16 @@ def made() -> Iterator[Site]:
     ],
 )
 def test_a_hostile_reply_costs_a_reason(made: Site, name: str, reason: str) -> None:
-    found = tried(made, name, kinds(made.size)[name], TOKENS)
-    assert (found.tries, found.seen, found.lost) == (TOKENS, TOKENS, 0)
-    assert set(found.reasons) == {reason}
+    row = Row(name)
+    tried(made, row, kinds(made.size)[name], TOKENS)
+    assert (row.tries, row.seen, row.lost, row.reasons) == (TOKENS, TOKENS, 0, {reason})
 
 
 def test_an_answer_of_other_tokens_is_lost(made: Site) -> None:
+    row = Row("another id")
     wrong = Twisted(lambda writing: replace(writing, ids=[7] * len(writing.ids)))
-    assert tried(made, "another id", wrong, TOKENS).lost == 1
+    tried(made, row, wrong, TOKENS)
+    assert (row.lost, row.note) == (1, made.way)
 
 
 def test_a_device_that_ends_is_counted_and_comes_back(made: Site) -> None:

@@ -2,11 +2,7 @@
 
 import pytest
 
-from benchmarks.exact_link import Compared, Margin
-from benchmarks.one_machine import Written, passes
 from benchmarks.verified_link import Differing, on_a_clock
-from edgewise.errors import Fault
-from edgewise.events import Event, Finished, Reason, Timing, Token, Usage
 from edgewise_lab.bench.link import Conditions, Way, step_of, time_over
 from edgewise_lab.bench.pace import EnginePace
 
@@ -47,50 +43,3 @@ def test_the_clock_gives_the_same_again(ways: dict[str, Way]) -> None:
     again = on_a_clock(pair, Conditions(TRIP, 0.0, 0.0), STEP, pace, 2)
     for name, way in ways.items():
         assert [a.timing for a in way.answers] == [a.timing for a in again[name].answers]
-
-
-def test_passes_of_blocks_in_turns() -> None:
-    """The first token goes alone; what is drafted behind a correction is drafted again."""
-    answer = [Written(at in (0, 4), 0.5 if at == 2 else 0.9) for at in range(10)]
-    assert passes(answer, 4, doubt=False) == (10, (1,) * 10, (1, 4, 4, 1))
-    assert passes(answer, 4, doubt=True) == (10, (1,) * 12, (1, 2, 4, 4, 1))
-    assert passes([], 4, doubt=True) == (0, (), ())
-
-
-def told(*ids: int, reason: Reason | Fault = "verified") -> list[Event]:
-    """The events of an answer."""
-
-    tokens = [
-        Token(
-            index=index,
-            id=token,
-            text="",
-            source="edge",
-            score=None,
-            logprob=None,
-            seconds=0.0,
-            wait=0.0,
-            reason=reason,
-        )
-        for index, token in enumerate(ids)
-    ]
-    end = Finished(
-        text="", finish_reason="stop", usage=Usage(prompt_tokens=0, cloud_calls=2), timing=Timing()
-    )
-    return [*tokens, end]
-
-
-def test_what_differs_is_a_tie_partly_verified_or_wrong() -> None:
-    found = Compared()
-
-    def by(margin: float) -> Margin:
-        return lambda before, one, other: margin if (before, one, other) == ([1], 2, 3) else 9.0
-
-    found.add("equal", told(1, 2), [1, 2], by(0.0))
-    found.add("partly", told(1, 3, reason="timeout"), [1, 2], by(0.0))
-    found.add("tie", told(1, 3), [1, 2], by(0.1))
-    found.add("wrong", told(1, 3), [1, 2], by(1.0))
-    found.add("short", told(1), [1, 2], by(0.0))
-    assert (found.questions, found.equal, found.partly, found.calls) == (5, 1, 1, 10)
-    assert (found.ties, found.wrong) == ([0.1], ["wrong", "short"])
-    assert found.tokens == {"verified": 7, "timeout": 2}

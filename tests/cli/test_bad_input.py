@@ -52,31 +52,22 @@ def assert_one_sentence(result: Result, *words: str) -> None:
 
 RUN = f"""
 --cloud-share=5 | from 0 to 1 (5% is 0.05), not 5
---cloud-share=lots | 'lots'
 --threshold=0.5 --cloud-share=0.1 | not both
 --max-tokens=0 | max-tokens
---max-tokens=many | max-tokens
---span=0 | span must be 1 or more
---deadline=nan | deadline
 --temperature=-1 | temperature must be
 --stop= | stop string is empty
 --system=Brief. --no-template | --system
 --system=\udcff | valid UTF-8
---on-cloud-error=panic | on-cloud-error
---threads=0 | threads
---gpu-layers=some | gpu-layers in the flags is not valid
 --edge=none.gguf | There is no file 'none.gguf'
 --edge=BPE.GGUF | did you mean 'bpe.gguf'?
 --edge=http://me:secret@127.0.0.1 | EDGEWISE_EDGE_KEY
 --edge=. | is a folder; name a file in it
---edge= | There is no file ''
 --edge={NOWHERE}\r | '{NOWHERE}\\r'
 --edge=broken.txt | is not a GGUF file
 --edge=cut.gguf | is cut off
 --edge=lfm2.gguf --cloud=none --router=./reads.py:Reads | no hidden states
 --edge=bpe.gguf --cloud-tokenizer=other.gguf | 'none'
 --cloud=other.gguf --cloud-tokenizer=other.gguf | 'other.gguf'
---cloud={NOWHERE} --cloud-tokenizer=none.gguf | There is no file 'none.gguf'
 --cloud={NOWHERE} --cloud-tokenizer=. | There is no tokenizer.json in '.'
 --cloud={NOWHERE} --cloud-tokenizer=broken.txt | is not a GGUF file
 --cloud=none --cloud-model=large | 'none'
@@ -84,7 +75,6 @@ RUN = f"""
 --router=coin | There is no router 'coin'
 --router=. | no config.json
 --router=constant:7 | constant:0.5
---cloud=none.gguf | There is no file 'none.gguf'
 --cloud={NOWHERE} | '{NOWHERE}' cannot be reached (connection refused); check
 --cloud=http://no.such.invalid | cannot be reached (its name is not found)
 --cloud=http://host..invalid | 'http://host..invalid'
@@ -103,29 +93,21 @@ OTHERS = f"""
 bogus | bogus
 --bogus | --bogus
 demo --questions=0 | --questions must be
-demo --questions=9999999 | --questions must be
-demo --cloud-share=nan | from 0 to 1
 bench edge --blocks=2 | at least 5 blocks
 bench edge --edge=none.gguf | There is no file
-doctor --threads=0 | threads
 eval {NOBODY} | {NOBODY}
 models pull {NOBODY} | {NOBODY}
 models pull bundled | 'bundled'
-models pull {NOWHERE} | '{NOWHERE}'
 models pull small.gguf | 'small.gguf'
 run Hello --max-cost=1 | --price
 run Hello --price=2,0.5,8 --max-cost=nan | max-cost in the flags
 run Hello --price=prices.toml | neither three numbers nor a file
 keys list --keys none.json | none.json
-keys list --keys . | '.'
 keys list --keys text | 'text'
-keys add x --keys keys.json --expires soon | --expires
 keys add x --keys keys.json --expires 2026-02-30 | --expires
 keys add x --keys keys.json --expires 2020-01-01 | expired
-keys add x --keys keys.json --expires 0d | expired
 keys add x --keys keys.json --expires 9999-12-31 | --expires
 keys add x --keys keys.json --ids-per-second -1 | limits
-keys add x --keys keys.json --consults-per-second nan | limits
 keys add a\x1b[2J --keys keys.json | printable
 keys add {"a" * 65} --keys keys.json | 64
 keys add laptop --keys keys.json | already
@@ -140,23 +122,19 @@ gateway --engine bundled --origin app.example | app.example
 gateway --engine bundled --page-model bundled | --page
 gateway --engine bundled --page --page-model ./none.gguf | ./none.gguf
 gateway --engine bundled --connections 100000000 | open files
-gateway --engine bundled --log-level loud | loud
 gateway --engine bundled --host {"x" * 300} --keys k | 'k'
 serve --cors-origin foo | 'foo'
 serve --certificate c.pem | --certificate
 serve --certificate c.pem --private-key k.pem | c.pem
 serve --connections 100000000 | --connections
-serve --connections 0 | --connections
 serve --api-key k --host {"x" * 300} | xxx
 serve --api-key k --port 8400 --host=\udcff | 8400
 serve --keys none.json | none.json
 serve --keys none.json --api-key k | --api-key
 serve --api-key= | --api-key
-serve --api-key=k\t | --api-key
 serve --api-key=\u043a\u043b\u044e\u0447 | --api-key
 serve --api-key=\udcff | --api-key
 serve --host 0.0.0.0 | --api-key
-serve --host :: | --api-key
 serve --host 0.0.0.0 --certificate c.pem --private-key k.pem | give --api-key, or --keys FILE
 gateway --engine bundled --engine-kind vllm | bundled
 gateway --engine ftp://x | 'ftp://x'
@@ -166,10 +144,7 @@ gateway --engine text | not a GGUF file
 gateway --engine bundled --engine {NOWHERE} | 'bundled' runs in the gateway
 gateway --engine bundled --ctx 1000000 | lower the context (--ctx)
 gateway --engine {NOWHERE} --ctx 512 | ctx applies only to a model in the gateway
-gateway --engine {NOWHERE} --threads 2 | threads applies only to a model in the gateway
-gateway --engine {NOWHERE} --gpu-layers 2 | gpu-layers applies only to a model in the gateway
 gateway --engine localhost:9 | The cloud at 'http://localhost:9' cannot be reached
-gateway --engine {NOWHERE} | cannot be reached
 gateway --engine {NOWHERE} --engine-kind vllm | No engine is ready
 gateway --engine {NOWHERE} --engine-kind vlm | 'vlm'; did you mean 'vllm'?
 gateway --engine bundled --limits memory | --keys
@@ -180,47 +155,35 @@ gateway --engine bundled --keys keys.json --limits keys.json | keys.json
 """
 LABORATORY = f"""
 eval mmlu | There is no task 'mmlu'
-eval nope.jsonl | The file 'nope.jsonl' does not exist
 tune ./nope | The file './nope'
 eval pocketqa --limit 0 | limit must be 1 or more
-eval pocketqa --calibration 0 | calibration must be 1 or more
+eval pocketqa --systems edge,cloud,nobody | nobody
+eval pocketqa --systems verify | --systems
+eval pocketqa --systems edge,cloud --no-baselines | no-baselines
 eval pocketqa --cloud-share 0 | between 0 and 1
 eval pocketqa --cloud none | name one (--cloud)
-eval pocketqa --router nope | There is no router 'nope'
 eval pocketqa --router ./entropy --router entropy | no router './entropy'
 eval mine.jsonl --calibration 5 | calibration
 eval mine.jsonl --calibration 1 --csv no/x.csv | cannot be written
 train pocketqa --out r --inputs logits | --inputs can be hidden
 train pocketqa --out r --hidden -1 | --hidden 0 or more
 train pocketqa --out r --epochs 0 | must be 1 or more
-train pocketqa --out r --label citer --rounds 3 | rounds must be 1 or 2
-train pocketqa --out r --label mismatch --rounds 2 | label 'mismatch' takes no rounds
-train pocketqa --out r --rounds 1 | label 'value' takes no rounds
-train pocketqa --out r --judge cloud | label 'value' takes no judge
-train pocketqa --out r --label r2r --judge coin | no judge 'coin'; it is cloud or outcome
-train pocketqa --out r --label r2r --limit 3 | judge
 train pocketqa --out r --label magic | no label 'magic'
 train pocketqa --out r --kind magic | no router 'magic'
 train pocketqa --out r --kind entropy | cannot be trained
 train pocketqa --out r --inputs hidden --top-k 5 | belongs to the input top_logprobs
-train pocketqa --out r --cloud none | name one (--cloud)
 train pocketqa --out r --stage label | run the stage collect first
 train pocketqa --out r --stage calibrate | There is no router
 router show max-prob | max-prob
 router show ./nothing | ./nothing
-router check max-prob | max-prob
-router check ./nothing | ./nothing
 router check bundled --edge bpe.gguf | edge model
-router push max-prob me/router | max-prob
 router push ./nothing me/router | ./nothing
 bench link --cloud none | needs a cloud
 bench link --cloud https://127.0.0.1:1 | plain HTTP
 bench link --round-trip -1 | --round-trip
-bench link --cloud-share 2 | cloud-share
 bench link --pace missing.gguf | missing.gguf
 bench link --loss 0.9 | --loss
 bench frontier --cloud {bundled("cloud")} --round-trip 5 | round trip
-bench frontier --larger-edge missing.gguf | missing.gguf
 bench frontier --cloud {OTHER} | one vocabulary
 bench frontier nothing | no task
 """
@@ -512,7 +475,7 @@ def test_a_reader_that_leaves_early_is_no_failure_to_report(tmp_path: Path) -> N
     assert piped(left, "run", "Hello", "--json", folder=tmp_path).err == "code 1\n"
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_ends_nothing(tmp_path: Path, closed: str) -> None:
     asked = ("run", "Hello", "--max-tokens", "2")
     done = piped(f'exec "$@" {closed}', *asked, folder=tmp_path)
@@ -565,7 +528,7 @@ def test_an_interrupt_at_any_time_is_no_traceback(tmp_path: Path, command: str) 
         "sys.meta_path.insert(0, Finder())\n"
         "main()\n"
     )
-    for later in (1, 2, 4, 20):
+    for later in (1, 3, 20):
         code = script.replace("LATER", str(later))
         done = python("-c", code, "-", command, code=None, folder=tmp_path)
         assert "Traceback" not in done.stderr, done.stderr

@@ -86,11 +86,7 @@ def test_a_byte_order_mark_is_no_part_of_a_file(
 
 @pytest.mark.parametrize("size", ["0", "²", "9" * 5000, ""])
 def test_a_terminal_of_no_size_is_printed_to(cli: Run, size: str) -> None:
-    ran = cli("run", PROMPT, "--max-tokens", "2", COLUMNS=size, LINES=size)
-    assert (ran.returncode, ran.stdout != "") == (0, True), ran.stderr
-    refused = cli("run", PROMPT, "--edge", "none.gguf", COLUMNS=size)
-    assert (refused.returncode, "none.gguf" in refused.stderr) == (2, True)
-    assert "bundled" in cli("models", "list", COLUMNS=size).stdout
+    assert "bundled" in cli("models", "list", COLUMNS=size, LINES=size).stdout
 
 
 def test_the_hubs_empty_variables_are_unset(cli: Run) -> None:
@@ -156,8 +152,8 @@ def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
     assert re.fullmatch(r"\d+ tokens · \d+ tokens/s", alone)
 
 
-def test_letters_that_stdout_has_not_are_escaped(cli: Run) -> None:
-    assert cli("keys", "add", "ключ", "--keys", "keys.json").returncode == 0
+def test_letters_that_stdout_has_not_are_escaped(cli: Run, edgewise: Edgewise) -> None:
+    assert edgewise("keys", "add", "ключ", "--keys", "keys.json").code == 0
     told = cli("keys", "list", "--keys", "keys.json", PYTHONIOENCODING="ascii")
     assert told.returncode == 0, told.stderr
     assert r"\u043a" in told.stdout
@@ -222,23 +218,20 @@ def test_a_cloud_of_another_vocabulary(edgewise: Edgewise, other_path: Path) -> 
     assert answer["usage"]["cloud_completion_tokens"]
 
 
-@pytest.mark.parametrize("command", ["", "run", "models", "models list", "keys", "router show"])
-def test_every_help_names_itself_alike(edgewise: Edgewise, command: str) -> None:
-    for flag in ("-h", "--help", "--help-all"):
-        found = re.findall(r"^ *-h.*?(?=  )", edgewise(*command.split(), flag).out, re.MULTILINE)
-        assert [one.strip() for one in found] == ["-h, --help"]
-
-
-@pytest.mark.parametrize("command", ["", "bench"])
-def test_a_command_that_is_told_nothing_shows_its_help(edgewise: Edgewise, command: str) -> None:
-    result = edgewise(*command.split())
-    assert (result.code, result.out) == (2, "")
-    assert result.err == edgewise(*command.split(), "--help").out
-
-
-@pytest.mark.parametrize("command", ["", "run", "models list"])
-def test_help_is_a_command_too(edgewise: Edgewise, command: str) -> None:
-    assert edgewise("help", *command.split()) == edgewise(*command.split(), "--help")
+@pytest.mark.parametrize("command", ["", "run", "models list", "bench", "router show"])
+def test_help_is_a_flag_a_command_and_what_is_said_where_nothing_is(
+    edgewise: Edgewise, command: str
+) -> None:
+    words = command.split()
+    shown = [edgewise(*words, flag) for flag in ("-h", "--help", "--help-all")]
+    for one in shown:
+        found = re.findall(r"^ *-h.*?(?=  )", one.out, re.MULTILINE)
+        assert [name.strip() for name in found] == ["-h, --help"]
+    assert edgewise("help", *words) == shown[1]
+    if command in ("", "bench"):
+        told = edgewise(*words)
+        assert (told.code, told.out, told.err) == (2, "", shown[1].out)
+    assert edgewise("--version").out.startswith("edgewise 0.")
 
 
 def output(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
@@ -246,11 +239,11 @@ def output(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_a_document_on_stdin_joins_the_prompt(cli: Run) -> None:
+def test_a_document_on_stdin_joins_the_prompt(cli: Run, edgewise: Edgewise) -> None:
     asked = ("run", "--cloud", "none")
-    whole, alone = cli(*asked, f"{QUESTION}\n\nin short\n").stdout, cli(*asked, QUESTION).stdout
+    whole, alone = (edgewise(*asked, said).out for said in (f"{QUESTION}\n\nin short\n", QUESTION))
     assert cli(*asked, QUESTION, stdin="in short\n").stdout == whole != alone
-    assert cli(*asked, "-", stdin=QUESTION).stdout == alone
+    assert edgewise(*asked, "-", stdin=QUESTION.encode()).out == alone
 
 
 def test_an_endless_stdin_is_told_of(tmp_path: Path) -> None:
@@ -331,7 +324,7 @@ def test_demo_compares_the_three(cli: Run) -> None:
 
 
 def test_demo_shows_three_answers_that_the_cloud_saves(cli: Run) -> None:
-    done = cli("demo", "--questions", "5")
+    done = cli("demo", "--questions", "2")
     assert done.returncode == 0
     questions = {one.id: one for one in pocketqa().questions}
     alone = re.findall(r"edge alone: (.*)", done.stdout)
@@ -359,10 +352,6 @@ def test_demo_has_tables_where_asked(cli: Run) -> None:
         assert said in done.stdout
     tables = done.stdout.partition("held-out questions")[2].rpartition("\nOf ")[0]
     assert max(map(len, tables.splitlines())) <= 80
-
-
-def test_version(edgewise: Edgewise) -> None:
-    assert edgewise("--version").out.startswith("edgewise 0.")
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "doctor"])

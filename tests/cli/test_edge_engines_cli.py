@@ -60,7 +60,7 @@ class TestBesideTheBundledCloud:
         pytest.importorskip("torch")
         models = converted.pair
         for stage in ("collect", "label", "fit", "calibrate"):
-            training = ("--out", "router", "--label", "mismatch", *FEW, "--stage", stage)
+            training = ("--out", "router", "--label", "final", *FEW, "--stage", stage)
             done = edgewise("train", "pocketqa", *models, *training)
             assert done.code == 0, done.err
         caplog.clear()

@@ -7,16 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from edgewise.addresses import bundled
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
-from tests.llama_server_process import llama_server
 
 pytestmark = pytest.mark.deep
 
@@ -113,20 +110,9 @@ def test_replies_are_run_read_and_cut(edgewise: Edgewise, tmp_path: Path) -> Non
 PATIENCE = 60.0
 
 
-@pytest.fixture(params=["bundled", "llama-server"])
-def cloud(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "bundled":
-        yield "bundled"
-        return
-    with llama_server(bundled("cloud")) as url:
-        yield url
-
-
-def test_what_several_begin_one_goes_on_with(
-    edgewise: Edgewise, tmp_path: Path, cloud: str
-) -> None:
+def test_what_several_begin_one_goes_on_with(edgewise: Edgewise, tmp_path: Path) -> None:
     """Answers that are independent are the same; what is as served depends on its neighbours."""
-    command = ("eval", "pocketqa", "--limit", "4", "--calibration", "4", "--cloud", cloud, "--json")
+    command = ("eval", "pocketqa", "--limit", "4", "--calibration", "4", "--json")
 
     def told(*more: str) -> tuple[dict[str, str], dict[str, str]]:
         """The answers and the accuracies."""
@@ -171,20 +157,6 @@ def test_systems_are_run_one_by_one_into_one_folder(edgewise: Edgewise, tmp_path
     after = (tmp_path / "out" / "outcomes.jsonl").read_bytes()
     assert after.startswith(kept)
     assert after.count(b"\n") == 16
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ("--systems", "edge,cloud,nobody"),
-        ("--systems", "verify"),
-        ("--systems", "edge,cloud", "--no-baselines"),
-    ],
-)
-def test_systems_that_make_no_figures_are_refused(
-    edgewise: Edgewise, wrong: tuple[str, ...]
-) -> None:
-    assert edgewise("eval", "pocketqa", *wrong).code == 2
 
 
 def test_interrupted_it_ends_at_once_and_leaves_nobody(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_an_own_task_is_evaluated_and_trained_on(own: Run, tmp_path: Path) -> No
     asked = {json.loads(line)["outcome"]["question"] for line in outcomes}
     assert asked == {"m", "n", "o"}
     trained = own(
-        *("train", "alphabet", "--out", "r", "--kind", "linear", "--label", "mismatch"),
+        *("train", "alphabet", "--out", "r", "--kind", "linear", "--label", "value"),
         *("--calibration", "3"),
     )
     passed(trained)
@@ -129,7 +129,6 @@ eval alphabeta | name alphabet, commonsenseqa, commonsenseqa-letter, commonsense
 run Hello --router linear | A router of the kind 'linear' is trained
 train alphabet --out r --kind surprise | 'surprise' cannot be trained: it has no fit
 train alphabet --out r --kind linear --label second | There is no label 'second'
-train alphabet --out r --kind linear --label first-mismatch --rounds 2 | takes no rounds; drop it
 """),
 )
 def test_what_they_do_not_take_is_refused(own: Run, arguments: list[str], problem: str) -> None:

@@ -65,7 +65,6 @@ def test_one_that_cannot_read_is_said_to(
     [
         ("--verify", "off"),
         ("--verify", "exact"),
-        ("--cloud-share", "100%"),
         ("--threshold", "0.5"),
         ("--router", "max-prob"),
         ("--on-edge-error", "cloud"),
@@ -84,6 +83,24 @@ def test_a_whole_answer_is_told(edgewise: Edgewise, reader: ChatReader) -> None:
     done = edgewise("run", PROMPT, "--cloud", reader.url, "--escalate", "100%")
     assert (done.code, done.out.strip()) == (0, "A whole answer.")
     assert "whole answer" in done.err
+
+
+def test_the_cloud_alone_answers_whole(edgewise: Edgewise, reader: ChatReader) -> None:
+    done = edgewise("run", PROMPT, "--cloud", reader.url, "--cloud-share", "100%")
+    assert (done.code, done.out.strip()) == (0, "A whole answer.")
+    assert not reader.asked
+
+
+def test_try_shows_what_a_reader_does(
+    edgewise: Edgewise, reader: ChatReader, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts.txt").write_text(f"{PROMPT}\n")
+    done = edgewise("try", str(tmp_path / "prompts.txt"), "--cloud", reader.url, "--json")
+    assert done.code == 0
+    answers = json.loads(done.out)["prompts"][0]["answers"]
+    texts = {name: one["text"] for name, one in answers.items()}
+    assert texts["cloud"] == "A whole answer."
+    assert texts["pair"].startswith("It is in Central America.")
 
 
 def test_only_a_chat_api_answers_whole(edgewise: Edgewise) -> None:
@@ -156,3 +173,16 @@ def test_a_providers_key_goes_to_its_host_unless_a_file_names_the_cloud(
     asked = {body["model"] for body in reader.bodies}
     assert asked == (set() if named == "file" else {"gpt-5-mini"})
     assert "sk-secret" not in done.err + done.out
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_an_evaluation_has_a_row_of_what_is_read(
+    edgewise: Edgewise, reader: ChatReader, simulated: bool
+) -> None:
+    flags = ["--systems", "edge,cloud,passages"] if simulated else ["--cloud", reader.url]
+    done = edgewise("eval", "pocketqa", "--limit", "3", "--json", "--calibration", "1", *flags)
+    assert done.code == 0
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    systems = [one["system"] for one in json.loads(done.out)["systems"]]
+    assert ("passages, served" if simulated else "verify, served") in systems
+    assert bool(reader.asked) is not simulated

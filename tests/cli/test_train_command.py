@@ -47,7 +47,7 @@ FEW = ("--limit", "40", "--calibration", "6")
 def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Path) -> None:
     """Fitted to noise and calibrated on two questions: it is made, and told what it is."""
     (tmp_path / "idle.py").write_text(IDLE)
-    few = ("--limit", "40", "--calibration", "2", "--label", "mismatch")
+    few = ("--limit", "40", "--calibration", "2", "--label", "final")
     done = edgewise("train", "pocketqa", "--out", "r", "--kind", "./idle.py:Idle", *few)
     assert done.code == 0, done.err
     assert "1.0%" in done.err

@@ -34,6 +34,7 @@ from edgewise_lab.evaluation.report import CLOUD, EDGE, SERVED
 from edgewise_lab.evaluation.store import OUTCOMES, THRESHOLDS, Cell, Store
 from edgewise_lab.evaluation.systems import Outcome, cloud_share
 from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.grading import grader
 
 PROMPT = "Which animal is it?"
 WRONG = "Well, a cat. Therefore, the answer is cat (a)."
@@ -234,6 +235,17 @@ def test_without_answers_the_clouds_own_are_what_is_agreed_with(tmp_path: Path) 
         found = evaluation(tmp_path, task=task).run(asked, [0.1])
         for cell, outcomes in found.items():
             assert [o.right for o in outcomes] == [o.right for o in known[cell]]
+
+
+def test_kept_answers_are_graded_as_today(tmp_path: Path) -> None:
+    """Whoever graded them; what is kept stays as it is."""
+    evaluation(tmp_path).run([], [], [EDGE.system])
+    lines = (tmp_path / OUTCOMES).read_text().replace(grader(), "another")
+    lines = lines.replace('"right":false', '"right":true')
+    (tmp_path / OUTCOMES).write_text(lines)
+    found = evaluation(tmp_path).run([], [], [EDGE.system])
+    assert [(one.right, one.grader) for one in found[EDGE]] == [(False, grader())] * 3
+    assert (tmp_path / OUTCOMES).read_text() == lines
 
 
 def test_the_oracle_needs_the_weights() -> None:

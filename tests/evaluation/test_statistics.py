@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.routers.pooled import Seeds, pooled_difference, pooled_gap
 from edgewise_lab.evaluation.statistics import (
     difference_interval,
     gap_recovered,
@@ -29,22 +28,13 @@ def test_the_interval_of_a_difference() -> None:
 
 
 def test_the_gap_recovered() -> None:
-    found = gap_recovered([(rights(20), rights(50), rights(80))])
+    found = gap_recovered(rights(20), rights(50), rights(80))
     assert found is not None
     value, (low, high) = found
     assert value == pytest.approx(0.5)
     assert low < 0.5 < high
     # The pair's 30 gains among the cloud's 60: given those 60, a proportion of one half.
     assert high - low == pytest.approx(2 * 1.96 * math.sqrt(0.25 / 60), abs=0.03)
-
-
-def test_families_weigh_alike_whatever_their_size() -> None:
-    small = (rights(0, 10), rights(10, 10), rights(10, 10))
-    large = (rights(0, 1000), rights(0, 1000), rights(1000, 1000))
-    found = gap_recovered([small, large])
-    assert found is not None
-    assert gap_recovered([small, (rights(5), rights(5), rights(5))]) is None
-    assert found[0] == pytest.approx(0.5)
 
 
 def test_the_interval_of_a_median() -> None:
@@ -62,19 +52,6 @@ def test_the_interval_of_a_share_is_of_its_questions() -> None:
     assert low < 0.15 < high
     # A mean of 100 draws from {0, 0.3}.
     assert high - low == pytest.approx(2 * 1.96 * 0.15 / 10, rel=0.05)
-
-
-def test_seeds_are_a_source_of_chance() -> None:
-    """Trainings that disagree widen the interval; the mean stays where it is."""
-    edge, cloud = [False] * 100, [True] * 100
-    half = [True] * 50 + [False] * 50
-    alike = Seeds(edge, [half, half], cloud, edge)
-    unlike = Seeds(edge, [[True] * 100, [False] * 100], cloud, edge)
-    for figure in (pooled_gap, pooled_difference):
-        (mean, narrow), (same, wide) = figure([alike]), figure([unlike])
-        assert (mean, same) == pytest.approx((0.5, 0.5))
-        assert narrow[1] - narrow[0] < 0.25
-        assert wide == pytest.approx((0.0, 1.0))
 
 
 answers = st.lists(st.booleans(), min_size=1, max_size=30)
@@ -110,7 +87,7 @@ def test_a_difference_turns_round(rows: list[tuple[bool, bool, bool]]) -> None:
 @given(paired_answers)
 def test_the_gap_is_a_fraction_of_its_ends(rows: list[tuple[bool, bool, bool]]) -> None:
     edge, pair, cloud = columns(rows)
-    found = gap_recovered([(edge, pair, cloud)])
+    found = gap_recovered(edge, pair, cloud)
     if sum(cloud) <= sum(edge):
         assert found is None
         return
@@ -118,11 +95,3 @@ def test_the_gap_is_a_fraction_of_its_ends(rows: list[tuple[bool, bool, bool]]) 
     value, (low, high) = found
     assert value == pytest.approx((sum(pair) - sum(edge)) / (sum(cloud) - sum(edge)))
     assert low <= value <= high
-
-
-def test_a_pooled_gap_that_is_none_is_no_number() -> None:
-    """A cloud that is no better has no gap to recover; a resample without one leaves it open."""
-    value, _ = pooled_gap([Seeds([True] * 10, [[True] * 10], [True] * 10, [True] * 10)])
-    assert math.isnan(value)
-    seeds = Seeds([False, False], [[True, False]], [True, False], [False, False])
-    assert pooled_gap([seeds]) == (1.0, (-math.inf, math.inf))

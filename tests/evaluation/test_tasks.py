@@ -284,6 +284,15 @@ def test_one_prompt_never_stands_on_both_sides(tmp_path: Path) -> None:
     assert not {*used} & {*held_out}
 
 
+def test_nothing_is_set_aside_where_nothing_is_calibrated(tmp_path: Path) -> None:
+    """The same questions are named for it, so that a folder of answers is known again."""
+    path = numbered(tmp_path / "mine.jsonl", 30)
+    before = opened(path, limit=9, calibration=None)
+    assert opened(path, limit=9, calibration=None, calibrated=False) == before
+    assert len(opened(path, calibration=None, calibrated=False)[0].questions) == 30
+    assert len(opened(path, calibration=2, calibrated=False)[0].questions) == 28
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem", "setting"),
     [

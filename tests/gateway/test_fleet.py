@@ -160,7 +160,7 @@ async def test_an_engine_that_loses_a_prefetch_keeps_no_place(
             await prefetching
 
 
-@given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=30, unique=True))
+@given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=8, unique=True))
 def test_only_the_sessions_of_the_one_that_went_move(sessions: list[str]) -> None:
     """Rendezvous hashing, whatever the sessions are called."""
 

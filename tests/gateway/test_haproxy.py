@@ -117,6 +117,16 @@ def one(engine: ScriptedEngine, tmp_path: Path) -> Iterator[Address]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    """For tests that leave both gateways as they are, each from addresses of its own."""
+    with (
+        closing(ScriptedEngine(seconds=0.01)) as engine,
+        address(engine.url, tmp_path_factory.mktemp("shared")) as made,
+    ):
+        yield made
+
+
 def digits(ids: Sequence[int]) -> Floats:
     """What the edge writes: digits, where the engine writes letters."""
     logits = np.zeros(SIZE, np.float32)
@@ -217,17 +227,20 @@ def test_the_address_is_well_while_a_gateway_is_and_shows_devices_only_what_they
         until(lambda: http.get(f"{one.url}/health").status_code == 503, "the address's illness")
 
 
-def test_the_gateway_knows_who_came_and_not_who_they_say_they_are(one: Address) -> None:
+def test_the_gateway_knows_who_came_and_not_who_they_say_they_are(shared: Address) -> None:
     transport = httpx2.HTTPTransport(verify=ssl.create_default_context(), local_address="127.0.0.2")
     with httpx2.Client(transport=transport, timeout=60) as http:
         forged = {"X-Forwarded-For": "192.0.2.1"}
-        assert http.get(f"{one.url}/v1/models", headers=forged).status_code == 401
-    assert '"peer": "127.0.0.2"' in one.a.told() + one.b.told()
+        assert http.get(f"{shared.url}/v1/models", headers=forged).status_code == 401
+    assert '"peer": "127.0.0.2"' in shared.a.told() + shared.b.told()
 
 
-def test_strangers_keep_nobody_out_of_the_address(one: Address) -> None:
+def test_strangers_keep_nobody_out_of_the_address(shared: Address) -> None:
     """1,100 from several, silent, in half a TLS handshake, or with a body at a byte a second."""
-    port, hello = int(one.url.rpartition(":")[2]), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+    port, hello = (
+        int(shared.url.rpartition(":")[2]),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    )
     slow = b"POST /detokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{"
     trust = ssl.create_default_context()
     with ExitStack() as stack:
@@ -240,10 +253,10 @@ def test_strangers_keep_nobody_out_of_the_address(one: Address) -> None:
                 secure = trust.wrap_socket(peer, server_hostname="localhost")
                 stack.callback(secure.close)
                 secure.sendall(slow)
-        with devices(one) as begin:
+        with devices(shared) as begin:
             require_whole(begin())
         # None of them has reached a gateway.
-        assert one.a.count("connections") + one.b.count("connections") <= DEVICES
+        assert shared.a.count("connections") + shared.b.count("connections") <= DEVICES
 
 
 def connection(port: int, source: str) -> socket.socket:
@@ -258,10 +271,10 @@ def asking(source: str) -> httpx2.Client:
     return httpx2.Client(transport=made, timeout=60)
 
 
-def test_an_address_holds_so_many_connections(one: Address) -> None:
+def test_an_address_holds_so_many_connections(shared: Address) -> None:
     """Of which half are in a TLS handshake; others come in beside it."""
     trust = ssl.create_default_context()
-    port = int(one.url.rpartition(":")[2])
+    port = int(shared.url.rpartition(":")[2])
 
     def is_taken() -> bool:
         try:
@@ -277,21 +290,21 @@ def test_an_address_holds_so_many_connections(one: Address) -> None:
             stack.callback(peer.close)
         assert not is_taken()
         with asking("127.0.0.3") as http:
-            assert http.get(f"{one.url}/v1/models").status_code == 401
+            assert http.get(f"{shared.url}/v1/models").status_code == 401
 
 
-def test_an_address_that_tries_keys_is_refused(one: Address) -> None:
+def test_an_address_that_tries_keys_is_refused(shared: Address) -> None:
     with asking("127.0.0.4") as stranger, asking("127.0.0.5") as other:
-        tried = [stranger.get(f"{one.url}/v1/models").status_code for _ in range(REFUSALS + 10)]
+        tried = [stranger.get(f"{shared.url}/v1/models").status_code for _ in range(REFUSALS + 10)]
         assert tried[: REFUSALS + 1] == [401] * (REFUSALS + 1)
         assert tried[-1] == 429
-        allowed = {"Authorization": f"Bearer {one.secret}"}
-        assert stranger.get(f"{one.url}/v1/models", headers=allowed).status_code == 429
-        assert other.get(f"{one.url}/v1/models", headers=allowed).status_code == 200
+        allowed = {"Authorization": f"Bearer {shared.secret}"}
+        assert stranger.get(f"{shared.url}/v1/models", headers=allowed).status_code == 429
+        assert other.get(f"{shared.url}/v1/models", headers=allowed).status_code == 200
 
 
-def test_an_address_sends_so_many_requests(one: Address) -> None:
-    port, trust = int(one.url.rpartition(":")[2]), ssl.create_default_context()
+def test_an_address_sends_so_many_requests(shared: Address) -> None:
+    port, trust = int(shared.url.rpartition(":")[2]), ssl.create_default_context()
     with trust.wrap_socket(connection(port, "127.0.0.6"), server_hostname="localhost") as peer:
         ask = b"GET /nothing HTTP/1.1\r\nHost: a\r\n"
         peer.sendall((ask + b"\r\n") * (REQUESTS + 50) + ask + b"Connection: close\r\n\r\n")

@@ -11,16 +11,14 @@ from edgewise.addresses import bundled
 from edgewise.cloud.base import ConsultRequest
 from edgewise.edge.base import EdgeOptions, Floats, Needs
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.engines.base import Client
 from edgewise.errors import CloudRejected, UsageError
 from edgewise.gateway import local
 from edgewise.gateway.fleet import engines_at
-from edgewise.gateway.local import SLOTS, LocalEngine
+from edgewise.gateway.local import LocalEngine
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from tests import models
-from tests.gateway.plain_client import PlainClient
 from tests.gateway.running import Running, device, gateway
 
 PROMPT = list(range(10, 50))
@@ -69,17 +67,6 @@ def test_a_model_by_its_path_verifies_as_it_would_write(running: Running) -> Non
     assert verified[1].ratio < 1
 
 
-def test_what_its_vocabulary_or_context_lacks_is_rejected(running: Running) -> None:
-    size = running.gateway.fleet.size
-    assert size is not None
-    with PlainClient(running.url) as client:
-        client.send([1, 1, running.gateway.fleet.tokenizer])
-        assert client.receive()[7] is True
-        for ids in ([1, size], [size, 1], [1] * 200):
-            assert client.ask(1, 0, ids, 0, 60_000, 0, None, 1)[:3] == [19, 1, "rejected"]
-        assert len(client.ask(2, 0, PROMPT, 0, 60_000, 0, None, 9)[9]) == 9
-
-
 def test_a_long_block_is_verified_as_its_parts_are(long_path: Path) -> None:
     ids = [1 + 7 * number % 250 for number in range(720)]
 
@@ -101,24 +88,6 @@ def test_a_long_block_is_verified_as_its_parts_are(long_path: Path) -> None:
             assert one == pytest.approx(other, abs=ROUNDING)
 
     asyncio.run(both())
-
-
-def test_a_tenant_is_not_told_what_another_had_verified() -> None:
-    async def cached(engine: LocalEngine, session: str, tenant: str) -> int | None:
-        client = Client(session, tenant=tenant)
-        return (await engine.verify(PROMPT, 4, Sampling(), client)).cached
-
-    async def all_of_them() -> None:
-        engine = LocalEngine()
-        try:
-            for number in range(SLOTS):
-                assert await cached(engine, f"a{number}", "a") == 0
-            assert await cached(engine, "b0", "b") == 0
-            assert (await cached(engine, "b0", "b") or 0) > len(PROMPT) - 9
-        finally:
-            await engine.close()
-
-    asyncio.run(all_of_them())
 
 
 def test_what_a_gateway_opens_by_an_address(long_path: Path) -> None:

@@ -45,6 +45,8 @@ def test_the_bundled_engine_rejects_what_it_cannot_mean(caplog: pytest.LogCaptur
         client.prefetch(0, [size + 1] * 20)
         for ids in ([], [size], [1, size], [(1 << 31) - 1], [(1 << 32) - 1]):
             assert client.ask(1, 0, ids)[:3] == [19, 1, "rejected"]
+        for ids in ([1, size], [size, 1], [1] * 5000):
+            assert client.ask(1, 0, ids, 0, 60_000, 0, None, 1)[:3] == [19, 1, "rejected"]
         assert client.ask(2, 0, [1, 2])[0] == 17
     ours = [record for record in caplog.records if record.name.startswith("edgewise")]
     assert not [record for record in ours if record.levelname == "ERROR"]

@@ -199,7 +199,9 @@ async def test_a_bundled_slot_forgets_what_another_tenant_left() -> None:
         # Side by side: what is asked first is answered, whoever takes its slot.
         asked = [cached(f"s{n}", f"tenant {n}") for n in range(3 * SLOTS)]
         assert await asyncio.gather(*asked) == [0] * len(asked)
-        # What was only prefilled, too.
+        # What was verified, too, or only prefilled.
+        client = Client("v", tenant="v")
+        assert (await engine.verify(prompt, 4, Sampling(), client)).cached == 0
         for number in range(SLOTS):
             await engine.prefill(prompt, Client(f"c{number}", tenant="c"))
         assert await cached("d", "d") == 0

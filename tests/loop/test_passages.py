@@ -240,6 +240,7 @@ def test_with_a_price_reading_never_costs_more_than_the_cloud_alone(price: str) 
 def test_a_reader_writes_no_tokens() -> None:
     with reading() as (pair, served):
         answer = pair.generate(SAID, policy=Policy(threshold=0.0))
+        assert pair.generate(SAID, policy=Policy(cloud_share=1.0)).text == "A whole answer."
     assert answer.usage.cloud_tokens == 0
     assert not served.asked
     assert isinstance(pair.cloud, ReaderCloud)

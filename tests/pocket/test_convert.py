@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 
 from benchmarks import random_qwen
 from benchmarks.random_qwen import Shape
-from benchmarks.routers.plan import first_of_each
 from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.edge.hub.tokenizer import HubTokenizer
@@ -67,7 +66,8 @@ def prompts(onnx: OnnxModel) -> list[list[int]]:
 
 def prompts_for(model: EdgeModel) -> list[list[int]]:
     """Of the bundled questions, some of each family, as the chat template writes them."""
-    chosen = first_of_each(pocketqa("test"), PER_FAMILY).questions
+    task = pocketqa("test")
+    chosen = task.first(PER_FAMILY * len(task.families)).questions
     return [prompt_ids(model.tokenizer, [Message("user", q.prompt)]) for q in chosen]
 
 

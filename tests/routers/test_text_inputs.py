@@ -140,7 +140,7 @@ def test_training_reads_what_decoding_reads(
     decoder = Decoder(edge, router=router, policy=policy, cloud=cloud)
     answer = collect(decoder.stream(prompt, max_tokens=24))
     ids = [token.id for token in answer.tokens]
-    sample = Sample("q", tuple(prompt.ids), tuple(ids), (), True)
+    sample = Sample("q", tuple(prompt.ids), tuple(ids), True)
     columns = collect_features([sample], "own", edge, tmp_path)
     ranks = ranks_of(columns.inputs["ranks"], reference_of(RANKED))
     trained = np.concatenate([columns.inputs["text"], ranks], axis=1)

@@ -19,7 +19,7 @@ from tests.asked import HARD
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 from tests.server.in_process import ASK as IN_PROCESS
-from tests.server.in_process import CHAT, app, data_of
+from tests.server.in_process import CHAT, TEXT, app, data_of
 from tests.server.serving import get, post, serving
 
 PROMPTED = {"model": "edgewise:edge", "prompt": "The word copper names", "max_tokens": 12}
@@ -378,20 +378,22 @@ def asked(url: str, model: str, prompt: str, tokens: int) -> dict[str, Any]:
 
 def test_one_share_has_one_budget_however_it_is_written() -> None:
     """Another spelling of the same share brings no initial credit of its own."""
-    question = pocketqa().questions[0].prompt
-    with serving("--threads", "1", "--cloud-share", "0.02", "--router", "constant:1") as url:
+    cloud = ScriptedCloud(replying(TEXT, prompt="sky: "))
+    with app(cloud, threshold=None, cloud_share=0.02) as client:
         found = [
-            asked(url, model, question, 10)
+            client.post("/v1/completions", json=IN_PROCESS | {"model": model}).json()
             for _ in range(4)
             for model in ("edgewise", "edgewise@0.02", "edgewise@0.020", "edgewise@0.0200")
         ]
-    cloud = sum(one["usage"]["edgewise"]["cloud_tokens"] for one in found)
-    assert cloud <= INITIAL_BUCKET + 0.02 * 160
+    written = [one["usage"]["completion_tokens"] for one in found]
+    assert sum(written) == 16 * (len(TEXT) + 1)
+    by_cloud = sum(one["usage"]["edgewise"]["cloud_tokens"] for one in found)
+    assert 0 < by_cloud <= INITIAL_BUCKET + 0.02 * sum(written)
 
 
 def test_a_threshold_gives_one_answer_whatever_was_asked_before(url: str) -> None:
     """A share's budget moves its threshold from answer to answer; an id with one stands still."""
-    questions = [question.prompt for question in pocketqa().questions[:12]]
+    questions = [question.prompt for question in pocketqa().questions[:5]]
     asked(url, "edgewise:t0.2", questions[0], 40)
     first = [replied(url, "edgewise:t0.2", question) for question in questions]
     for question in questions:

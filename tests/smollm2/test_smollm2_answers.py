@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from openai import OpenAI
 
-from benchmarks.real_weights.weights import without_blocks
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeModel, Needs
@@ -26,6 +25,7 @@ from edgewise.testing.link import Link, Quality
 from tests.llama_server_process import llama_server
 from tests.programs import python
 from tests.server.serving import serving
+from tests.smollm2.without_blocks import without_blocks
 
 QUESTION = "Write one sentence about the sea."
 TOKENS = 12

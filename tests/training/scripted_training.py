@@ -9,7 +9,7 @@ from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from edgewise_lab.evaluation.tasks.base import TRAINED_ON, Question, Task
 from edgewise_lab.training.fit import Recipe
-from edgewise_lab.training.labels.base import Label, labels_named
+from edgewise_lab.training.labels.base import LABELS, Case, Label, Labelling
 from edgewise_lab.training.publish import README
 from edgewise_lab.training.router import Stage, Training
 from tests.training.linear import KIND
@@ -20,12 +20,21 @@ STAGES: tuple[Stage, ...] = ("collect", "label", "fit", "calibrate")
 INPUTS: tuple[str, ...] = ("hidden", "scalars")
 
 
-def sums(start: int, count: int, reference: str = "", *, known: bool = True) -> Task:
+class Mismatch(Label):
+    """Where the models differ: nobody is asked for it."""
+
+    name = "mismatch"
+    described = "the edge's token differs from the cloud's"
+
+    def of(self, case: Case) -> Labelling:
+        yield from ()
+        return [float(at in case.mismatches) for at in range(len(case.proposed))]
+
+
+def sums(start: int, count: int, *, known: bool = True) -> Task:
     answer = "7" if known else ""
     questions = [
-        Question(
-            f"{i}", "sums", PROMPT.format(i), answer, "number", reference=reference, known=known
-        )
+        Question(f"{i}", "sums", PROMPT.format(i), answer, "number", known=known)
         for i in range(start, start + count)
     ]
     return Task("sums", tuple(questions), max_tokens=30)
@@ -37,21 +46,20 @@ def scripted(text: str) -> ScriptedEdge:
 
 def training(
     folder: Path,
-    label: str | Label = "mismatch",
+    label: str = "mismatch",
     *,
     fault: Failing = lambda ask: None,
     cloud: CloudModel | None = None,
-    reference: str = "",
     known: bool = True,
     **more: Any,
 ) -> Training:
     return Training(
-        sums(0, 20, reference, known=known),
+        sums(0, 20, known=known),
         sums(50, 3, known=known),
         folder,
         edge=more.pop("edge", None) or scripted(EDGE),
         cloud=cloud or ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)), fault=fault),
-        label=labels_named(label)[0] if isinstance(label, str) else label,
+        label=Mismatch() if label == "mismatch" else LABELS.load(label)(),
         inputs=more.pop("inputs", INPUTS),
         recipe=more.pop("recipe", Recipe(epochs=2)),
         kind=more.pop("kind", KIND),

@@ -61,7 +61,7 @@ def test_no_answer_is_asked_for_twice(tmp_path: Path) -> None:
     assert again.count == 120 - 30
     assert [answer.question for answer in found] == [str(i) for i in range(120)]
     assert all(bytes(answer.ids[:-1]).decode() == ANSWERED for answer in found)
-    assert all(answer.right and len(answer.logprobs) == len(answer.ids) for answer in found)
+    assert all(answer.right for answer in found)
 
 
 def test_a_folder_may_hold_more_than_is_asked_for(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_folder_may_hold_more_than_is_asked_for(tmp_path: Path) -> None:
         whole.questions[at] for at in whole.sample.tolist() if at % 7 == 3
     ]
     kept = whole.sample % 7 == 3
-    for column in ("proposed", "written", "edge_logprob"):
+    for column in ("proposed", "written"):
         assert getattr(found, column).tolist() == getattr(whole, column)[kept].tolist()
     for name in COLUMNS:
         assert np.array_equal(found.inputs[name], whole.inputs[name][kept])
@@ -96,7 +96,6 @@ def test_rows_are_what_the_router_sees_at_run_time(tmp_path: Path) -> None:
                 np.testing.assert_allclose(one.read(step, KEPT), row, rtol=1e-5)
             assert found.proposed[at] == step.proposed
             assert found.written[at] == token
-            assert found.edge_logprob[at] == pytest.approx(step.logprob(token), abs=1e-4)
             at += 1
             session.extend([token])
     assert at == len(found.written)
@@ -137,7 +136,7 @@ def test_a_text_longer_than_one_prefill(tmp_path: Path) -> None:
     """Read in parts, it comes out as in one."""
     text = "ab " * 200
     prompt = tuple(PROMPT.encode())
-    sample = Sample("long", prompt, tuple(text.encode()), (), True)
+    sample = Sample("long", prompt, tuple(text.encode()), True)
     edge = ScriptedEdge(noise())
     found = collect_features([sample], "reference", edge, tmp_path)
     assert len(found.written) == len(text)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.errors import UsageError
-from edgewise_lab.training.collect import KEPT, Columns, Sample
+from edgewise_lab.training.collect import KEPT, Columns
 from edgewise_lab.training.fit import Data, data_of, held_out
 
 INPUTS: tuple[str, ...] = ("hidden", "top_logprobs", "scalars")
@@ -21,49 +21,23 @@ def columns(answers: int = 4, tokens: int = 5) -> Columns:
         np.repeat(np.arange(answers, dtype=np.int32), tokens),
         np.arange(n, dtype=np.int32),
         np.arange(n, dtype=np.int32),
-        np.zeros(n, np.float32),
         {name: rng.standard_normal((n, widths[name])).astype(np.float32) for name in widths},
     )
-
-
-def answered(count: int = 4) -> list[Sample]:
-    return [Sample(str(i), (1,), (0,) * 5, (-0.5,) * 5, True) for i in range(count)]
 
 
 def test_rows_hold_the_inputs_asked_for() -> None:
     marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
     inputs: tuple[str, ...] = ("scalars", "top_logprobs")
-    data = data_of(columns(), marked, answered(), inputs=inputs, top_k=3, embeddings=None)
+    data = data_of(columns(), marked, inputs=inputs, top_k=3, embeddings=None)
     assert data.inputs.shape == (20, 7)
     assert np.array_equal(data.inputs[:, :4], columns().inputs["scalars"])
     assert list(np.flatnonzero(data.labels)) == [2, 7, 12, 17]
-    assert data.cloud_logprob is not None
 
 
 def test_labels_of_other_texts() -> None:
     marked = {str(i): [0.0, 1.0] for i in range(4)}
     with pytest.raises(UsageError, match="labels"):
-        data_of(columns(), marked, answered(), inputs=INPUTS, top_k=3, embeddings=None)
-
-
-@pytest.mark.parametrize(
-    ("told", "kept"),
-    [
-        ((), None),  # a reference has none
-        ((None,) * 5, None),
-        # An engine that keeps its end token tells none of it; 0 would be a certainty.
-        ((-0.5, -0.5, -0.5, -0.5, None), [False, False, False, False, True] * 4),
-    ],
-)
-def test_a_logprob_that_was_not_told_is_no_number(
-    told: tuple[float | None, ...], kept: list[bool] | None
-) -> None:
-    marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
-    texts = [Sample(str(i), (1,), (0,) * 5, told, True) for i in range(4)]
-    data = data_of(columns(), marked, texts, inputs=("hidden",), top_k=0, embeddings=None)
-    found = data.cloud_logprob
-    assert (None if found is None else np.isnan(found).tolist()) == kept
-    assert data.edge_logprob is not None
+        data_of(columns(), marked, inputs=INPUTS, top_k=3, embeddings=None)
 
 
 def test_the_embedding_is_no_column() -> None:
@@ -74,7 +48,7 @@ def test_the_embedding_is_no_column() -> None:
         (("hidden", "token_embedding"), 4, True),
         (("hidden",), 4, False),
     ):
-        data = data_of(columns(), marked, answered(), inputs=inputs, top_k=0, embeddings=table)
+        data = data_of(columns(), marked, inputs=inputs, top_k=0, embeddings=table)
         assert data.inputs.shape == (20, width)
         assert (data.embeddings is not None) == held
 

@@ -1,6 +1,5 @@
 """Fits that find what decides, and sentences where there is nothing to find."""
 
-import math
 from pathlib import Path
 
 import msgspec
@@ -91,46 +90,6 @@ def test_the_token_itself_can_decide(tmp_path: Path) -> None:
         session.open([start, 7])
         step = session.step()
         assert (router.score(step) > 0.5) == (table[step.proposed, 2] > 1.0)
-
-
-def test_the_deferral_head_minimises_the_marginal_likelihood() -> None:
-    """Where the cloud is the likelier writer it defers, though every label is the same."""
-    rng = np.random.default_rng(0)
-    inputs = rng.standard_normal((4000, 3)).astype(np.float32)
-    cloud_knows = inputs[:, 1] > 0
-    data = Data(
-        inputs,
-        cloud_knows.astype(np.float32),
-        (np.arange(4000) // 10).astype(np.int32),
-        np.zeros(4000, np.int32),
-        edge_logprob=np.where(cloud_knows, math.log(0.05), math.log(0.9)).astype(np.float32),
-        cloud_logprob=np.where(cloud_knows, math.log(0.9), math.log(0.3)).astype(np.float32),
-    )
-    recipe = Recipe(hidden=(), epochs=30, batch=256, rate=3e-2, objective="marginal-likelihood")
-    fitted = fit(data, recipe)
-    assert fitted.loss < 0.5 * fitted.baseline_loss
-    assert list(fitted.tensors["layers.0.weight"].shape) == [1, 3]
-    assert np.corrcoef(fitted.scores, fitted.labels)[0, 1] > 0.7
-
-
-def test_a_token_without_a_logprob_is_no_evidence() -> None:
-    """Where the cloud tells none the fit is that without these tokens, whatever the edge knows."""
-    rng = np.random.default_rng(0)
-    inputs = rng.standard_normal((2000, 2)).astype(np.float32)
-    told = np.arange(2000) % 2 == 0
-    knows = np.where(told, inputs[:, 1] > 0, inputs[:, 1] <= 0)
-    data = Data(
-        inputs,
-        (told & knows).astype(np.float32),
-        (np.arange(2000) // 10).astype(np.int32),
-        np.zeros(2000, np.int32),
-        edge_logprob=np.where(knows, math.log(0.05), math.log(0.9)).astype(np.float32),
-        cloud_logprob=np.where(told, np.where(knows, -0.1, -1.2), np.nan).astype(np.float32),
-    )
-    recipe = Recipe(hidden=(), epochs=20, batch=256, rate=3e-2, objective="marginal-likelihood")
-    fitted = fit(data, recipe)
-    assert math.isfinite(fitted.loss)
-    assert fitted.tensors["layers.0.weight"][0, 1] > 0.5
 
 
 def test_embeddings_are_those_of_the_file() -> None:

@@ -20,7 +20,7 @@ from edgewise_lab.evaluation.store import read
 from edgewise_lab.evaluation.tasks.base import digest, trained_digests
 from edgewise_lab.training.collect import OWN, Sample, collect_features, steps_along
 from edgewise_lab.training.fit import Recipe
-from edgewise_lab.training.labels.base import Labelled, labels_named
+from edgewise_lab.training.labels.base import Labelled
 from edgewise_lab.training.publish import README
 from edgewise_lab.training.router import SHARES, Stage
 from tests.training.linear import KIND, Linear
@@ -142,7 +142,7 @@ def test_a_fit_needs_labels_of_its_own_name(tmp_path: Path) -> None:
         one.fit()
     one.label()
     with pytest.raises(UsageError, match="stage label"):
-        training(tmp_path / "router", "co-llm").fit()
+        training(tmp_path / "router", "final").fit()
     one.fit()
 
 
@@ -256,19 +256,19 @@ def test_a_card_has_the_top_k_that_is_read(
 
 
 @pytest.mark.parametrize(("edge_room", "cloud_room"), [(6, 6), (4, 9), (9, 4)])
-@pytest.mark.parametrize("label", ["value", "mismatch", "citer"])
+@pytest.mark.parametrize("label", ["value", "mismatch"])
 def test_texts_end_where_an_answer_would(
     tmp_path: Path, label: str, edge_room: int, cloud_room: int
 ) -> None:
-    """With the smaller context, in the answers, the references and the rollouts after them."""
+    """With the smaller context, in the answers and the rollouts after them."""
     size = len(PROMPT.format(0))
     cloud = LocalCloud(ScriptedEdge(scripted("7 it is, 7.").script, context=size + cloud_room))
     edge = ScriptedEdge(scripted(EDGE).script, context=size + edge_room)
     with closing(cloud):
-        one = training(tmp_path, label, edge=edge, cloud=cloud, reference="Oh it is 7, of course.")
+        one = training(tmp_path, label, edge=edge, cloud=cloud)
         one.collect()
         one.label()
-    lines = (tmp_path / "data" / f"labels-{labels_named(label)[0].name}.jsonl").read_bytes()
+    lines = (tmp_path / "data" / f"labels-{label}.jsonl").read_bytes()
     kept = [msgspec.json.decode(line, type=Labelled) for line in lines.splitlines()]
     assert {len(line.values) for line in kept} == {min(edge_room, cloud_room) + 1}
 
@@ -277,7 +277,7 @@ def test_texts_end_where_an_answer_would(
 def test_text_and_ranks_are_learnt_and_served(label: str, tmp_path: Path) -> None:
     """Ranks are among the edge's own writing, whatever text the label reads."""
     prompt = tuple(PROMPT.format(0).encode())
-    sample = Sample("", prompt, tuple(EDGE.encode()), (), True)
+    sample = Sample("", prompt, tuple(EDGE.encode()), True)
     other = tmp_path / "other"
     other.mkdir()
     one = training(tmp_path, label, inputs=("text", "ranks"))
@@ -293,3 +293,14 @@ def test_text_and_ranks_are_learnt_and_served(label: str, tmp_path: Path) -> Non
         for step in steps_along(edge.session(router.needs, top=router.top), sample)
     ]
     assert max(scores[0], scores[9]) > max(scores[2:8])
+
+
+def test_only_who_writes_for_a_label_is_asked(tmp_path: Path) -> None:
+    cloud = ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)))
+    edge = scripted(EDGE)
+    one = training(tmp_path / "router", cloud=cloud, edge=edge)
+    one.collect()
+    opened = cloud.opened
+    assert opened == 20
+    one.label()
+    assert (cloud.opened, edge.sessions) == (opened, 0)

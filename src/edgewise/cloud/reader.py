@@ -147,12 +147,12 @@ class ReaderSession(CloudSession):
         self._asks = 0
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """Have the last `verify` ids of the request verified.
+        """Have the last `verify` ids of the request verified, or write `n` in their place.
 
         Raises `Blocked` if nothing may be sent.
         """
-        if not request.verify:
-            return failed(CloudRejected(f"{self._cloud.name!r} reads, and writes no tokens."))
+        if not request.verify and len(request.ids) > len(self._prompt.ids):
+            return failed(CloudRejected(f"{self._cloud.name!r} continues no answer."))
         try:
             messages = self._shown_before()
             passage = self._passage(request)
@@ -160,7 +160,7 @@ class ReaderSession(CloudSession):
             raise
         except EdgewiseError as error:
             return failed(error if isinstance(error, CloudError) else CloudError(str(error)))
-        if not passage.sentences:
+        if not passage.sentences and not request.n:
             done: Future[Completion] = Future()
             done.set_result(Completion(ids=(), logprobs=(), stand=request.verify))
             return done

@@ -123,19 +123,28 @@ class Decoder:
             constraint=grammar.constraint(len(prompt.ids)) if grammar else None,
             pending=pending,
             candidates=candidates,
-            verify=policy.verifies and bool(tiers) and self._can_verify(tiers[0]),
+            verify=bool(tiers) and self._can_verify(tiers[0], policy),
             passages=bool(tiers) and tiers[0].cloud.reads_passages,
         )
         return self._generation(prompt, rules, tiers, budget or Budget(), at_end)
 
-    def _can_verify(self, nearest: Tier) -> bool:
+    def _can_verify(self, nearest: Tier, policy: Policy) -> bool:
         """Whether it can within what was promised: by a share of its own, and by limits on costs.
 
         Corrections are no consults, which such a share counts.
         """
+        if nearest.cloud.reads_passages:
+            return True
         limited = self.billing is not None and self.billing.limits != Limits(alone=False)
         cloud = nearest.cloud
-        return cloud.verifies and nearest.share is None and (cloud.reads_once or not limited)
+        able = policy.verifies and cloud.verifies
+        return able and nearest.share is None and (cloud.reads_once or not limited)
+
+    def _escalates(self, rules: Rules) -> Escalation | None:
+        """Chooses whole answers: all of them where the cloud writes everything."""
+        if not rules.passages:
+            return None
+        return Escalation(1.0) if rules.policy.cloud_share == 1 else self.escalation
 
     def _generation(
         self,
@@ -170,7 +179,7 @@ class Decoder:
             speculation = Speculation(ids, edge, router, consults, rules)
             if rules.verify and consults is not None:
                 speculation = Verification(
-                    ids, edge, consults, rules, budget, self.escalation if rules.passages else None
+                    ids, edge, consults, rules, budget, self._escalates(rules)
                 )
             return Generation(
                 ids,
@@ -216,7 +225,8 @@ class Decoder:
 
 def _is_open(tier: Tier, prompt: Prompt, policy: Policy) -> bool:
     """Whether a cloud may see the prompt, and can do what the policy wants: one may only read."""
-    return tier.may_see(prompt) and (policy.verifies or not tier.cloud.reads_passages)
+    able = policy.verifies or policy.cloud_share == 1 or not tier.cloud.reads_passages
+    return tier.may_see(prompt) and able
 
 
 def collect(events: Iterator[Event]) -> Answer:

@@ -146,7 +146,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_cloud_tokens is not None and self._room(budget) < 1:
             return "cap"
         if passages:
-            return "budget" if self.cloud_share is not None and budget.bucket < 1 else None
+            return "budget" if self.cloud_share not in (None, 1) and budget.bucket < 1 else None
         indebted = self.cloud_share is not None and self._ratio(budget) < LEAST_RATIO
         return "budget" if first and indebted else None
 

@@ -124,8 +124,9 @@ class Verification(Speculation):
         whole = [*self._ids[self._rules.prompt :], *self.drafts]
         if self._unsent == 1:
             self._code = in_code(self._text(whole[:-1]))
+        everything = self._escalation is not None and self._escalation.share == 1
         if self._unsent < SHORTEST:
-            return False
+            return everything
         return ends_passage(self._text(whole[-self._unsent :]), self._unsent, code=self._code)
 
     def _text(self, ids: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from msgspec.structs import asdict
 from sse_starlette.sse import AppStatus, EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
@@ -213,13 +214,13 @@ class ChunkWriter(Writer):
         if isinstance(event, RolledBack):
             return {"rolled_back": {"index": event.index}}
         if self.request.edgewise.provenance and isinstance(event, Token):
-            names = ("index", "id", "source", "reason", "score", "threshold", "ratio")
-            token = {name: getattr(event, name) for name in (*names, "seconds", "wait")}
-            token["text"] = self.text(event.id)
-            both = {"edge": self.candidates(event.edge), "cloud": self.candidates(event.cloud)}
-            draft = event.draft
-            own = None if draft is None else {"id": draft, "text": self.text(draft)}
-            return {"token": token | both | {"draft": own}}
+            token = asdict(event)
+            del token["logprob"]  # it is among the candidates of who wrote it
+            token |= {"text": self.text(event.id), "draft": None}
+            token |= {who: self.candidates(token[who]) for who in ("edge", "cloud")}
+            if (draft := event.draft) is not None:
+                token["draft"] = {"id": draft, "text": self.text(draft)}
+            return {"token": token}
         if self.request.edgewise.provenance and isinstance(event, Finished):
             return {"timing": msgspec.to_builtins(event.timing)}
         return None

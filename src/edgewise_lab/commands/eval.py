@@ -20,6 +20,7 @@ from edgewise.settings import Settings
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.shared import figures_tables, resume_hint
 from edgewise_lab.evaluation.plan import (
+    CALIBRATED,
     OF_ROUTERS,
     SYSTEMS,
     Contender,
@@ -93,6 +94,7 @@ def evaluate(
         calibration_data=calibration_data,
         max_tokens=max_tokens,
         known=False,
+        calibrated=not set(wanted).isdisjoint(CALIBRATED),
     )
     _require_checks(asked[0])
     shared.tell_of_code(asked)

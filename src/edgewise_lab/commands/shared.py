@@ -124,9 +124,8 @@ def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
 def figures_tables(title: str, table: Sequence[Row]) -> None:
     """Print what every system gets right by both readings, by family, and what it asks for."""
     figures = [row.overall for row in table]
-    captions = [one for one in (_without_gap(figures[0]), _left_to_read(figures[0])) if one]
     shown = _accuracies(f"{title} (95% intervals)", figures)
-    render.show(drawn(shown, "\n".join(captions) or None))
+    render.show(drawn(shown, _left_to_read(figures[0])))
     if len(table[0].families) > 1:
         render.show(drawn(_by_family(table)))
     render.show(drawn(_costs(figures), _COSTS))
@@ -200,21 +199,6 @@ def _costs(table: Sequence[Figures]) -> FigureTable:
         if one.cloud_calls
     ]
     return FigureTable("Asked of the cloud, tokens an answer", [*head, "cloud\nwork"], lines)
-
-
-def _without_gap(figures: Figures) -> str | None:
-    """Names the families that the gap recovered leaves out; None if there are none."""
-    parts = [
-        f"{', '.join(families)} by the {reading} reading"
-        for reading, families, recovered in (
-            ("lenient", figures.without_gap, figures.gap_recovered),
-            ("strict", figures.strict_without_gap, figures.strict_gap_recovered),
-        )
-        if families and recovered is not None
-    ]
-    if not parts:
-        return None
-    return printable(f"The gap recovered leaves out {' and '.join(parts)}: no gap there.")
 
 
 def _left_to_read(figures: Figures) -> str | None:

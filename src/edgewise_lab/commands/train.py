@@ -24,7 +24,7 @@ from edgewise_lab.evaluation.store import MANIFEST, lock_folder
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
 from edgewise_lab.training.fit import Fitted, Recipe, fit_of
-from edgewise_lab.training.labels.base import Label, labels_named
+from edgewise_lab.training.labels.base import LABELS, Label
 from edgewise_lab.training.router import Progress, Stage, Training
 from edgewise_lab.training.spending import SpendingMeter
 
@@ -37,14 +37,6 @@ DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.defaul
 
 # What one input or one label alone takes.
 TopK = Annotated[int | None, typer.Option(help="Log-probs in the input top_logprobs; default: 10.")]
-Rounds = Annotated[
-    int | None,
-    typer.Option(help="citer: rounds of training, default 2; with --stage, which round."),
-]
-JudgedBy = Annotated[
-    str | None,
-    typer.Option(help="r2r: what tells neutral from divergent: cloud (default) or outcome."),
-]
 
 
 # It makes the router, and its thresholds; all else as for an evaluation. `top_k` is its own here.
@@ -70,8 +62,6 @@ def train(
     kind: Annotated[
         str, typer.Option(help="Router to train: mlp, a registered kind, or ./file.py:Class.")
     ] = "mlp",
-    rounds: Rounds = None,
-    judge: JudgedBy = None,
     data: shared.Data = None,
     check: shared.Check = None,
     limit: shared.Limit = None,
@@ -89,7 +79,7 @@ def train(
     ] = None,
     top_k: TopK = None,
     hidden: Annotated[
-        int | None, typer.Option(help="Width of the hidden layer, 0: none; default: 64, co-llm 0.")
+        int | None, typer.Option(help="Width of the hidden layer, 0: none; default: 64.")
     ] = None,
     epochs: Annotated[int, typer.Option(help="Training epochs.")] = 40,
     workers: shared.Workers = 1,
@@ -102,12 +92,12 @@ def train(
     shared.tell_of_code(asked)
     label = label or _label_for(asked[0])
     wanted = _inputs(inputs, label)
-    labels = labels_named(label, rounds=rounds, judge=judge)
-    recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
+    chosen_label = LABELS.load(label)()
+    recipe = _recipe(chosen_label, hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
     how = {"inputs": wanted, "top_k": top_k, "recipe": recipe, "kind": kind, "workers": workers}
     training = partial(Training, *asked, out, **how, deadline=chosen.deadline)
     with resume_hint(f"What was done is in {out}: the same command goes on from there."):
-        _told(_trained(chosen, asked, out, training, labels, stage, workers))
+        _told(_trained(chosen, asked, out, training, chosen_label, stage, workers))
     if stage in (None, "fit", "calibrate"):
         for warning in read_card(out).warnings():
             render.warn(warning)
@@ -123,12 +113,11 @@ def _trained(
     tasks: tuple[Task, Task],
     out: Path,
     training: Callable[..., Training],
-    labels: list[Label],
+    label: Label,
     stage: Stage | None,
     workers: int,
 ) -> object:
-    """Runs every round, or one stage of the last; returns the last one's result."""
-    fitted: object = None
+    """Runs all stages, or one; returns its result."""
     price = price_of(chosen.price) if chosen.price else None
     with open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
@@ -136,13 +125,12 @@ def _trained(
             # Thresholds need the checkpoint alone, and are set anew on another build.
             lock_folder(out, manifest(*tasks, edge, cloud))
         meter = SpendingMeter()
-        for label in labels if stage is None else labels[-1:]:
-            shown = ShownStages(progress)
-            one = training(edge=edge, cloud=cloud, label=label, progress=shown, meter=meter)
-            if stage is None and label is labels[0] and (estimate := one.estimate()):
-                _warn_of_few(*tasks)
-                render.note(f"This will take about {estimate.described(price)}.")
-            fitted = one.run() if stage is None else getattr(one, stage)()
+        shown = ShownStages(progress)
+        one = training(edge=edge, cloud=cloud, label=label, progress=shown, meter=meter)
+        if stage is None and (estimate := one.estimate()):
+            _warn_of_few(*tasks)
+            render.note(f"This will take about {estimate.described(price)}.")
+        fitted = one.run() if stage is None else getattr(one, stage)()
     render.note(f"It took {meter.spent.described(price)}.")
     return fitted
 

@@ -18,6 +18,7 @@ from edgewise.loop.verify import READS_ALONG
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import identity_named, router_named
+from edgewise_lab.evaluation.able_reader import AbleReader
 from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
 from edgewise_lab.evaluation.oracle import Oracle
 from edgewise_lab.evaluation.report import CLOUD, EDGE, SERVED, Figures, Row
@@ -36,9 +37,9 @@ from edgewise_lab.evaluation.systems import (
     require_room,
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.evaluation.tasks.grading import agreeing_task
+from edgewise_lab.evaluation.tasks.grading import agreeing_task, grader
 
-VERIFY = "verify"
+VERIFY, PASSAGES = "verify", "passages"
 COMMIT_POINT, ORACLE, EXACT = Cell("commit-point"), Cell("oracle"), Cell("exact")
 QUERY_LEVEL = "query-level"
 SOME_COMMIT_POINTS = Cell("commit-point (choices)")
@@ -46,9 +47,12 @@ SOME_COMMIT_POINTS = Cell("commit-point (choices)")
 
 BASELINES = ("random", "max-prob", "entropy", "margin")
 OF_ROUTERS = ("served", "static")
+CALIBRATED = ("static", *BASELINES)
+"""Those that need thresholds, unless a router's card has them."""
 NO_BASELINES = (EDGE.system, CLOUD.system, *OF_ROUTERS)
 _BOUNDS = (COMMIT_POINT.system, ORACLE.system)
-SYSTEMS = (*NO_BASELINES, *BASELINES, QUERY_LEVEL, VERIFY, EXACT.system, *_BOUNDS)
+_ALL = (*NO_BASELINES, *BASELINES, QUERY_LEVEL, VERIFY, EXACT.system, *_BOUNDS)
+SYSTEMS = (*_ALL, PASSAGES)
 """Systems by the names that choose them: a router is "served" as users get it, and "static"."""
 
 _Part = tuple[int, Callable[[], dict[Cell, list[Outcome]]]]
@@ -158,6 +162,9 @@ class Evaluation:
         if not self.task.known and CLOUD not in alone:
             alone.append(CLOUD)
         yield len(alone), partial(self.alone, alone)
+        if self.cloud.reads_passages:
+            # It writes no tokens, so no router asks it for any.
+            systems = {*systems} & {EDGE.system, CLOUD.system, QUERY_LEVEL, VERIFY}
         for one in contenders:
             if "served" in systems:
                 yield len(one.served), partial(self.served, one)
@@ -172,6 +179,9 @@ class Evaluation:
             yield 0, lambda: {Cell(QUERY_LEVEL, at): query_level(*both, at) for at in shares}
         if self.cloud.verifies and VERIFY in systems:
             yield len(shares), partial(self.verified, shares)
+        if self.cloud.verifies and PASSAGES in systems:
+            able = AbleReader(self.cloud, self.edge.tokenizer)
+            yield len(shares), partial(self.verified, shares, PASSAGES, able)
         if self.cloud.verifies and EXACT.system in systems:
             yield 1, self.exact
         if COMMIT_POINT.system in systems and any(one.choices for one in self.task.questions):
@@ -197,24 +207,29 @@ class Evaluation:
             found[EDGE] = self._cell(EDGE, edge_alone(self.edge, tokens).answer)
         return found
 
-    def served(self, contender: Contender) -> dict[Cell, list[Outcome]]:
+    def served(
+        self, contender: Contender, cloud: CloudModel | None = None
+    ) -> dict[Cell, list[Outcome]]:
         """A router as users get it. Answers depend on those before; an earlier run's are gone on
-        from with what they left of the share."""
+        from with what they left of the share. `cloud`: in place of the evaluation's."""
         found: dict[Cell, list[Outcome]] = {}
         store, router = self._store_of(contender), contender.identity or ""
         for share, policy in contender.served.items():
             cell = Cell(contender.name + SERVED, share)
-            decoder = Decoder(self.edge, router=contender.router, policy=policy, cloud=self.cloud)
+            asked = cloud or self.cloud
+            decoder = Decoder(self.edge, router=contender.router, policy=policy, cloud=asked)
             system = AsServed(decoder, self.task.max_tokens, store.last(cell, router))
             found[cell] = self._cell(
                 cell, system.answer, store=store, router=router, settle=system.settle
             )
         return found
 
-    def verified(self, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
-        """Verification as users get it with each share; for a cloud that verifies."""
+    def verified(
+        self, shares: Sequence[float], name: str = VERIFY, cloud: CloudModel | None = None
+    ) -> dict[Cell, list[Outcome]]:
+        """Verification as users get it with each share; for a cloud that verifies, or this one."""
         by_share = {share: replace(self._verifying(), cloud_share=share) for share in shares}
-        return self.served(Contender(VERIFY, READS_ALONG, identity=VERIFY, served=by_share))
+        return self.served(Contender(name, READS_ALONG, identity=name, served=by_share), cloud)
 
     def exact(self) -> dict[Cell, list[Outcome]]:
         """Verification that corrects all that is not the cloud's own choice."""
@@ -263,8 +278,14 @@ class Evaluation:
     def _cell(
         self, cell: Cell, answer: Callable[[Question], Outcome], **options: Any
     ) -> list[Outcome]:
+        """Every question's outcome; what an earlier run has kept is graded as today."""
         options = {"store": self.store, "workers": self._workers, **options}
-        return run(cell, answer, self.task.questions, done=self._done, **options)
+        questions = self.task.questions
+        found = run(cell, answer, questions, done=self._done, **options)
+        return [
+            one if one.grader == grader() else graded(question, one)
+            for question, one in zip(questions, found, strict=True)
+        ]
 
     def _kept(self, cell: Cell) -> bool:
         """Whether an earlier run has kept all its outcomes."""
@@ -276,12 +297,13 @@ class Evaluation:
 
 
 def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence[str]:
-    """Those of SYSTEMS that are named, by commas; without names all, or all but the `baselines`.
+    """Those of SYSTEMS that are named, by commas; without names all but passages and, unless
+    wanted, the `baselines`.
 
     Raises `UsageError` for others, and where no figures come of it and no answer is `kept`.
     """
     if named is None:
-        return SYSTEMS if baselines else NO_BASELINES
+        return _ALL if baselines else NO_BASELINES
     systems = [name.strip() for name in named.split(",")]
     why = hint = ""
     if unknown := set(systems) - set(SYSTEMS):

@@ -34,10 +34,9 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     `interval` is of the accuracy, `gain_interval` of its difference to the edge alone. Fields with
     `strict_` use strict grading. Replies `to_read` by a person count in neither. `cut` is the
     fraction of replies that were cut at the longest answer, `changed` that of consults that changed
-    the token. `gap_recovered` is the mean over families with a gap, None without any; `without_gap`
-    lists the others. Prompt tokens are the cloud's, by its engine's meter, None where it has none.
-    `cloud_work` is what the cloud computed of prompts and wrote, in tokens, over the same of the
-    cloud alone.
+    the token. `gap_recovered` is None where the cloud is not better than the edge. Prompt tokens
+    are the cloud's, by its engine's meter, None where it has none. `cloud_work` is what the cloud
+    computed of prompts and wrote, in tokens, over the same of the cloud alone.
     """
 
     system: str
@@ -50,13 +49,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     gain_interval: Interval
     gap_recovered: float | None
     gap_interval: Interval | None
-    without_gap: tuple[str, ...]
     strict_accuracy: float
     strict_interval: Interval
     strict_gain_interval: Interval
     strict_gap_recovered: float | None
     strict_gap_interval: Interval | None
-    strict_without_gap: tuple[str, ...]
     cloud_share: float
     cloud_share_interval: Interval
     cloud_tokens: int
@@ -78,27 +75,22 @@ class Row(msgspec.Struct, frozen=True):
 
 def rows(found: Outcomes) -> list[Row]:
     """A row for every system; `found` must hold edge and cloud."""
-    families = list(dict.fromkeys(one.family for one in found[EDGE]))
-    judged = [one for one in families if one in {o.family for o in found[EDGE] if not o.to_read}]
+    judged = list(dict.fromkeys(one.family for one in found[EDGE] if not one.to_read))
     return [
-        Row(
-            _figures(cell, found, families, judged),
-            {family: _figures(cell, found, [family], [family]) for family in judged},
-        )
+        Row(_figures(cell, found), {family: _figures(cell, found, family) for family in judged})
         for cell in found
     ]
 
 
-def _figures(
-    cell: Cell, found: Outcomes, families: Sequence[str], judged: Sequence[str]
-) -> Figures:
-    """Figures of some families, of whom a program can judge replies in some."""
+def _figures(cell: Cell, found: Outcomes, family: str | None = None) -> Figures:
+    """Figures of a family, or of everything."""
     own = {
-        which: [o for o in found[which] if o.family in families] for which in (cell, EDGE, CLOUD)
+        which: [o for o in found[which] if family in (None, o.family)]
+        for which in (cell, EDGE, CLOUD)
     }
     outcomes = own[cell]
-    lenient = _read(own, cell, judged, lambda outcome: outcome.right)
-    strict = _read(own, cell, judged, lambda outcome: outcome.strict)
+    lenient = _read(own, cell, lambda outcome: outcome.right)
+    strict = _read(own, cell, lambda outcome: outcome.strict)
     work, alone = _work(outcomes), _work(own[CLOUD])
     output = [o.output_tokens for o in outcomes]
     asked = [o.cloud_tokens + o.wasted_tokens for o in outcomes]
@@ -123,23 +115,18 @@ def _figures(
     )
 
 
-def _read(found: Outcomes, cell: Cell, families: Sequence[str], grade: Grade) -> dict[str, Any]:
+def _read(found: Outcomes, cell: Cell, grade: Grade) -> dict[str, Any]:
     """The fields of `Figures` that a reading of the answers has of its own."""
-
-    def graded(which: Cell, among: Sequence[str]) -> list[bool]:
-        return [grade(o) for o in found[which] if o.family in among and not o.to_read]
-
-    right = graded(cell, families)
-    with_gap = [f for f in families if sum(graded(CLOUD, [f])) > sum(graded(EDGE, [f]))]
-    triples = [(graded(EDGE, [f]), graded(cell, [f]), graded(CLOUD, [f])) for f in with_gap]
-    recovered = gap_recovered(triples) if triples else None
+    edge, right, cloud = (
+        [grade(o) for o in found[which] if not o.to_read] for which in (EDGE, cell, CLOUD)
+    )
+    recovered = gap_recovered(edge, right, cloud)
     return {
         "accuracy": sum(right) / len(right),
         "interval": mean_interval(right),
-        "gain_interval": difference_interval(right, graded(EDGE, families)),
+        "gain_interval": difference_interval(right, edge),
         "gap_recovered": recovered[0] if recovered else None,
         "gap_interval": recovered[1] if recovered else None,
-        "without_gap": tuple(f for f in families if f not in with_gap),
     }
 
 
@@ -177,20 +164,15 @@ class Strictly(msgspec.Struct, frozen=True):
 
     accuracy: Accuracy
     gap_recovered: float | None
-    without_gap: tuple[str, ...]
     interval: Intervals
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """Edge alone, pair and cloud alone on some questions.
-
-    The gap is that of the families that have one; `without_gap` are the others.
-    """
+    """Edge alone, pair and cloud alone on some questions."""
 
     questions: int
     accuracy: Accuracy
     gap_recovered: float | None
-    without_gap: tuple[str, ...]
     cloud_share: float
     cloud_work: float | None
     interval: Intervals
@@ -217,13 +199,14 @@ def summary(
 ) -> Summary:
     """Summary of `router` at its first share in `table`, as served where that is in it.
 
-    Without one it is of the first system after edge and cloud.
+    Where that is not there it is of the first system after edge and cloud.
     """
     first: dict[str, Row] = {}
     for row in table:
         first.setdefault(row.overall.system, row)
     edge, cloud = first[EDGE.system], first[CLOUD.system]
-    router = router or table[min(2, len(table) - 1)].overall.system
+    if router is None or not {router, router + SERVED} & first.keys():
+        router = table[min(2, len(table) - 1)].overall.system
     pair = first.get(router + SERVED) or first[router]
     whole = _compared(edge.overall, pair.overall, cloud.overall)
     return Summary(
@@ -244,14 +227,12 @@ def _compared(edge: Figures, pair: Figures, cloud: Figures) -> Compared:
         questions=pair.questions,
         accuracy=Accuracy(edge.accuracy, pair.accuracy, cloud.accuracy),
         gap_recovered=pair.gap_recovered,
-        without_gap=pair.without_gap,
         cloud_share=pair.cloud_share,
         cloud_work=pair.cloud_work,
         interval=Intervals(pair.gain_interval, pair.gap_interval),
         strict=Strictly(
             Accuracy(edge.strict_accuracy, pair.strict_accuracy, cloud.strict_accuracy),
             pair.strict_gap_recovered,
-            pair.strict_without_gap,
             Intervals(pair.strict_gain_interval, pair.strict_gap_interval),
         ),
     )
@@ -268,9 +249,5 @@ def as_csv(table: Sequence[Row]) -> str:
     for row in table:
         for family, figures in {"all": row.overall, **row.families}.items():
             ends = [end for name in intervals for end in getattr(figures, name) or ("", "")]
-            writer.writerow([family, *(_cell(getattr(figures, name)) for name in names), *ends])
+            writer.writerow([family, *(getattr(figures, name) for name in names), *ends])
     return text.getvalue()
-
-
-def _cell(value: object) -> object:
-    return "" if value is None else " ".join(value) if isinstance(value, tuple) else value

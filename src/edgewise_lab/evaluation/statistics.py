@@ -17,20 +17,20 @@ Interval = tuple[float, float]
 
 def mean_interval(right: Sequence[float], *, seed: int = 0) -> Interval:
     """The 95 % interval of an accuracy."""
-    return interval_of(_resampled_means([right], _drawn((len(right),), seed)[0])[:, 0])
+    return interval_of(_resampled_means([right], _drawn(len(right), seed))[:, 0])
 
 
 def difference_interval(
     better: Sequence[float], worse: Sequence[float], *, seed: int = 0
 ) -> Interval:
     """The 95 % interval of mean(better) - mean(worse), both over the same questions."""
-    means = _resampled_means([better, worse], _drawn((len(better),), seed)[0])
+    means = _resampled_means([better, worse], _drawn(len(better), seed))
     return interval_of(means[:, 0] - means[:, 1])
 
 
 def ratio_interval(part: Sequence[float], whole: Sequence[float], *, seed: int = 0) -> Interval:
     """The 95 % interval of sum(part) / sum(whole), both over the same questions, whole > 0."""
-    means = _resampled_means([part, whole], _drawn((len(part),), seed)[0])
+    means = _resampled_means([part, whole], _drawn(len(part), seed))
     return interval_of(means[:, 0] / means[:, 1])
 
 
@@ -41,25 +41,22 @@ def median_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
 
 
 def gap_recovered(
-    families: Sequence[tuple[Sequence[bool], Sequence[bool], Sequence[bool]]], *, seed: int = 0
+    edge: Sequence[bool], pair: Sequence[bool], cloud: Sequence[bool], *, seed: int = 0
 ) -> tuple[float, Interval] | None:
-    """(pair - edge) / (cloud - edge), averaged over the families, and its 95 % interval.
+    """(pair - edge) / (cloud - edge), of right answers to the same questions, and its interval.
 
-    A family is the right answers of edge, pair and cloud to the same questions. Questions are
-    resampled within their family. None where a family has no gap to recover: its cloud is not
-    better than its edge. A resample without a gap may stand for any value, so it counts as below
-    the low end and as above the high one; an end that this leaves open is infinite.
+    None where the cloud is not better than the edge: there is no gap to recover. A resample without
+    a gap may stand for any value, so it counts as below the low end and as above the high one; an
+    end that this leaves open is infinite.
     """
-    found = [_recovered(np.asarray(family, np.float64).mean(axis=1)) for family in families]
-    if np.isnan(found).any():
+    answers = [edge, pair, cloud]
+    found = _recovered(np.mean(answers, axis=1))
+    if np.isnan(found):
         return None
-    draws = _drawn(tuple(len(family[0]) for family in families), seed)
-    pairs = zip(families, draws, strict=True)
-    resampled = [_recovered(_resampled_means(family, drawn)) for family, drawn in pairs]
-    mean = np.mean(resampled, axis=0)
-    low, _ = interval_of(np.nan_to_num(mean, nan=-np.inf))
-    _, high = interval_of(np.nan_to_num(mean, nan=np.inf))
-    return float(np.mean(found)), (low, high)
+    resampled = _recovered(_resampled_means(answers, _drawn(len(edge), seed)))
+    low, _ = interval_of(np.nan_to_num(resampled, nan=-np.inf))
+    _, high = interval_of(np.nan_to_num(resampled, nan=np.inf))
+    return float(found), (low, high)
 
 
 def _recovered(means: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -71,12 +68,10 @@ def _recovered(means: NDArray[np.float64]) -> NDArray[np.float64]:
 
 # All systems of a report are resampled alike, and drawing is most of the work.
 @lru_cache(maxsize=4)
-def _drawn(sizes: tuple[int, ...], seed: int) -> list[NDArray[np.int32]]:
-    """Bootstrap counts of each family, int32[RESAMPLES, n]: draws of each of its n questions."""
+def _drawn(n: int, seed: int) -> NDArray[np.int32]:
+    """Bootstrap counts, int32[RESAMPLES, n]: how often each of n questions is drawn."""
     rng = np.random.default_rng(seed)
-    return [
-        rng.multinomial(n, np.full(n, 1 / n), RESAMPLES).astype(np.int32, copy=False) for n in sizes
-    ]
+    return rng.multinomial(n, np.full(n, 1 / n), RESAMPLES).astype(np.int32, copy=False)
 
 
 def _resampled_means(

@@ -17,7 +17,12 @@ from edgewise.prompts import Prompt, prompt_of
 from edgewise.routers.base import Router
 from edgewise.routers.untrained import MaxProb
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.evaluation.tasks.grading import first_mention, is_right, is_strictly_right
+from edgewise_lab.evaluation.tasks.grading import (
+    first_mention,
+    grader,
+    is_right,
+    is_strictly_right,
+)
 
 
 def max_answer_tokens(prompt: int, max_tokens: int, *contexts: int) -> int:
@@ -48,7 +53,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     edge's tokens of an answer that the cloud then wrote anew. `cached` and
     `computed` are prompt tokens by the cloud engine's own meter, None where it has none.
     `uncertainty` is the mean score over the answer, `seconds` its duration. `bucket` is what the
-    shared budget holds after it, None where answers are independent.
+    shared budget holds after it, None where answers are independent. `grader` is the digest of the
+    code that graded it.
     """
 
     question: str
@@ -70,17 +76,21 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     uncertainty: float = 0.0
     seconds: float = 0.0
     bucket: float | None = None
+    grader: str = ""
 
 
 def graded(question: Question, outcome: Outcome) -> Outcome:
     """The outcome with its text graded anew."""
-    text = outcome.text
-    return msgspec.structs.replace(
-        outcome,
-        right=is_right(question, text),
-        strict=is_strictly_right(question, text),
-        to_read=question.check == "read",
-    )
+    return msgspec.structs.replace(outcome, **_verdict(question, outcome.text))
+
+
+def _verdict(question: Question, text: str) -> dict[str, Any]:
+    return {
+        "right": is_right(question, text),
+        "strict": is_strictly_right(question, text),
+        "to_read": question.check == "read",
+        "grader": grader(),
+    }
 
 
 @contextmanager
@@ -107,10 +117,8 @@ def written(question: Question, text: str, output_tokens: int, **costs: Any) -> 
         question=question.id,
         family=question.family,
         text=text,
-        right=is_right(question, text),
-        strict=is_strictly_right(question, text),
-        to_read=question.check == "read",
         output_tokens=output_tokens,
+        **_verdict(question, text),
         **costs,
     )
 

@@ -1,6 +1,5 @@
 """Training data of a router: texts, and the edge's and the cloud's predictions on them."""
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,33 +14,28 @@ from safetensors.numpy import save_file
 
 from edgewise.cloud.base import CloudModel
 from edgewise.costs.price import BilledTokens
-from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Needs, Step, Tokenizer
+from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Step, Tokenizer
 from edgewise.errors import UsageError
-from edgewise.loop.decoder import Decoder
 from edgewise.routers.signals import READ, needs_of, signals_of, top_of
 from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.systems import max_answer_tokens, question_ids, text_of
-from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import agreeing, is_right
-from edgewise_lab.rollouts import CloudRollouts, Continuation, Done, Prefix, Rollouts, ignore
+from edgewise_lab.rollouts import CloudRollouts, Continuation, Prefix, Rollouts
 from edgewise_lab.training.spending import SpendingMeter
 
-Text = Literal["answer", "reference", "target", "own"]
-"""Text that the edge reads: the cloud's answer, the reference that comes with a question, the
-target (the references of a task where every question has one, else the cloud's answers), or its own
-answer."""
+Text = Literal["answer", "own"]
+"""Text that the edge reads: the cloud's answer, or its own."""
 
-ANSWERS, REFERENCES, OWN, OWN_READ = (
-    f"{name}.jsonl" for name in ("answers", "references", "own", "own-read")
-)
-"""The cloud's answers, references that it has read, the edge's answers, those that it has read."""
+ANSWERS, OWN, OWN_READ = (f"{name}.jsonl" for name in ("answers", "own", "own-read"))
+"""The cloud's answers, the edge's, and those that the cloud has read."""
 
 KEPT = 64
 """Log-probs kept of every position; a router may use fewer."""
 
 SAMPLES_A_SHARD = 50
 COLUMNS = READ
-_ALWAYS = ("sample", "proposed", "written", "edge_logprob")
+_ALWAYS = ("sample", "proposed", "written")
 """Fields of `Columns` that are arrays, in their order."""
 _PREFILL = 256
 
@@ -49,15 +43,12 @@ _PREFILL = 256
 class Sample(msgspec.Struct, frozen=True):
     """A text to read after a prompt.
 
-    `logprobs` (nats) are the cloud's, None where its engine does not tell one. Those of another's
-    text are there where the cloud has read it; `cloud` is then what it would have written at each
-    position.
+    `cloud` is what the cloud would have written at each position of another's text that it read.
     """
 
     question: str
     prompt: tuple[int, ...]
     ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...]
     right: bool
     cloud: tuple[int, ...] = ()
 
@@ -66,15 +57,13 @@ class Columns(msgspec.Struct, frozen=True):
     """Table with a row for each token of the texts, before it is written.
 
     `sample` int32[n] is the index into `questions`; `proposed` and `written` int32[n] are the
-    edge's id and the text's, `edge_logprob` float32[n] the edge's logprob of the latter. `inputs`
-    holds float32[n, width] by name.
+    edge's id and the text's. `inputs` holds float32[n, width] by name.
     """
 
     questions: tuple[str, ...]
     sample: Ids
     proposed: Ids
     written: Ids
-    edge_logprob: Floats
     inputs: dict[str, Floats]
 
 
@@ -104,7 +93,7 @@ def collect_answers(
         text = text_of(tokenizer, written.ids)
         # Where nobody knows the answer it is the cloud's own, which is asked for first.
         right = is_right(agreeing(question, text), text)
-        sample = Sample(question.id, prompts[index], written.ids, written.logprobs, right)
+        sample = Sample(question.id, prompts[index], written.ids, right)
         append(path, sample)
         known[question.id] = sample
         done()
@@ -114,29 +103,6 @@ def collect_answers(
     rooms = [max_answer_tokens(len(prompt), task.max_tokens, *contexts) for prompt in prompts]
     writer.run([Prefix(*asked) for asked in zip(prompts, rooms, strict=True)], keep)
     return [known[question.id] for question in task.questions]
-
-
-def references(task: Task, tokenizer: Tokenizer, *, contexts: Sequence[int] = ()) -> list[Sample]:
-    """The task's reference answers, truncated like an answer of the pair (`collect_answers`).
-
-    Raises `UsageError` where that is nothing.
-    """
-    found = [_reference(q, task, tokenizer, contexts) for q in task.questions if q.reference]
-    if not found:
-        raise UsageError(
-            f"This label needs questions with right answers, and those of {task.name} have none",
-            hint="choose a label that reads the cloud's answers",
-            setting="label",
-        )
-    return found
-
-
-def _reference(
-    question: Question, task: Task, tokenizer: Tokenizer, contexts: Sequence[int]
-) -> Sample:
-    prompt, ids = question_ids(tokenizer, question), tokenizer.encode(question.reference)
-    longest = max_answer_tokens(len(prompt), task.max_tokens, *contexts)
-    return Sample(question.id, tuple(prompt), tuple(ids[:longest]), (), True)
 
 
 def collect_features(
@@ -172,7 +138,6 @@ def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[],
     sample_of: list[int] = []
     proposed: list[int] = []
     written: list[int] = []
-    logprobs: list[float] = []
     for index, sample in enumerate(samples):
         for step, token in zip(steps_along(session, sample), sample.ids, strict=True):
             for signal in signals:
@@ -181,7 +146,6 @@ def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[],
             sample_of.append(index)
             proposed.append(step.proposed)
             written.append(token)
-            logprobs.append(step.logprob(token))
         done()
     inputs = {name: np.stack(values).astype(np.float32) for name, values in rows.items()}
     if not all(np.isfinite(values).all() for values in inputs.values()):
@@ -194,7 +158,6 @@ def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[],
         np.array(sample_of, np.int32),
         np.array(proposed, np.int32),
         np.array(written, np.int32),
-        np.array(logprobs, np.float32),
         dict[str, Floats](inputs),
     )
 
@@ -241,12 +204,11 @@ def _read(path: Path) -> Columns:
 def _is_whole(found: Columns) -> bool:
     """Whether there is a number of the right kind for each token of each text."""
     ids = (found.sample, found.proposed, found.written)
-    floats = (found.edge_logprob, *found.inputs.values())
+    floats = list(found.inputs.values())
     rows = found.written.shape[:1]
     return (
         all(column.dtype == np.int32 and column.shape == rows for column in ids)
         and all(column.dtype == np.float32 and column.shape[:1] == rows for column in floats)
-        and found.edge_logprob.ndim == 1
         and all(column.ndim == 2 for column in found.inputs.values())
         and all(bool(np.isfinite(column).all()) for column in floats)
         and all(bool((column >= 0).all()) for column in ids)
@@ -292,23 +254,19 @@ def read_by_cloud(
     done: Callable[[], None] = lambda: None,
     *,
     meter: SpendingMeter,
-    name: str = REFERENCES,
-    logprobs: bool = True,
 ) -> list[Sample]:
-    """The samples with the cloud's logprob of every id, and what it would have written instead.
+    """The samples with what the cloud would have written at each of their positions.
 
     A model in this process reads each in one prefill; an engine elsewhere is asked for one token at
-    each position, and an id that is not among its candidates counts as likely as they leave room
-    for. Those that `folder` holds are not read again. Raises `UsageError` for an engine that
-    tells no candidates, unless what the cloud would have written is enough (no `logprobs`).
+    each position. Those that `folder` holds are not read again.
     """
-    path = folder / name
+    path = folder / OWN_READ
     known = {sample.question: sample for sample in read(path, Sample)}
     fresh = [s for s in samples if s.question not in known or known[s.question].ids != s.ids]
     for _ in range(len(samples) - len(fresh)):
         done()
     local = cloud.local
-    for sample in _elsewhere(fresh, cloud, logprobs) if local is None else _here(fresh, local):
+    for sample in _elsewhere(fresh, cloud) if local is None else _here(fresh, local):
         if local is not None:
             # Consults elsewhere are counted as they are made.
             meter.count(BilledTokens(input=len(sample.prompt) + len(sample.ids)))
@@ -319,61 +277,20 @@ def read_by_cloud(
 
 
 def _here(samples: Sequence[Sample], cloud: EdgeModel) -> Iterator[Sample]:
-    session = cloud.session(Needs.ENTROPY)
+    session = cloud.session()
     try:
         for sample in samples:
-            logprobs: list[float] = []
-            ids: list[int] = []
-            for step, token in zip(steps_along(session, sample), sample.ids, strict=True):
-                logprobs.append(step.logprob(token))
-                ids.append(step.proposed)
-            yield replace(sample, logprobs=tuple(logprobs), cloud=tuple(ids))
+            ids = tuple(step.proposed for step in steps_along(session, sample))
+            yield replace(sample, cloud=ids)
     finally:
         session.close()
 
 
-def _elsewhere(samples: Sequence[Sample], cloud: CloudModel, logprobs: bool) -> Iterator[Sample]:
+def _elsewhere(samples: Sequence[Sample], cloud: CloudModel) -> Iterator[Sample]:
     rollouts = CloudRollouts(cloud)
     for start in range(0, len(samples), _TOGETHER):
         some = samples[start : start + _TOGETHER]
         prefixes = [Prefix((*s.prompt, *s.ids[:at]), 1) for s in some for at in range(len(s.ids))]
         replies = iter(rollouts.run(prefixes))
         for sample in some:
-            own = [next(replies) for _ in sample.ids]
-            known = tuple(map(_logprob, own, sample.ids)) if logprobs else (None,) * len(own)
-            yield replace(sample, logprobs=known, cloud=tuple(one.ids[0] for one in own))
-
-
-def _logprob(one: Continuation, token: int) -> float:
-    """Logprob of `token` at the first place; an upper bound if it is not among the candidates."""
-    candidates = {candidate.id: candidate.logprob for candidate in (one.top or ((),))[0]}
-    if not candidates:
-        raise UsageError(
-            "This label needs the log-probs of other tokens, which the cloud's engine does not "
-            "return",
-            hint="choose another label",
-            setting="label",
-        )
-    if token in candidates:
-        return candidates[token]
-    left = 1.0 - sum(math.exp(logprob) for logprob in candidates.values())
-    return min(math.log(max(left, 1e-9)), min(candidates.values()))
-
-
-class PairRollouts:
-    """Implements `Rollouts` with a decoder, one prefix after the other."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-
-    def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
-        written: list[Continuation] = []
-        for index, prefix in enumerate(prefixes):
-            answer = self._decoder.generate(prefix.ids, max_tokens=prefix.n)
-            ids = tuple(token.id for token in answer.tokens)
-            written.append(Continuation(ids, tuple(token.logprob for token in answer.tokens)))
-            done(index, written[-1])
-        return written
-
-    def close(self) -> None:
-        """The decoder holds nothing between answers."""
+            yield replace(sample, cloud=tuple(next(replies).ids[0] for _ in sample.ids))

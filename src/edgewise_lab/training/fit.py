@@ -17,9 +17,9 @@ from edgewise.registry import attribute
 from edgewise.routers.mlp import TABLE
 from edgewise.routers.named import ROUTERS, is_trained
 from edgewise.routers.signals import Reference, Signal, ranks_of, signals_of
-from edgewise_lab.training.collect import Columns, Sample
+from edgewise_lab.training.collect import Columns
 
-Objective = Literal["cross-entropy", "balanced-cross-entropy", "marginal-likelihood"]
+Objective = Literal["cross-entropy", "balanced-cross-entropy"]
 """Loss of `fit`; `balanced` lets the rarer class weigh as much as the other."""
 
 
@@ -28,8 +28,7 @@ class Data(msgspec.Struct, frozen=True):
 
     `inputs` float32[n, width] (without the embedding), `labels` float32[n], `groups` int32[n]:
     which text; `proposed` int32[n] with `embeddings` float32[vocabulary, d] where the token's
-    embedding is an input; `edge_logprob` and `cloud_logprob` float32[n] of the token written, for
-    the marginal likelihood, the cloud's NaN where it is not known.
+    embedding is an input.
     """
 
     inputs: Floats
@@ -37,14 +36,11 @@ class Data(msgspec.Struct, frozen=True):
     groups: Ids
     proposed: Ids
     embeddings: Floats | None = None
-    edge_logprob: Floats | None = None
-    cloud_logprob: Floats | None = None
 
 
 def data_of(
     columns: Columns,
     values: Mapping[str, Sequence[float]],
-    samples: Sequence[Sample],
     *,
     inputs: Sequence[str],
     top_k: int,
@@ -66,17 +62,12 @@ def data_of(
             hint="give more questions, or another pair or label",
         )
     parts = [_part(columns, one, top_k, reference) for one in signals_of(inputs) if one.read]
-    logprobs = {sample.question: sample.logprobs for sample in samples}
-    read = [logprobs[name] for name in columns.questions]
-    cloud = np.array([one for text in read for one in text], np.float32) if all(read) else None
     return Data(
         np.concatenate(parts, axis=1) if parts else np.empty((len(labels), 0), np.float32),
         labels,
         columns.sample,
         columns.proposed,
         embeddings if "token_embedding" in inputs else None,
-        columns.edge_logprob,
-        None if cloud is None or np.isnan(cloud).all() else cloud,
     )
 
 
@@ -198,10 +189,6 @@ def _problem(found: Fitted) -> str | None:
     return None
 
 
-_POSITIVE_WEIGHT = 8.0
-_WARM_EPOCHS = 5
-
-
 def ready() -> Fit:
     """`fit`, where torch is installed; raises `UsageError`."""
     import_torch()
@@ -212,11 +199,9 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
     """Minimise the objective; the epoch that is best on held-out texts is kept.
 
     Cross-entropy: against the labels; `balanced`: positive ones weigh as many times as there are
-    more negative ones, as in the published code of R2R (arXiv 2505.21600). `marginal-likelihood`:
-    Co-LLM's, equation 3 of arXiv 2403.03870, -log((1 - p) P_edge(y) + p P_cloud(y)) with p the
-    score, begun with some epochs of cross-entropy in which positive labels weigh eight times; over
-    the tokens whose P_cloud is known. The fit begins as the constant score that is the mean label,
-    so that no update is spent on finding that. `done` is called after each epoch.
+    more negative ones, as in the published code of R2R (arXiv 2505.21600). The fit begins as the
+    constant score that is the mean label, so that no update is spent on finding that. `done` is
+    called after each epoch.
     """
     torch = import_torch()
     torch.manual_seed(recipe.seed)
@@ -228,25 +213,21 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay
     )
-    warm = _WARM_EPOCHS if recipe.objective == "marginal-likelihood" else 0
     batch = recipe.batch_of(len(kept))
     batches = -(-len(kept) // batch)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, batches * (recipe.epochs + warm)
-    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, batches * recipe.epochs)
     best, scores = float("inf"), np.empty(0, np.float32)
     tensors: dict[str, NDArray[np.floating[Any]]] = {}
-    for epoch in range(-warm, recipe.epochs):
+    for _ in range(recipe.epochs):
         for rows in kept[torch.randperm(len(kept))].split(batch):
             optimizer.zero_grad()
-            logit = network(rows)
-            (_warm_loss(torch, data, logit, rows) if epoch < 0 else loss_of(logit, rows)).backward()
+            loss_of(network(rows), rows).backward()
             optimizer.step()
             schedule.step()
         with torch.no_grad():
             logit = network(checked)
             loss = float(loss_of(logit, checked))
-        if epoch >= 0 and loss < best:
+        if loss < best:
             best, tensors, scores = loss, network.tensors(), torch.sigmoid(logit).numpy()
         done()
     with torch.no_grad():
@@ -305,36 +286,11 @@ class _Network:
 
 def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], Any]:
     """Returns the loss as a function of logits and rows."""
-    if recipe.objective != "marginal-likelihood":
-        labels = torch.from_numpy(data.labels)
-        balanced = recipe.objective == "balanced-cross-entropy"
-        weight = (1 - labels).sum() / labels.sum() if balanced else None
-        entropy = torch.nn.functional.binary_cross_entropy_with_logits
-        return lambda logit, rows: entropy(logit, labels[rows], pos_weight=weight)
-    if data.edge_logprob is None or data.cloud_logprob is None:
-        raise UsageError(
-            "The marginal likelihood needs logprobs of the cloud's answers",
-            hint="choose another label, or a cloud that returns them",
-            setting="label",
-        )
-    edge = torch.from_numpy(data.edge_logprob)
-    cloud = torch.from_numpy(data.cloud_logprob)
-    known = ~cloud.isnan()
-    log_sigmoid = torch.nn.functional.logsigmoid
-
-    def marginal(logit: Any, rows: Any) -> Any:
-        has_label = known[rows]
-        logit, rows = logit[has_label], rows[has_label]
-        either = torch.logaddexp(log_sigmoid(-logit) + edge[rows], log_sigmoid(logit) + cloud[rows])
-        return -either.sum() / max(1, len(rows))
-
-    return marginal
-
-
-def _warm_loss(torch: Any, data: Data, logit: Any, rows: Any) -> Any:
-    return torch.nn.functional.binary_cross_entropy_with_logits(
-        logit, torch.from_numpy(data.labels)[rows], pos_weight=torch.tensor(_POSITIVE_WEIGHT)
-    )
+    labels = torch.from_numpy(data.labels)
+    balanced = recipe.objective == "balanced-cross-entropy"
+    weight = (1 - labels).sum() / labels.sum() if balanced else None
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits
+    return lambda logit, rows: entropy(logit, labels[rows], pos_weight=weight)
 
 
 def import_torch() -> Any:

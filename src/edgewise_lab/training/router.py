@@ -18,7 +18,7 @@ from edgewise.errors import UsageError, VocabularyMismatch
 from edgewise.registry import code_file
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, behaviour_of, read_card
-from edgewise.routers.named import identity_of, is_trained, router_of
+from edgewise.routers.named import is_trained, router_of
 from edgewise.routers.signals import QUANTILES, Reference
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.store import read
@@ -27,7 +27,6 @@ from edgewise_lab.evaluation.systems import (
     contexts_of,
     edge_alone,
     max_answer_tokens,
-    paired,
     question_ids,
     require_room,
     text_of,
@@ -40,15 +39,12 @@ from edgewise_lab.training.collect import (
     KEPT,
     OWN,
     OWN_READ,
-    REFERENCES,
     Columns,
-    PairRollouts,
     Sample,
     Text,
     collect_answers,
     collect_features,
     read_by_cloud,
-    references,
 )
 from edgewise_lab.training.fit import Fitted, Recipe, data_of, embeddings_of, fitted
 from edgewise_lab.training.labels.base import (
@@ -64,9 +60,6 @@ from edgewise_lab.training.spending import MeteredCloud, MeteredRollouts, Spendi
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
 """Cloud shares that get a threshold."""
-
-MIXED_SHARE = 0.05
-"""Cloud share of the pair that writes the rollouts of a label's later round."""
 
 PROBED = 8
 """Questions whose cost is measured before the others are begun."""
@@ -188,9 +181,9 @@ class Training:
     def label(self) -> None:
         samples, columns = self._collected(allowed=False)
         with ExitStack() as stack:
-            writers = self._label.writers
-            by = identity_of(read_card(self.folder), self.folder) if "pair" in writers else ""
-            rollouts: dict[Writer, Rollouts] = {w: self._rollouts(w, stack) for w in writers}
+            rollouts: dict[Writer, Rollouts] = {
+                writer: self._rollouts(writer, stack) for writer in self._label.writers
+            }
             label_all(
                 self._label,
                 self._cases(samples, columns),
@@ -200,12 +193,11 @@ class Training:
                 begun=partial(self._progress.stage, "labels"),
                 # Here they are written one after the other, and each is progress.
                 together=TOGETHER if self.cloud.local is None else 1,
-                router=by,
             )
 
     def fit(self) -> Fitted:
         """Weights, and a card without thresholds."""
-        samples, columns = self._collected(allowed=False)
+        _, columns = self._collected(allowed=False)
         values = kept_values(self._label, self._data)
         if not values.keys() >= set(columns.questions):
             raise self._lacking("label")
@@ -214,7 +206,6 @@ class Training:
         data = data_of(
             columns,
             values,
-            samples,
             inputs=self.inputs,
             top_k=self.top_k,
             reference=reference,
@@ -227,7 +218,7 @@ class Training:
             top_k=self.top_k,
             reference=reference,
             trained_on=f"{self.task.name}, {len(self.task.questions)} questions",
-            label=self._described(),
+            label=self._label.described,
             probability=isotonic(found.scores, found.labels),
             loss=found.loss,
             baseline_loss=found.baseline_loss,
@@ -321,18 +312,13 @@ class Training:
 
     def _collected(self, *, allowed: bool) -> tuple[list[Sample], Columns]:
         """Collects the label's text; unless `allowed`, it must exist."""
-        text = self._text()
+        text = self._label.text
         if not self.task.known:
             answers = self._answers(allowed=allowed)
             texts = {one.question: text_of(self.edge.tokenizer, one.ids) for one in answers}
             self.task = agreeing_task(self.task, texts)
-        if text == "reference":
-            contexts = contexts_of(self.edge, self.cloud)
-            samples = references(self.task, self.edge.tokenizer, contexts=contexts)
-            if self._label.objective == "marginal-likelihood":
-                samples = self._read(samples, REFERENCES, allowed=allowed)
-        elif text == "own":
-            samples = self._read(self._own(allowed=allowed), OWN_READ, allowed=allowed)
+        if text == "own":
+            samples = self._read(self._own(allowed=allowed), allowed=allowed)
         else:
             samples = self._answers(allowed=allowed)
         return samples, self._features(samples, text, allowed=allowed)
@@ -365,18 +351,10 @@ class Training:
                 name=name,
             )
 
-    def _read(self, samples: Sequence[Sample], name: str, *, allowed: bool) -> list[Sample]:
-        self._require(name, allowed=allowed)
+    def _read(self, samples: Sequence[Sample], *, allowed: bool) -> list[Sample]:
+        self._require(OWN_READ, allowed=allowed)
         self._progress.stage("cloud's reading", len(samples))
-        return read_by_cloud(
-            samples,
-            self.cloud,
-            self._data,
-            self._progress.done,
-            meter=self.meter,
-            name=name,
-            logprobs=self._label.objective == "marginal-likelihood",
-        )
+        return read_by_cloud(samples, self.cloud, self._data, self._progress.done, meter=self.meter)
 
     def _features(self, samples: Sequence[Sample], text: Text, *, allowed: bool) -> Columns:
         self._require(f"{text}-00000.safetensors", allowed=allowed)
@@ -387,24 +365,13 @@ class Training:
         """Reference values of `ranks`: the edge's own writing, whatever the label reads."""
         if "ranks" not in self.inputs:
             return ()
-        if self._text() != "own":
+        if self._label.text != "own":
             columns = self._features(self._own(allowed=allowed), "own", allowed=allowed)
         return reference_of(columns.inputs["ranks"])
 
     def _require(self, name: str, *, allowed: bool) -> None:
         if not allowed and not (self._data / name).exists():
             raise self._lacking("collect")
-
-    def _text(self) -> Text:
-        if self._label.text != "target":
-            return self._label.text
-        return "reference" if all(q.reference for q in self.task.questions) else "answer"
-
-    def _described(self) -> str:
-        if self._label.text != "target":
-            return self._label.described
-        texts = "references" if self._text() == "reference" else "cloud's answers"
-        return f"{self._label.described}, along the {texts}"
 
     def _cases(self, samples: Sequence[Sample], columns: Columns) -> list[Case]:
         known = {sample.question: sample for sample in samples}
@@ -422,22 +389,9 @@ class Training:
         return Case(question, sample, proposed, self.edge.tokenizer, longest)
 
     def _rollouts(self, writer: Writer, stack: ExitStack) -> Rollouts:
-        if writer == "pair":
-            return self._mixed()
         rollouts = edge_rollouts(self.edge) if writer == "edge" else self._by_cloud()
         stack.callback(rollouts.close)
         return rollouts
-
-    def _mixed(self) -> PairRollouts:
-        """The pair under the router that the folder holds from the round before."""
-        card = read_card(self.folder)
-        card.require_fits(self.edge, self.folder)
-        threshold = card.threshold(MIXED_SHARE)
-        if threshold is None:
-            raise UsageError(
-                "The first round is not calibrated", hint="run its stage calibrate", setting="stage"
-            )
-        return PairRollouts(paired(self.edge, router_of(card, self.folder), threshold, self.cloud))
 
     def _lacking(self, stage: Stage) -> UsageError:
         return UsageError(

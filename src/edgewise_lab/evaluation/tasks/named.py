@@ -88,6 +88,7 @@ def with_calibration(
     calibration_data: Path | None = None,
     max_tokens: int | None = None,
     known: bool = True,
+    calibrated: bool = True,
 ) -> tuple[Task, Task]:
     """The first `limit` questions to use, and `calibration` others to set thresholds with.
 
@@ -96,7 +97,8 @@ def with_calibration(
 
     A task with a calibration split has these there. Otherwise they are the last ones of
     `calibration_data`, a file like `data`; without it, of a task to be tested that has a train
-    split the end of that, which training leaves out; and of any other its own end.
+    split the end of that, which training leaves out; and of any other its own end. If nothing is
+    `calibrated` and no `calibration` is asked for, this own end is among the questions to use, too.
     """
     counts = {"limit": limit, "calibration": calibration, "max_tokens": max_tokens}
     for setting, value in counts.items():
@@ -105,7 +107,8 @@ def with_calibration(
             raise UsageError(f"The {what} must be 1 or more, not {value}.", setting=setting)
     task = open_task(name, data=data, check=check, use=use)
     if calibration_data is None:
-        both = _pair(task, name, use, data, limit, calibration)
+        apart = calibrated or calibration is not None
+        both = _pair(task, name, use, data, limit, calibration, apart=apart)
     else:
         used, others = task.first(limit), _beside(name, calibration_data, check)
         both = used, _apart(others, used, calibration or USUAL[use])
@@ -125,7 +128,14 @@ def with_calibration(
 
 
 def _pair(
-    task: Task, name: str, use: Use, data: Path | None, limit: int | None, calibration: int | None
+    task: Task,
+    name: str,
+    use: Use,
+    data: Path | None,
+    limit: int | None,
+    calibration: int | None,
+    *,
+    apart: bool,
 ) -> tuple[Task, Task]:
     """The questions and the held-out ones, if no file of other questions is named."""
     usual, splits = calibration or USUAL[use], _splits(name, data)
@@ -135,7 +145,10 @@ def _pair(
     if use == "test" and "train" in splits:
         return task.first(limit), _split(open_task(name, use="train"), usual)[1]
     fifth = max(1, len(task.questions) // 5)
-    rest, held_out = _split(task, calibration or min(usual, fifth))
+    count = calibration or min(usual, fifth)
+    if not apart:  # named all the same, so that a folder of answers is known again
+        return task.first(limit), replace(task, questions=task.questions[-count:])
+    rest, held_out = _split(task, count)
     return rest.first(limit), held_out
 
 

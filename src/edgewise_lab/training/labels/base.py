@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,7 +18,7 @@ from edgewise_lab.rollouts import Continuation, Prefix, Rollouts
 from edgewise_lab.training.collect import Sample, Text
 from edgewise_lab.training.fit import Objective
 
-Writer = Literal["edge", "cloud", "pair"]
+Writer = Literal["edge", "cloud"]
 
 
 class Rollout(NamedTuple):
@@ -55,18 +55,13 @@ class Case(NamedTuple):
         return [is_right(self.question, text_of(self.tokenizer, ids)) for ids in texts]
 
     def branches(
-        self, writer: Writer, branches: Sequence[tuple[int, int]], *, most: int | None = None
+        self, writer: Writer, branches: Sequence[tuple[int, int]]
     ) -> Generator[list[Rollout], list[Continuation], list[list[int]]]:
-        """The answer's ids with each (position, token written there), as `writer` goes on from it.
-
-        To the end of the answer, or with at most `most` more tokens.
-        """
+        """The answer's ids with each (position, token written there), as `writer` ends it."""
         texts = [[*self.sample.ids[:at], token] for at, token in branches]
         asked = [i for i, ids in enumerate(texts) if self._room(ids)]
         prompt = self.sample.prompt
         rooms = [self._room(texts[i]) for i in asked]
-        if most is not None:
-            rooms = [min(most, room) for room in rooms]
         written = yield [
             Rollout(writer, Prefix((*prompt, *texts[i]), room))
             for i, room in zip(asked, rooms, strict=True)
@@ -80,7 +75,7 @@ class Case(NamedTuple):
 
 
 class Label(Protocol):
-    """A way to say what a consult is worth, in one round of training."""
+    """A way to say what a consult is worth. Its class is created without arguments."""
 
     name: str
     """Names the file of its values."""
@@ -92,21 +87,13 @@ class Label(Protocol):
     """The text that it reads."""
 
     writers: frozenset[Writer] = frozenset()
-    """Writers of its rollouts; the pair is that under the router of the round before."""
+    """Writers of its rollouts."""
 
     objective: Objective = "cross-entropy"
     """Objective that a router is fitted with."""
 
     hidden: int = 64
     """Width of the router's hidden layer where nobody says; 0 is none."""
-
-    options: tuple[str, ...] = ()
-    """Options that `rounds` takes."""
-
-    @classmethod
-    def rounds(cls, **options: Any) -> "list[Label]":
-        """The label of each round of training, in order. Raises `UsageError` for a bad option."""
-        return [cls(**options)]
 
     def of(self, case: Case) -> Labelling:
         """The values of one text."""
@@ -121,11 +108,10 @@ Values = dict[str, tuple[float, ...]]
 
 
 class Labelled(msgspec.Struct, frozen=True):
-    """The values of one text; `router` tells that of the pair that wrote its rollouts."""
+    """The values of one text."""
 
     question: str
     values: tuple[float, ...]
-    router: str = ""
 
 
 def label_all(
@@ -137,22 +123,20 @@ def label_all(
     *,
     begun: Callable[[int], None] = lambda left: None,
     together: int = TOGETHER,
-    router: str = "",
 ) -> Values:
     """The values of every case; those that `folder` holds are not made again.
 
     `begun` gets how many are left to make, and `done` is called after each. So many texts have
-    their rollouts `together`, where the writers gain by it. Where a pair writes, `router` is the
-    digest of its router: another one's values are not taken.
+    their rollouts `together`, where the writers gain by it.
     """
     path = _path(label, folder)
-    known = _known(path, router)
+    known = kept_values(label, folder)
     fresh = [case for case in cases if case.question.id not in known]
     begun(len(fresh))
     waiting = iter(fresh)
     while batch := list(islice(waiting, together)):
         for case, values in zip(batch, _together(label, batch, rollouts), strict=True):
-            line = Labelled(case.question.id, tuple(_checked(label, case, values)), router)
+            line = Labelled(case.question.id, tuple(_checked(label, case, values)))
             append(path, line)
             known[line.question] = line.values
             done()
@@ -162,17 +146,6 @@ def label_all(
 def kept_values(label: Label, folder: Path) -> Values:
     """The values that `folder` holds, the last ones made."""
     return {line.question: line.values for line in read(_path(label, folder), Labelled)}
-
-
-def _known(path: Path, router: str) -> Values:
-    """Stored labels made with `router`; makes them the last ones of the file."""
-    lines = read(path, Labelled)
-    last = {line.question: line for line in lines}
-    known = {line.question: line for line in lines if line.router == router}
-    for question, line in known.items():
-        if last[question].router != router:
-            append(path, line)
-    return {question: line.values for question, line in known.items()}
 
 
 def _path(label: Label, folder: Path) -> Path:
@@ -238,26 +211,7 @@ LABELS: Registry[type[Label]] = Registry(
         "value": "edgewise_lab.training.labels.published:Value",
         "final": "edgewise_lab.training.labels.published:Final",
         "rescue": "edgewise_lab.training.labels.published:Rescue",
-        "mismatch": "edgewise_lab.training.labels.published:Mismatch",
-        "co-llm": "edgewise_lab.training.labels.published:CoLlm",
-        "citer": "edgewise_lab.training.labels.published:Citer",
         "r2r": "edgewise_lab.training.labels.published:R2R",
     },
-    wanted=("of", "rounds", "options", "text", "writers", "objective", "hidden"),
+    wanted=("of", "text", "writers", "objective", "hidden"),
 )
-
-
-def labels_named(name: str, **options: int | str | None) -> list[Label]:
-    """The label of each round of training, in order.
-
-    An option that is None was not given. Raises `UsageError` for an unknown label or option.
-    """
-    kind = LABELS.load(name)
-    given = {option: value for option, value in options.items() if value is not None}
-    for option in given:
-        if option not in kind.options:
-            takes = f"it takes {', '.join(kind.options)}" if kind.options else "it takes no options"
-            raise UsageError(
-                f"The label {name!r} takes no {option}", hint=f"drop it: {takes}", setting=option
-            )
-    return kind.rounds(**given)

@@ -1,1 +1,0 @@
-"""Routing between real weights: SmolLM2-135M-Instruct, and itself with blocks left out."""
