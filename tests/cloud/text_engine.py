@@ -57,7 +57,7 @@ class TextDouble(TextEngine):
         self.metered = True
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
-        messages, answer, n, _ = request
+        messages, answer, n, *_ = request
         self.asked.append(answer)
         self.told.append(tuple(messages))
         if client.sent is not None:
