@@ -103,33 +103,33 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 3_108,
+    "edgewise": 3_107,
     "edgewise/cli": 2_302,
-    "edgewise/cloud": 4_234,
+    "edgewise/cloud": 4_231,
     "edgewise/costs": 621,
-    "edgewise/edge": 5_892,
+    "edgewise/edge": 5_886,
     "edgewise/engines": 2_856,
     "edgewise/gateway": 1_496,
     "edgewise/grammar": 940,
     "edgewise/hub": 759,
     "edgewise/keys": 729,
     "edgewise/listening": 672,
-    "edgewise/loop": 2_480,
+    "edgewise/loop": 2_477,
     "edgewise/prompts": 1_058,
     "edgewise/routers": 1_002,
     "edgewise/sandbox": 242,
-    "edgewise/server": 3_191,
+    "edgewise/server": 3_190,
     "edgewise/testing": 481,
     "edgewise/wire": 272,
     "edgewise_lab": 452,
-    "edgewise_lab/bench": 2_132,
+    "edgewise_lab/bench": 2_131,
     "edgewise_lab/commands": 2_096,
     "edgewise_lab/evaluation": 3_748,
     "edgewise_lab/training": 1_614,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 32_335, 180
+PRODUCT_LINES, PRODUCT_FILES = 32_321, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

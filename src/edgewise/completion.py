@@ -1,8 +1,7 @@
-"""The cloud model's answer to a consult."""
+"""What leaves for a consult, and the cloud model's answer to it."""
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import TypeVar
 
 import msgspec
@@ -24,47 +23,45 @@ _ROUNDING = 1e-3
 
 _Number = TypeVar("_Number", int, float)
 
-# A field of `Sent` has the other name.
-_Body = bytes
 
-
-class Sent:
-    """Counts what was sent for a consult or a prefetch: token ids, and bytes of the message bodies.
+class Outgoing:
+    """What leaves for a consult or a prefetch: token ids, bytes of the message bodies, requests.
 
     A session adds to it in whichever thread sends; nothing travels to a model in this process.
-    `requests` of its messages were about tokens; `repeats` of them had been sent before. Of no more
-    than `most` may be sent. `prefix` up to `end` is the whole sequence that is asked about, in ids
-    of the cloud's vocabulary; it is no copy, and may grow. `request_id` is what logs on the way
-    call the consult, once the session has named it; `under_way` is a prefetch that nobody waits
-    for. `unusable` is the meter of an answered consult that failed, since nothing of its completion
-    can be used.
+    `requests` of its messages are billable; `repeats` of them had been sent before. `sequence` is
+    all that is asked about, in the ids that travel. `request_id` is what logs on the way call the
+    consult, once the session has named it.
     """
 
     def __init__(
-        self, prefix: Sequence[int] = (), leaves: "Callable[[Sent, int, _Body], None] | None" = None
+        self,
+        sequence: Sequence[int] = (),
+        on_send: "Callable[[Outgoing, int, bytes], None] | None" = None,
+        max_requests: int | None = None,
     ) -> None:
-        """`leaves` is called before each message leaves, and may raise a `CloudError`."""
+        """`on_send` is called before each message leaves, and may raise a `CloudError`."""
         self.ids = self.bytes = self.requests = self.repeats = 0
-        self.prefix, self.end, self._leaves = prefix, len(prefix), leaves
-        self.most: int | None = None
+        self.sequence, self.max_requests, self._on_send = sequence, max_requests, on_send
         self.request_id: str | None = None
-        self.under_way: Future[None] | None = None
-        self.unusable: Completion | None = None
 
-    def add(self, ids: int, message: _Body, *, tells: bool = True, again: bool = False) -> None:
-        """A message is handed to a connection now, with so many `ids` in it.
+    def add(self, ids: int, message: bytes, *, billable: bool = True, again: bool = False) -> None:
+        """A message is handed to a connection now, with the last so many `ids` in it.
 
-        `tells`: it asks about the whole sequence, and is billed. `again`: it was sent before.
-        May raise a `CloudError`: then it must not be sent.
+        `billable`: it asks about the whole sequence. `again`: it was sent before. May raise a
+        `CloudError`: then it must not be sent.
         """
-        if tells and self.most is not None and self.requests >= self.most:
+        if billable and self.max_requests is not None and self.requests >= self.max_requests:
             raise CloudUnavailable("Another attempt could cost more than the limit.")
-        if self._leaves is not None:
-            self._leaves(self, ids, message)
+        if self._on_send is not None:
+            self._on_send(self, ids, message)
         self.ids += ids
         self.bytes += len(message)
-        self.requests += tells
-        self.repeats += tells and again
+        self.requests += billable
+        self.repeats += billable and again
+
+
+Recorder = Callable[[Sequence[int]], Outgoing]
+"""Begins to record what leaves about a sequence of ids."""
 
 
 def metered(so_far: _Number | None, more: _Number | None) -> _Number | None:

@@ -24,7 +24,7 @@ Each says what is wrong and, as a hint, what to do. `setting` names the setting 
 command line and the server add the flag or field.
 """
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 Fault = Literal["timeout", "unavailable", "refused", "rejected", "protocol", "grammar"]
 """The ways a consult fails."""
@@ -143,6 +143,8 @@ class OtherVocabulary(CloudRejected):
 
 class NothingUsable(CloudRejected):
     """A valid completion of which nothing can be used here: it has no whole word, for example."""
+
+    meter: Any = None  # a `Completion` without ids: what it is billed
 
 
 class BreaksGrammar(NothingUsable):

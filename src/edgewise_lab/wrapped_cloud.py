@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion, Outgoing, Recorder
 from edgewise.edge.base import Tokenizer
 from edgewise.prompts import Prompt
 
@@ -45,8 +45,8 @@ class WrappedSession(CloudSession):
     def ask(self, request: ConsultRequest) -> Flying:
         return self.intercept(request.ids, request.n, lambda: self.session.ask(request))
 
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        return self.session.prefetch(ids, sent)
+    def prefetch(self, ids: Sequence[int], record: Recorder = Outgoing) -> Future[None] | None:
+        return self.session.prefetch(ids, record)
 
     def close(self) -> None:
         self.session.close()

@@ -17,7 +17,7 @@ from tests.cli.conftest import Edgewise
 
 pytestmark = pytest.mark.deep
 
-QUICK = ("--limit", "6", "--calibration", "6", "--no-baselines")
+QUICK = ("--limit", "6", "--calibration", "3", "--no-baselines")
 
 
 def test_json_tells_the_pair_and_every_system(edgewise: Edgewise) -> None:
@@ -45,7 +45,7 @@ def test_json_tells_the_pair_and_every_system(edgewise: Edgewise) -> None:
 
 
 def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
-    arguments = ("--limit", "6", "--calibration", "6", "--router", "margin", "--router", "entropy")
+    arguments = ("--limit", "5", "--calibration", "3", "--router", "margin", "--router", "entropy")
     shares = ("--cloud-share", "0.05", "--cloud-share", "0.1")
     files = ("--csv", "figures.csv", "--out", "done")
     first = edgewise("eval", "pocketqa", *arguments, *shares, *files)
@@ -112,7 +112,7 @@ PATIENCE = 60.0
 
 def test_what_several_begin_one_goes_on_with(edgewise: Edgewise, tmp_path: Path) -> None:
     """Answers that are independent are the same; what is as served depends on its neighbours."""
-    command = ("eval", "pocketqa", "--limit", "4", "--calibration", "4", "--json")
+    command = ("eval", "pocketqa", *QUICK, "--json")
 
     def told(*more: str) -> tuple[dict[str, str], dict[str, str]]:
         """The answers and the accuracies."""
@@ -143,7 +143,7 @@ def test_what_several_begin_one_goes_on_with(edgewise: Edgewise, tmp_path: Path)
 
 
 def test_systems_are_run_one_by_one_into_one_folder(edgewise: Edgewise, tmp_path: Path) -> None:
-    command = ("eval", "pocketqa", "--limit", "4", "--calibration", "4", "--out", "out")
+    command = ("eval", "pocketqa", "--limit", "2", "--calibration", "2", "--out", "out")
     for systems in ("verify", "cloud", "served"):
         done = edgewise(*command, "--systems", systems)
         assert (done.code, done.out) == (0, "")
@@ -156,7 +156,7 @@ def test_systems_are_run_one_by_one_into_one_folder(edgewise: Edgewise, tmp_path
     ]
     after = (tmp_path / "out" / "outcomes.jsonl").read_bytes()
     assert after.startswith(kept)
-    assert after.count(b"\n") == 16
+    assert after.count(b"\n") == 8
 
 
 def test_interrupted_it_ends_at_once_and_leaves_nobody(tmp_path: Path) -> None:

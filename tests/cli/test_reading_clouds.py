@@ -182,7 +182,6 @@ def test_an_evaluation_has_a_row_of_what_is_read(
     flags = ["--systems", "edge,cloud,passages"] if simulated else ["--cloud", reader.url]
     done = edgewise("eval", "pocketqa", "--limit", "3", "--json", "--calibration", "1", *flags)
     assert done.code == 0
-    rows = [json.loads(line) for line in done.out.splitlines()]
     systems = [one["system"] for one in json.loads(done.out)["systems"]]
     assert ("passages, served" if simulated else "verify, served") in systems
     assert bool(reader.asked) is not simulated

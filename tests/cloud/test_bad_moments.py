@@ -9,7 +9,7 @@ import pytest
 
 from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.connect import open_engine
-from edgewise.completion import Sent
+from edgewise.completion import Outgoing
 from edgewise.engines.http import seconds_of
 from edgewise.errors import CloudUnavailable
 from edgewise.events import Consult, Event, Token
@@ -134,7 +134,7 @@ def test_who_says_when_is_asked_again_then(
         first = engine.asked
         fault = Edited(lambda _: b"", status=status, headers={"Retry-After": header})
         engine.fault = lambda number: fault if number < first + busy else None
-        counts, begun = Sent(), time.monotonic()
+        counts, begun = Outgoing(), time.monotonic()
         asked = cloud.open(Prompt(tuple(IDS))).ask(ConsultRequest(IDS, 1, 30, sent=counts))
         if busy == 1:
             assert asked.result().ids

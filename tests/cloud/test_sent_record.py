@@ -31,7 +31,7 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.one_cloud import FLIGHTS
 from edgewise.loop.policy import Policy
 from edgewise.pair import open_pair
-from edgewise.prompts import Message, Prompt, prompt_of
+from edgewise.prompts import Message, prompt_of
 from edgewise.routers.untrained import Random
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
@@ -241,33 +241,6 @@ def test_the_record_of_text_is_what_crossed_the_socket(
         bodies = sorted(one["body"].encode() for one in payloads)
         assert bodies == sorted(recorder.messages)
         assert {(one["tokens"], one["text"]) for one in payloads} == {(0, "")}
-
-
-class Uncopied(list[int]):
-    """The ids of an answer; `read` counts how often some are looked at."""
-
-    read = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.read += 1
-        return super().__iter__()
-
-    def __getitem__(self, at: Any) -> Any:
-        self.read += 1
-        return super().__getitem__(at)
-
-
-def test_a_prefix_is_not_copied_for_a_prefetch_that_sends_nothing(tmp_path: Path) -> None:
-    """The loop offers the answer so far after every token; most are sent with a later one."""
-    payloads = PayloadsFile(tmp_path / "sent.jsonl")
-    answer = SentRecord(payloads).answer(Prompt(tuple(b"Q:")), "cloud", ByteTokenizer())
-    ids = Uncopied(b"so it is")
-    sent = answer.prefetch(ids)
-    assert ids.read == 0
-    ids += b", and goes on"
-    sent.add(2, b"{}")
-    (payload,) = map(msgspec.json.decode, (tmp_path / "sent.jsonl").read_bytes().splitlines())
-    assert payload["text"] == "is"
 
 
 def test_where_nothing_is_reached_nothing_is_recorded() -> None:

@@ -12,7 +12,7 @@ from aiohttp import web
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.engine import EngineCloud
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.completion import Completion, Sent, Verified
+from edgewise.completion import Completion, Outgoing, Verified
 from edgewise.edge.base import Floats
 from edgewise.errors import (
     CloudError,
@@ -158,7 +158,7 @@ def test_nothing_is_asked_of_a_gateway_of_before() -> None:
     with closing(OldFrames()) as old, closing(GatewayCloud(old.url)) as cloud:
         cloud.check_vocabulary(BYTES)
         assert not cloud.verifies
-        session, sent = cloud.open(Prompt(tuple(PROMPT))), Sent()
+        session, sent = cloud.open(Prompt(tuple(PROMPT))), Outgoing()
         with pytest.raises(CloudRejected, match="cannot verify"):
             session.ask(verification(sent=sent)).result()
         assert not [frame for frame in old.heard if isinstance(frame, Ask)]

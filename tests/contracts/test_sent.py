@@ -11,7 +11,7 @@ from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
-from edgewise.completion import Sent
+from edgewise.completion import Outgoing
 from edgewise.prompts import Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from tests.cloud.recording import Recorder, recording
@@ -34,8 +34,8 @@ class Watched:
         return self.cloud.open(Prompt(tuple(PROMPT)))
 
 
-def consult(session: CloudSession, ids: list[int], *, deadline: float = DEADLINE) -> Sent:
-    sent = Sent()
+def consult(session: CloudSession, ids: list[int], *, deadline: float = DEADLINE) -> Outgoing:
+    sent = Outgoing()
     session.ask(ConsultRequest(ids, 1, deadline, sent=sent)).result()
     return sent
 
@@ -69,7 +69,7 @@ def test_an_engine_is_sent_the_whole_prefix(direct: Watched) -> None:
         sent = consult(session, ids)
         assert sent.ids == len(ids)
         assert (sent.ids, sent.bytes) == (direct.recorder.ids, direct.recorder.size)
-    assert session.prefetch([*PROMPT, 1, 2, 3, 4]) == 0
+    assert session.prefetch([*PROMPT, 1, 2, 3, 4]) is None
     session.close()
     assert len(direct.recorder.messages) == 1
 
@@ -88,13 +88,13 @@ def test_a_gateway_is_sent_only_what_it_lacks(through: Watched) -> None:
 
 def test_pushed_ids_do_not_travel_again(through: Watched) -> None:
     session = through.open()
-    assert session.prefetch(PROMPT) == len(PROMPT)
+    assert session.prefetch(PROMPT)
     ids = list(PROMPT)
-    pushed = []
+    pushed = list[int]()
     for token in range(50):
         ids.append(token)
-        pushed.append(session.prefetch(ids))
-    assert [fresh for fresh in pushed if fresh] == [16, 16, 16]
+        pushed += [len(ids) - len(PROMPT)] if session.prefetch(ids) else []
+    assert pushed == [16, 32, 48]
     sent = consult(session, ids)
     assert sent.ids == 2
     assert through.recorder.ids == len(ids)
@@ -159,7 +159,7 @@ def test_an_engine_asked_again_over_a_new_connection_counts_both(engine: Scripte
 def test_a_model_in_this_process_is_sent_nothing() -> None:
     cloud = LocalCloud(ScriptedEdge(replying("yes", prompt="sky: ")))
     session = cloud.open(Prompt(tuple(b"sky: ")))
-    assert session.prefetch(list(b"sky: ")) == 0
+    assert session.prefetch(list(b"sky: ")) is None
     sent = consult(session, list(b"sky: "))
     assert (sent.ids, sent.bytes) == (0, 0)
     session.close()

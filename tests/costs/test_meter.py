@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgewise.cloud.base import CloudModel
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion, Outgoing
 from edgewise.costs.meter import AnswerCosts, Billing, CloudTokens, Limits
 from edgewise.costs.price import BilledTokens, Price, price_of
 from edgewise.errors import (
@@ -160,8 +160,8 @@ def wrote(n: int, **meter: int | None) -> Completion:
     return Completion(ids=(97,) * n, logprobs=(None,) * n, **meter)  # type: ignore[arg-type]
 
 
-def reached() -> Sent:
-    sent = Sent()
+def reached() -> Outgoing:
+    sent = Outgoing()
     sent.add(1, b"{}")
     return sent
 
@@ -220,7 +220,7 @@ def cancelled() -> "Future[Completion]":
     return future
 
 
-NEVER_LEFT, LEFT = Sent, reached
+NEVER_LEFT, LEFT = Outgoing, reached
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ NEVER_LEFT, LEFT = Sent, reached
     ],
 )
 def test_what_brought_nothing(
-    future: "Future[Completion]", sent: Callable[[], Sent], costs: bool
+    future: "Future[Completion]", sent: Callable[[], Outgoing], costs: bool
 ) -> None:
     meter = metering(100)
     meter.sent([1] * 110, 3, sent(), future)
@@ -337,7 +337,7 @@ def test_with_a_price_nothing_is_read_ahead_of_its_bill(billing: Billing | None)
     class Pushed(ScriptedCloud):
         def open(self, prompt: Prompt) -> Any:
             session = super().open(prompt)
-            session.prefetch = lambda ids, sent=None: pushed.append(len(ids)) or 0  # type: ignore[method-assign]
+            session.prefetch = lambda ids, outgoing: pushed.append(len(ids))  # type: ignore[method-assign]
             return session
 
     script = replying("blue", prompt=bytes(IDS).decode())

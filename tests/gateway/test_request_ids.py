@@ -8,7 +8,7 @@ import pytest
 
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import open_engine
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion, Outgoing
 from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import Consult
 from edgewise.loop.decoder import Decoder
@@ -67,7 +67,7 @@ def test_what_fails_without_a_name_has_the_consults(
 
     engine, secret = PlainEngine(), add(tokens_per_day=2)
     with gateway([engine], keys=keys) as running:
-        sent, n = Sent(), 3 if where == "in the gateway" else 1
+        sent, n = Outgoing(), 3 if where == "in the gateway" else 1
         with device(running, secret) as cloud:
             engine.act = down
             with pytest.raises(CloudError) as raised:

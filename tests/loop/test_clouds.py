@@ -285,7 +285,7 @@ def test_what_is_local_reaches_a_trusted_cloud_alone(
         left = events.budget
     for at, cloud in enumerate(clouds):
         assert bool(cloud.opened) == bool(cloud.asks) == (at == trusted)
-        assert not cloud.prefetches or at == trusted
+        assert not cloud.prefetched or at == trusted
     if trusted is None:
         # It neither spends nor earns.
         assert left.bucket == 7.0

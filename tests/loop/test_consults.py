@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.local import LocalCloud
-from edgewise.cloud.record import SentRecord
+from edgewise.cloud.record import SentAnswer, SentRecord
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
@@ -70,14 +70,14 @@ def asking(
 def test_nothing_is_opened_that_the_policy_can_never_use(policy: Policy) -> None:
     cloud = ScriptedCloud(noise())
     assert asking(cloud, policy).generate(IDS).text == "blue"
-    assert (cloud.opened, cloud.prefetches, cloud.asks) == (0, [], [])
+    assert (cloud.opened, cloud.prefetched, cloud.asks) == (0, [], [])
 
 
 def test_nothing_is_prefetched_once_the_cap_is_spent() -> None:
     cloud = cloud_saying("blue sky today")
     asking(cloud, Policy(max_cloud_tokens=2), text="blue sky today").generate(IDS)
     assert len(cloud.asks) == 2
-    assert [len(ids) - len(IDS) for ids in cloud.prefetches] == [0, 1]
+    assert [len(ids) - len(IDS) for ids in cloud.prefetched] == [0, 1]
 
 
 def test_the_prompt_and_every_token_are_prefetched_and_never_a_draft() -> None:
@@ -85,8 +85,17 @@ def test_the_prompt_and_every_token_are_prefetched_and_never_a_draft() -> None:
     decoder = asking(cloud, Policy(threshold=0.3, speculate=8), text="grey sky", unsure=(2,))
     assert decoder.generate(IDS).text == "gray sky"
     whole = tuple(IDS) + tuple(b"gray sky")
-    assert cloud.prefetches[0] == tuple(IDS)
-    assert all(ids == whole[: len(ids)] for ids in cloud.prefetches)
+    assert cloud.prefetched[0] == tuple(IDS)
+    assert all(ids == whole[: len(ids)] for ids in cloud.prefetched)
+
+
+def test_where_nothing_is_prefetched_no_token_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor recorded: most tokens would cost that."""
+    cloud = cloud_saying("blue sky")
+    monkeypatch.setattr(ScriptedCloud, "prefetches", False)
+    monkeypatch.setattr(SentAnswer, "prefetch", None)
+    assert asking(cloud, text="blue sky").generate(IDS).text == "blue sky"
+    assert cloud.prefetched == []
 
 
 def test_a_session_gets_the_messages_where_there_are_some() -> None:
@@ -330,7 +339,7 @@ def test_nothing_is_prefetched_to_a_cloud_that_is_gone() -> None:
         for event in events:
             if isinstance(event, Token):
                 reasons.append(event.reason)
-                sent.append(len(cloud.prefetches))
+                sent.append(len(cloud.prefetched))
     assert "circuit_open" in reasons
     assert sent[-1] == sent[reasons.index("circuit_open")]
 

@@ -120,7 +120,7 @@ def test_a_share_of_a_further_cloud_holds() -> None:
     prompt = Prompt(tuple(IDS), (Message("user", "sky?", local=True),))
     decoder = verifying(noise(3), near, trusted, verify="exact", threshold=1.0)
     answer = decoder.generate(prompt, max_tokens=60)
-    assert (near.asks, near.prefetches) == ([], [])
+    assert (near.asks, near.prefetched) == ([], [])
     assert answer.usage.cloud_tokens <= 3
 
 
@@ -128,7 +128,7 @@ def test_a_local_prompt_is_sent_nowhere() -> None:
     cloud = cloud_of()
     prompt = Prompt(tuple(IDS), (Message("user", "sky?", local=True),))
     answer = verifying(saying(EDGE), cloud, verify="exact").generate(prompt)
-    assert (answer.text, cloud.opened, cloud.asks, cloud.prefetches) == (EDGE, 0, [], [])
+    assert (answer.text, cloud.opened, cloud.asks, cloud.prefetched) == (EDGE, 0, [], [])
 
 
 def test_a_silent_cloud_is_waited_for_once() -> None:

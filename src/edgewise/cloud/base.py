@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.adapter.word_boundary import WordBoundaries
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion, Outgoing, Recorder
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.engines.base import Engine
 from edgewise.errors import CloudError, EdgewiseError
@@ -33,7 +33,7 @@ class ConsultRequest(msgspec.Struct, frozen=True):
     n: int
     deadline: float
     sampling: Sampling = Sampling()
-    sent: Sent = msgspec.field(default_factory=Sent)
+    sent: Outgoing = msgspec.field(default_factory=Outgoing)
     verify: int = 0
     """So many of the last `ids` are the edge's and to be verified; `n` may be 0 then.
 
@@ -51,12 +51,12 @@ class CloudSession(Protocol):
         """
         ...
 
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        """Send ids ahead of a consult; returns how many. Called with the prompt, then each token.
+    def prefetch(self, ids: Sequence[int], record: Recorder = Outgoing) -> Future[None] | None:
+        """Send ids ahead of a consult; None where nothing is sent. Best effort.
 
-        Best effort. A session sends nothing if that would cost the engine a request of its own.
+        Called with the prompt, then each token, if the model `prefetches`.
         """
-        return 0
+        return None
 
     def close(self) -> None:
         """Forget the conversation."""
@@ -78,6 +78,9 @@ class CloudModel(Protocol):
 
     verifies: bool = False
     """Whether it can verify ids that the edge wrote: known once it was checked."""
+
+    prefetches: bool = False
+    """Whether ids sent ahead of a consult save time, and cost its engine no request of its own."""
 
     reads_passages: bool = False
     """Whether it verifies by passages and writes no tokens, as `Completion.stand` tells."""

@@ -13,7 +13,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from edgewise.cloud.base import ConsultRequest, log_failure
 from edgewise.cloud.engine import RemoteCloud
 from edgewise.cloud.gateway_link import GatewayLink, shared
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion, Outgoing, Recorder
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.engines.connections import checked_address, proxy_of, unreachable
 from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all
@@ -54,6 +54,7 @@ class GatewayCloud(RemoteCloud):
     """
 
     owner: ClassVar[str] = "edgewise-gateway"
+    prefetches = True
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         super().__init__(checked_address(url))
@@ -165,7 +166,7 @@ class GatewayCloud(RemoteCloud):
         link = self._link()
         try:
             self._text.watched, self._text.described = None, await self._text.describe()
-            opened = await link.connect(Sent())
+            opened = await link.connect(Outgoing())
             compared = await compare_all(self._text, tokenizer)
         except BaseException:
             await link.forget()
@@ -202,14 +203,12 @@ class GatewaySession:
         self._sent = list(request.ids)
         return self._gateway.submit(self._ask(request), request.deadline)
 
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+    def prefetch(self, ids: Sequence[int], record: Recorder = Outgoing) -> Future[None] | None:
         fresh = len(ids) - shared(self._sent, ids)
         if not fresh or (self._sent and fresh < PREFETCHED):
-            return 0
+            return None
         self._sent = list(ids)
-        sent = sent or Sent()
-        sent.under_way = self._in_background(self._prefetch(self._sent, sent))
-        return fresh
+        return self._in_background(self._prefetch(self._sent, record(self._sent)))
 
     def close(self) -> None:
         if not self._closed:
@@ -229,7 +228,7 @@ class GatewaySession:
         completion = await self._linked(request.ids).ask(request)
         return self._gateway.checked(completion, request)
 
-    async def _prefetch(self, ids: list[int], sent: Sent) -> None:
+    async def _prefetch(self, ids: list[int], sent: Outgoing) -> None:
         # Best effort: what goes wrong shows at the next consult.
         with contextlib.suppress(CloudError):
             await self._linked(ids).prefetch(ids, sent)

@@ -18,7 +18,7 @@ from websockets.frames import CloseCode
 from websockets.protocol import State
 
 from edgewise.cloud.base import ConsultRequest
-from edgewise.completion import Completion, Sent, Verified
+from edgewise.completion import Completion, Outgoing, Verified
 from edgewise.edge.kv import common_prefix
 from edgewise.engines.base import TOP
 from edgewise.engines.http import bounded
@@ -153,7 +153,7 @@ class GatewayLink:
             forgotten += 1
         raise CloudProtocolError(f"The gateway {self._name!r} keeps losing the session's prefix.")
 
-    async def prefetch(self, ids: list[int], sent: Sent) -> None:
+    async def prefetch(self, ids: list[int], sent: Outgoing) -> None:
         """Send what the gateway does not hold; raises a `CloudError`."""
         with contextlib.suppress(Broken):
             async with self._sending:
@@ -163,7 +163,7 @@ class GatewayLink:
                 if new_ids or position < held:
                     await self._send(Prefetch(position, new_ids, self._ledger.checksum), sent)
 
-    async def connect(self, sent: Sent) -> Opened:
+    async def connect(self, sent: Outgoing) -> Opened:
         """Make the connection and open, or resume, the session; raises a `CloudError`."""
         socket = await self._connect()
         try:
@@ -182,13 +182,13 @@ class GatewayLink:
         """Let the gateway drop the session, and hang up."""
         if self._socket is not None:
             with contextlib.suppress(Broken):
-                await self._send(Close(), Sent())
+                await self._send(Close(), Outgoing())
             await self._hang_up()
 
-    async def _opened(self, socket: ClientConnection, sent: Sent) -> Opened:
+    async def _opened(self, socket: ClientConnection, sent: Outgoing) -> Opened:
         opening = encode(Open(VERSION, self._tokenizer, self._session))
         try:
-            sent.add(0, opening, tells=False)
+            sent.add(0, opening, billable=False)
             async with asyncio.timeout(OPEN_SECONDS):
                 await socket.send(opening)
                 message = await socket.recv()
@@ -242,7 +242,7 @@ class GatewayLink:
         finally:
             waiting.pop(ask, None)
 
-    async def _connected(self, sent: Sent) -> None:
+    async def _connected(self, sent: Outgoing) -> None:
         if self._socket is None or self._socket.state is not State.OPEN:
             try:
                 await self.connect(sent)
@@ -256,13 +256,13 @@ class GatewayLink:
         self._ledger.put(position, fresh)
         return position, fresh
 
-    async def _send(self, frame: FromDevice, sent: Sent) -> None:
+    async def _send(self, frame: FromDevice, sent: Outgoing) -> None:
         data = encode(frame)
         socket = self._socket
         if socket is None:
             raise Broken
-        tells = isinstance(frame, Ask | Prefetch)
-        sent.add(len(frame.ids) if tells else 0, data, tells=tells)
+        billable = isinstance(frame, Ask | Prefetch)
+        sent.add(len(frame.ids) if billable else 0, data, billable=billable)
         try:
             await socket.send(data)
         except (ConnectionClosed, OSError) as error:

@@ -167,12 +167,8 @@ class ReaderSession(CloudSession):
         self._asks += 1
         name = request_id(self._client.session, self._asks)
         request.sent.request_id = name
-        client = replace(
-            self._client,
-            sent=request.sent,
-            request_id=name,
-            end=time.monotonic() + request.deadline,
-        )
+        end = time.monotonic() + request.deadline
+        client = replace(self._client, sent=request.sent, request_id=name, end=end)
         if request.n:
             return self._cloud.submit(self._whole(messages, request, client), request.deadline)
         asked = question(messages, passage.before, passage.sentences)
@@ -188,8 +184,9 @@ class ReaderSession(CloudSession):
         restored = shown.restored(reply.text, ended=True)
         ids = ids_of_text(self._edge, (), restored.text)
         if not ids or restored.left is not None:
-            request.sent.unusable = _metered(reply)
-            raise NothingUsable("The cloud wrote an answer of which nothing can be used.")
+            error = NothingUsable("The cloud wrote an answer of which nothing can be used.")
+            error.meter = _metered(reply)
+            raise error
         if reply.ended:
             ids.append(min(self._edge.eos_ids or frozenset([0])))
         kept = tuple(ids[:n])
@@ -209,8 +206,8 @@ class ReaderSession(CloudSession):
             return self._completion(
                 verdict_of(reply.text, passage.sentences), passage, request, reply
             )
-        except NothingUsable:
-            request.sent.unusable = _metered(reply)
+        except NothingUsable as error:
+            error.meter = _metered(reply)
             raise
 
     def _completion(

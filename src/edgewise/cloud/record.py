@@ -1,6 +1,6 @@
 """The record of what leaves: counts for each answer, and on demand every message.
 
-A session adds each message to a `Sent` before it leaves. Those of an answer come from its
+A session adds each message to an `Outgoing` before it leaves. Those of an answer come from its
 `SentAnswer`, so nothing of a conversation travels that the record does not know. Counts hold no
 text and stay in memory.
 """
@@ -15,17 +15,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from functools import partial
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.completion import Sent
+from edgewise.completion import Outgoing
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import CloudUnavailable, EdgeError, UsageError
@@ -117,33 +116,32 @@ class SentAnswer:
         self.answer = secrets.token_hex(4)
         self.sums = SentCounts()
         self._record, self._tokenizer = record, tokenizer
-        self._prefetches: list[Sent] = []
+        self._prefetches = set[futures.Future[None]]()
         self._numbers = itertools.count()
 
-    def consult(self, ids: Sequence[int]) -> Sent:
-        """Returns the `Sent` recorder of a new consult after `ids`."""
-        return self._sent("consult", ids)
+    def consult(self, ids: Sequence[int], max_requests: int | None = None) -> Outgoing:
+        """What leaves for a new consult after `ids`, in no more than so many requests."""
+        return Outgoing(ids, self._recorder("consult"), max_requests)
 
-    def prefetch(self, ids: Sequence[int]) -> Sent:
-        """Returns the `Sent` recorder of a new prefetch of `ids`."""
-        made = self._sent("prefetch", ids)
-        self._prefetches = [
-            one for one in self._prefetches if one.under_way and not one.under_way.done()
-        ]
-        self._prefetches.append(made)
-        return made
+    def prefetch(self, ids: Sequence[int]) -> Outgoing:
+        """What leaves for a new prefetch of `ids`."""
+        return Outgoing(ids, self._recorder("prefetch"))
+
+    def prefetching(self, under_way: futures.Future[None]) -> None:
+        """A prefetch that nobody else waits for."""
+        self._prefetches.add(under_way)
+        under_way.add_done_callback(self._prefetches.discard)
 
     def counts(self) -> SentCounts:
         """All that has travelled, once prefetches under way have left or take too long."""
-        flying = [sent.under_way for sent in self._prefetches if sent.under_way is not None]
-        if flying:
+        if flying := tuple(self._prefetches):
             futures.wait(flying, _PREFETCH_SECONDS)
         return self.sums
 
-    def _sent(self, kind: Literal["consult", "prefetch"], ids: Sequence[int]) -> Sent:
-        return Sent(ids, partial(self._leaves, kind, next(self._numbers)))
+    def _recorder(self, kind: str) -> Callable[[Outgoing, int, bytes], None]:
+        return partial(self._on_send, kind, next(self._numbers))
 
-    def _leaves(self, kind: str, number: int, sent: Sent, ids: int, message: bytes) -> None:
+    def _on_send(self, kind: str, number: int, sent: Outgoing, ids: int, message: bytes) -> None:
         """A message leaves now, in whichever thread. Raises a `CloudError` where it may not."""
         with self._record.lock:
             if self._record.payloads is not None:
@@ -159,9 +157,9 @@ class SentAnswer:
             )
 
     def _payload(
-        self, kind: str, number: int, sent: Sent, ids: int, message: bytes
+        self, kind: str, number: int, sent: Outgoing, ids: int, message: bytes
     ) -> dict[str, object]:
-        prefix = sent.prefix[sent.end - ids : sent.end]
+        told = sent.sequence[len(sent.sequence) - ids :]
         json = message[:1] == b"{"
         return {
             "at": time.time(),
@@ -172,7 +170,7 @@ class SentAnswer:
             "host": self.host,
             "bytes": len(message),
             "tokens": ids,
-            "text": bytes_of(self._tokenizer, prefix).decode("utf-8", "replace"),
+            "text": bytes_of(self._tokenizer, told).decode("utf-8", "replace"),
             # Bytes are encoded in base64.
             **({"body": message.decode()} if json else {"base64": message}),
         }

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.passages import question
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion, Outgoing
 from edgewise.costs.daily import DailyTotal, today
 from edgewise.costs.price import NOTHING, BilledTokens, Price
 from edgewise.edge.base import Tokenizer
@@ -176,8 +176,8 @@ class _Call(NamedTuple):
     requests: int
     each: int
     likely: BilledTokens
-    sent: Sent
-    future: "Future[Completion]"
+    sent: Outgoing
+    future: Future[Completion]
     before: int = 0
 
     def dearest(self, left: int = UNLIMITED) -> BilledTokens:
@@ -192,7 +192,8 @@ class _Call(NamedTuple):
     @property
     def completion(self) -> Completion | None:
         """The answer, or the meter of one of which nothing could be used."""
-        return self.sent.unusable if self.future.exception() else self.future.result()
+        error = self.future.exception()
+        return self.future.result() if error is None else getattr(error, "meter", None)
 
     @property
     def declined(self) -> bool:
@@ -245,7 +246,7 @@ class AnswerCosts:
         """
         self._settle()
         spent = self._price.of(self._billed())
-        call = self._call(ids, n, Sent(), Future())
+        call = self._call(ids, n, Outgoing(), Future())
         # A token will be written here by either model; if none is cut off, all `n` of a completion.
         least = n if self._whole and n else 1
         # What is read in passages takes the place of what the cloud alone would write.
@@ -262,7 +263,7 @@ class AnswerCosts:
         fitting = (count for count in (2, 1) if self._fits(spent + count * cost))
         return requests * next(fitting, 0)
 
-    def sent(self, ids: Sequence[int], n: int, sent: Sent, future: "Future[Completion]") -> None:
+    def sent(self, ids: Sequence[int], n: int, sent: Outgoing, future: Future[Completion]) -> None:
         """A consult is on its way; its outcome is read from `sent` and `future`."""
         before = self._reached(ids) or self._billing.sent_before(ids)
         call = self._call(ids, n, sent, future)._replace(before=min(before, len(ids)))
@@ -314,7 +315,7 @@ class AnswerCosts:
         cached = min(self._prefix, prompt)
         return self._price.of(BilledTokens(input=prompt - cached, cached=cached, output=written))
 
-    def _call(self, ids: Sequence[int], n: int, sent: Sent, future: "Future[Completion]") -> _Call:
+    def _call(self, ids: Sequence[int], n: int, sent: Outgoing, reply: Future[Completion]) -> _Call:
         requests, asked = self._requests(n)
         written = self._tokens.written(ids)
         tokens = self._tokens.prompt + written + self._tokens.question
@@ -327,7 +328,7 @@ class AnswerCosts:
         cached = min(tokens, cached)
         output = VERDICT if self._tokens.asks and not n else asked
         likely = BilledTokens(input=tokens - cached, cached=cached, output=output)
-        return _Call(len(ids), written, tokens, requests, asked, likely, sent, future)
+        return _Call(len(ids), written, tokens, requests, asked, likely, sent, reply)
 
     def _billed(self) -> BilledTokens:
         # A consult that was given up before it left cost nothing.
@@ -351,8 +352,8 @@ class AnswerCosts:
                 self._learn(billed, call)
                 self._over += billed + self._repeated(call)
             elif call.sent.requests and not call.declined:
-                self._over += call.dearest(call.sent.requests - call.sent.repeats)
-                self._over += self._repeated(call)
+                dearest = call.dearest(call.sent.requests - call.sent.repeats)
+                self._over += dearest + self._repeated(call)
             elif call is self._first:
                 # The cloud has cached nothing of it.
                 self._first = None
@@ -390,8 +391,7 @@ class AnswerCosts:
         if call is self._first:
             # Further requests of a consult find what its first one sent.
             self._prefix = max(0, billed.cached - (requests - 1) * tokens)
-        missed = cached < call.likely.cached
-        self._missed = self._missed or missed
+        self._missed |= (missed := cached < call.likely.cached)
         self._last, self._cached = tokens, 0 if missed else cached
 
     def _requests_of(self, call: _Call, prompts: int) -> int:

@@ -217,7 +217,7 @@ class EdgeSession(ABC):
     def _require_room(self, before: int, ids: Sequence[int]) -> None:
         """Raise for ids that the vocabulary lacks, and for more than fit after `before` others."""
         self._check_open()
-        if not all(0 <= token < self._size for token in ids):
+        if ids and not 0 <= min(ids) <= max(ids) < self._size:
             raise UsageError(f"{self._name!r} has ids from 0 to {self._size - 1} only.")
         if before + len(ids) > self._context:
             raise ContextOverflow(

@@ -6,6 +6,7 @@ An engine writes a `SequenceCache`; slots, prefixes, queues and rollbacks are he
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -64,23 +65,15 @@ class FairLock:
             self._changed.notify_all()
 
 
-class Run:
-    """Ids of a session that follow those in its cache, and of which of them rows are wanted."""
+class Run(NamedTuple):
+    """Ids of a session after the `start` that its cache holds, and which of them want rows."""
 
-    __slots__ = ("cache", "hidden", "ids", "outputs", "session", "start")
-
-    def __init__(
-        self,
-        session: "KvSession",
-        cache: SequenceCache,
-        ids: Sequence[int],
-        outputs: Outputs,
-        *,
-        hidden: bool,
-    ) -> None:
-        self.session, self.cache, self.start = session, cache, cache.length
-        self.ids, self.hidden = ids, hidden
-        self.outputs: Outputs = outputs
+    session: "KvSession"
+    cache: SequenceCache
+    start: int
+    ids: Sequence[int]
+    outputs: Outputs
+    hidden: bool
 
 
 class Slots:
@@ -216,14 +209,15 @@ class KvSession(EdgeSession):
         return self.computed
 
     def step(self) -> LogitsStep:
-        self._require_ids()
+        if not self._ids:
+            self._require_ids()
         wanted = len(self._ids)
         if self.computed == wanted:
             self._check_open()
             if self._last and self._at_hand():
                 return self._last
             self._forget(wanted - 1)
-        while (end := self._next_end(wanted)) < wanted:
+        while self.computed < wanted - 1 and (end := self._next_end(wanted)) < wanted:
             self._run(end, "none", self._needs)
         (self._last,) = self._run(wanted, "last", self._needs)
         return self._last
@@ -273,7 +267,7 @@ class KvSession(EdgeSession):
 
     @property
     def computed(self) -> int:
-        return 0 if self._cache is None else self._cache.length
+        return 0 if self._cache is None else len(self._cache.ids)
 
     def _next_end(self, wanted: int) -> int:
         """End of the next run: a prompt except its last id is computed without outputs."""
@@ -289,8 +283,9 @@ class KvSession(EdgeSession):
         return last.kept or last.is_fresh()
 
     def _check_open(self) -> None:
-        super()._check_open()
-        self._slots.check_open()
+        if self._closed or self._slots.closed:
+            super()._check_open()
+            self._slots.check_open()
 
     def _forget(self, position: int) -> None:
         with self._slots.lock:
@@ -301,8 +296,9 @@ class KvSession(EdgeSession):
     def _run(self, end: int, outputs: Outputs, needs: Needs) -> list[LogitsStep]:
         assert self._cache is not None
         hidden = self._hidden and outputs != "none"
-        ids = self._ids[self.computed : end]
-        made = self._slots.run(Run(self, self._cache, ids, outputs, hidden=hidden))
+        start = len(self._cache.ids)
+        run = Run(self, self._cache, start, self._ids[start:end], outputs, hidden)
+        made = self._slots.run(run)
         if self._wanted:
             self._wanted = {at for at in self._wanted if at >= end}
         for step in made:

@@ -207,11 +207,11 @@ class LogitsStep:
 
     def logprob(self, token: int) -> float:
         if token == self.proposed and self._top is not None:
-            return float(self._top[1][0]) - self.log_sum
+            return float(self._top[1][0]) - self._normalised()[1]
         with self._reading:
             self._check(_LOGITS)
             logit = float(self._logits[token])
-        return logit - self.log_sum
+        return logit - self._normalised()[1]
 
     def candidates(self, k: int) -> tuple[Candidate, ...]:
         ids, logits = self.top(k)

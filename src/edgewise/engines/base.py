@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion, Outgoing
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.errors import CloudProtocolError, CloudRejected, VocabularyMismatch
 from edgewise.sampling import Sampling
@@ -43,7 +43,7 @@ class Client(msgspec.Struct, frozen=True):
 
     session: str = ""
     salt: str = ""
-    sent: Sent | None = None
+    sent: Outgoing | None = None
     tenant: str = ""
     request_id: str = ""
     end: float | None = None

@@ -97,11 +97,13 @@ class Endpoint:
             pool, self._pool = self._pool, None
             await pool.aclose()
 
-    async def send(self, request: Request, client: Client = NOBODY, *, tells: bool = True) -> bytes:
-        """The reply to a request (`tells`: see `Sent.add`); raises a `CloudError`."""
+    async def send(
+        self, request: Request, client: Client = NOBODY, *, billable: bool = True
+    ) -> bytes:
+        """The reply to a request (`billable`: see `Outgoing.add`); raises a `CloudError`."""
         if request.body is None:
             return await self._twice(_Sending("GET", request))
-        sending = _Sending("POST", request, msgspec.json.encode(request.body), client, tells)
+        sending = _Sending("POST", request, msgspec.json.encode(request.body), client, billable)
         try:
             return await self._twice(sending)
         except CloudUnavailable as busy:
@@ -324,7 +326,7 @@ class _Sending:
     request: Request
     data: bytes | None = None
     client: Client = NOBODY
-    tells: bool = True
+    billable: bool = True
     kept: bool = False
     answered: bool = False
     counted: bool = False
@@ -340,7 +342,7 @@ class _Sending:
         """Bytes are handed to a connection, at each attempt; raises a `CloudError`."""
         if self.data is not None and self.client.sent is not None:
             ids, again = self.request.ids, self.counted
-            self.client.sent.add(ids, self.data, tells=self.tells, again=again)
+            self.client.sent.add(ids, self.data, billable=self.billable, again=again)
             self.counted = True
 
 

@@ -257,7 +257,7 @@ class TextEngine(Endpoint):
         """The messages as the chat template writes them: there, or here."""
         template = self.server.template(turns(self.url, messages), thinks=reasoning)
         if template is not None:
-            reply = await self.send(template, client, tells=False)
+            reply = await self.send(template, client, billable=False)
             with self.reading():
                 return self.server.templated(reply)
         tokenizer = self.tokenizer

@@ -35,7 +35,8 @@ class Clouds:
         self._best: tuple[CloudConsults, Completion] | None = None
         self._calls = self._failed = self._unused = 0
         self.waited = 0.0
-        self.prefetch, self.ask_for_draft = nearest.prefetch, nearest.ask_for_draft
+        self.prefetches, self.prefetch = nearest.prefetches, nearest.prefetch
+        self.ask_for_draft = nearest.ask_for_draft
         self.drop, self.verify = nearest.drop, nearest.verify
         self.given_up = nearest.given_up
 

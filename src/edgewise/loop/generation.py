@@ -60,7 +60,8 @@ class Generation(Iterator[Event]):
         self._speculation, self._consults = speculation, consults
         self._costs, self._closing, self._at_end = costs, closing, at_end
         self._events: deque[Event] = deque()
-        self._awaited: tuple[int, EdgeStep | None] | None = None
+        # Tokens asked for, where, and the threshold in force there.
+        self._awaited: tuple[int, EdgeStep | None, float | None] | None = None
         self._lost: EdgeError | None = None
         self._finished = False
         self._pending = 0  # drafts that were reported
@@ -150,9 +151,9 @@ class Generation(Iterator[Event]):
                 probed = state.budget.charged + consults.wasted - wasted
                 self._state = state = replace(state, budget=replace(state.budget, charged=probed))
         if isinstance(outcome, int):
-            self._awaited = outcome, step.detailed()
+            self._awaited = outcome, step.detailed(), decision.threshold
         else:
-            self._write(state, step, outcome, step)
+            self._write(state, step, outcome, step, decision.threshold)
 
     def _verify(self, drafts: Verification) -> None:
         """Write the first draft, or what the cloud has in its place, once its verdict is there."""
@@ -187,9 +188,8 @@ class Generation(Iterator[Event]):
         rules, consults = self._rules, self._consults
         assert consults is not None
         least = rules.policy.ratio_now(state.budget, first=not state.index)
-        judged = by.ratio, least
         if rules.policy.stands(step.token, by, least):
-            self._write(state.stands(by.ratio), step, "verified", step, judged)
+            self._write(state.stands(by.ratio), step, "verified", step, least, by.ratio)
             return
         fits, constraint = True, rules.constraint
         if constraint is not None:
@@ -198,9 +198,9 @@ class Generation(Iterator[Event]):
         state = state.corrected(by, rules, fits=fits)
         if fits:
             consults.corrected()
-            self._write(state, state.unwritten[0], "corrected", step, judged)
+            self._write(state, state.unwritten[0], "corrected", step, least, by.ratio)
         else:
-            self._write(state, step, BreaksGrammar.reason, step, judged)
+            self._write(state, step, BreaksGrammar.reason, step, least, by.ratio)
 
     def _rewrite(self, state: State, step: EdgeStep, by: Completion, *, whole: bool) -> None:
         """Write the cloud's sentence, as far as the grammar allows it; else the edge's token."""
@@ -255,9 +255,11 @@ class Generation(Iterator[Event]):
         requested = self._consults.ask(ask, None) if ask else "cap"
         if not isinstance(requested, int):
             raise lost
-        self._awaited = requested, None
+        self._awaited = requested, None, None
 
-    def _draft_or_take(self, requested: int, step: EdgeStep | None) -> None:
+    def _draft_or_take(
+        self, requested: int, step: EdgeStep | None, threshold: float | None
+    ) -> None:
         """While the consult is in flight, drafts one more token; then takes its outcome.
 
         `step` is the edge's step, None without an edge.
@@ -282,12 +284,12 @@ class Generation(Iterator[Event]):
             if policy.on_cloud_error == "raise" and not isinstance(error, NothingUsable):
                 raise
             state = state.failed(error, self._consults.requested, self._rules)
-            self._write(state, step, error.reason, step)
+            self._write(state, step, error.reason, step, threshold)
         else:
             self._awaited = None
-            self._take(completion, step)
+            self._take(completion, step, threshold)
 
-    def _take(self, completion: Completion, step: EdgeStep | None) -> None:
+    def _take(self, completion: Completion, step: EdgeStep | None, threshold: float | None) -> None:
         """Go on with a completion, as far as the grammar allows it; `step` is the edge's step."""
         assert self._consults is not None
         fit = len(completion.ids)
@@ -304,9 +306,9 @@ class Generation(Iterator[Event]):
             held = state.held.before(self._rules.tokenizer.piece(token))
             self._write(replace(state, held=held), state.unwritten[0], "edge_lost", None)
         elif fit:
-            self._write(state, state.unwritten[0], "critical", step)
+            self._write(state, state.unwritten[0], "critical", step, threshold)
         elif step is not None:
-            self._write(state, step, BreaksGrammar.reason, step)
+            self._write(state, step, BreaksGrammar.reason, step, threshold)
         elif self._lost is not None:
             raise self._lost
 
@@ -316,13 +318,14 @@ class Generation(Iterator[Event]):
         chosen: EdgeStep | Unwritten,
         reason: Reason | Fault,
         step: EdgeStep | None,
-        judged: tuple[float, float] | None = None,
+        threshold: float | None = None,
+        ratio: float | None = None,
     ) -> None:
         """Append the answer's next token; drafts that disagree with it are rolled back.
 
         `chosen` is the edge's step, or the first of `state.unwritten`, which is the one after
-        the consult. `step` is the step whose score decided on it, None within a completion; where
-        the cloud verifies, `judged` is the ratio, and what that must reach.
+        the consult. `step` is the step whose score decided on it, None within a completion;
+        `threshold` is what the score, or where the cloud verifies the `ratio`, had to reach.
         """
         rules, before, consults = self._rules, self._state, self._consults
         token, queued = chosen.token, chosen if isinstance(chosen, Unwritten) else None
@@ -345,8 +348,8 @@ class Generation(Iterator[Event]):
                 seconds=now - self._last,
                 wait=waited - self._waited,
                 reason=reason,
-                threshold=self._threshold(before, step, judged),
-                ratio=judged and judged[0],
+                threshold=threshold,
+                ratio=ratio,
                 edge=step.candidates if step and (queued or rules.candidates) else (),
                 cloud=queued.top if queued else (),
                 draft=step.token if step and queued else None,
@@ -366,19 +369,8 @@ class Generation(Iterator[Event]):
             self._events.append(RolledBack(before.index, self._pending, cancelled))
         # The first draft is not reported: it stands for the awaited token.
         self._pending = min(self._pending, len(drafts))
-        if after.end is None and consults is not None and not drafts:
+        if consults and consults.prefetches and after.end is None and not drafts:
             consults.prefetch(self._ids, after.budget)
-
-    def _threshold(
-        self, state: State, step: EdgeStep | None, judged: tuple[float, float] | None
-    ) -> float | None:
-        """What decided on a token, if anything did."""
-        policy = self._rules.policy
-        if judged is not None:
-            return judged[1]
-        if step is None or self._rules.verify or not policy.asks:
-            return None
-        return policy.threshold_now(state.budget)
 
     def _finish(self, state: State, reason: FinishReason) -> None:
         """Release what is held back, and sum up."""

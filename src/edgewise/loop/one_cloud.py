@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
 from edgewise.cloud.record import SentAnswer
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion, Outgoing
 from edgewise.costs.meter import AnswerCosts
 from edgewise.errors import Blocked, CloudError, CloudTimeout, NothingUsable, require
 from edgewise.events import Consult, TierUsage
@@ -55,7 +55,7 @@ class Flight(msgspec.Struct, eq=False):
     sent_at: float
     deadline: float
     first: bool
-    sent: Sent
+    sent: Outgoing
     future: "Future[Completion]"
     landed_at: float | None = None
     verify: int = 0
@@ -123,19 +123,19 @@ class CloudConsults:
         self.waited = 0.0
         self._session, self._rules, self._policy = session, rules, rules.policy
         self._breaker, self._meter = tier.breaker, meter
+        # Where tokens have a price what is read ahead is billed, and no meter counts it.
+        self.prefetches = tier.cloud.prefetches and meter is None
         # Where only the cloud will do, a pause would hide that it is gone.
         self.ignores_breaker = rules.policy.requires_cloud
         self._first, self._closed = True, False
         self._flights: dict[int, Flight] = {}
 
     def prefetch(self, ids: Sequence[int], budget: Budget) -> None:
-        """Give the session the answer so far, ahead of consults; it sends that on if it can.
-
-        Not where tokens have a price: what is read ahead is billed, and no meter counts it.
-        """
-        wanted = self._policy.may_ask(budget) and not self._breaker.is_open
-        if self._meter is None and wanted:
-            self._session.prefetch(ids, self.sent.prefetch(ids))
+        """Give the session the answer so far, ahead of consults, if that `prefetches`."""
+        if not self._policy.may_ask(budget) or self._breaker.is_open:
+            return
+        if under_way := self._session.prefetch(ids, self.sent.prefetch):
+            self.sent.prefetching(under_way)
 
     def ask(self, n: int, score: float) -> Flight | Refusal | Literal["no"]:
         """Ask for `n` tokens, or as many as the budget has, where the cloud before it scores so."""
@@ -340,9 +340,8 @@ class CloudConsults:
     def _send(
         self, ids: Sequence[int], n: int, requests: int | None = None, verify: int = 0
     ) -> Flight:
-        begun, sent = time.monotonic(), self.sent.consult(ids)
-        sent.most = requests
-        deadline = math.inf
+        begun, ids = time.monotonic(), list(ids)
+        sent, deadline = self.sent.consult(ids, requests), math.inf
         # A model in this process may be slow, but it is not gone: waiting is up to the user.
         if not self.tier.cloud.here or self._policy.deadline is not None:
             deadline = self._policy.deadline_now(self.latency, first=self._first, prompt=len(ids))
@@ -350,7 +349,7 @@ class CloudConsults:
                 deadline = WHOLE_SECONDS if n else READING_SECONDS
         try:
             sampling = self._rules.sampling
-            request = ConsultRequest(list(ids), n, deadline, sampling, sent, verify)
+            request = ConsultRequest(ids, n, deadline, sampling, sent, verify)
             future = self._session.ask(request)
         except Blocked:
             raise
@@ -408,7 +407,7 @@ class CloudConsults:
             self._forget(flight)
             if self._meter is not None:
                 # A request must not leave after its bill was made.
-                flight.sent.most = 0
+                flight.sent.max_requests = 0
             flight.future.cancel()
 
     def _forget(self, flight: Flight) -> None:

@@ -65,10 +65,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Keep the edge's token (`ask` 0) or ask the cloud for `ask` tokens, and why."""
+    """Keep the edge's token (`ask` 0) or ask the cloud for `ask` tokens, and why.
+
+    `threshold` is the one in force, None where the cloud can never be asked.
+    """
 
     ask: int
     reason: Reason
+    threshold: float | None = None
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,17 +186,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, score: float, budget: Budget) -> Decision:
         """Whether to consult at a position with this score."""
-        if score < self.threshold_now(budget):
-            return Decision(0, "below_threshold")
-        room = self._room(budget)
-        if room < 1:
-            return Decision(0, "cap")
-        if self.cloud_share is None:
-            return Decision(min(self.span, room), "critical")
-        if self.cloud_share < 1 and budget.bucket < 1:
-            return Decision(0, "budget")
-        affordable = self.span if self.cloud_share == 1 else int(budget.bucket)
-        return Decision(min(self.span, room, affordable), "critical")
+        threshold = self.threshold_now(budget)
+        shown = None if 0 in (self.cloud_share, self.max_cloud_tokens) else threshold
+        if score < threshold:
+            return Decision(0, "below_threshold", shown)
+        ask = min(self.span, self._room(budget))
+        if ask < 1:
+            return Decision(0, "cap", shown)
+        if self.cloud_share is not None and self.cloud_share < 1:
+            if budget.bucket < 1:
+                return Decision(0, "budget", shown)
+            ask = min(ask, int(budget.bucket))
+        return Decision(ask, "critical", shown)
 
     def threshold_now(self, budget: Budget) -> float:
         """The threshold in force, as the level of the bucket moves it."""
@@ -202,7 +207,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             # A share of one is everything, and a share of nothing asks for nothing.
             return 0.0 if self.cloud_share else 2.0
         spent = INITIAL_BUCKET - budget.bucket - budget.reserve
-        return 1 / (1 + math.exp(-(_log_odds(self.threshold) + _GAIN * spent)))
+        # Else no budget could move the log-odds of 0 or 1.
+        start = min(max(self.threshold, 1e-6), 1 - 1e-6)
+        return 1 / (1 + math.exp(-(math.log(start / (1 - start)) + _GAIN * spent)))
 
     def deadline_now(self, latency: Latency, *, first: bool, prompt: int = 0) -> float:
         """Seconds that a consult sent now may take; `first` where an answer had none before.
@@ -233,7 +240,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def after_token(self, budget: Budget) -> Budget:
         """The budget after one more output token, which earns the share."""
-        return budget if self.cloud_share is None else budget.plus(self.cloud_share)
+        if self.cloud_share is None:
+            return budget
+        return replace(budget, bucket=min(budget.bucket + self.cloud_share, MAX_BUCKET))
 
     def next_answer(self, budget: Budget, wasted: int = 0) -> Budget:
         """The budget with which a conversation's next answer starts: the cap begins anew.
@@ -253,11 +262,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_cloud_tokens is None:
             return self.span
         return self.max_cloud_tokens - budget.charged
-
-
-def _log_odds(score: float) -> float:
-    bounded = min(max(score, 1e-6), 1 - 1e-6)
-    return math.log(bounded / (1 - bounded))
 
 
 class SharedBudget:

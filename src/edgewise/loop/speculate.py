@@ -28,7 +28,7 @@ class Speculation:
     ) -> None:
         """`ids` is the answer's own list, prompt included."""
         self._ids, self._edge, self._router, self._consults = ids, edge, router, consults
-        self._rules = rules
+        self._rules, self._greedy = rules, rules.sampling.greedy
         self.drafts: list[int] = []
         self._steps: dict[int, EdgeStep] = {}
         self._tip: State | None = None
@@ -84,7 +84,8 @@ class Speculation:
             # At this position the answer asked for nothing, or for more.
             return 0, self._consults.drop(0, len(self._ids)) if self._consults else 0
         dropped = len(self.drafts)
-        consults = self.drop(len(self._ids) - 1)
+        # All that is ahead of the answer lies behind a draft.
+        consults = self.drop(len(self._ids) - 1) if dropped else 0
         self._edge.extend([token])
         return dropped, consults
 
@@ -102,12 +103,12 @@ class Speculation:
         step, sampling = self._edge.step(), self._rules.sampling
         score, forced = checked_score(self._router, step), False
         if (constraint := self._rules.constraint) is None:
-            token = sampling.choose(step)
+            token = step.proposed if self._greedy else sampling.choose(step)
         else:
             allowed = constraint.allowed(self._ids, drafts)
             token, forced = step.proposed, allowed.forced
             likeliest = token < len(allowed.mask) and bool(allowed.mask[token])
-            if not (sampling.greedy and likeliest):
+            if not (self._greedy and likeliest):
                 token = sampling.choose(step, allowed.mask)
         edge_step = EdgeStep(score, token, step.logprob(token), step, forced=forced)
         return edge_step.detailed() if self._rules.candidates else edge_step

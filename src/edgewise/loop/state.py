@@ -118,13 +118,11 @@ class HeldText(NamedTuple):
         `data.decode("utf-8", "replace")`. What can be shown never holds any part of a stop string;
         after a match nothing is shown.
         """
-        if not self.pending and piece.isascii():
-            text, pending = piece.decode("ascii"), b""
-        else:
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            text = decoder.decode(self.pending + piece)
-            pending = decoder.getstate()[0]
-        return self._shown(text, pending, stops)
+        if not (stops or self.text or self.pending) and piece.isascii():
+            return piece.decode("ascii"), self, None
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(self.pending + piece)
+        return self._shown(text, decoder.getstate()[0], stops)
 
     def before(self, piece: bytes) -> "HeldText":
         """Without the bytes of a character that does not go on with `piece`."""
@@ -191,9 +189,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         If the cloud cannot be asked here (inside a word), ask at the next word boundary. Never ask
         where the grammar allows one token only.
         """
-        if step.forced:
-            return Decision(0, "forced")
         decision = rules.policy.decide(1.0 if self.boundary.pending else step.score, self.budget)
+        if step.forced:
+            return replace(decision, ask=0, reason="forced")
         if not decision.ask:
             return decision
         if rules.boundaries is not None:
@@ -201,8 +199,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
                 ids, rules.prompt, step.token, divided=self.boundary.at_boundary
             )
             if refused is not None:
-                return Decision(0, refused)
-        return Decision(min(decision.ask, rules.max_tokens - self.index), decision.reason)
+                return replace(decision, ask=0, reason=refused)
+        return replace(decision, ask=min(decision.ask, rules.max_tokens - self.index))
 
     def expecting(self, ask: int, rules: Rules) -> "State":
         """Speculating: the state after a consult assumed to bring all `ask` tokens, or words."""
@@ -328,7 +326,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
         `reason` says why it is this model's; None for a draft that nobody decided on.
         """
-        ended = token in rules.tokenizer.eos_ids or any(one.ends for one in self.unwritten[:1])
+        ended = token in rules.tokenizer.eos_ids
+        if self.unwritten:
+            ended = ended or self.unwritten[0].ends
         piece = b"" if ended else rules.tokenizer.piece(token)
         if not piece and rules.shown and not ended:
             piece = rules.shown.get(token, b"")

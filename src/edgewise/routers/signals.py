@@ -181,7 +181,7 @@ def digamma(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
     Recurrence to x + 6, then the asymptotic series: Abramowitz and Stegun 6.3.5 and 6.3.18.
     """
-    below = sum((1.0 / (x + i) for i in range(6)), np.zeros_like(x))
+    below = (1.0 / (x + np.arange(6.0)[:, None])).sum(axis=0)
     y = x + 6.0
     inverse = 1.0 / (y * y)
     series = inverse * (1 / 12 - inverse * (1 / 120 - inverse * (1 / 252 - inverse / 240)))

@@ -214,10 +214,9 @@ class ChunkWriter(Writer):
         if isinstance(event, RolledBack):
             return {"rolled_back": {"index": event.index}}
         if self.request.edgewise.provenance and isinstance(event, Token):
-            token = asdict(event)
+            both = {"edge": self.candidates(event.edge), "cloud": self.candidates(event.cloud)}
+            token = asdict(event) | {"text": self.text(event.id)} | both
             del token["logprob"]  # it is among the candidates of who wrote it
-            token |= {"text": self.text(event.id), "draft": None}
-            token |= {who: self.candidates(token[who]) for who in ("edge", "cloud")}
             if (draft := event.draft) is not None:
                 token["draft"] = {"id": draft, "text": self.text(draft)}
             return {"token": token}

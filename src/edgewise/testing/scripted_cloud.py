@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from edgewise.cloud.base import CloudModel, ConsultRequest
-from edgewise.completion import LEAST, Completion, Sent, Verified
+from edgewise.completion import LEAST, Completion, Outgoing, Recorder, Verified
 from edgewise.edge.base import Floats, Tokenizer
 from edgewise.edge.kv import common_prefix
 from edgewise.edge.vocabulary import fingerprint
@@ -17,7 +17,7 @@ from edgewise.prompts import Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer, Script
 
 ID_BYTES = 4
-"""Bytes that an id counts for in `Sent`: as few as a session that sends only new ones needs."""
+"""Bytes that an id counts for in `Outgoing`: as few as a session that sends only new ones needs."""
 
 Failing = Callable[[int], CloudError | None]
 """Maps the number of the ask (0, 1, ...) to the error it ends with, or None."""
@@ -26,9 +26,10 @@ Failing = Callable[[int], CloudError | None]
 class ScriptedCloud(CloudModel):
     """Implements `CloudModel`.
 
-    `asks` records (ids, n) of every ask, `prefetches` the ids of every prefetch, `opened` and
-    `closed` count sessions.
+    `asks` has (ids, n) of each, `prefetched` the ids; `opened` and `closed` count sessions.
     """
+
+    prefetches = True
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class ScriptedCloud(CloudModel):
         self.name, self.script, self.fault = "scripted", script, fault
         self.delay, self.candidates, self.verifies = delay, candidates, verifies
         self.asks: list[tuple[tuple[int, ...], int]] = []
-        self.prefetches: list[tuple[int, ...]] = []
+        self.prefetched: list[tuple[int, ...]] = []
         self.opened = self.closed = 0
         self.tokenizer = tokenizer or ByteTokenizer()
 
@@ -86,9 +87,8 @@ class ScriptedCloudSession:
             self._settle(future, number, self._held, n, request.verify)
         return future
 
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        self._cloud.prefetches.append(tuple(ids))
-        return 0
+    def prefetch(self, ids: Sequence[int], record: Recorder = Outgoing) -> None:
+        self._cloud.prefetched.append(tuple(ids))
 
     def close(self) -> None:
         self._cloud.closed += 1

@@ -253,7 +253,7 @@ class WordConsult:
                     self._future.set_result(completion)
             except Exception as error:
                 if isinstance(error, NothingUsable):
-                    self.request.sent.unusable = self._metered()
+                    error.meter = self._metered()
                 # Raised in this thread it would reach nobody.
                 if self._future.set_running_or_notify_cancel():
                     known = isinstance(error, EdgewiseError)

@@ -170,7 +170,8 @@ class _Passes(threading.Thread):
             slots.line.append(queued)
             slots.coming.discard(queued.run.session)
             self._slots.add(slots)
-            self._look(slots)
+            if not slots.coming:
+                self._changed.notify()
 
     def withdraw(self, slots: SharedSlots, queued: _Queued) -> bool:
         """Take a run out of the line; False where it has begun."""
@@ -183,16 +184,13 @@ class _Passes(threading.Thread):
         """Do not wait for a session."""
         with self._changed:
             slots.coming.discard(session)
-            self._look(slots)
+            if slots.line and not slots.coming:
+                self._changed.notify()
 
     def expect(self, slots: SharedSlots, sessions: set[KvSession]) -> None:
         """The sessions are about to come back."""
         with self._changed:
             slots.coming |= sessions
-
-    def _look(self, slots: SharedSlots) -> None:
-        if slots.line and not slots.coming:
-            self._changed.notify()
 
     def run(self) -> None:
         """Without an end."""

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.completion import Completion, Sent, metered
+from edgewise.completion import Completion, metered
 from edgewise.costs.price import BilledTokens, Price
 from edgewise.edge.kv import common_prefix
 from edgewise.errors import CloudError
@@ -202,8 +202,11 @@ def _timed(answer: MeasuredAnswer, mean: float) -> MeasuredAnswer:
 class RecordedCloud(WrappedCloud):
     """Implements `CloudModel`: `cloud`, whose consults are kept as `CloudRequest`s.
 
-    For one answer at a time; nothing is prefetched.
+    For one answer at a time.
     """
+
+    # The engine would read prompts that no request here shows.
+    prefetches = False
 
     def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
         """`seconds` stands in the place of the engine's meter, where the engine is slowed down."""
@@ -288,7 +291,3 @@ class _RecordedSession(WrappedSession):
         self._own.append(ask)
         self._asks.append(ask)
         return ask.future
-
-    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        # The engine would read prompts that no request here shows.
-        return 0
