@@ -80,7 +80,7 @@ test-deep: .venv/tested  ## run all tests, slow ones and real servers too, on ra
 
 test-training: .venv/torch  ## run the tests that need torch
 	$(BIN)/python -m $(PYTEST) -n auto tests/training tests/pocket tests/benchmarks \
-		tests/edge/test_transformers.py \
+		tests/options/transformers \
 		tests/smollm2/test_smollm2_engines.py tests/cli/test_edge_engines_cli.py \
 		tests/cli/test_train_command.py
 
@@ -112,7 +112,7 @@ test-native: .venv-native/installed .venv-compiled/installed  ## run the tests o
 	touch $@
 
 test-mlx: .venv-mlx/installed  ## run the tests of the MLX engine (on Linux on the CPU)
-	.venv-mlx/bin/python -m $(PYTEST) -n auto tests/edge/test_mlx.py tests/cli/test_mlx_cli.py \
+	.venv-mlx/bin/python -m $(PYTEST) -n auto tests/options/mlx \
 		tests/pocket/test_convert_mlx.py
 
 .venv-vllm/installed:

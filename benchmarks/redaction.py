@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.shared import ends, show
-from edgewise.cloud.redaction.base import EXACT, WORDS, Redaction, Span
-from edgewise.cloud.redaction.filter import detectors_of
+from edgewise.cloud.redaction import EXACT, WORDS, Redaction, Span
+from edgewise.options.redact.filter import detectors_of
 
 Draw = random.Random
 

@@ -1,6 +1,16 @@
-"""A package as pip leaves it: what says which entry points it adds."""
+"""Packages: whether one is installed, and one as pip leaves it, with its entry points."""
 
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
+
+
+def require(*packages: str) -> None:
+    """Skip a test, a module or a folder without these packages; none is imported."""
+    for name in packages:
+        if find_spec(name) is None:
+            pytest.skip(f"needs {name}", allow_module_level=True)
 
 
 def install(folder: Path, name: str, *points: str, group: str) -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from edgewise.addresses import (
     checkpoint,
-    engine_at,
     local_folder,
     resolve,
     with_scheme,
     without_endpoint,
 )
+from edgewise.edge.named import engine_at
 from edgewise.errors import AddressError
 from tests.hub import Hub, Repository, in_a_process, serving
 from tests.server_process import free_port

@@ -22,7 +22,7 @@ LAYERS = (
     ("cloud", "keys"),
     ("costs",),
     ("loop",),
-    ("advice", "testing", "gateway"),
+    ("advice", "testing", "gateway", "options"),
     ("opening",),
     ("pair",),
     ("__init__",),
@@ -102,24 +102,36 @@ def test_imports_only_go_down() -> None:
     assert not upwards
 
 
+def test_options_are_met_by_entry_points_alone() -> None:
+    """Nothing outside imports one, and no string names one."""
+    named = [
+        str(path.relative_to(SOURCE))
+        for path, tree in TREES.items()
+        if package_of(path) != "options"
+        if "options" in imported(tree) or "edgewise.options" in path.read_text(encoding="utf-8")
+    ]
+    assert not named
+
+
 BUDGET = {
-    "edgewise": 3_107,
-    "edgewise/cli": 2_302,
-    "edgewise/cloud": 4_231,
-    "edgewise/costs": 621,
-    "edgewise/edge": 5_886,
+    "edgewise/options": 2_103,
+    "edgewise": 3_078,
+    "edgewise/cli": 2_301,
+    "edgewise/cloud": 3_435,
+    "edgewise/costs": 620,
+    "edgewise/edge": 4_852,
     "edgewise/engines": 2_856,
     "edgewise/gateway": 1_496,
-    "edgewise/grammar": 940,
+    "edgewise/grammar": 939,
     "edgewise/hub": 759,
-    "edgewise/keys": 729,
+    "edgewise/keys": 648,
     "edgewise/listening": 672,
     "edgewise/loop": 2_477,
     "edgewise/prompts": 1_058,
     "edgewise/routers": 1_002,
     "edgewise/sandbox": 242,
     "edgewise/server": 3_190,
-    "edgewise/testing": 481,
+    "edgewise/testing": 480,
     "edgewise/wire": 272,
     "edgewise_lab": 452,
     "edgewise_lab/bench": 2_131,
@@ -129,7 +141,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 32_321, 180
+PRODUCT_LINES, PRODUCT_FILES = 32_480, 180
 
 
 def test_every_package_keeps_its_budget() -> None:

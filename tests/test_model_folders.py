@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from edgewise.addresses import engine_at, resolve_folder
-from edgewise.edge.named import files_read
+from edgewise.addresses import resolve_folder
+from edgewise.edge.named import engine_at, files_read
 from edgewise.errors import AddressError, UsageError
 from edgewise.opening import edge_engine, open_edge
 from edgewise.settings import Settings
@@ -95,8 +95,8 @@ def test_of_repositories(tmp_path: Path) -> None:
                 "cpu",
                 ["genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json"],
             ],
-            "! 'own/onnx' holds neither genai_config.json nor config.json with safetensors; name a "
-            "GGUF file, a model's folder or a hub repository of one.",
+            "! 'own/onnx' holds nothing that an edge engine reads (mlx, onnx, transformers); name "
+            "a GGUF file, a model's folder or a hub repository of one.",
             "! 'own/onnx' has no folder 'npu'; check the spelling.",
             ["llamacpp"],
             "! 'own/pickles' holds weights in pickles alone, which are never read; name a "
@@ -144,8 +144,8 @@ def test_of_folders(tmp_path: Path, files: dict[str, bytes], engine: str) -> Non
 WRONG: dict[str, tuple[dict[str, bytes], str]] = {
     "GGUFs": ({"b.gguf": b"", "a.gguf": b""}, r"is a folder; name a file in it, such as a\.gguf"),
     "pickles": ({"config.json": CONFIG, "model.pt": b""}, "in pickles alone, which are never read"),
-    "nothing": ({}, "holds neither genai_config.json nor config.json with safetensors"),
-    "a router": ({"config.json": b"{}"}, "holds neither"),
+    "nothing": ({}, "holds nothing that an edge engine reads"),
+    "a router": ({"config.json": b"{}"}, "holds nothing"),
 }
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from edgewise.addresses import bundled
 from edgewise.edge.base import PROBES, Tokenizer
-from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.tokenizer_json import HubTokenizer
 from pocket.tokenizer import OTHER
 from tests import models
 from tests.smollm2_file import smollm2_file

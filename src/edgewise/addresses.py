@@ -26,14 +26,13 @@ file all parts are fetched.
 once. If it does not answer, the files of earlier downloads are used.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import unquote
 
 from edgewise.errors import AddressError
@@ -58,10 +57,7 @@ TOKENIZER = (
 )
 """Files of a tokenizer, the vocabulary first."""
 
-MAX_CONFIG = 4 << 20
-"""Largest `config.json` that is looked into, bytes."""
-
-_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_CONFIG = "config.json"
 
 _PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q8_0")
 _MOST_PARTS = 1000
@@ -235,27 +231,35 @@ def resolve_tokenizer(address: str) -> Path:
     return resolve(address, "cloud_tokenizer")
 
 
-def engine_at(address: str) -> str:
-    """The edge engine for the files at `address`. Raises `AddressError`.
+class ModelFiles(NamedTuple):
+    """A model's folder, here or on the hub, before its weights are downloaded.
 
-    A GGUF is for llama.cpp, `genai_config.json` for ONNX Runtime; `config.json` with safetensors is
-    for transformers, or for MLX if they say so.
+    `names` are its files, `config` is its `config.json`, `library` what the hub says it is for.
     """
-    if is_url(with_scheme(address)):
-        return "server"
+
+    names: Sequence[str]
+    config: Path | None = None
+    library: str | None = None
+
+
+def model_files(address: str) -> ModelFiles | None:
+    """What an edge engine may know a model by; None for a GGUF, llama.cpp's. Raises `AddressError`.
+
+    Of a repository only `config.json` is downloaded.
+    """
     if address == "bundled" or _file(address) is not None:
-        return "llamacpp"
+        return None
     if folder := local_folder(address):
         names = [path.name for path in folder.iterdir() if path.is_file()]
-        return _engine_among(names, address, folder / "config.json")
+        return ModelFiles(names, folder / _CONFIG if _CONFIG in names else None)
     parsed = hub_address(address)
     if parsed is None or parsed.quant or is_gguf(parsed.file or ""):
-        return "llamacpp"
+        return None
     repository, inside, names = _listed(parsed, "edge")
     if parsed.file is None and models_among(names):
-        return "llamacpp"
-    config = repository.file(f"{inside}config.json") if "config.json" in names else None
-    return _engine_among(names, address, config, library=repository.library)
+        return None
+    config = repository.file(inside + _CONFIG) if _CONFIG in names else None
+    return ModelFiles(names, config, repository.library)
 
 
 def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
@@ -325,45 +329,6 @@ def _chosen(address: HubAddress, repository: "Repository") -> str:
         f"{address.repo!r} has no {address.quant!r}{offline}",
         hint=f"it has {short(', '.join(models))}",
     )
-
-
-def _engine_among(
-    names: Sequence[str], where: str, config: Path | None, *, library: str | None = None
-) -> str:
-    """The edge engine for a folder's files; `config` is its `config.json`. Raises `AddressError`.
-
-    `library` is what the hub names, before the weights are downloaded.
-    """
-    if "genai_config.json" in names:
-        return "onnx"
-    if "config.json" in names and config and any(n.endswith(".safetensors") for n in names):
-        return "mlx" if library == "mlx" or _is_mlx(config) else "transformers"
-    if ggufs := sorted(filter(is_gguf, names)):
-        problem, hint = "is a folder", f"name a file in it, such as {ggufs[0]}"
-    elif any(name.endswith(_PICKLES) for name in names):
-        problem = "holds weights in pickles alone, which are never read"
-        hint = "name a repository with safetensors, or a GGUF"
-    else:
-        problem = "holds neither genai_config.json nor config.json with safetensors"
-        hint = "name a GGUF file, a model's folder or a hub repository of one"
-    raise AddressError(f"{where!r} {problem}", hint=hint, setting="edge")
-
-
-def _is_mlx(config: Path) -> bool:
-    """Whether MLX wrote the model: its config has a quantization, or its weights say so."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        if config.stat().st_size <= MAX_CONFIG:
-            described: object = json.loads(config.read_bytes())
-            if isinstance(described, dict) and "quantization" in described:
-                return True
-        for path in sorted(config.parent.glob("model*.safetensors"))[:1]:
-            with safe_open(path, framework="numpy") as opened:
-                return (opened.metadata() or {}).get("format") == "mlx"
-    except (OSError, SafetensorError, ValueError, RecursionError):
-        pass  # the engine says what is wrong with the files
-    return False
 
 
 def _repository(address: HubAddress, setting: str | None) -> "Repository":

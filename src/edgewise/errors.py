@@ -72,6 +72,11 @@ def require(holds: bool, setting: str, bound: str, value: object) -> None:
         raise UsageError(f"{said} must be {bound}, not {value}", setting=setting)
 
 
+def reason_of(error: BaseException) -> str:
+    """A library's error message, shortened."""
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+
+
 class AddressError(UsageError):
     """A model address that names nothing we can load."""
 

@@ -14,7 +14,6 @@ from edgewise.addresses import (
     bundled,
     checkpoint,
     each,
-    engine_at,
     is_path,
     is_url,
     resolve,
@@ -24,13 +23,12 @@ from edgewise.addresses import (
 from edgewise.cloud.adapter.ids import Adapter, checked
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.hosts import bearer, hosts_of, is_at, require_allowed, require_near
-from edgewise.cloud.redaction.base import redaction_of
-from edgewise.cloud.redaction.filter import Redacted
+from edgewise.cloud.redaction import ContextFilter, filter_of
 from edgewise.costs.daily import DailyTotal
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions
-from edgewise.edge.named import EDGES, SERVER
+from edgewise.edge.named import EDGES, SERVER, engine_at
 from edgewise.errors import EdgeError, ModelError, RouterMismatch, UsageError
 from edgewise.loop.one_cloud import TIER_SHARE, TIER_THRESHOLD, Tier
 from edgewise.loop.policy import Policy
@@ -262,10 +260,9 @@ def open_cloud(
     return checked(local, edge.tokenizer, context_filter=shown)
 
 
-def context_filter(settings: Settings) -> Redacted | None:
+def context_filter(settings: Settings) -> ContextFilter | None:
     """The filter of what the cloud sees; None without redaction. Raises `UsageError`."""
-    rules = redaction_of(settings.redact)
-    return Redacted(rules) if rules.treatments else None
+    return filter_of(settings.redact)
 
 
 def verification(

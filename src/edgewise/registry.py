@@ -48,6 +48,10 @@ class Registry(Generic[_T]):
         """Returns all names, sorted. Raises `UsageError` if two things have one name."""
         return sorted({*self._built_in, *self._added()})
 
+    def added(self) -> list[str]:
+        """Returns the names that packages add, sorted. Raises as `names`."""
+        return sorted(self._added())
+
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and (self._found(name) is not None or self._is_code(name))
 

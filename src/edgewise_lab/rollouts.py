@@ -10,7 +10,7 @@ import msgspec
 from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel, Step
-from edgewise.edge.kv import common_prefix
+from edgewise.edge.vocabulary import common_prefix
 from edgewise.errors import ContextOverflow
 from edgewise.prompts import Prompt
 from edgewise_lab.sequences import Chunk, Sequences, sequences_of

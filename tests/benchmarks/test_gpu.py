@@ -104,7 +104,7 @@ def test_it_computes_what_the_edge_engine_does(model: Any, tmp_path: Path) -> No
 
     pytest.importorskip("transformers")
     from benchmarks.gpu.__main__ import write_folder
-    from edgewise.edge.transformers import TransformersModel
+    from edgewise.options.transformers.model import TransformersModel
 
     torch.manual_seed(0)
     made = model.Model(model.SHAPES["tiny"], torch.device("cpu"), rows=2, std=0.2)

@@ -18,9 +18,9 @@ from edgewise.advice import DecodedPace
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.onnx import import_genai
 from edgewise.loop.decoder import Decoder
 from edgewise.opening import nearest_cloud, open_edge, router_identity
+from edgewise.options.onnx.model import import_genai
 from edgewise.routers.thresholds import keep_tuned
 from edgewise.settings import Settings
 from edgewise.testing import ScriptedCloud, noise

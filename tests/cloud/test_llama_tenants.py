@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.edge.kv import common_prefix
+from edgewise.edge.vocabulary import common_prefix
 from edgewise.engines.base import NOBODY, Client
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected

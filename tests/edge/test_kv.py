@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 
 from edgewise.edge.base import EdgeAbilities, Needs, Rewinds
-from edgewise.edge.kv import KvSession, Slots, common_prefix
+from edgewise.edge.kv import KvSession, Slots
 from edgewise.edge.sequence import KvRow, Outputs, SequenceCache
+from edgewise.edge.vocabulary import common_prefix
 from edgewise.errors import ContextOverflow, ModelError, UsageError
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 

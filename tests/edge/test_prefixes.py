@@ -1,4 +1,4 @@
-"""Sessions of one model that go on from one another's KV cache, and that decode side by side."""
+"""Sessions of one model that go on from one another's KV cache, and take turns."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgewise.edge.kv import TURN, FairLock
+from edgewise.edge.kv import FairLock
 from edgewise.edge.llamacpp import LlamaModel
 from tests.contracts.test_edge import read
 
@@ -87,38 +87,6 @@ def test_a_session_chooses_when_it_is_opened(bpe_path: Path) -> None:
             model.session().close()
         first, second = model.session(), model.session()
         assert (first.open(B), second.open(A)) == (0, len(A))
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_sessions_in_threads_do_not_disturb_each_other(bpe_path: Path, keep: bool) -> None:
-    prompts = [[(number * 13 + index) % 250 for index in range(TURN + 20)] for number in range(4)]
-
-    def written(model: LlamaModel, prompt: Sequence[int]) -> list[int]:
-        session = model.session()
-        try:
-            session.open(prompt)
-            ids: list[int] = []
-            for _ in range(24):
-                ids.append(session.step().proposed)
-                session.extend(ids[-1:])
-            return ids
-        finally:
-            session.close()
-
-    with load(bpe_path, slots=4, keep=keep) as model:
-        alone = [written(model, prompt) for prompt in prompts]
-        found: dict[int, list[int]] = {}
-
-        def one(number: int) -> None:
-            found[number] = written(model, prompts[number])
-
-        for _ in range(3):
-            threads = [threading.Thread(target=one, args=(number,)) for number in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
-            assert [found[number] for number in range(4)] == alone
 
 
 def test_threads_are_served_in_the_order_of_their_coming() -> None:

@@ -18,7 +18,6 @@ from edgewise.edge.vocabulary import CHUNK, fingerprint, require_fitting
 from edgewise.errors import ContextOverflow
 from edgewise.pair import Pair
 from edgewise.prompts import Message
-from edgewise.routers.card import read_card
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
 from tests import models
 
@@ -80,10 +79,6 @@ def test_of_files(tmp_path: Path, bpe_path: Path, other_path: Path) -> None:
         path = models.write_transformer(tmp_path / f"{name}.gguf", vocabulary)
         assert (by_llama_cpp(path) == by_llama_cpp(bpe_path)) is same
     assert by_llama_cpp(bpe_path) != by_llama_cpp(other_path)
-
-
-def test_the_bundled_router_was_made_for_it() -> None:
-    assert read_card(bundled("router")).tokenizer_fingerprint == by_llama_cpp(bundled("edge"))
 
 
 class Counting(ByteTokenizer):

@@ -1,30 +1,23 @@
-"""Limits hold whatever happens: in SQLite and in a real Redis, over crashes, clocks and crowds."""
+"""Limits hold whatever happens: over crashes, clocks and crowds."""
 
 import asyncio
-import os
-import re
-import shutil
-import socket
-import socketserver
 import sqlite3
-import subprocess
 import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from redis import Redis
 
 from edgewise.errors import UsageError
 from edgewise.keys.keys import ANYBODY, Key
-from edgewise.keys.limit_stores import BUSY_SECONDS, RedisLimits, SqliteLimits, limits_at
+from edgewise.keys.limit_stores import BUSY_SECONDS, SqliteLimits, limits_at
 from edgewise.keys.limits import (
     DAY_SECONDS,
     MOST_DEBT,
@@ -36,8 +29,6 @@ from edgewise.keys.limits import (
 from tests.doubles.clock import Clock
 from tests.gateway.conftest import Told
 from tests.gateway.doubles import FailingLimits
-from tests.gateway.processes import until
-from tests.server_process import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -49,52 +40,18 @@ def key(name: str = "k", **limits: float) -> Key:
     return Key(name=name, sha256="", created="", **{**without, **limits})
 
 
-def require_redis() -> None:
-    """Skips without a Redis, unless servers are required: then starting it fails."""
-    if shutil.which("redis-server") is None and os.environ.get("TEST_SERVERS") != "required":
-        pytest.skip("redis-server is not installed")
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    require_redis()
-    port = free_port()
-    with redis_server(port):
-        yield f"redis://127.0.0.1:{port}"
-
-
-@contextmanager
-def redis_server(port: int, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """It ends with the block."""
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", *options]
-
-    def listens() -> bool:
-        with socket.socket() as one:
-            return one.connect_ex(("127.0.0.1", port)) == 0
-
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        try:
-            until(listens, "redis")
-            yield server
-        finally:
-            server.kill()
-
-
 Store = Callable[[], LimitStore]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.deep)])
-def store(tmp_path: Path, request: pytest.FixtureRequest) -> Store:
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
     """Makes stores that share what they keep."""
-    if request.param == "redis":
-        url = request.getfixturevalue("redis_url")
-        return lambda: RedisLimits(url)
     return lambda: SqliteLimits(tmp_path / "limits")
 
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A key of each test's own: a Redis is shared by all of them."""
+    """A key of each test's own: a store may be shared by all of them."""
     return f"key {zlib.crc32(request.node.nodeid.encode())}"
 
 
@@ -235,20 +192,12 @@ async def written_by(steps: list[tuple[str, int, int]], stores: list[LimitStore]
     return written
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.deep)])
 @given(steps=STEPS)
 def test_no_order_of_things_writes_more_than_the_quota(
-    kind: str,
-    steps: list[tuple[str, int, int]],
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    if kind == "redis":
-        url = request.getfixturevalue("redis_url")
-        stores: list[LimitStore] = [RedisLimits(url) for _ in range(2)]
-    else:
-        path = tmp_path_factory.mktemp("quota") / "limits"
-        stores = [SqliteLimits(path) for _ in range(2)]
+    path = tmp_path_factory.mktemp("quota") / "limits"
+    stores: list[LimitStore] = [SqliteLimits(path) for _ in range(2)]
     written = asyncio.run(written_by(steps, stores))
     assert max(written.values(), default=0) <= QUOTA
 
@@ -319,81 +268,6 @@ async def test_nothing_is_granted_while_the_store_is_down(told: Told) -> None:
         "limits not kept",
         "limits kept again",
     ]
-
-
-@pytest.mark.deep
-@pytest.mark.usefixtures("at_once")
-async def test_a_redis_that_goes_and_comes_back(told: Told) -> None:
-    require_redis()
-    port, limited = free_port(), key(tokens_per_day=1000)
-    async with limits_in(RedisLimits(f"redis://:s3cret@127.0.0.1:{port}")) as limits:
-        with pytest.raises(OverLimit):  # it is not there yet
-            await consult(limits, limited, 1, 1)
-        with redis_server(port, "--requirepass", "s3cret") as server:
-            await consult(limits, limited, 1, 1)
-            async with limits.spending(limited, 1):
-                server.kill()
-                server.wait()
-            with pytest.raises(OverLimit):
-                await consult(limits, limited, 1, 1)
-        with redis_server(port, "--requirepass", "s3cret"):
-            await consult(limits, limited, 1, 1)
-    assert "s3cret" not in str(told)
-    assert f"127.0.0.1:{port}" in str(told)
-
-
-@pytest.mark.deep
-async def test_a_wrong_password_is_a_sentence(redis_url: str) -> None:
-    made = RedisLimits(redis_url.replace("//", "//someone:s3cret@"))
-    with pytest.raises(UsageError, match="password") as refused:
-        await made.open()
-    await made.close()
-    assert "s3cret" not in str(refused.value)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("stored", [b"NaN", b"hello", {"a": "hash"}])
-async def test_a_redis_that_holds_nonsense_grants_nothing(
-    redis_url: str, name: str, stored: bytes | dict[str, str]
-) -> None:
-    with Redis.from_url(redis_url) as other:
-        at = f"edgewise:tokens:20000:{name}"
-        other.hset(at, mapping=stored) if isinstance(stored, dict) else other.set(at, stored)
-    made = RedisLimits(redis_url)
-    with pytest.raises(LimitsDown):
-        await made.add(name, 20_000, 1, 5)
-    await made.close()
-
-
-class _Lying(socketserver.BaseRequestHandler):
-    """Replies to a script with the server's `lie`, and +OK to all else."""
-
-    def handle(self) -> None:
-        while data := self.request.recv(1 << 16):
-            lies = b"EVALSHA" in data
-            commands = len(re.findall(rb"^\*\d", data, re.MULTILINE))
-            self.request.sendall(self.server.lie if lies else b"+OK\r\n" * commands)  # type: ignore[attr-defined]
-
-
-NONSENSE = ["-", ":-1", ":2", "$2|no", "$1|0", "$1|1", "+QUEUED", "+OK", "*1|:1", "*0", "$-1", "?"]
-
-
-@pytest.mark.parametrize("reply", [":1", ":0", *NONSENSE, "*1|" * 5000 + ":1"])
-async def test_only_the_scripts_own_reply_is_a_grant(reply: str) -> None:
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Lying) as server:
-        server.daemon_threads = True
-        server.lie = reply.replace("|", "\r\n").encode() + b"\r\n"  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        made = RedisLimits(f"redis://127.0.0.1:{server.server_address[1]}?protocol=2")
-        try:
-            if reply in (":0", ":1"):
-                assert await made.add("key", 20_000, 1, 5) is (reply == ":1")
-            else:
-                with pytest.raises(LimitsDown):
-                    await made.add("key", 20_000, 1, 5)
-        finally:
-            await made.close()
-            server.shutdown()
 
 
 async def test_where_limits_are_kept(tmp_path: Path) -> None:

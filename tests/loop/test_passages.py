@@ -10,8 +10,7 @@ from hypothesis import given
 
 from edgewise.cloud.connect import connect
 from edgewise.cloud.reader import ReaderCloud
-from edgewise.cloud.redaction.base import redaction_of
-from edgewise.cloud.redaction.filter import Redacted
+from edgewise.cloud.redaction import filter_of
 from edgewise.completion import Completion
 from edgewise.costs.meter import Billing
 from edgewise.costs.price import price_of
@@ -39,7 +38,7 @@ def reading(
     **options: Any,
 ) -> Iterator[tuple[Decoder, ChatReader]]:
     """A pair of an edge that writes `edge`, then whatever follows, and a reader."""
-    shown = Redacted(redaction_of(redact)) if redact else None
+    shown = filter_of(redact)
     policy = {"verify": "on", "deadline": 30, **options.pop("policy", {})}
     served = ChatReader(judge, **options)
     small = ScriptedEdge(replying(edge, prompt=PROMPT))

@@ -16,10 +16,10 @@ from benchmarks import random_qwen
 from benchmarks.random_qwen import Shape
 from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeModel, Needs, Step
-from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.onnx import OnnxModel
+from edgewise.edge.tokenizer_json import HubTokenizer
 from edgewise.edge.vocabulary import fingerprint
+from edgewise.options.onnx.model import OnnxModel
 from edgewise.prompts import Message, prompt_ids
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from pocket.convert.__main__ import convert

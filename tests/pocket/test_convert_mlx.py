@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.addresses import bundled, engine_at
+from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.mlx import MlxModel
+from edgewise.edge.named import engine_at
 from edgewise.edge.vocabulary import fingerprint
+from edgewise.options.mlx.model import MlxModel
 from pocket.convert.__main__ import convert
 from pocket.convert.weights import read
 from tests.pocket.test_convert import assert_same_floats, greedy, prompts_for

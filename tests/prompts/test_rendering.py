@@ -312,14 +312,6 @@ def test_a_template_sees_special_tokens_and_the_helpers_of_published_templates()
     assert render(templated(template), [Message("user", "é <&>")]) == expected
 
 
-def test_what_is_trained_on_is_text_like_any_other() -> None:
-    """Templates mark it in a third of the published ones."""
-    begin, end = (f"{{%- {word} -%}}" for word in ("generation", "endgeneration"))
-    marked = CHAT.replace("{{ m['content'] }}", f"{begin}{{{{ m['content'] }}}}{end}{{{{ '' }}}}")
-    assert marked != CHAT
-    assert render(templated(marked), TURNS) == render(templated(CHAT), TURNS)
-
-
 PARTS = "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{{ '' }}"
 READS_PARTS = CHAT.replace("{{ m['content'] }}", PARTS)
 
@@ -337,13 +329,10 @@ def test_a_template_that_leaves_out_what_is_said_is_refused(template: str) -> No
     with pytest.raises(ModelError, match="user") as refused:
         prompt_ids(templated(template), TURNS)
     assert repr(template) in str(refused.value)
-
-
-def test_so_is_one_that_leaves_out_the_answers() -> None:
-    tokenizer = templated("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
-    assert bytes(prompt_ids(tokenizer, [Message("user", "Hi")])) == b"Hi"
+    answers = templated("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
+    assert bytes(prompt_ids(answers, [Message("user", "Hi")])) == b"Hi"
     with pytest.raises(ModelError, match="assistant"):
-        prompt_ids(tokenizer, [*TURNS, Message("user", "And?")])
+        prompt_ids(answers, [*TURNS, Message("user", "And?")])
 
 
 REFUSES = "{{ raise_exception('No.') }}"

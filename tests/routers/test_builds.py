@@ -10,10 +10,10 @@ import pytest
 
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.onnx import OnnxModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch
 from edgewise.opening import open_router
+from edgewise.options.onnx.model import OnnxModel
 from edgewise.routers.card import CONFIG, RouterCard, behaviour_of, distance
 from edgewise.settings import Settings
 from pocket.convert.__main__ import convert

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.base import PROBES
-from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.tokenizer_json import HubTokenizer
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.prompts import Message, prompt_ids
 from tests.llama_server_process import llama_server

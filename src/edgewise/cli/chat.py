@@ -16,7 +16,7 @@ from rich.table import Table
 from edgewise.addresses import from_home, is_url, with_scheme
 from edgewise.cli import render
 from edgewise.cli.options import ANSWERING, SentFile, System, locate, takes
-from edgewise.cloud.redaction.base import redaction_of
+from edgewise.cloud.redaction import redaction_of
 from edgewise.errors import ContextOverflow, EdgewiseError, UsageError
 from edgewise.events import Candidate, Token
 from edgewise.listening.sockets import is_loopback

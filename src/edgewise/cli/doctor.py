@@ -31,7 +31,7 @@ from edgewise.cli import options, render
 from edgewise.cli.options import ANSWERING, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.reader import ReaderCloud
-from edgewise.cloud.redaction.base import redaction_of
+from edgewise.cloud.redaction import redaction_of
 from edgewise.costs.price import Price, price_of
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import library as binding

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from edgewise.addresses import (
     bundled,
-    engine_at,
     from_home,
     hub_address,
     is_url,
@@ -19,7 +18,7 @@ from edgewise.addresses import (
     resolve_folder,
 )
 from edgewise.cli import options, render
-from edgewise.edge.named import files_read
+from edgewise.edge.named import engine_at, files_read
 from edgewise.errors import UsageError
 from edgewise.hub.disk import DiskModel, disk_models, vocabulary_of
 from edgewise.hub.known import KNOWN, like

@@ -15,7 +15,7 @@ from edgewise.cloud.adapter.text import TextCloud
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import EngineCloud
 from edgewise.cloud.reader import ReaderCloud
-from edgewise.cloud.redaction.filter import Redacted
+from edgewise.cloud.redaction import ContextFilter
 from edgewise.cloud.registry import (
     AUTO,
     BY_CHAT,
@@ -74,7 +74,7 @@ def connect(
     engine: str = AUTO,
     model: str | None = None,
     own: Tokenizer | None = None,
-    context_filter: Redacted | None = None,
+    context_filter: ContextFilter | None = None,
 ) -> CloudModel:
     """The cloud model at `url`, checked for an `edge`; `vocabulary_check` says how.
 

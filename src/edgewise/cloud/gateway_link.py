@@ -19,7 +19,7 @@ from websockets.protocol import State
 
 from edgewise.cloud.base import ConsultRequest
 from edgewise.completion import Completion, Outgoing, Verified
-from edgewise.edge.kv import common_prefix
+from edgewise.edge.vocabulary import common_prefix
 from edgewise.engines.base import TOP
 from edgewise.engines.http import bounded
 from edgewise.errors import (

@@ -26,7 +26,7 @@ from edgewise.cloud.passages import (
     sentence_ends,
     verdict_of,
 )
-from edgewise.cloud.redaction.filter import FilteredAnswer, Redacted, RedactedContext
+from edgewise.cloud.redaction import ContextFilter, FilteredAnswer, FilteredContext
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, ids_of_text
@@ -74,7 +74,7 @@ class ReaderCloud(AdaptedCloud):
     verifies = True
 
     def __init__(
-        self, engine: TextEngine, *, edge: Tokenizer, context_filter: Redacted | None = None
+        self, engine: TextEngine, *, edge: Tokenizer, context_filter: ContextFilter | None = None
     ) -> None:
         """`context_filter` says what the cloud gets to see (default: everything)."""
         super().__init__(engine.url, edge, context_filter)
@@ -142,7 +142,7 @@ class ReaderSession(CloudSession):
     def __init__(self, cloud: ReaderCloud, prompt: Prompt) -> None:
         self._cloud, self._edge, self._prompt = cloud, cloud.edge, prompt
         self._before = preceding(cloud.edge, prompt)
-        self._context: RedactedContext | None = None
+        self._context: FilteredContext | None = None
         self._client = Client(session=secrets.token_hex(12))
         self._asks = 0
 

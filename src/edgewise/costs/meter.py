@@ -21,8 +21,7 @@ from edgewise.completion import Completion, Outgoing
 from edgewise.costs.daily import DailyTotal, today
 from edgewise.costs.price import NOTHING, BilledTokens, Price
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.kv import common_prefix
-from edgewise.edge.vocabulary import bytes_of
+from edgewise.edge.vocabulary import bytes_of, common_prefix
 from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import AnswerCost
 

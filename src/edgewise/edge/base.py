@@ -268,8 +268,15 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     sent: Callable[[str, bytes], None] | None = None
 
 
+Claim = Literal["own", "shared"]
+"""How a folder's files fit an engine: in the form of its own library, or one that others read."""
+
+
 class EdgeModel(Protocol):
-    """Loaded weights. Sessions share them. What has a body here, an engine may leave out."""
+    """Loaded weights. Sessions share them. What has a body here, an engine may leave out.
+
+    A class that opens folders says which: `claims(ModelFiles) -> Claim | None`, and `reads`.
+    """
 
     name: str
     """Display name of the model."""

@@ -1,37 +1,20 @@
-"""Code shared by the built-in edge engines: a model over slots, and the test run after loading."""
+"""A model that is loaded from a path, and whose sessions share `Slots`: what engines have alike."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from msgspec.structs import replace
 
-from edgewise.addresses import resolve_folder
-from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Needs
-from edgewise.edge.hub.folder import digest_of, explained, reason_of, weight_files
-from edgewise.edge.hub.tokenizer import HubTokenizer
+from edgewise.edge.base import EdgeModel, EdgeOptions, Needs
+from edgewise.edge.files import explained
 from edgewise.edge.kv import BATCH, TURN, KvSession, Slots
-from edgewise.edge.sequence import SequenceCache, alike
-from edgewise.errors import ModelError, UsageError
+from edgewise.edge.sequence import SequenceCache
+from edgewise.errors import UsageError
 
 DEFAULT_CONTEXT = 4096
 """Ids, for a model that holds more, or does not say how many."""
-
-PROBED = 6
-"""Ids of a test run."""
-
-
-def imported(engine: str, *names: str) -> list[Any]:
-    """The modules that an engine needs. Raises `UsageError` without the extra of its name."""
-    try:
-        return [import_module(name) for name in names]
-    except ImportError as error:
-        raise UsageError(
-            f"The edge engine {engine} needs {error.name or names[0]} ({reason_of(error)})",
-            hint=f"pip install 'edgewise[{engine}]'",
-        ) from error
 
 
 class EngineModel(EdgeModel):
@@ -39,9 +22,6 @@ class EngineModel(EdgeModel):
 
     engine: str
     """The library."""
-
-    reads: tuple[str, ...] = ()
-    """Ends of the names of the files that are downloaded, for a model that is a folder."""
 
     kind_of_slots: ClassVar[type[Slots]] = Slots
     """Whether each session runs alone, or those that wait share a pass."""
@@ -67,29 +47,13 @@ class EngineModel(EdgeModel):
     def _import(self) -> None:
         """Import the library, before anything is downloaded. Raises `UsageError`."""
 
+    @abstractmethod
     def _located(self, address: str) -> tuple[Path, str]:
-        """Path and display name of the model."""
-        return resolve_folder(address, self.reads)
+        """Path and display name of the model, downloaded if need be. Raises `AddressError`."""
 
     @abstractmethod
     def _load(self, options: EdgeOptions) -> None:
-        """Load the weights; set `context` and `build`; call `_start`."""
-
-    def _start(
-        self,
-        new: Callable[[], SequenceCache],
-        size: int,
-        *,
-        small: Callable[[], SequenceCache] | None = None,
-        turn: int = BATCH,
-    ) -> None:
-        """Test the model with `new` caches, or `small` ones, and give sessions `new` ones.
-
-        `size` is how many logits it has. For a model in a hub's folder.
-        """
-        self.tokenizer = HubTokenizer(self.path, size=size)
-        self._try_out(small or new, size, may_stay=small is not None)
-        self._open_slots([new() for _ in range(self._options.slots)], turn=turn)
+        """Load the weights; set what `EdgeModel` has; call `_open_slots`."""
 
     @abstractmethod
     def _free(self) -> None:
@@ -122,49 +86,6 @@ class EngineModel(EdgeModel):
             batch=min(BATCH, self.context),
             turn=min(turn, TURN if len(caches) > 1 else BATCH),
         )
-
-    def _try_out(
-        self, new: Callable[[], SequenceCache], size: int, *, may_stay: bool = False
-    ) -> None:
-        """Run a few of `size` ids through new caches, and set `hidden_size` and `abilities`.
-
-        All at once, one by one, and again after a rollback. Raises `ModelError` for a model that
-        does not go on where its cache ends, or does not roll back to where it was; `may_stay` where
-        the caller has caches that never roll back.
-        """
-        ids = [7 * index % size for index in range(1, PROBED + 1)]
-        try:
-            rows = new().run(ids, "all", hidden=True)
-            cache = new()
-            for token in ids[:-1]:
-                cache.run([token], "none")
-            cache.checkpoint()
-            (last,) = cache.run(ids[-1:], "last")
-            rewinds, kept = cache.rewinds, cache.back(PROBED - 1)
-            (again,) = cache.run(ids[kept:], "last")
-        except Exception as error:
-            raise self._refused(reason_of(error)) from error
-        logits, hidden = rows[-1].logits, rows[-1].hidden
-        if len(logits) != size or not alike(logits, last.logits):
-            raise self._refused("its cache does not give the same logits")
-        if not alike(logits, again.logits) and not may_stay:
-            raise self._refused("it does not rewind to the same logits")
-        self.hidden_size = 0 if hidden is None else len(hidden)
-        self.abilities = EdgeAbilities(
-            hidden=hidden is not None,
-            rewinds=rewinds if kept and alike(logits, again.logits) else "no",
-            batch_logits=len(rows) == PROBED,
-            slots=self._options.slots,
-        )
-
-    def _refused(self, why: str) -> ModelError:
-        return ModelError(
-            f"{str(self.path)!r} does not decode step by step in {self.engine} ({why})",
-            hint="name a GGUF of the model, or another model",
-        )
-
-    def fingerprint(self) -> str:
-        return digest_of([self.path / "config.json", *weight_files(self.path)])
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
         return KvSession(self, self.slots, needs, top)

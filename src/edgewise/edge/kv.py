@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Needs, Written
-from edgewise.edge.hub.folder import reason_of
 from edgewise.edge.sequence import FAILURES, KvRow, Outputs, SequenceCache
 from edgewise.edge.step import LogitsStep
-from edgewise.errors import ModelError, UsageError
+from edgewise.edge.vocabulary import common_prefix
+from edgewise.errors import ModelError, UsageError, reason_of
 
 BATCH = 512
 """Most ids of one run."""
@@ -27,14 +27,6 @@ FEW = 8
 
 _SLACK = 16
 """A prompt that goes on with another one loses at most one id of it for so many that it keeps."""
-
-
-def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
-    """Length of the common prefix."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return min(len(left), len(right))
 
 
 class FairLock:

@@ -1,11 +1,16 @@
-"""Opens an edge model, or a tokenizer by itself, at an address."""
+"""Opens an edge model, or a tokenizer by itself, at an address; the files choose the engine."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from edgewise.addresses import resolve_tokenizer
+from edgewise.addresses import is_url, model_files, resolve_tokenizer, with_scheme
 from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
+from edgewise.errors import AddressError, UsageError
+from edgewise.hub import is_gguf
 from edgewise.registry import Registry
+
+LLAMA_CPP = "llamacpp"
 
 SERVER = "server"
 """The edge engine for a model that a server at a URL runs."""
@@ -14,14 +19,52 @@ EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
     "edge engine",
     "edgewise.edge",
     {
-        "llamacpp": "edgewise.edge.llamacpp:LlamaModel",
-        "mlx": "edgewise.edge.mlx:MlxModel",
-        "onnx": "edgewise.edge.onnx:OnnxModel",
+        LLAMA_CPP: "edgewise.edge.llamacpp:LlamaModel",
         SERVER: "edgewise.edge.served.model:open_server",
-        "transformers": "edgewise.edge.transformers:TransformersModel",
     },
 )
 """An engine is called with the model's address as the user wrote it."""
+
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+
+def engine_at(address: str) -> str:
+    """The edge engine for what is at `address`: a server, a GGUF, or a folder that one claims.
+
+    Raises `AddressError` where none does, `UsageError` where several do.
+    """
+    if is_url(with_scheme(address)):
+        return SERVER
+    files = model_files(address)
+    if files is None:
+        return LLAMA_CPP
+    claims: dict[str, list[str]] = {}
+    for name in EDGES.added():
+        engine: Any = EDGES.load(name)
+        if hasattr(engine, "claims") and (claim := engine.claims(files)):
+            claims.setdefault(claim, []).append(name)
+    claiming = claims.get("own") or claims.get("shared") or []
+    if not claiming:
+        raise _unclaimed(address, files.names)
+    if len(claiming) > 1:
+        raise UsageError(
+            f"{address!r} is claimed by several edge engines: {', '.join(claiming)}",
+            hint="name one of them",
+            setting="edge_engine",
+        )
+    return claiming[0]
+
+
+def _unclaimed(address: str, names: Sequence[str]) -> AddressError:
+    if ggufs := sorted(filter(is_gguf, names)):
+        problem, hint = "is a folder", f"name a file in it, such as {ggufs[0]}"
+    elif any(name.endswith(_PICKLES) for name in names):
+        problem = "holds weights in pickles alone, which are never read"
+        hint = "name a repository with safetensors, or a GGUF"
+    else:
+        problem = f"holds nothing that an edge engine reads ({', '.join(EDGES.added())})"
+        hint = "name a GGUF file, a model's folder or a hub repository of one"
+    return AddressError(f"{address!r} {problem}", hint=hint, setting="edge")
 
 
 def files_read(engine: str) -> tuple[str, ...]:
@@ -37,7 +80,7 @@ def open_tokenizer(address: str) -> Tokenizer:
     """
     path = resolve_tokenizer(address)
     if path.is_dir():
-        from edgewise.edge.hub.tokenizer import HubTokenizer
+        from edgewise.edge.tokenizer_json import HubTokenizer
 
         return HubTokenizer(path)
     from edgewise.edge.llamacpp.library import llama_cpp

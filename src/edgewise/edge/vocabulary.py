@@ -1,4 +1,4 @@
-"""Facts about a vocabulary: its fingerprint, what ids stand for, and how long a prompt can be."""
+"""Facts about ids: a vocabulary's fingerprint, what ids stand for, how long a prompt can be."""
 
 import functools
 import hashlib
@@ -51,6 +51,14 @@ def fingerprint(tokenizer: Tokenizer) -> str:
             digest.update(b"%d\0%d\0%d\0%b" % (token, text is not None, len(data), data))
     digest.update(repr([tokenizer.encode(text) for text in PROBES]).encode())
     return digest.hexdigest()
+
+
+def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
+    """Length of the common prefix."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))
 
 
 def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:

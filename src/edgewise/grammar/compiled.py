@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.kv import common_prefix
-from edgewise.edge.vocabulary import bytes_of, ids_of_text, once
+from edgewise.edge.vocabulary import bytes_of, common_prefix, ids_of_text, once
 from edgewise.errors import UsageError
 
 INSTALL = "pip install 'edgewise[grammar]'"

@@ -1,18 +1,18 @@
-"""Stores of the tokens that keys used: a SQLite file, a Redis, or the memory of this process."""
+"""Stores of the tokens that keys used: a SQLite file, memory, or an option's."""
 
 import asyncio
 import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from edgewise.errors import UsageError
 from edgewise.keys.limits import UNBOUNDED, KeyLimits, LimitsDown, LimitStore
+from edgewise.registry import Registry
 
 MEMORY = "memory"
 
@@ -22,20 +22,18 @@ BUSY_SECONDS = 1.0
 OPENING_SECONDS = 10.0
 """The same at the start: gateways that start together create it one after the other."""
 
-ANSWER_SECONDS = 1.0
-"""Timeout of Redis."""
-
 KEPT_DAYS = 8
 """A clock that goes back so far finds what was counted."""
-
-_FAILURES = (OSError, TimeoutError, ValueError, TypeError, LookupError, RecursionError)
-"""What a client raises, besides its own errors, for a store that is away or says nonsense."""
 
 _T = TypeVar("_T")
 
 
+STORES: Registry[Callable[[str], LimitStore]] = Registry("limit store", "edgewise.limits", {})
+"""Stores at a URL, by its scheme."""
+
+
 def limits_at(where: str | None, keys: Path | None) -> KeyLimits:
-    """Limits kept at `where`: a file, the address of a Redis, or memory (this process only).
+    """Limits kept at `where`: a file, a URL such as a Redis's, or memory (this process only).
 
     None is a file beside `keys`. Without keys nothing is limited. Raises `UsageError`.
     """
@@ -45,7 +43,15 @@ def limits_at(where: str | None, keys: Path | None) -> KeyLimits:
         return KeyLimits(SqliteLimits(None))
     if where is None:
         return KeyLimits(SqliteLimits(keys.with_name(keys.name + ".limits")))
-    return KeyLimits(RedisLimits(where) if "://" in where else SqliteLimits(Path(where)))
+    scheme, is_url, _ = where.partition("://")
+    if not is_url:
+        return KeyLimits(SqliteLimits(Path(where)))
+    if scheme not in STORES:
+        raise UsageError(
+            f"Key usage cannot be stored at this {scheme}:// address",
+            hint=f"name a file, memory, or a URL that begins with {', '.join(STORES.names())}",
+        )
+    return KeyLimits(STORES.load(scheme)(where))
 
 
 _TABLE = """
@@ -133,90 +139,3 @@ class SqliteLimits(LimitStore):
                 # It is opened anew the next time.
                 self._close()
             raise LimitsDown(f"{self.where}: {error}") from error
-
-
-_ADD_IN_REDIS = """
-local used = redis.call('INCRBY', KEYS[1], ARGV[1])
-redis.call('EXPIRE', KEYS[1], ARGV[4])
-if used - ARGV[1] + ARGV[2] <= tonumber(ARGV[3]) then return 1 end
-redis.call('DECRBY', KEYS[1], ARGV[1])
-return 0
-"""
-
-
-class RedisLimits(LimitStore):
-    """A Redis, which gateways on several machines share.
-
-    Needs the library `redis` (the extra `gateway-redis`).
-    """
-
-    def __init__(self, url: str) -> None:
-        """`redis://`, `rediss://` or `unix://`; a password in it is never shown.
-
-        Raises `UsageError`.
-        """
-        try:
-            from redis.asyncio import Redis
-            from redis.asyncio.retry import Retry
-            from redis.backoff import NoBackoff
-        except ImportError as error:
-            raise UsageError(
-                "Limits in a Redis need redis: pip install 'edgewise[gateway-redis]'."
-            ) from error
-        try:
-            parts = urlsplit(url)
-            self.where = f"{parts.scheme}://{parts.hostname or ''}:{parts.port or 6379}"
-            self._redis: Redis = Redis.from_url(
-                url,
-                socket_timeout=ANSWER_SECONDS,
-                socket_connect_timeout=ANSWER_SECONDS,
-                # Once: a connection that Redis closed meanwhile is not a failure.
-                retry=Retry(NoBackoff(), 1),
-            )
-        except (ValueError, TypeError) as error:
-            # What it says may hold the password.
-            raise UsageError(
-                f"Key usage cannot be stored at this {url.partition('://')[0]}:// address",
-                hint="name a file, redis://[:PASSWORD@]HOST[:PORT][/NUMBER], or memory",
-            ) from error
-        self._add = self._redis.register_script(_ADD_IN_REDIS)
-
-    async def open(self) -> None:
-        """Raises `UsageError` where Redis refuses the password, `LimitsDown` where it is away."""
-        from redis.exceptions import AuthenticationError, AuthorizationError
-
-        try:
-            with self._answering():
-                await self._redis.get(_at("", 0))
-        except LimitsDown as error:
-            if isinstance(error.__cause__, AuthenticationError | AuthorizationError):
-                raise UsageError(
-                    f"The Redis at {self.where} refuses the password", hint="check its address"
-                ) from error
-            raise
-
-    async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
-        args = [tokens, tokens or 1, most, KEPT_DAYS * 86_400]
-        with self._answering():
-            reply = await self._add(keys=[_at(name, day)], args=args)
-            # A bool is 1 or 0 too, and no reply of the script.
-            if type(reply) is not int or reply not in (0, 1):
-                raise ValueError(reply)
-            return reply == 1
-
-    async def close(self) -> None:
-        await self._redis.aclose()
-
-    @contextlib.contextmanager
-    def _answering(self) -> Generator[None]:
-        """Raises `LimitsDown` where Redis fails or answers something else."""
-        from redis.exceptions import RedisError
-
-        try:
-            yield
-        except (*_FAILURES, RedisError) as error:
-            raise LimitsDown(f"{self.where}: {type(error).__name__}") from error
-
-
-def _at(name: str, day: int) -> str:
-    return f"edgewise:tokens:{day}:{name}"

@@ -9,7 +9,7 @@ from unicodedata import normalize
 
 from msgspec.structs import replace
 
-from edgewise.cloud.redaction.normal import letters
+from edgewise.cloud.redaction import letters
 from edgewise.prompts import Message
 
 KEPT = 100_000

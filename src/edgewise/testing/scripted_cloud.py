@@ -9,8 +9,7 @@ import numpy as np
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.completion import LEAST, Completion, Outgoing, Recorder, Verified
 from edgewise.edge.base import Floats, Tokenizer
-from edgewise.edge.kv import common_prefix
-from edgewise.edge.vocabulary import fingerprint
+from edgewise.edge.vocabulary import common_prefix, fingerprint
 from edgewise.errors import CloudError, VocabularyMismatch
 from edgewise.events import Candidate
 from edgewise.prompts import Prompt

@@ -1,8 +1,7 @@
 """Edge decoding speed: the whole loop against the engine driven bare.
 
-Both decode the same few tokens after the same prompt, in short blocks that take turns: what else
-the machine does, and how fast it is, changes within seconds. The bare engine takes part twice: how
-far it seems to be from itself is the smallest loss that can be distinguished from none.
+Both decode the same few tokens after the same prompt, in short blocks by turns, as a machine's load
+changes within seconds. The bare engine runs twice: its distance from itself is the least loss seen.
 """
 
 import time
@@ -17,7 +16,8 @@ import numpy as np
 
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.edge.engine import EngineModel
-from edgewise.edge.kv import Slots, common_prefix
+from edgewise.edge.kv import Slots
+from edgewise.edge.vocabulary import common_prefix
 from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
 from edgewise.routers.base import Router

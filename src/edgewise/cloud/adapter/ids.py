@@ -11,7 +11,7 @@ from edgewise.cloud.adapter.session import (
 )
 from edgewise.cloud.adapter.word_boundary import WordBoundaries
 from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
-from edgewise.cloud.redaction.filter import Context, Redacted
+from edgewise.cloud.redaction import Context, ContextFilter
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, fingerprint
@@ -32,7 +32,7 @@ class Adapter(AdaptedCloud):
         *,
         own: Tokenizer,
         edge: Tokenizer,
-        context_filter: Redacted | None = None,
+        context_filter: ContextFilter | None = None,
     ) -> None:
         """`own` is the cloud's tokenizer; without a `context_filter` the cloud sees everything."""
         super().__init__(cloud.name, edge, context_filter)
@@ -69,7 +69,7 @@ def adapted(
     cloud: CloudModel,
     edge: Tokenizer,
     own: Tokenizer | None = None,
-    context_filter: Redacted | None = None,
+    context_filter: ContextFilter | None = None,
 ) -> CloudModel:
     """`cloud` itself if it has the `edge`'s vocabulary, or an unknown one; else an adapter.
 
@@ -95,7 +95,7 @@ def checked(
     cloud: CloudModel,
     edge: Tokenizer,
     own: Tokenizer | None = None,
-    context_filter: Redacted | None = None,
+    context_filter: ContextFilter | None = None,
 ) -> CloudModel:
     """`adapted` and then `check`ed; raises the same errors, and then closes `cloud`."""
     try:

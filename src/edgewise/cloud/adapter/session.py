@@ -21,7 +21,12 @@ from edgewise.cloud.adapter.word_boundary import (
     kept,
 )
 from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest, failed, with_end
-from edgewise.cloud.redaction.filter import Context, FilteredAnswer, Redacted, RedactedContext
+from edgewise.cloud.redaction import (
+    Context,
+    ContextFilter,
+    FilteredAnswer,
+    FilteredContext,
+)
 from edgewise.completion import Completion, metered
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, fingerprint, ids_of_text
@@ -61,7 +66,7 @@ class AdaptedCloud(CloudModel):
     step: int | None = None
     """Tokens of each request; None: as many as the words may take."""
 
-    def __init__(self, name: str, edge: Tokenizer, context_filter: Redacted | None) -> None:
+    def __init__(self, name: str, edge: Tokenizer, context_filter: ContextFilter | None) -> None:
         """`edge` is the edge's tokenizer; without a `context_filter` the cloud sees everything."""
         self.name, self.edge, self.context_filter = name, edge, context_filter
         # The end of `identity`.
@@ -116,7 +121,7 @@ class AdaptedSession(CloudSession, ABC):
         self._reasoning = Reasoning(self.edge)
         self._markers = {token: text.encode() for text, token in markers(self.edge).items()}
         self._open = False
-        self._context: RedactedContext | None = None
+        self._context: FilteredContext | None = None
         self._blocked: Blocked | None = None
 
     @abstractmethod

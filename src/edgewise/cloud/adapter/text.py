@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from edgewise.cloud.adapter.session import AdaptedCloud, AdaptedSession, ReplyChunk, WordConsult
 from edgewise.cloud.adapter.word_boundary import BLANKS, WordBoundaries, added, held_back
 from edgewise.cloud.engine import IoThread
-from edgewise.cloud.redaction.filter import Context, Redacted
+from edgewise.cloud.redaction import Context, ContextFilter
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import Client, Described
@@ -70,7 +70,7 @@ class TextCloud(AdaptedCloud):
     """
 
     def __init__(
-        self, engine: TextEngine, *, edge: Tokenizer, context_filter: Redacted | None = None
+        self, engine: TextEngine, *, edge: Tokenizer, context_filter: ContextFilter | None = None
     ) -> None:
         """`context_filter` says what the cloud gets to see (default: everything)."""
         super().__init__(engine.url, edge, context_filter)

@@ -26,7 +26,7 @@ import msgspec
 
 from edgewise.addresses import bundled, parts_of, user_path
 from edgewise.edge.base import PROBES
-from edgewise.edge.hub.folder import other_form
+from edgewise.edge.files import other_form
 from edgewise.edge.kv import BATCH
 from edgewise.edge.llamacpp.cache import LlamaContext
 from edgewise.edge.llamacpp.library import build, llama_cpp

@@ -6,7 +6,6 @@ logits and the post-final-norm hidden state together; a prompt is prefilled with
 """
 
 import ctypes
-import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from edgewise.addresses import resolve
 from edgewise.edge.base import EdgeAbilities, EdgeOptions
 from edgewise.edge.engine import EngineModel
-from edgewise.edge.hub.folder import sampled_blocks
+from edgewise.edge.files import fingerprint_of
 from edgewise.edge.llamacpp.cache import LlamaContext, LlamaSequence, examine
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.load import load_weights, new_context
@@ -41,14 +40,6 @@ def _sampling(model: Any) -> Mapping[str, float]:
             with suppress(ValueError):
                 found[name] = float(text.value)
     return found
-
-
-def fingerprint_of(path: Path) -> str:
-    """SHA-256 over the size of a GGUF and blocks of it."""
-    digest = hashlib.sha256(str(path.stat().st_size).encode())
-    for block in sampled_blocks(path):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 class LlamaModel(EngineModel):

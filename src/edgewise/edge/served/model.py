@@ -11,7 +11,7 @@ from threading import BoundedSemaphore
 
 from edgewise.addresses import Role, resolve, with_scheme, without_endpoint
 from edgewise.edge.base import PROBES, EdgeAbilities, EdgeModel, EdgeOptions, Needs, Tokenizer
-from edgewise.edge.llamacpp.model import fingerprint_of
+from edgewise.edge.files import fingerprint_of
 from edgewise.edge.named import open_tokenizer
 from edgewise.edge.served.dialect import Dialect, described_at, found_at
 from edgewise.edge.served.server import Server

@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Needs, Step, Written
-from edgewise.edge.kv import common_prefix
 from edgewise.edge.served.dialect import Dialect, ServedToken
+from edgewise.edge.vocabulary import common_prefix
 from edgewise.errors import EdgeError, StaleStepError, UsageError
 from edgewise.events import Candidate
 

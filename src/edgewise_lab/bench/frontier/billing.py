@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.completion import Completion, metered
 from edgewise.costs.price import BilledTokens, Price
-from edgewise.edge.kv import common_prefix
+from edgewise.edge.vocabulary import common_prefix
 from edgewise.errors import CloudError
 from edgewise.prompts import Prompt
 from edgewise_lab.bench.pace import EngineTime

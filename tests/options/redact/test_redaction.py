@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 
 from edgewise.cloud.adapter.word_boundary import kept
-from edgewise.cloud.redaction.base import Redaction, redaction_of
-from edgewise.cloud.redaction.filter import Context, Redacted, RedactedContext
+from edgewise.cloud.redaction import Redaction, redaction_of
 from edgewise.errors import Blocked
+from edgewise.options.redact.filter import Context, Redacted, RedactedContext
 from edgewise.prompts import Message
 
 VIEW = Redacted(

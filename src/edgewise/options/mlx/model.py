@@ -1,14 +1,15 @@
-"""Edge models on MLX, through mlx-lm: the extra `edgewise[mlx]`, for Macs with Apple silicon.
+"""`MlxModel`: a model that mlx-lm runs.
 
 A model is a folder with `config.json` and safetensors, in MLX's quantised form or in full. A
 config's `model_file` is never run, and nothing is asked of the network. Arrays are lazy, so a model
 is held against its files before it takes memory. Logits of every id and the hidden state that its
-head reads come from one pass. On Linux MLX computes on the CPU, slowly.
+head reads come from one pass.
 """
 
 import platform
 import re
 from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
@@ -18,22 +19,24 @@ from unittest.mock import patch
 
 import numpy as np
 
-from edgewise.edge.base import EdgeOptions
-from edgewise.edge.engine import EngineModel, imported
-from edgewise.edge.hub.folder import (
+from edgewise.addresses import ModelFiles
+from edgewise.edge.base import Claim, EdgeOptions
+from edgewise.edge.files import damaged, read_json
+from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, rows_of
+from edgewise.errors import ModelError, UsageError
+from edgewise.options.folder import (
     DESCRIPTIONS,
     LACKING,
     MAX_BUFFERS,
+    FolderModel,
     HubConfig,
     count_weights,
-    damaged,
+    imported,
     read_config,
-    read_json,
     require_one_device,
     weight_files,
+    weighted,
 )
-from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, rows_of
-from edgewise.errors import ModelError, UsageError
 
 _BUILDS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
 _GROWTH = 8
@@ -83,6 +86,19 @@ def load_folder(mx: Any, folder: Path, device: Any) -> Any:
         # All of them: what is left lazy cannot be computed in another thread.
         mx.eval(arrays)
     return model
+
+
+def _is_mlx(config: Path) -> bool:
+    """Whether MLX wrote the model: its config has a quantization, or its weights say so."""
+    from safetensors import SafetensorError, safe_open
+
+    with suppress(ModelError, OSError, SafetensorError):  # the engine says what is wrong with them
+        if "quantization" in (read_json(config, dict[str, Any]) or {}):
+            return True
+        for path in sorted(config.parent.glob("model*.safetensors"))[:1]:
+            with safe_open(path, framework="numpy") as opened:
+                return (opened.metadata() or {}).get("format") == "mlx"
+    return False
 
 
 def _checked(folder: Path) -> HubConfig:
@@ -266,11 +282,17 @@ def _watch(module: Any, see: Any) -> None:
     module.__class__ = Watched
 
 
-class MlxModel(EngineModel):
+class MlxModel(FolderModel):
     """A model that mlx-lm runs. Implements `EdgeModel`. One run at a time."""
 
     engine = "mlx-lm"
     reads = (".safetensors", *DESCRIPTIONS)
+
+    @staticmethod
+    def claims(files: ModelFiles) -> Claim | None:
+        if (config := weighted(files)) and (files.library == "mlx" or _is_mlx(config)):
+            return "own"
+        return None
 
     def _import(self) -> None:
         self.mx = modules()[0]

@@ -1,8 +1,6 @@
-"""Edge models on transformers: any causal language model with safetensors, on any of its devices.
+"""`TransformersModel`: any causal language model with safetensors, on any of the library's devices.
 
-The extra `edgewise[transformers]`. Several times slower than llama.cpp on a CPU, and the same
-weights to the last bit: for models that have no GGUF, and for GPUs of every make. Neither pickles
-nor a download's code are run, and nothing is asked of the network.
+Neither pickles nor a download's code are run, and nothing is asked of the network.
 """
 
 from collections.abc import Generator, Sequence
@@ -14,22 +12,24 @@ from typing import Any, Literal
 
 import msgspec
 
-from edgewise.edge.base import EdgeOptions
-from edgewise.edge.engine import EngineModel, imported
-from edgewise.edge.hub.folder import (
-    DESCRIPTIONS,
-    LACKING,
-    MAX_BUFFERS,
-    count_weights,
-    damaged,
-    read_config,
-    read_json,
-    require_one_device,
-    weight_files,
-)
+from edgewise.addresses import ModelFiles
+from edgewise.edge.base import Claim, EdgeOptions
+from edgewise.edge.files import damaged, read_json
 from edgewise.edge.sequence import MEMORY, KvRow, Outputs, SequenceCache, rows_of
 from edgewise.edge.threads import default_threads
 from edgewise.errors import ModelError
+from edgewise.options.folder import (
+    DESCRIPTIONS,
+    LACKING,
+    MAX_BUFFERS,
+    FolderModel,
+    count_weights,
+    imported,
+    read_config,
+    require_one_device,
+    weight_files,
+    weighted,
+)
 
 
 def load_folder(
@@ -198,11 +198,15 @@ def _whole(kinds: Any, layer: Any) -> Any:
     return layer
 
 
-class TransformersModel(EngineModel):
+class TransformersModel(FolderModel):
     """A model in transformers' form. Implements `EdgeModel`. One run at a time."""
 
     engine = "transformers"
     reads = (".safetensors", *DESCRIPTIONS)
+
+    @staticmethod
+    def claims(files: ModelFiles) -> Claim | None:
+        return "shared" if weighted(files) else None
 
     def _import(self) -> None:
         self.torch, self._library, self.kinds = imported(

@@ -1,4 +1,4 @@
-"""Edge models on ONNX Runtime, through onnxruntime-genai: the extra `edgewise[onnx]`.
+"""`OnnxModel`: a model that onnxruntime-genai runs.
 
 A model is a folder with `genai_config.json`, as its model builder writes it. That may name
 libraries for the runtime to load, and files anywhere: such a folder is refused. The library reads
@@ -22,19 +22,19 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from edgewise.edge.base import EdgeOptions, Rewinds
-from edgewise.edge.engine import PROBED, EngineModel, imported
-from edgewise.edge.hub.folder import (
-    DESCRIPTIONS,
-    damaged,
-    digest_of,
-    read_json,
-    reason_of,
-    require_one_device,
-)
+from edgewise.addresses import ModelFiles
+from edgewise.edge.base import Claim, EdgeOptions, Rewinds
+from edgewise.edge.files import damaged, digest_of, read_json
 from edgewise.edge.sequence import FAILURES, KvRow, Outputs, SequenceCache, rows_of
 from edgewise.edge.threads import default_threads
-from edgewise.errors import ModelError
+from edgewise.errors import ModelError, reason_of
+from edgewise.options.folder import (
+    DESCRIPTIONS,
+    PROBED,
+    FolderModel,
+    imported,
+    require_one_device,
+)
 
 CONFIG = "genai_config.json"
 
@@ -209,11 +209,15 @@ class OnnxCache(SequenceCache):
         return True
 
 
-class OnnxModel(EngineModel):
+class OnnxModel(FolderModel):
     """A model in ONNX form. Implements `EdgeModel`."""
 
     engine = "onnxruntime-genai"
     reads = (".onnx", ".data", ".onnx_data", ".bin", *DESCRIPTIONS)
+
+    @staticmethod
+    def claims(files: ModelFiles) -> Claim | None:
+        return "own" if CONFIG in files.names else None
 
     def _import(self) -> None:
         self._library = import_genai()

@@ -4,7 +4,6 @@ import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 from unicodedata import normalize
@@ -17,7 +16,6 @@ from edgewise.cloud.adapter.ids import Adapter, adapted
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import connect
 from edgewise.cloud.record import SentRecord
-from edgewise.cloud.redaction.normal import Normal
 from edgewise.cloud.registry import BY_TEXT
 from edgewise.completion import Completion
 from edgewise.errors import NothingUsable, UsageError
@@ -25,6 +23,7 @@ from edgewise.events import Consult, Event, Token
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
 from edgewise.opening import context_filter
+from edgewise.options.redact.normal import Normal
 from edgewise.pair import Pair
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.base import Router
@@ -141,7 +140,7 @@ def test_a_detector_that_fails_leaves_the_answer_to_the_edge(
     def fails(self: object, text: str) -> Iterator[None]:
         raise RuntimeError("no model")
 
-    monkeypatch.setattr("edgewise.cloud.redaction.detectors.Email.find", fails)
+    monkeypatch.setattr("edgewise.options.redact.detectors.Email.find", fails)
     model, cloud = adapter(replying("", prompt=""), redact="email")
     with caplog.at_level(logging.WARNING):
         events = answered(model, "so it is.", on_cloud_error="raise")
@@ -157,7 +156,7 @@ PLANTED = 500
 
 def planted(draw: random.Random) -> list[tuple[str, str]]:
     """Values of the exact classes and of words, each in a sentence."""
-    kinds = [one for one in KNOWN if one != "phone" or has_extra()]
+    kinds = list(KNOWN)
     turns = [kinds[at % len(kinds)] for at in range(PLANTED)]
     values = [(kind, KNOWN[kind](draw)) for kind in turns]
     return [(value, framed(disguised(value, draw), kind, draw)[0]) for kind, value in values]
@@ -177,10 +176,6 @@ def disguised(value: str, draw: random.Random) -> str:
     return draw.choice(forms)
 
 
-def has_extra() -> bool:
-    return find_spec("phonenumbers") is not None
-
-
 @pytest.mark.parametrize(
     "far",
     [
@@ -195,7 +190,6 @@ def test_no_planted_private_word_crosses_the_socket(tmp_path: Path, far: str) ->
     """Neither in messages, nor in the answer that repeats them, nor in what is sent ahead."""
     draw = random.Random(17)
     values = planted(draw)
-    classes = "on" if has_extra() else "email,iban,card,ip,secret"
     with ExitStack() as stack:
         engine = stack.enter_context(closing(_far(far)))
         target = engine.url
@@ -203,7 +197,7 @@ def test_no_planted_private_word_crosses_the_socket(tmp_path: Path, far: str) ->
             target = stack.enter_context(gateway([engine.url])).url
         recorder = stack.enter_context(recording(target))
         (tmp_path / "own").write_text("\n".join(OWN))
-        shown = context_filter(Settings(redact=f"{classes},@{tmp_path / 'own'}"))
+        shown = context_filter(Settings(redact=f"on,@{tmp_path / 'own'}"))
         model = connect(recorder.url, EDGE, engine=far, context_filter=shown)
         stack.callback(model.close)
         consults = 0

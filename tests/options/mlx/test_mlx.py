@@ -12,10 +12,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgewise.edge.base import Needs
-from edgewise.edge.mlx import MlxModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
 from edgewise.opening import edge_engine, open_edge
+from edgewise.options.mlx.model import MlxModel
 from edgewise.settings import Settings
 from tests import models
 from tests.contracts import test_edge as contract
@@ -30,9 +30,6 @@ from tests.contracts.test_edge import (
 from tests.hub_files import described
 from tests.hub_models import CONFIGS, SHAPE, Folders, write_mlx_model
 from tests.programs import python
-
-pytest.importorskip("mlx_lm", exc_type=ImportError)
-
 
 CONTEXT, SIZE = 96, SHAPE["vocab_size"]
 KINDS = tuple(CONFIGS)
@@ -226,7 +223,7 @@ def test_limits_of_the_process_stay() -> None:
     """mlx-lm sets those on open files when it is imported, or fails where they are lower."""
     script = (
         "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (1024, 1500)); "
-        "from edgewise.edge.mlx import modules; modules(); "
+        "from edgewise.options.mlx.model import modules; modules(); "
         "print(r.getrlimit(r.RLIMIT_NOFILE))"
     )
     assert python("-c", script).stdout.strip() == "(1024, 1500)"

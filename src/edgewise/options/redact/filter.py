@@ -1,24 +1,28 @@
-"""The context filter: what a cloud sees of a conversation, with placeholders for private words.
-
-A cloud of the edge's vocabulary is sent the ids that the edge reads. The cross-tokenizer adapter
-writes the conversation anew, so it may show other words for some.
-"""
+"""The context filter of `redact`: placeholders for private words, before and in an answer."""
 
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from edgewise.cloud.adapter.word_boundary import is_unspaced
-from edgewise.cloud.redaction.base import DETECTORS, WORDS, Detector, Redaction, Span
-from edgewise.cloud.redaction.normal import Normal, letters
-from edgewise.cloud.redaction.placeholders import Forms, Placeholders, Restored
+from edgewise.cloud.redaction import (
+    DETECTORS,
+    WORDS,
+    Context,
+    Detector,
+    FilteredAnswer,
+    Redaction,
+    Span,
+    letters,
+)
 from edgewise.errors import Blocked
-from edgewise.prompts import Message
+from edgewise.options.redact.detectors import Words
+from edgewise.options.redact.normal import Normal
+from edgewise.options.redact.placeholders import Forms, Placeholders
 
 SECONDS = 5.0
 """Timeout of the detectors for one text; exceeding it stops the consult."""
@@ -32,36 +36,12 @@ _KEPT = 8
 _log = logging.getLogger(__name__)
 
 
-class Context(NamedTuple):
-    """A cloud's context before an answer: messages, else the `text` of a prompt of ids."""
-
-    messages: tuple[Message, ...] | None
-    text: str = ""
-
-
-def _as_it_is(reply: str, *, ended: bool) -> Restored:
-    return Restored(reply)
-
-
-class FilteredAnswer(NamedTuple):
-    """The redacted answer so far; `restored` translates the cloud's next words back.
-
-    Of a longer answer the `text` begins alike, or the cloud's cache misses. `restored` is asked
-    with the cloud's words so far, and whether they have `ended`.
-    """
-
-    text: str
-    restored: Callable[..., Restored] = _as_it_is
-
-
 class Local(Blocked):
     """A private word is there of a class that makes the conversation local."""
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
     """One detector for each class. Raises `UsageError` for a detector that is not available."""
-    from edgewise.cloud.redaction.detectors import Words
-
     return {
         name: Words(rules.words) if name == WORDS else DETECTORS.load(name)()
         for name in rules.treatments
@@ -69,7 +49,7 @@ def detectors_of(rules: Redaction) -> dict[str, Detector]:
 
 
 class Redacted:
-    """Makes a `RedactedContext` for each answer; any thread may ask. `name` says what it hides."""
+    """Implements `ContextFilter`."""
 
     def __init__(self, rules: Redaction) -> None:
         """Raises `UsageError` for a class that cannot be looked for here."""
@@ -82,7 +62,6 @@ class Redacted:
         self.name = f"redacted: {rules}"
 
     def local_only(self, before: Context) -> bool:
-        """Whether the text before an answer keeps the conversation on the device."""
         try:
             return isinstance(self._seen(before), Local)
         except Blocked:
@@ -90,7 +69,6 @@ class Redacted:
             return False
 
     def of(self, before: Context) -> "RedactedContext":
-        """The redacted context before an answer. Raises `Blocked` if nothing may be shown."""
         seen = self._seen(before)
         if isinstance(seen, Local):
             raise seen
@@ -147,10 +125,7 @@ class Redacted:
 
 
 class RedactedContext:
-    """The redacted context of one answer; `shown` precedes the answer. Thread-safe.
-
-    What it shows of the same is always the same: caches go by it.
-    """
+    """Implements `FilteredContext`. Of the same it always shows the same: caches go by it."""
 
     def __init__(self, before: Context, redaction: Redacted) -> None:
         """Raises `Blocked`."""
@@ -168,11 +143,6 @@ class RedactedContext:
             self.shown = Context(tuple(replace(one, content=text) for one, text in pairs))
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
-        """The redacted text of an answer so far.
-
-        `begun` is the answer with the signs of calls that are control tokens, where it differs.
-        Raises `Blocked`, with `open` if the end may become a private word.
-        """
         known = self._known.copy()
         places = known.places(written, self._filter.find(written))
         if _is_open(written, places, known):

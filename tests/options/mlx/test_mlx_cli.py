@@ -8,8 +8,6 @@ import pytest
 from tests.cli.conftest import Edgewise
 from tests.hub_models import write_mlx_model
 
-pytest.importorskip("mlx_lm", exc_type=ImportError)
-
 QUICK = ("--ctx", "160", "--gpu-layers", "0")
 
 

@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import Any
 
 from edgewise.cloud.adapter.word_boundary import is_unspaced
-from edgewise.cloud.redaction.base import Span
-from edgewise.cloud.redaction.normal import Normal
+from edgewise.cloud.redaction import Span
 from edgewise.errors import UsageError
+from edgewise.options.redact.normal import Normal
 
 _EMAIL = re.compile(
     r"(?<![\w.%+'-])(?:[\w.+'-]|%(?!40))++(?:@|%40)([^\W_](?:[\w-]*+)(?:\.[\w-]++)++)"

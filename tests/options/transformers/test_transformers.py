@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgewise.edge.base import EdgeModel
-from edgewise.edge.transformers import TransformersModel
 from edgewise.errors import ModelError
 from edgewise.opening import edge_engine, open_edge
+from edgewise.options.transformers.model import TransformersModel
 from edgewise.settings import Settings
 from tests.contracts import test_edge as contract
 from tests.contracts.test_edge import Backend, assert_heads_input
@@ -29,13 +29,7 @@ MARKED = ("lfm2", "qwen3_5")
 
 
 @pytest.fixture(scope="module")
-def torch() -> Any:
-    pytest.importorskip("transformers")
-    return pytest.importorskip("torch")
-
-
-@pytest.fixture(scope="module")
-def folders(torch: Any, tmp_path_factory: pytest.TempPathFactory) -> Folders:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return Folders(tmp_path_factory.mktemp("hub"), write_hub_model)
 
 
@@ -45,8 +39,10 @@ def load(folder: Path, **more: Any) -> TransformersModel:
 
 @pytest.fixture(params=[*EXACT, *MARKED])
 def backend(
-    request: pytest.FixtureRequest, torch: Any, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Backend]:
+    import torch
+
     with closing(Backend(lambda **more: load(folders(request.param), **more))) as made:
         made.count(monkeypatch, torch.nn.Embedding, "forward", lambda ids: ids.numel())
         yield made

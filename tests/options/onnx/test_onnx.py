@@ -3,8 +3,8 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,16 +13,12 @@ import numpy as np
 import pytest
 
 from edgewise.edge.base import Floats, Needs
-from edgewise.edge.onnx import OnnxModel, import_genai
 from edgewise.errors import ModelError, UsageError
+from edgewise.options.onnx.model import OnnxModel, import_genai
 from pocket.convert.__main__ import convert
 from pocket.convert.weights import read
+from tests.contracts import test_edge as contract
 from tests.contracts.test_edge import PROMPT, logits_after
-
-pytestmark = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("onnx", "onnxruntime_genai", "tokenizers")),
-    reason="needs onnxruntime-genai, and onnx to write models",
-)
 
 GRAPH = "model.onnx"
 CONTEXT = 96
@@ -45,6 +41,22 @@ def generator() -> Any:
     import onnxruntime_genai
 
     return onnxruntime_genai.Generator
+
+
+@pytest.fixture
+def backend(
+    onnx_path: Path, generator: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[contract.Backend]:
+    def load(**more: Any) -> OnnxModel:
+        return OnnxModel(onnx_path, threads=1, gpu_layers=0, **more)
+
+    with closing(contract.Backend(load)) as made:
+        made.count(monkeypatch, generator, "append_tokens", len)
+        yield made
+
+
+class TestOnnx(contract.TestEdge):
+    """The contract of edge engines."""
 
 
 @pytest.fixture

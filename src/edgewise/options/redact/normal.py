@@ -8,27 +8,13 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from edgewise.cloud.redaction.base import Span
+from edgewise.cloud.redaction import UNSEEN, Span
 
 # All but what is ASCII, with the letter before it, which an accent may belong to.
 _OTHER = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]+")
 
-# They change what stands before them, if anything, and are no signs of a text's.
-_UNSEEN = re.compile("[\u034f\u115f\u1160\u3164\ufe00-\ufe0f\uffa0]")
-
-_NO_LETTER = re.compile(r"[\W_]+")
-
 _Piece = tuple[str, int, int]
 """A part of a normalized text, and where its source begins and ends."""
-
-
-def letters(text: str) -> str:
-    """Letters and digits alone, without accents and in small letters.
-
-    Of two texts in a row they are those of the one and then the other's.
-    """
-    read = unicodedata.normalize("NFKD", _UNSEEN.sub("", text)).casefold()
-    return _NO_LETTER.sub("", read)
 
 
 class Normal:
@@ -66,7 +52,7 @@ class Normal:
 def _composed(written: str) -> Iterator[_Piece]:
     """Letters with their accents, composed; what is not seen is nothing."""
     usual = unicodedata.is_normalized("NFKC", written) and written.isprintable()
-    if usual and not _UNSEEN.search(written):
+    if usual and not UNSEEN.search(written):
         yield written, 0, len(written)
         return
     start = 0
@@ -86,4 +72,4 @@ def _joins(char: str) -> bool:
 
 def _is_unseen(char: str) -> bool:
     """Soft hyphens, joiners, marks of direction, selectors of variants, fillers."""
-    return char > "\x7f" and (unicodedata.category(char) == "Cf" or _UNSEEN.match(char) is not None)
+    return char > "\x7f" and (unicodedata.category(char) == "Cf" or UNSEEN.match(char) is not None)

@@ -1,10 +1,18 @@
-"""The contract of a detector of private words, and the setting `redact`."""
+"""What a cloud gets to see: the contract of a context filter, and the setting `redact`.
 
-from collections.abc import Iterable, Mapping, Sequence
+A cloud of the edge's vocabulary is sent the ids that the edge reads. The cross-tokenizer adapter
+writes the conversation anew, so it may show other words for some. The filter and its detectors are
+an option (`options/redact`).
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, cast, get_args
 
 from edgewise.addresses import from_home
 from edgewise.errors import UsageError
+from edgewise.prompts import Message
 from edgewise.registry import Registry
 from edgewise.settings import file_bytes, unmarked
 
@@ -37,22 +45,82 @@ class Detector(Protocol):
         ...
 
 
+class Context(NamedTuple):
+    """A cloud's context before an answer: messages, else the `text` of a prompt of ids."""
+
+    messages: tuple[Message, ...] | None
+    text: str = ""
+
+
+class Restored(NamedTuple):
+    """The cloud's text with placeholders replaced by the original words, as far as that is known.
+
+    `whole` are places in `text`, from and to, that are one word each. `left` says what follows if
+    it ends early: words that may still become something else ("open"), or words that mean nothing
+    here ("unknown").
+    """
+
+    text: str
+    whole: tuple[tuple[int, int], ...] = ()
+    left: Literal["open", "unknown"] | None = None
+
+
+def _as_it_is(reply: str, *, ended: bool) -> Restored:
+    return Restored(reply)
+
+
+class FilteredAnswer(NamedTuple):
+    """The redacted answer so far; `restored` translates the cloud's next words back.
+
+    Of a longer answer the `text` begins alike, or the cloud's cache misses. `restored` is asked
+    with the cloud's words so far, and whether they have `ended`.
+    """
+
+    text: str
+    restored: Callable[..., Restored] = _as_it_is
+
+
+class FilteredContext(Protocol):
+    """What a cloud sees before one answer: `shown`. Any thread may ask."""
+
+    shown: Context
+
+    def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
+        """The answer so far as the cloud sees it.
+
+        `begun` is the answer with the signs of calls that are control tokens, where it differs.
+        Raises `Blocked`, with `open` if the end may become a private word.
+        """
+        ...
+
+
+class ContextFilter(Protocol):
+    """Says what a cloud sees of each answer. `name` says what it hides. Any thread may ask."""
+
+    name: str
+
+    def local_only(self, before: Context) -> bool:
+        """Whether the text before an answer keeps the conversation on the device."""
+        ...
+
+    def of(self, before: Context) -> FilteredContext:
+        """The context that is shown. Raises `Blocked` if nothing may be."""
+        ...
+
+
 DETECTORS: Registry[type[Detector]] = Registry(
     "class to redact",
     "edgewise.detectors",
-    {
-        "email": "edgewise.cloud.redaction.detectors:Email",
-        "phone": "edgewise.cloud.redaction.detectors:Phone",
-        "iban": "edgewise.cloud.redaction.detectors:Iban",
-        "card": "edgewise.cloud.redaction.detectors:Card",
-        "ip": "edgewise.cloud.redaction.detectors:Ip",
-        "secret": "edgewise.cloud.redaction.detectors:Secret",
-    },
+    {},
     wanted=("labels", "find"),
 )
 
+FILTERS: Registry[Callable[["Redaction"], ContextFilter]] = Registry(
+    "context filter", "edgewise.filters", {}
+)
+
 EXACT = ("email", "phone", "iban", "card", "ip", "secret")
-"""The classes of this package."""
+"""The classes of words with a form, those that `on` stands for."""
 
 WORDS = "words"
 """The class of the user's own words."""
@@ -127,3 +195,24 @@ def words_of(files: Sequence[str]) -> tuple[str, ...]:
             hint=f"give 1 to {MOST} words of 2 to {LONGEST} characters, one per line",
         )
     return words
+
+
+def filter_of(redact: str | None) -> ContextFilter | None:
+    """The context filter of a setting; None where nothing is hidden. Raises `UsageError`."""
+    rules = redaction_of(redact)
+    return FILTERS.load("redact")(rules) if rules.treatments else None
+
+
+# They change what stands before them, if anything, and are no signs of a text's.
+UNSEEN = re.compile("[\u034f\u115f\u1160\u3164\ufe00-\ufe0f\uffa0]")
+
+_NO_LETTER = re.compile(r"[\W_]+")
+
+
+def letters(text: str) -> str:
+    """Letters and digits alone, without accents and in small letters.
+
+    Of two texts in a row they are those of the one and then the other's.
+    """
+    read = unicodedata.normalize("NFKD", UNSEEN.sub("", text)).casefold()
+    return _NO_LETTER.sub("", read)

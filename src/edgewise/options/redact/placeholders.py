@@ -7,11 +7,10 @@ placeholder is itself replaced (`<TEXT_1>`), so it cannot forge one.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
 
-from edgewise.cloud.redaction.base import Span
-from edgewise.cloud.redaction.normal import Normal
+from edgewise.cloud.redaction import Restored, Span
 from edgewise.errors import Blocked
+from edgewise.options.redact.normal import Normal
 
 LITERAL = "TEXT"
 """The label of what only looks like a placeholder."""
@@ -66,19 +65,6 @@ _LINKS = [
 
 _VALUE = re.compile(r"[\s/\"'][\w:-]+\s{0,9}=\s{0,9}([\"'])")
 _PARTS = re.compile(r"[/\\&:]")
-
-
-class Restored(NamedTuple):
-    """The cloud's text with placeholders replaced by the original words, as far as that is known.
-
-    `whole` are places in `text`, from and to, that are one word each. `left` says what follows if
-    it ends early: words that may still become something else ("open"), or words that mean nothing
-    here ("unknown").
-    """
-
-    text: str
-    whole: tuple[tuple[int, int], ...] = ()
-    left: Literal["open", "unknown"] | None = None
 
 
 class Forms:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from edgewise.edge.hub.folder import damaged, explained, parsed, read_bytes, read_json
+from edgewise.edge.files import damaged, explained, parsed, read_bytes, read_json
 from edgewise.errors import ModelError, UsageError
 
 TOKENIZER = "tokenizer.json"

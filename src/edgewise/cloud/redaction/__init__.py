@@ -1,1 +1,0 @@
-"""Redaction: private words leave as placeholders, and come back as what they stand for."""

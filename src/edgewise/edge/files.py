@@ -1,0 +1,140 @@
+"""A hub model's folder: its descriptions and its weights, checked before a library reads them."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from edgewise.errors import EdgewiseError, ModelError, reason_of
+from edgewise.settings import unmarked
+
+MAX_CONFIG = 4 << 20
+"""Largest description that is read, bytes."""
+
+
+_LARGE = (".onnx", ".data", ".safetensors", ".model", "tokenizer.json")
+"""Ends of the names of files that Git LFS holds."""
+
+_BLOCKS, _BLOCK_BYTES = 64, 65536
+_INSTEAD = (
+    (rb"version https://git-lfs", "a Git LFS pointer", "fetch the file itself: git lfs pull"),
+    (rb"(?i)\s*<(!doctype|html|\?xml)", "a web page", "download the file, not the page about it"),
+    (rb"\Z", "empty", "download it again"),
+)
+"""How files begin that stand in a model's place: what each is, and what to do."""
+
+_T = TypeVar("_T")
+
+
+def damaged(path: Path, what: str) -> ModelError:
+    """Error for a damaged model file or folder; `what` it is or lacks."""
+    if other := other_form(path):
+        return ModelError(f"{str(path)!r} is {other[0]}", hint=other[1])
+    return ModelError(f"{str(path)!r} {what}", hint="download the model again")
+
+
+def other_form(path: Path) -> tuple[str, str] | None:
+    """What was downloaded in a file's place, and what to do; None for any other file."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        begin = file.read(64)
+    return next(((what, hint) for form, what, hint in _INSTEAD if re.match(form, begin)), None)
+
+
+@contextmanager
+def explained(folder: Path, engine: str) -> Generator[None]:
+    """Turns what the package `engine` raises for an unusable file or folder into a `ModelError`.
+
+    A panic of a library in Rust is no `Exception`.
+    """
+    try:
+        yield
+    except (EdgewiseError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        for one in sorted(folder.glob("*")):
+            if other_form(one) is not None and one.name.endswith(_LARGE):
+                raise damaged(one, "") from error
+        without = " without code of the model's own" if "trust_remote_code" in str(error) else ""
+        raise ModelError(
+            f"{engine} cannot load {str(folder)!r}{without} ({reason_of(error)})",
+            hint=f"update {engine}, or name a GGUF of the model",
+        ) from error
+
+
+def read_bytes(path: Path, most: int = MAX_CONFIG) -> bytes | None:
+    """A file without a byte order mark; None if it does not exist. Raises `ModelError`."""
+    try:
+        if not path.is_file():
+            return None
+        if path.stat().st_size > most:
+            raise damaged(path, f"is larger than {most >> 20} MB")
+        return unmarked(path.read_bytes())
+    except OSError as error:
+        raise ModelError(
+            f"{str(path)!r} cannot be read ({error.strerror})", hint="check the model's folder"
+        ) from error
+
+
+def read_json(path: Path, kind: type[_T]) -> _T | None:
+    """A file's JSON as a `kind`; None where there is no such file. Raises `ModelError`.
+
+    By Python's `json`: configs of recurrent models have numbers, such as Infinity, that JSON lacks.
+    """
+    data = read_bytes(path)
+    try:
+        return None if data is None else msgspec.convert(parsed(data), kind)
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise damaged(
+            path, f"is not what a model's folder holds under this name ({error})"
+        ) from error
+
+
+def parsed(data: bytes) -> Any:
+    """The JSON of a file. Raises `ValueError` for a key twice: readers differ in which counts."""
+    return json.loads(data, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"it has the key {twice[:200]!r} twice")
+    return made
+
+
+def digest_of(files: Sequence[Path]) -> str:
+    """SHA-256 over names, lengths and a sample of the blocks of each file.
+
+    Two trainings differ in every block of weights, so a sample tells them apart.
+    """
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        for block in _sampled_blocks(path):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def fingerprint_of(path: Path) -> str:
+    """SHA-256 over the size of a GGUF and blocks of it."""
+    digest = hashlib.sha256(str(path.stat().st_size).encode())
+    for block in _sampled_blocks(path):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _sampled_blocks(path: Path) -> Iterator[bytes]:
+    """64 evenly spaced blocks of 64 KiB: 4 MiB take milliseconds, a whole file seconds."""
+    last = max(path.stat().st_size - _BLOCK_BYTES, 0)
+    with path.open("rb") as file:
+        for index in range(_BLOCKS if last else 1):
+            file.seek(last * index // (_BLOCKS - 1))
+            yield file.read(_BLOCK_BYTES)

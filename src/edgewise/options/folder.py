@@ -1,0 +1,221 @@
+"""A model in a hub's folder: its config and safetensors, checked before a library reads them.
+
+What the engines for such folders have alike: `FolderModel` reads `tokenizer.json` and tests a model
+once it is loaded.
+"""
+
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+
+from edgewise.addresses import ModelFiles, resolve_folder
+from edgewise.edge.base import Claim, EdgeAbilities
+from edgewise.edge.engine import EngineModel
+from edgewise.edge.files import damaged, digest_of, parsed, read_json
+from edgewise.edge.kv import BATCH
+from edgewise.edge.sequence import SequenceCache, alike
+from edgewise.edge.tokenizer_json import HubTokenizer
+from edgewise.errors import ModelError, UsageError, reason_of
+
+DESCRIPTIONS = (".json", ".jinja", ".txt")
+"""Files beside the weights that an engine may read."""
+
+MAX_HEADER = 100_000_000
+"""Most bytes that safetensors has for its names and shapes."""
+
+MAX_PARTS = 4096
+"""Most layers, or experts of a layer, that a description may have built."""
+
+MAX_BUFFERS = 1 << 28
+"""Most numbers in tables that a model computes, where its weights are no more."""
+
+LACKING = "does not hold all weights that its config.json describes ({})"
+"""Error text for a folder without all of its weights."""
+
+PROBED = 6
+"""Ids of a test run."""
+
+_COUNTED = re.compile(r"layers?$|num_blocks|(num|n)_(\w+_)?experts$")
+_CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+class HubConfig(msgspec.Struct):
+    architectures: list[str] | None = None
+    model_type: str | None = None
+    model_file: Any = None
+    transformers_weights: Any = None
+    is_encoder_decoder: bool = False
+    quantization_config: dict[str, Any] | None = None
+    quantization: dict[str, Any] | None = None
+    max_position_embeddings: Any = None
+    text_config: "HubConfig | None" = None
+
+
+def read_config(folder: Path, form: str) -> HubConfig:
+    """The config of a whole language model. `form` names what is expected. Raises `ModelError`."""
+    path = folder / "config.json"
+    config = read_json(path, HubConfig)
+    if config is None:
+        raise ModelError(
+            f"There is no config.json in {str(folder)!r}",
+            hint=f"name the folder of a model in {form} form, or a GGUF file",
+        )
+    for key, count in _counts(read_json(path, dict[str, Any])):
+        if count > MAX_PARTS:
+            raise ModelError(f"{str(path)!r} has a {key} of {count}, more than {MAX_PARTS}.")
+    named = config.architectures or []
+    if config.is_encoder_decoder or (named and not any(name.endswith(_CAUSAL) for name in named)):
+        raise ModelError(
+            f"{str(folder)!r} holds {', '.join(named) or 'an encoder-decoder'}, which does not "
+            "write text from left to right",
+            hint="name a causal language model",
+        )
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"{str(folder)!r} holds an adapter, not a whole model",
+            hint="merge it into its model first",
+        )
+    return config
+
+
+def _counts(described: object) -> Generator[tuple[str, int]]:
+    if isinstance(described, dict):
+        for key, value in cast(dict[str, Any], described).items():
+            if isinstance(value, int) and _COUNTED.search(key):
+                yield key, value
+            yield from _counts(value)
+    elif isinstance(described, list):
+        for value in cast(list[Any], described):
+            yield from _counts(value)
+
+
+def require_one_device(engine: str, gpu_layers: int | Literal["auto"]) -> None:
+    """Raise `UsageError` where some layers of a model are to go elsewhere than the others."""
+    if gpu_layers != "auto" and gpu_layers > 0:
+        raise UsageError(
+            f"The edge engine {engine} loads a whole model on one device, so gpu-layers cannot be "
+            f"{gpu_layers}",
+            hint="leave it out (a GPU, if there is one), or give 0 (the CPU)",
+            setting="gpu_layers",
+        )
+
+
+def weighted(files: ModelFiles) -> Path | None:
+    """The config of a folder that has safetensors."""
+    return files.config if any(name.endswith(".safetensors") for name in files.names) else None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors of a folder, by name. Raises `ModelError` for none."""
+    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    if not found:
+        raise ModelError(
+            f"There are no safetensors in {str(folder)!r}",
+            hint="name a folder that has some: pickled weights are never loaded",
+        )
+    return found
+
+
+def count_weights(files: Sequence[Path]) -> int:
+    """Number of parameters in all tensors. Raises `ModelError`."""
+    from safetensors import SafetensorError, safe_open
+
+    count = 0
+    for path in files:
+        try:
+            with path.open("rb") as file:  # another parser may read the other of two
+                parsed(file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER)))
+            with safe_open(path, framework="numpy") as tensors:
+                shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError, RecursionError) as error:
+            raise damaged(path, f"is truncated or damaged ({str(error)[:200]})") from error
+        count += sum(map(math.prod, shapes))
+    return count
+
+
+def imported(engine: str, *names: str) -> list[Any]:
+    """The modules that an engine needs. Raises `UsageError` without the extra of its name."""
+    try:
+        return [import_module(name) for name in names]
+    except ImportError as error:
+        raise UsageError(
+            f"The edge engine {engine} needs {error.name or names[0]} ({reason_of(error)})",
+            hint=f"pip install 'edgewise[{engine}]'",
+        ) from error
+
+
+class FolderModel(EngineModel):
+    """A model in a folder, here or on the hub."""
+
+    reads: tuple[str, ...]
+    """Ends of the names of the files that are downloaded."""
+
+    @staticmethod
+    @abstractmethod
+    def claims(files: ModelFiles) -> Claim | None:
+        """Whether the engine opens such files where none is named."""
+
+    def _located(self, address: str) -> tuple[Path, str]:
+        return resolve_folder(address, self.reads)
+
+    def _start(
+        self,
+        new: Callable[[], SequenceCache],
+        size: int,
+        *,
+        small: Callable[[], SequenceCache] | None = None,
+        turn: int = BATCH,
+    ) -> None:
+        """Test the model, of `size` logits; sessions get `new` caches, the test `small` ones."""
+        self.tokenizer = HubTokenizer(self.path, size=size)
+        self._try_out(small or new, size, may_stay=small is not None)
+        self._open_slots([new() for _ in range(self._options.slots)], turn=turn)
+
+    def _try_out(
+        self, new: Callable[[], SequenceCache], size: int, *, may_stay: bool = False
+    ) -> None:
+        """Run a few of `size` ids through new caches, and set `hidden_size` and `abilities`.
+
+        All at once, one by one, and again after a rollback. Raises `ModelError` for a model that
+        does not go on where its cache ends, or does not roll back to where it was; `may_stay` where
+        the caller has caches that never roll back.
+        """
+        ids = [7 * index % size for index in range(1, PROBED + 1)]
+        try:
+            rows = new().run(ids, "all", hidden=True)
+            cache = new()
+            for token in ids[:-1]:
+                cache.run([token], "none")
+            cache.checkpoint()
+            (last,) = cache.run(ids[-1:], "last")
+            rewinds, kept = cache.rewinds, cache.back(PROBED - 1)
+            (again,) = cache.run(ids[kept:], "last")
+        except Exception as error:
+            raise self._refused(reason_of(error)) from error
+        logits, hidden = rows[-1].logits, rows[-1].hidden
+        if len(logits) != size or not alike(logits, last.logits):
+            raise self._refused("its cache does not give the same logits")
+        if not alike(logits, again.logits) and not may_stay:
+            raise self._refused("it does not rewind to the same logits")
+        self.hidden_size = 0 if hidden is None else len(hidden)
+        self.abilities = EdgeAbilities(
+            hidden=hidden is not None,
+            rewinds=rewinds if kept and alike(logits, again.logits) else "no",
+            batch_logits=len(rows) == PROBED,
+            slots=self._options.slots,
+        )
+
+    def _refused(self, why: str) -> ModelError:
+        return ModelError(
+            f"{str(self.path)!r} does not decode step by step in {self.engine} ({why})",
+            hint="name a GGUF of the model, or another model",
+        )
+
+    def fingerprint(self) -> str:
+        return digest_of([self.path / "config.json", *weight_files(self.path)])

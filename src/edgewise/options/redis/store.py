@@ -1,0 +1,98 @@
+"""`RedisLimits`: the tokens that keys used, counted by a script that Redis runs as one step."""
+
+import contextlib
+from collections.abc import Generator
+from urllib.parse import urlsplit
+
+from edgewise.errors import UsageError
+from edgewise.keys.limit_stores import KEPT_DAYS
+from edgewise.keys.limits import UNBOUNDED, LimitsDown, LimitStore
+
+ANSWER_SECONDS = 1.0
+"""Timeout of Redis."""
+
+_FAILURES = (OSError, TimeoutError, ValueError, TypeError, LookupError, RecursionError)
+"""What a client raises, besides its own errors, for a store that is away or says nonsense."""
+
+_ADD_IN_REDIS = """
+local used = redis.call('INCRBY', KEYS[1], ARGV[1])
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+if used - ARGV[1] + ARGV[2] <= tonumber(ARGV[3]) then return 1 end
+redis.call('DECRBY', KEYS[1], ARGV[1])
+return 0
+"""
+
+
+class RedisLimits(LimitStore):
+    """A Redis, which gateways on several machines share."""
+
+    def __init__(self, url: str) -> None:
+        """`redis://`, `rediss://` or `unix://`; a password in it is never shown.
+
+        Raises `UsageError`.
+        """
+        try:
+            from redis.asyncio import Redis
+            from redis.asyncio.retry import Retry
+            from redis.backoff import NoBackoff
+        except ImportError as error:
+            raise UsageError(
+                "Limits in a Redis need redis: pip install 'edgewise[gateway-redis]'."
+            ) from error
+        try:
+            parts = urlsplit(url)
+            self.where = f"{parts.scheme}://{parts.hostname or ''}:{parts.port or 6379}"
+            self._redis: Redis = Redis.from_url(
+                url,
+                socket_timeout=ANSWER_SECONDS,
+                socket_connect_timeout=ANSWER_SECONDS,
+                # Once: a connection that Redis closed meanwhile is not a failure.
+                retry=Retry(NoBackoff(), 1),
+            )
+        except (ValueError, TypeError) as error:
+            # What it says may hold the password.
+            raise UsageError(
+                f"Key usage cannot be stored at this {url.partition('://')[0]}:// address",
+                hint="name a file, redis://[:PASSWORD@]HOST[:PORT][/NUMBER], or memory",
+            ) from error
+        self._add = self._redis.register_script(_ADD_IN_REDIS)
+
+    async def open(self) -> None:
+        """Raises `UsageError` where Redis refuses the password, `LimitsDown` where it is away."""
+        from redis.exceptions import AuthenticationError, AuthorizationError
+
+        try:
+            with self._answering():
+                await self._redis.get(_at("", 0))
+        except LimitsDown as error:
+            if isinstance(error.__cause__, AuthenticationError | AuthorizationError):
+                raise UsageError(
+                    f"The Redis at {self.where} refuses the password", hint="check its address"
+                ) from error
+            raise
+
+    async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
+        args = [tokens, tokens or 1, most, KEPT_DAYS * 86_400]
+        with self._answering():
+            reply = await self._add(keys=[_at(name, day)], args=args)
+            # A bool is 1 or 0 too, and no reply of the script.
+            if type(reply) is not int or reply not in (0, 1):
+                raise ValueError(reply)
+            return reply == 1
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    @contextlib.contextmanager
+    def _answering(self) -> Generator[None]:
+        """Raises `LimitsDown` where Redis fails or answers something else."""
+        from redis.exceptions import RedisError
+
+        try:
+            yield
+        except (*_FAILURES, RedisError) as error:
+            raise LimitsDown(f"{self.where}: {type(error).__name__}") from error
+
+
+def _at(name: str, day: int) -> str:
+    return f"edgewise:tokens:{day}:{name}"
