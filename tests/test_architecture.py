@@ -14,6 +14,7 @@ LAYERS = (
     ("errors",),
     ("registry", "events", "sandbox", "settings", "hub"),
     ("completion", "addresses", "providers", "listening"),
+    ("servers",),
     ("edge",),
     ("sampling", "prompts"),
     ("grammar",),

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import huggingface_hub
 import msgspec
@@ -24,12 +24,9 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from edgewise.addresses import bundled, checkpoint, resolve
+from edgewise.cloud.registry import engine_by_ids
 from edgewise.edge.base import Step
 from edgewise.engines.base import Engine
-from edgewise.engines.http import HttpEngine
-from edgewise.engines.llama_server import LlamaServerEngine
-from edgewise.engines.sglang import SglangEngine
-from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError, UsageError
 from edgewise.keys.keys import read_keys
 from edgewise.routers.card import CONFIG, WEIGHTS, read_card
@@ -99,12 +96,6 @@ WRITING = Writing(
 MODELS: Any = {"data": [{"id": "m", "owned_by": "vllm"}]}
 TOKENS: Any = {"tokens": [1, 2, 3]}
 
-KINDS: dict[Dialect, type[HttpEngine]] = {
-    "llama-server": LlamaServerEngine,
-    "sglang": SglangEngine,
-    "vllm": VllmEngine,
-}
-
 
 def valid(dialect: Dialect) -> Any:
     """A reply that is as it should be, with what the engine says of its models."""
@@ -115,17 +106,15 @@ def valid(dialect: Dialect) -> Any:
 def answering(dialect: Dialect, reply: bytes) -> Engine:
     """An engine of this dialect whose every reply this is."""
 
-    class Answering(KINDS[dialect]):  # type: ignore[misc, valid-type]
-        async def post(self, path: str, *_: object, **__: object) -> bytes:
-            return reply
+    async def send(*_: object, **__: object) -> bytes:
+        return reply
 
-        async def get(self, path: str) -> bytes:
-            return reply
-
-    return Answering("http://127.0.0.1:9")
+    engine: Any = engine_by_ids(dialect, "http://127.0.0.1:9")
+    engine.send = send
+    return cast(Engine, engine)
 
 
-@pytest.mark.parametrize("dialect", KINDS)
+@pytest.mark.parametrize("dialect", DIALECTS)
 @given(data=st.data())
 def test_an_engines_replies(dialect: Dialect, data: st.DataObject) -> None:
     engine = answering(dialect, data.draw(json_like(valid(dialect))))
@@ -136,7 +125,7 @@ def test_an_engines_replies(dialect: Dialect, data: st.DataObject) -> None:
         assert all(0 <= token < VOCABULARY for token in completion.ids)
 
 
-@pytest.mark.parametrize("dialect", KINDS)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_valid_replies_are_read_whole(dialect: Dialect) -> None:
     """So that what is changed in them is looked at."""
     engine = answering(dialect, json.dumps(valid(dialect)).encode())
@@ -155,7 +144,7 @@ def test_an_id_of_five_thousand_digits() -> None:
         asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
 
 
-@pytest.mark.parametrize("dialect", KINDS)
+@pytest.mark.parametrize("dialect", DIALECTS)
 @given(data=st.data())
 def test_what_an_engine_says_of_itself(dialect: Dialect, data: st.DataObject) -> None:
     engine = answering(dialect, data.draw(json_like(MODELS, TOKENS)))

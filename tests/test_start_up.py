@@ -31,7 +31,7 @@ def loaded(code: str, *arguments: str) -> tuple[list[str], set[str]]:
 def test_help_imports_little(flag: str) -> None:
     ours, every = loaded(_COUNT, flag)
     assert len(ours) < 40, ours
-    assert not every & {"numpy", "aiohttp", "huggingface_hub", "prompt_toolkit", "jinja2"}
+    assert not every & {"numpy", "httpcore2", "huggingface_hub", "prompt_toolkit", "jinja2"}
 
 
 def test_an_answer_of_the_bundled_pair_imports_what_it_needs() -> None:
@@ -39,7 +39,7 @@ def test_an_answer_of_the_bundled_pair_imports_what_it_needs() -> None:
     ours, every = loaded(_COUNT, "run", "What is the capital of France?", "--max-tokens", "1")
     assert "edgewise.edge.llamacpp.model" in ours
     assert len(ours) < 120, ours
-    assert not every & {"aiohttp", "huggingface_hub", "httpx2", "prompt_toolkit", "jinja2"}
+    assert not every & {"httpcore2", "huggingface_hub", "httpx2", "prompt_toolkit", "jinja2"}
     assert not every & {"edgewise.server", "edgewise.gateway"}
 
 

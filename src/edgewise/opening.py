@@ -224,7 +224,7 @@ def open_cloud(
     """
     require_one_cloud(settings)
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
-        from edgewise.engines.registry import check_name
+        from edgewise.cloud.registry import check_name
 
         check_name(settings.cloud_engine)
     # What is wrong with it shows wherever the cloud is.

@@ -162,7 +162,7 @@ def streamed(fault: Callable[[int], Wire | Edited]) -> Iterator[Timed]:
         (b"", "does not stream"),
         (b'data: {"choices":[{"text":"a"}]}\n\n', "broke"),
         (b'data: {"choices":[{"text":"a","finish_reason":"stop"}]}\n\n', "of None tokens"),
-        (b'data: {"choices":[{"text":7}]}\n\n', "reply is not"),
+        (b'data: {"choices":[{"text":7}]}\n\n', "of its form"),
         (b'data: {"error":{"message":"out of memory"}}\n\n', "failed within"),
         (b'data: {"choices":[{"text":"a"},{"text":"b"}]}\n\n', "2 choices"),
         (

@@ -256,7 +256,7 @@ class TestHostile:
     @pytest.mark.parametrize(
         ("misdeed", "why"),
         [
-            (Edited(lambda _: b'{"content": 5}'), "is not llama-server's"),
+            (Edited(lambda _: b'{"content": 5}'), "of its form"),
             (Edited(lambda _: b'{"content": "%s"}' % (b"a" * (5 << 20))), "more than"),
             (None, "(it does not detokenise)"),
             (Edited(status=500), "HTTP 500"),

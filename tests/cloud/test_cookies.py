@@ -10,7 +10,7 @@ from aiohttp import web
 from edgewise.cloud.adapter.text import TextCloud
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import open_engine
-from edgewise.engines.text_dialects import ChatText
+from edgewise.cloud.registry import opened
 from edgewise.errors import CloudError
 from edgewise.prompts import Message, Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer
@@ -18,7 +18,7 @@ from tests.background import Served
 
 
 def by_text(url: str) -> TextCloud:
-    return TextCloud(ChatText(url, model="scripted"), edge=ByteTokenizer())
+    return TextCloud(opened("chat", url, model="scripted"), edge=ByteTokenizer())
 
 
 CLOUDS = [*(partial(open_engine, engine=name) for name in ("vllm", "gateway")), by_text]

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
+from edgewise.cloud.registry import UnknownEngine
 from edgewise.completion import Completion
 from edgewise.engines.base import Client
-from edgewise.engines.registry import UnknownEngine
 from edgewise.errors import (
     CloudProtocolError,
     CloudRejected,

@@ -11,14 +11,14 @@ import pytest
 from edgewise import opening
 from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
-from edgewise.engines.registry import ENGINES
-from edgewise.engines.text_dialects import ChatText
-from edgewise.engines.vllm import VllmEngine
+from edgewise.cloud.registry import ENGINES
 from edgewise.errors import CloudUnavailable, UsageError
 from edgewise.gateway.fleet import engines_at
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant
+from edgewise.servers.chat import ChatServer
+from edgewise.servers.openai import VllmServer
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
@@ -36,16 +36,14 @@ class ShoutingCloud(ScriptedCloud):
         self.name, self.key = url, key
 
 
-class MyEngine(VllmEngine):
+class MyEngine(VllmServer):
     """An engine of a third party, by ids."""
 
-    dialect = "mine"
+    name = "mine"
 
 
-class MyText(ChatText):
-    """An API of a third party, by text."""
-
-    dialect = "my words"
+MY_TEXT = ChatServer(name="my words")
+"""An API of a third party, by text."""
 
 
 @pytest.fixture
@@ -90,13 +88,13 @@ def test_a_built_in_name_is_taken(add: Add) -> None:
     add(vllm=f"{__name__}:ShoutingCloud")
     with closing(open_engine("http://127.0.0.1:9", engine="vllm")) as cloud:
         assert isinstance(cloud, EngineCloud)
-        assert isinstance(cloud.engine, VllmEngine)
+        assert cloud.engine.dialect == "vLLM"
     with pytest.raises(UsageError, match="vllm"):
         ENGINES.names()
 
 
 def test_an_engine_of_a_package_is_one_for_a_device_and_for_a_gateway(add: Add) -> None:
-    add(mine=f"{__name__}:MyEngine", words=f"{__name__}:MyText")
+    add(mine=f"{__name__}:MyEngine", words=f"{__name__}:MY_TEXT")
     with closing(open_engine("http://127.0.0.1:9", engine="mine")) as cloud:
         assert isinstance(cloud, EngineCloud)
         assert cloud.engine.dialect == "mine"
@@ -104,7 +102,7 @@ def test_an_engine_of_a_package_is_one_for_a_device_and_for_a_gateway(add: Add) 
 
 
 def test_a_dialect_of_a_package_is_asked_by_text(add: Add) -> None:
-    add(words=f"{__name__}:MyText")
+    add(words=f"{__name__}:MY_TEXT")
     with closing(ScriptedText("chat")) as server:
         cloud = connect(server.url, ByteTokenizer(), engine="words")
         proof = cloud.vocabulary_check

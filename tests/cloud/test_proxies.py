@@ -16,7 +16,7 @@ from aiohttp import web
 from edgewise.cloud.adapter.text import TextCloud
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import open_engine
-from edgewise.engines.text_dialects import ChatText
+from edgewise.cloud.registry import opened
 from edgewise.errors import CloudError, CloudUnavailable, UsageError
 from edgewise.prompts import Message, Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer
@@ -27,7 +27,7 @@ CLOUD = "https://cloud.example"
 
 
 def by_text(url: str, *, key: str | None = None) -> TextCloud:
-    return TextCloud(ChatText(url, key=key, model="scripted"), edge=ByteTokenizer())
+    return TextCloud(opened("chat", url, key=key, model="scripted"), edge=ByteTokenizer())
 
 
 CLOUDS = [*(partial(open_engine, engine=name) for name in ("vllm", "gateway")), by_text]

@@ -15,8 +15,8 @@ from edgewise.cloud.adapter.text import TextCloud
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.registry import opened
 from edgewise.engines.http import Redirected
-from edgewise.engines.text_dialects import ChatText
 from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.prompts import Message, Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer
@@ -24,7 +24,7 @@ from tests.background import Served
 
 
 def by_text(url: str, *, key: str) -> TextCloud:
-    return TextCloud(ChatText(url, key=key), edge=ByteTokenizer())
+    return TextCloud(opened("chat", url, key=key), edge=ByteTokenizer())
 
 
 BY_IDS = ["llama-server", "vllm", "sglang", "gateway"]

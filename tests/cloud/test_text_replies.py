@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.engines.registry import BY_TEXT, ENGINES
+from edgewise.cloud import registry
 from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
-from edgewise.engines.text_dialects import CompletionsText, LlamaServerText
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -40,8 +39,6 @@ from tests.outside_bytes import json_like
 
 MESSAGES = [Message("user", "Count in words from one to ten.")]
 BEGUN = "one two three"
-CHATS = [name for name in BY_TEXT if name not in ("llama-server-text", "completions")]
-OPENAI = [name for name in CHATS if name != "ollama"]
 FAMILIES = ["llama-server-text", "ollama", "deepseek", "completions"]
 """One of each form of reply."""
 
@@ -49,9 +46,10 @@ _T = TypeVar("_T")
 
 
 def opened(dialect: str, url: str, **options: Any) -> TextEngine:
-    if dialect != "completions":
-        return ENGINES.load(dialect)(url, **options)
-    return CompletionsText(url, tokenizer=with_template(), **options)
+    if dialect == "completions":
+        options = {"tokenizer": with_template(), **options}
+    engine: TextEngine = registry.opened(dialect, url, **options)
+    return engine
 
 
 def using(engine: TextEngine, work: Callable[[TextEngine], Awaitable[_T]]) -> _T:
@@ -100,7 +98,7 @@ def asked_of(server: ScriptedText) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("dialect", BY_TEXT)
+@pytest.mark.parametrize("dialect", FAMILIES)
 def test_messages_answer_and_sampling_arrive_as_they_are(dialect: str) -> None:
     begun = "one two\n\n  “三” é\u200d🙂"
     messages = [Message("system", "Be «brief»."), Message("user", "Was?\n\n1 < 2 & 3")]
@@ -113,7 +111,7 @@ def test_messages_answer_and_sampling_arrive_as_they_are(dialect: str) -> None:
     assert (drawn["temperature"], drawn["top_p"]) == (0.7, 0.9)
 
 
-@pytest.mark.parametrize("dialect", ["deepseek", "mistral", "moonshot", "chat"])
+@pytest.mark.parametrize("dialect", ["deepseek", "mistral"])
 def test_a_filter_that_an_api_has_no_word_for_is_refused(dialect: str) -> None:
     with serving(dialect) as server, pytest.raises(CloudRejected, match="top-k") as found:
         gone_on(opened(dialect, server.url), sampling=Sampling(temperature=1.0, top_k=5))
@@ -121,25 +119,16 @@ def test_a_filter_that_an_api_has_no_word_for_is_refused(dialect: str) -> None:
     assert not server.requests or "completions" not in server.requests[-1][0]
 
 
-@pytest.mark.parametrize("dialect", OPENAI)
+@pytest.mark.parametrize("dialect", ["chat", "mistral", "vllm-text"])
 def test_a_field_that_an_api_declines_is_left_out_from_then_on(dialect: str) -> None:
+    async def twice(one: TextEngine) -> TextContinuation:
+        await one.complete(TextRequest(MESSAGES, BEGUN, 2))
+        return await one.complete(TextRequest(MESSAGES, BEGUN, 2))
+
     with serving(dialect) as server:
-        optional = {"reasoning_effort", "thinking", "enable_thinking", "chat_template_kwargs"}
-        server.declines = frozenset(optional)
-        engine = opened(dialect, server.url)
-
-        async def twice(one: TextEngine) -> TextContinuation:
-            await one.complete(TextRequest(MESSAGES, BEGUN, 2))
-            return await one.complete(TextRequest(MESSAGES, BEGUN, 2))
-
-        if dialect in ("qwen", "moonshot"):
-            # They go on with nothing while they think.
-            with pytest.raises(CloudRejected, match="thinking is enabled"):
-                using(engine, twice)
-        else:
-            assert using(engine, twice).text == " four five"
-            consults = [path for path, _ in server.requests]
-            assert len(consults) == 3
+        server.declines = frozenset({"reasoning_effort", "chat_template_kwargs"})
+        assert using(opened(dialect, server.url), twice).text == " four five"
+        assert len(server.requests) == 3
 
 
 def test_a_temperature_of_its_own_is_left_to_it_for_greedy_answers_alone() -> None:
@@ -150,7 +139,7 @@ def test_a_temperature_of_its_own_is_left_to_it_for_greedy_answers_alone() -> No
             gone_on(opened("moonshot", server.url), sampling=Sampling(temperature=0.5))
 
 
-@pytest.mark.parametrize("dialect", BY_TEXT)
+@pytest.mark.parametrize("dialect", FAMILIES)
 @pytest.mark.parametrize("messages", [[], [*MESSAGES, Message("assistant", "one")]])
 def test_messages_that_nobody_answers_are_refused(dialect: str, messages: list[Message]) -> None:
     with serving(dialect) as server, pytest.raises(CloudRejected):
@@ -164,10 +153,10 @@ def test_messages_that_nobody_answers_are_refused(dialect: str, messages: list[M
 def test_a_block_of_thoughts_that_the_template_opens_is_closed() -> None:
     with serving("llama-server-text") as server:
         server.thinks = True
-        gone_on(LlamaServerText(server.url))
+        gone_on(opened("llama-server-text", server.url))
         assert asked_of(server)["prompt"].endswith("<think>\n\n</think>\n\n" + BEGUN)
         # The reply to this one is of no interest.
-        gone_on(LlamaServerText(server.url), "<think>\nI count")
+        gone_on(opened("llama-server-text", server.url), "<think>\nI count")
         assert asked_of(server)["prompt"].endswith("<|assistant|><think>\nI count")
 
 
@@ -180,7 +169,7 @@ def test_a_template_is_asked_for_once_a_conversation() -> None:
             await engine.describe()
             await engine.complete(TextRequest(MESSAGES, "", 1))
 
-        using(LlamaServerText(server.url), thrice)
+        using(opened("llama-server-text", server.url), thrice)
         paths = [path for path, _ in server.requests]
     assert paths.count("/apply-template") == 2
 
@@ -192,7 +181,7 @@ def test_completions_take_no_control_token_in_a_message(where: str) -> None:
     messages = [Message("user", f"a {held} b")] if where == "message" else MESSAGES
     answer = held if where == "answer" else BEGUN
     with serving("completions") as server, pytest.raises(CloudRejected) as found:
-        gone_on(CompletionsText(server.url, tokenizer=tokenizer), answer, messages=messages)
+        gone_on(opened("completions", server.url, tokenizer=tokenizer), answer, messages=messages)
     assert repr(held) in str(found.value)
     assert not server.requests
 
@@ -203,7 +192,7 @@ def test_llama_server_is_sent_no_sign_of_a_control_token(where: str, held: str) 
     messages = [Message("user", f"a {held} b")] if where == "message" else MESSAGES
     answer = held if where == "answer" else BEGUN
     with serving("llama-server-text") as server, pytest.raises(CloudRejected) as found:
-        gone_on(LlamaServerText(server.url), answer, messages=messages)
+        gone_on(opened("llama-server-text", server.url), answer, messages=messages)
     assert repr(held) in str(found.value)
     assert not server.requests
 
@@ -212,13 +201,13 @@ def test_a_template_that_cannot_be_rendered_is_a_failed_consult() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
     with serving("completions") as server, pytest.raises(CloudRejected, match="no system messages"):
-        gone_on(CompletionsText(server.url, tokenizer=tokenizer))
+        gone_on(opened("completions", server.url, tokenizer=tokenizer))
 
 
 # Keys, models and addresses.
 
 
-@pytest.mark.parametrize("dialect", BY_TEXT)
+@pytest.mark.parametrize("dialect", FAMILIES)
 def test_a_wrong_key_is_refused(dialect: str) -> None:
     with serving(dialect) as server:
         server.key = "right"
@@ -228,7 +217,7 @@ def test_a_wrong_key_is_refused(dialect: str) -> None:
         assert gone_on(opened(dialect, server.url, key="right")).text == " four five"
 
 
-@pytest.mark.parametrize("dialect", [*CHATS, "completions"])
+@pytest.mark.parametrize("dialect", FAMILIES[1:])
 @pytest.mark.parametrize("named", ["m77", None])
 def test_one_of_many_models_has_to_be_named_and_served(dialect: str, named: str | None) -> None:
     async def asked(engine: TextEngine) -> None:
@@ -243,7 +232,7 @@ def test_one_of_many_models_has_to_be_named_and_served(dialect: str, named: str 
         assert gone_on(opened(dialect, server.url, model="m7")).text
 
 
-@pytest.mark.parametrize("dialect", BY_TEXT)
+@pytest.mark.parametrize("dialect", [*FAMILIES, "chat"])
 def test_a_path_where_nothing_is(dialect: str) -> None:
     with serving(dialect) as server:
         engine = opened(dialect, f"{server.url}/elsewhere", model="scripted")
@@ -283,13 +272,17 @@ def test_where_paths_begin_is_found(
         (BUSY, CloudUnavailable, "429"),
         (Edited(lambda _: b"", status=500), CloudUnavailable, "500"),
         (Edited(lambda _: b"", status=402), CloudRejected, "balance"),
-        (Edited(lambda _: b""), CloudProtocolError, "reply is not"),
-        (Edited(lambda _: b"[]"), CloudProtocolError, "reply is not"),
-        (Edited(lambda _: b"null"), CloudProtocolError, "reply is not"),
-        (Edited(lambda data: data[: len(data) // 2]), CloudProtocolError, "reply is not"),
+        (Edited(lambda _: b""), CloudProtocolError, "of its form"),
+        (Edited(lambda _: b"[]"), CloudProtocolError, "of its form"),
+        (Edited(lambda _: b"null"), CloudProtocolError, "of its form"),
+        (Edited(lambda data: data[: len(data) // 2]), CloudProtocolError, "of its form"),
         (Edited(lambda data: data.replace(b" four", b"\\u0000")), CloudProtocolError, "0000"),
-        (Edited(lambda data: data.replace(b" four", b"\\ud800")), CloudProtocolError, "reply is"),
-        (Edited(lambda data: data.replace(b" four", b"\xff")), CloudProtocolError, "reply is not"),
+        (
+            Edited(lambda data: data.replace(b" four", b"\\ud800")),
+            CloudProtocolError,
+            "of its form",
+        ),
+        (Edited(lambda data: data.replace(b" four", b"\xff")), CloudProtocolError, "of its form"),
         (Edited(lambda data: data.replace(b" four", b"x" * 9000)), CloudProtocolError, "bytes for"),
         (Edited(lambda data: data.replace(b" four", b"<think>")), CloudRejected, "reason"),
         (Edited(lambda data: b" " * (5 << 20)), CloudProtocolError, "more than"),
@@ -412,9 +405,9 @@ def answering(dialect: str, reply: bytes) -> TextEngine:
 
     url = "http://127.0.0.1:9"
     # Without a template nothing is rendered.
-    plain = CompletionsText(url, model="m", tokenizer=ByteTokenizer())
-    engine: Any = plain if dialect == "completions" else opened(dialect, url, model="m")
-    engine.post = engine.get = said
+    plain = {"tokenizer": ByteTokenizer()} if dialect == "completions" else {}
+    engine: Any = opened(dialect, url, model="m", **plain)
+    engine.send = said
     return engine  # type: ignore[no-any-return]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
 from edgewise.prompts import Message
+from edgewise.servers.chat import ChatServer
 
 Speaks = Callable[[str], str]
 """From an answer so far to what a model goes on with, to its end."""
@@ -35,8 +36,6 @@ class TextDouble(TextEngine):
     loses blanks before replies (`strips`) and behind what it is sent (`trims`).
     """
 
-    dialect = "double"
-
     def __init__(
         self,
         speaks: Speaks = counting,
@@ -47,7 +46,7 @@ class TextDouble(TextEngine):
         trims: bool = False,
         fault: Callable[[int], Exception | None] = lambda number: None,
     ) -> None:
-        super().__init__("http://double.example")
+        super().__init__(ChatServer(name="double"), "http://double.example")
         self.speaks = speaks
         self.fault: Callable[[int], Exception | None] = fault
         self.echoes, self.restarts, self.strips, self.trims = echoes, restarts, strips, trims
@@ -58,7 +57,7 @@ class TextDouble(TextEngine):
         self.metered = True
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
-        messages, answer, n, _ = request
+        messages, answer, n, *_ = request
         self.asked.append(answer)
         self.told.append(tuple(messages))
         if client.sent is not None:

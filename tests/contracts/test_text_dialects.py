@@ -10,14 +10,11 @@ from typing import Any, TypeVar
 import pytest
 
 from edgewise.addresses import bundled
+from edgewise.cloud import registry
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.http import HttpEngine
-from edgewise.engines.llama_server import LlamaServerEngine
-from edgewise.engines.registry import BY_TEXT, ENGINES
 from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
-from edgewise.engines.text_dialects import CompletionsText
-from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudRejected
 from edgewise.prompts import Message, prompt_ids
 from edgewise.sampling import Sampling
@@ -114,17 +111,21 @@ def _server(name: str, request: pytest.FixtureRequest) -> AbstractContextManager
 
 
 def opened(dialect: str, url: str, tokenizer: Tokenizer) -> TextEngine:
-    if dialect == "completions":
-        return CompletionsText(url, tokenizer=tokenizer)
-    return ENGINES.load(dialect)(url)
+    options = {"tokenizer": tokenizer} if dialect == "completions" else {}
+    engine: TextEngine = registry.opened(dialect, url, **options)
+    return engine
 
 
-@pytest.fixture(params=[*BY_TEXT, *[pytest.param(name, marks=pytest.mark.deep) for name in REAL]])
+SCRIPTED = ["llama-server-text", "ollama", "deepseek", "vllm-text", "completions"]
+"""One of each form of request and reply; `servers/test_requests.py` holds what each API is sent."""
+
+
+@pytest.fixture(params=[*SCRIPTED, *[pytest.param(name, marks=pytest.mark.deep) for name in REAL]])
 def api(
     request: pytest.FixtureRequest, background: Background, own: LlamaModel, servers: Any
 ) -> Iterator[Api]:
     name: str = request.param
-    if name in BY_TEXT:
+    if name in SCRIPTED:
         server = ScriptedText(name)
         engine = opened(name, server.url, with_template())
         made = Api(name, engine, background, COUNTING, numbers(COUNTING, ""), server)
@@ -135,7 +136,7 @@ def api(
     url = servers(name.rpartition(" at ")[2])
     engine = opened((LLAMA_SERVER | VLLM)[name], url, own.tokenizer)
     messages = [Message("user", pocketqa().questions[0].prompt)]
-    by_ids = VllmEngine(url) if name in VLLM else LlamaServerEngine(url)
+    by_ids = registry.engine_by_ids("vllm" if name in VLLM else "llama-server", url)
     written = background.do(answered(by_ids, own.tokenizer, messages))
     echoes = name == "chat at llama-server"
     made = Api(name, engine, background, messages, written, echoes=echoes)

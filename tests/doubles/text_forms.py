@@ -1,11 +1,7 @@
-"""How each API that takes text is asked and replies, by its documents: for a scripted one.
-
-A request with a field that its documents do not have is declined, also where the real API would
-overlook it. No paid API was ever asked.
-"""
+"""How each API that takes text replies, by its documents: for a scripted one."""
 
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,19 +29,6 @@ def with_template() -> ByteTokenizer:
     return tokenizer
 
 
-RANGES: Mapping[str, tuple[float, float]] = {
-    "max_tokens": (1, 100_000),
-    "n_predict": (1, 100_000),
-    "num_predict": (1, 100_000),
-    "temperature": (0, 2),
-    "top_p": (1e-9, 1),
-    "min_p": (0, 1),
-    "top_k": (-1, 1 << 30),
-    "seed": (0, 1 << 64),
-    "random_seed": (0, 1 << 64),
-}
-
-
 class Wish(NamedTuple):
     """What a request asks for: `n` tokens behind `answer`.
 
@@ -67,110 +50,61 @@ class Wrong(Exception):
         self.status, self.reason = status, reason
 
 
-def _fields(asked: Any, known: Set[str], status: int = 400) -> dict[str, Any]:
-    """An object of these fields. Raises `Wrong`."""
-    if not isinstance(asked, dict) or asked.keys() - known:
-        raise Wrong(status, f"unknown fields in {asked}")
-    for name, (least, most) in RANGES.items():
-        if name in asked and not least <= asked[name] <= most:
-            raise Wrong(status, f"{name} is out of range")
-    return asked
-
-
-def _turns(asked: list[Any], status: int = 400) -> list[Message]:
+def _turns(asked: list[Any]) -> list[Message]:
     try:
         return msgspec.convert(
             [{"role": turn["role"], "content": turn["content"]} for turn in asked], list[Message]
         )
     except (msgspec.ValidationError, KeyError) as error:
-        raise Wrong(status, str(error)) from error
+        raise Wrong(400, str(error)) from error
 
 
-class Rule(NamedTuple):
-    """How a chat API is told to continue: by `field` of its last message, or of the request.
+_QUIET = {"reasoning_effort", "thinking", "enable_thinking", "chat_template_kwargs"}
 
-    `more` are its fields beside those of all, `quiet` is what switches thinking off. `field` is
-    None where a trailing message is enough; `must`: a trailing message needs it; `apart`: it cannot
-    continue while it thinks.
+
+def chat(
+    own: str = "reasoning_effort seed", mark: str | None = None, status: int = 400
+) -> Callable[[bytes], Wish]:
+    """A chat API with these fields beside those of all: others are declined with the `status`.
+
+    A trailing answer needs the `mark`, in it or beside it, to be gone on with.
+    `servers/test_requests.py` holds which values each API is sent.
     """
+    known = {"model", "messages", "max_tokens", "stream", "temperature", "top_p", *own.split()}
 
-    quiet: Mapping[str, Any]
-    more: str = ""
-    field: str | None = None
-    of_request: bool = False
-    must: bool = False
-    apart: bool = False
-    status: int = 400
-
-    def __call__(self, body: bytes) -> Wish:
-        """What a request asks for. Raises `Wrong`."""
+    def wish(body: bytes) -> Wish:
         asked: Any = msgspec.json.decode(body)
-        known = {"model", "messages", "max_tokens", "stream", "temperature", "top_p"}
-        own = {self.field} if self.field and self.of_request else set[str]()
-        _fields(asked, known | own | self.quiet.keys() | set(self.more.split()), self.status)
-        marks = {"role", "content"} | ({self.field} if self.field and not own else set[str]())
-        turns = [_fields(turn, marks, self.status) for turn in asked["messages"]]
-        messages = _turns(turns, self.status)
-        if asked.get("stream") or not turns:
-            raise Wrong(self.status, "this script does not stream")
-        begun = messages[-1].role == "assistant"
-        goes_on = begun if self.field is None else (asked if own else turns[-1]).get(self.field)
-        if any(self.field in turn for turn in turns[:-1]):
-            raise Wrong(400, f"{self.field} is for the last message")
-        if (goes_on and not begun) or (self.must and begun and not goes_on):
-            raise Wrong(400, f"Expected another last role than {messages[-1].role}")
-        if goes_on and asked.get("add_generation_prompt", "add_generation_prompt" in self.more):
-            raise Wrong(400, "Cannot set both `continue_final_message` and the other to True.")
-        quiet = all(asked.get(name) == value for name, value in self.quiet.items())
-        if goes_on and self.apart and not quiet:
-            raise Wrong(400, "partial mode is not supported when thinking is enabled")
-        answer = messages.pop().content if goes_on else ""
-        return Wish(messages, answer, asked["max_tokens"], quiet, asked.get("temperature"))
+        marks = {name for turn in asked["messages"] for name in turn} - {"role", "content"}
+        if (marks | asked.keys()) - known - {mark}:
+            raise Wrong(status, f"unknown fields in {asked}")
+        quiet = bool(_QUIET & asked.keys())
+        found = _chat(asked, asked["max_tokens"], asked.get("temperature"), quiet=quiet)
+        if found.answer and mark and mark not in marks | asked.keys():
+            raise Wrong(400, "Expected another last role than assistant")
+        return found
 
-
-_BY_TEMPLATE = {"chat_template_kwargs": {"enable_thinking": False}}
-_BY_TYPE = {"thinking": {"type": "disabled"}}
-_BY_EFFORT = {"reasoning_effort": "none"}
-_GOES_ON = "continue_final_message"
-
-vllm = Rule(_BY_TEMPLATE, "top_k min_p seed add_generation_prompt", _GOES_ON, of_request=True)
-sglang = Rule(_BY_TEMPLATE, "top_k min_p seed", _GOES_ON, of_request=True)
-deepseek = Rule(_BY_TYPE, field="prefix", must=True)
-mistral = Rule(_BY_EFFORT, "random_seed", "prefix", must=True, status=422)
-qwen = Rule({"enable_thinking": False}, "top_k seed", "partial", apart=True)
-moonshot = Rule(_BY_TYPE, field="partial", apart=True)
-trailing = Rule(_BY_EFFORT, "seed")
-lm_studio = Rule(_BY_EFFORT, "seed top_k")
-edgewise = Rule(_BY_EFFORT, "seed top_k min_p")
+    return wish
 
 
 def ollama(body: bytes) -> Wish:
-    asked = _fields(
-        msgspec.json.decode(body), {"model", "messages", "options", "stream", "think", "truncate"}
-    )
-    if asked.get("stream", True) or asked.get("truncate", True):
-        raise Wrong(400, "this script does not stream, and cuts no prompt")
-    known = {"num_predict", "repeat_penalty", *_DRAWING}
-    options = _fields(asked["options"], known)
+    asked: Any = msgspec.json.decode(body)
+    options = asked["options"]
+    quiet = not asked.get("think", True)
+    return _chat(asked, options["num_predict"], options.get("temperature"), quiet=quiet)
+
+
+def _chat(asked: Any, n: int, temperature: float | None, *, quiet: bool) -> Wish:
+    if asked.get("stream", True) or not asked["messages"]:
+        raise Wrong(400, "this script does not stream")
     messages = _turns(asked["messages"])
     answer = messages.pop().content if messages[-1].role == "assistant" else ""
-    quiet = not asked.get("think", True)
-    return Wish(messages, answer, options["num_predict"], quiet, options.get("temperature"))
-
-
-_DRAWING = {"temperature", "top_k", "top_p", "min_p", "seed"}
+    return Wish(messages, answer, n, quiet, temperature)
 
 
 def completions(body: bytes) -> Wish:
-    known = {"model", "prompt", "max_tokens", "stream", *_DRAWING}
-    asked = _fields(msgspec.json.decode(body), known)
-    return _of_text(asked["prompt"], asked["max_tokens"], asked.get("temperature"))
-
-
-def llama_server(body: bytes) -> Wish:
-    known = {"prompt", "n_predict", "cache_prompt", "response_fields", "samplers", *_DRAWING}
-    asked = _fields(msgspec.json.decode(body), known)
-    return _of_text(asked["prompt"], asked["n_predict"], asked.get("temperature"))
+    asked: Any = msgspec.json.decode(body)
+    n = asked["n_predict"] if "n_predict" in asked else asked["max_tokens"]
+    return _of_text(asked["prompt"], n, asked.get("temperature"))
 
 
 def _of_text(prompt: str, n: int, temperature: float | None) -> Wish:
@@ -189,7 +123,7 @@ def _of_text(prompt: str, n: int, temperature: float | None) -> Wish:
 
 def templated(body: bytes, opens: str) -> dict[str, str]:
     """What llama-server's `/apply-template` says; `opens` stands where an answer begins."""
-    asked = _fields(msgspec.json.decode(body), {"messages", "chat_template_kwargs"})
+    asked: Any = msgspec.json.decode(body)
     text = "".join(f"<|{turn.role}|>{turn.content}{CLOSE}" for turn in _turns(asked["messages"]))
     return {"prompt": f"{text}<|assistant|>{opens}"}
 
@@ -292,21 +226,26 @@ def _llama_reply(written: Written) -> dict[str, Any]:
     return {"content": written.text, "stop_type": stop, "timings": meter}
 
 
-_CHAT = "/v1/chat/completions"
+_CHAT, _GOES_ON = "/v1/chat/completions", "continue_final_message"
+_ALL = "chat_template_kwargs seed top_k min_p"
 _OPENAI = _openai(_details)
 
 FORMS: Mapping[str, Form] = {
-    "llama-server-text": Form("/completion", llama_server, _llama_reply, "llamacpp"),
+    "llama-server-text": Form("/completion", completions, _llama_reply, "llamacpp"),
     "ollama": Form("/api/chat", ollama, _ollama_reply, "library"),
-    "deepseek": Form("/beta/chat/completions", deepseek, _openai(_hits), "deepseek", "/models"),
-    "vllm-text": Form(_CHAT, vllm, _OPENAI, "vllm"),
-    "sglang-text": Form(_CHAT, sglang, _OPENAI, "sglang"),
-    "mistral": Form(_CHAT, mistral, _OPENAI, "mistralai", unfit=422),
-    "qwen": Form(_CHAT, qwen, _OPENAI, "system"),
-    "moonshot": Form(_CHAT, moonshot, _openai(_at_once), "moonshot"),
-    "lm-studio": Form(_CHAT, lm_studio, _OPENAI, "organization_owner"),
-    "chat": Form(_CHAT, trailing, _OPENAI, "someone"),
-    "edgewise": Form(_CHAT, edgewise, _OPENAI, "edgewise"),
+    "deepseek": Form(
+        "/beta/chat/completions", chat("thinking", "prefix"), _openai(_hits), "deepseek", "/models"
+    ),
+    "vllm-text": Form(_CHAT, chat(f"{_ALL} add_generation_prompt", _GOES_ON), _OPENAI, "vllm"),
+    "sglang-text": Form(_CHAT, chat(_ALL, _GOES_ON), _OPENAI, "sglang"),
+    "mistral": Form(
+        _CHAT, chat("reasoning_effort random_seed", "prefix", 422), _OPENAI, "mistralai", unfit=422
+    ),
+    "qwen": Form(_CHAT, chat("enable_thinking top_k seed", "partial"), _OPENAI, "system"),
+    "moonshot": Form(_CHAT, chat("thinking", "partial"), _openai(_at_once), "moonshot"),
+    "lm-studio": Form(_CHAT, chat("reasoning_effort seed top_k"), _OPENAI, "organization_owner"),
+    "chat": Form(_CHAT, chat(), _OPENAI, "someone"),
+    "edgewise": Form(_CHAT, chat("reasoning_effort seed top_k min_p"), _OPENAI, "edgewise"),
     "completions": Form("/v1/completions", completions, _completion_reply, "someone"),
 }
-"""By the names of `edgewise.engines.text_dialects`."""
+"""By their names (`BY_TEXT`)."""

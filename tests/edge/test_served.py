@@ -15,7 +15,7 @@ from edgewise import Pair
 from edgewise.addresses import bundled
 from edgewise.cloud.hosts import hosts_of, require_near
 from edgewise.edge.base import EdgeOptions, EdgeSession, Floats, Needs
-from edgewise.edge.served import llama_server, server
+from edgewise.edge.served import dialect, server
 from edgewise.edge.served.model import ServedEdge, open_server
 from edgewise.edge.served.session import AHEAD
 from edgewise.edge.vocabulary import bytes_of
@@ -133,7 +133,7 @@ def test_the_next_request_waits_for_the_slot_of_the_closed_stream(
 
     It waits for no other client, and not for ever.
     """
-    monkeypatch.setattr(llama_server, "LINGER", 0.2 if elsewhere else 60.0)
+    monkeypatch.setattr(dialect, "LINGER", 0.2 if elsewhere else 60.0)
     with llama_edge(slots=2, lingers=looks) as served:
         session = opened(served).session()
         session.open(PROMPT)

@@ -6,9 +6,9 @@ import numpy as np
 
 from edgewise.edge.base import Needs
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.served.llama_server import LlamaServerEdge
 from edgewise.edge.served.session import TopStep
 from edgewise.sampling import Sampling
+from edgewise.servers.llama_server import LlamaCppServer
 
 STEPS = 100
 
@@ -23,12 +23,12 @@ def test_entropy_of_the_likeliest_is_near_that_of_all(smollm2_path: Path) -> Non
         off: list[float] = []
         for _ in range(STEPS):
             step = session.step()
-            likeliest, logits = step.top(LlamaServerEdge.top)
+            likeliest, logits = step.top(LlamaCppServer.top)
             logprobs = np.array([step.logprob(int(token)) for token in likeliest], np.float32)
             told = TopStep(likeliest, logprobs, None, step.size, position=step.position)
             off.append(abs(told.entropy - step.entropy))
             assert told.proposed == step.proposed
-            assert len(logits) == LlamaServerEdge.top
+            assert len(logits) == LlamaCppServer.top
             session.extend([drawn.choose(step)])
     assert np.mean(off) < 0.1
     assert max(off) < 0.5

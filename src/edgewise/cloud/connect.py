@@ -16,11 +16,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import EngineCloud
 from edgewise.cloud.reader import ReaderCloud
 from edgewise.cloud.redaction import ContextFilter
-from edgewise.edge.base import Tokenizer
-from edgewise.engines.base import Engine
-from edgewise.engines.http import Redirected
-from edgewise.engines.readers import Reader
-from edgewise.engines.registry import (
+from edgewise.cloud.registry import (
     AUTO,
     BY_CHAT,
     BY_IDS,
@@ -30,7 +26,13 @@ from edgewise.engines.registry import (
     UnknownEngine,
     check_name,
     engine_at,
+    entry_of,
+    opened,
+    takes_text,
 )
+from edgewise.edge.base import Tokenizer
+from edgewise.engines.base import Engine
+from edgewise.engines.http import Redirected
 from edgewise.engines.text import TextEngine
 from edgewise.errors import (
     CloudProtocolError,
@@ -58,7 +60,7 @@ def open_engine(
     finds none that is known.
     """
     name = _name_at(url, key, engine, model)
-    made = ENGINES.load(name)(url, key=key, model=model)
+    made = opened(name, url, key=key, model=model)
     if isinstance(made, TextEngine):
         raise UsageError(f"The engine {name!r} takes text", hint="use connect")
     return EngineCloud(made) if isinstance(made, Engine) else made
@@ -85,8 +87,8 @@ def connect(
     def by_text(name: str) -> CloudModel:
         """Connects in the dialect of that name."""
         options: dict[str, Any] = {} if own is None else {"tokenizer": own}
-        made = ENGINES.load(name)(url, key=key, model=model, **options)
-        make = ReaderCloud if isinstance(made, Reader) else TextCloud
+        made = opened(name, url, key=key, model=model, **options)
+        make = ReaderCloud if made.server.reads else TextCloud
         return checked(make(made, edge=edge, context_filter=context_filter), edge)
 
     provider = provider_at(url)
@@ -96,8 +98,7 @@ def connect(
         name = _name_at(url, key, engine, model)
     except UnknownEngine as error:
         return _by_any_text(by_text, url, own, error)
-    make = ENGINES.load(name)
-    if isinstance(make, type) and issubclass(make, TextEngine):
+    if takes_text(name):
         return by_text(name)
     text = name + _TEXT
     try:
@@ -135,7 +136,7 @@ def _by_any_text(
     faults: dict[str, list[str]] = {}
     busy: CloudUnavailable | None = None
     # With a tokenizer that is named, the dialect that needs it.
-    dialects = [name for name in BY_TEXT if ENGINES.load(name).renders == (own is not None)]
+    dialects = [name for name in BY_TEXT if entry_of(name).renders == (own is not None)]
     dialects += BY_CHAT if own is None else ()
     for name in dialects:
         try:

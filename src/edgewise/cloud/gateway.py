@@ -1,20 +1,21 @@
 """The large model behind a gateway: one WebSocket a session, only new ids travel."""
 
-import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
-import aiohttp
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus, WebSocketException
 
 from edgewise.cloud.base import ConsultRequest, log_failure
 from edgewise.cloud.engine import RemoteCloud
 from edgewise.cloud.gateway_link import GatewayLink, shared
 from edgewise.completion import Completion, Outgoing, Recorder
 from edgewise.edge.base import PROBES, Tokenizer
-from edgewise.engines.connections import checked_address, connections, unreachable
+from edgewise.engines.connections import checked_address, proxy_of, unreachable
 from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all
 from edgewise.engines.http import not_now, served_model
 from edgewise.engines.llama_server import LlamaServerEngine
@@ -24,7 +25,7 @@ from edgewise.prompts import Prompt
 from edgewise.wire.protocol import MAX_FRAME, PATH, tokenizer_fingerprint
 
 CHECK_SECONDS = 10.0
-CONNECT_SECONDS = 5.0
+CONNECT_SECONDS, CLOSE_SECONDS = 5.0, 1.0
 HEARTBEAT_SECONDS = 20.0
 """A link that does not answer a ping within half of this is taken for broken."""
 
@@ -37,8 +38,6 @@ PREFETCHED = 16
 
 class GatewayText(LlamaServerEngine):
     """Asks a gateway for the text of ids, which it gives in llama-server's form."""
-
-    dialect = "gateway"
 
     async def end_text(self) -> str | None:
         try:
@@ -65,7 +64,6 @@ class GatewayCloud(RemoteCloud):
         self._serves = ""
         self.links: set[GatewayLink] = set()
         self._idle: list[GatewayLink] = []
-        self._http: aiohttp.ClientSession | None = None
         self._text = GatewayText(url, key=key)
         self._compared = 0.0
 
@@ -136,24 +134,29 @@ class GatewayCloud(RemoteCloud):
             )
         self._compared = time.monotonic()
 
-    async def socket(self) -> aiohttp.ClientWebSocketResponse:
+    async def socket(self) -> ClientConnection:
         """A new connection; raises a `CloudError`."""
-        if self._http is None:
-            self._http = connections(self.name, self._headers, middlewares=[_follow_nowhere])
+        secure = self.name.startswith("https:")
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                return await self._http.ws_connect(
-                    self.name + PATH,
-                    compress=0,
-                    max_msg_size=MAX_FRAME,
-                    heartbeat=HEARTBEAT_SECONDS,
-                )
-        except aiohttp.WSServerHandshakeError as error:
-            problem = not_now(self.name, error.status) or CloudProtocolError(
-                f"{self.name!r} is not a gateway (HTTP {error.status})", hint="check the address"
+            return await _Connect(
+                f"ws{self.name.removeprefix('http')}{PATH}",
+                additional_headers=self._headers,
+                compression=None,
+                max_size=MAX_FRAME,
+                proxy=proxy_of(self.name)[1],
+                ssl=ssl.create_default_context() if secure else None,
+                open_timeout=CONNECT_SECONDS,
+                close_timeout=CLOSE_SECONDS,
+                ping_interval=HEARTBEAT_SECONDS,
+                ping_timeout=HEARTBEAT_SECONDS / 2,
+            )
+        except InvalidStatus as error:
+            status = error.response.status_code
+            problem = not_now(self.name, status) or CloudProtocolError(
+                f"{self.name!r} is not a gateway (HTTP {status})", hint="check the address"
             )
             raise problem from error
-        except (aiohttp.ClientError, OSError, TimeoutError, UnicodeError) as error:
+        except (WebSocketException, OSError, EOFError, UnicodeError) as error:
             raise unreachable(self.name, error) from error
 
     def _link(self) -> GatewayLink:
@@ -182,8 +185,6 @@ class GatewayCloud(RemoteCloud):
 
     async def _hang_up(self) -> None:
         await self._text.close()
-        if self._http is not None:
-            await self._http.close()
 
 
 class GatewaySession:
@@ -237,14 +238,8 @@ class GatewaySession:
             await self._gateway.give(self._link)
 
 
-async def _follow_nowhere(
-    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
+class _Connect(connect):
     """A redirect is an answer like any other that opens no session."""
-    response = await send(request)
-    if 300 <= response.status < 400:
-        response.close()
-        raise aiohttp.WSServerHandshakeError(
-            response.request_info, response.history, status=response.status
-        )
-    return response
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        return exc

@@ -12,7 +12,10 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import aiohttp
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
+from websockets.protocol import State
 
 from edgewise.cloud.base import ConsultRequest
 from edgewise.completion import Completion, Outgoing, Verified
@@ -72,6 +75,9 @@ _ERRORS: Mapping[str, type[CloudError]] = {
     for error in (CloudUnavailable, CloudTimeout, CloudRefused, CloudRejected, CloudProtocolError)
 } | {VOCABULARY: OtherVocabulary}
 
+_NO_FRAMES = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG)
+"""Why this side hangs up: what came was no frame."""
+
 _Waiting = dict[int, "asyncio.Future[Reply | NeedFull]"]
 
 _log = logging.getLogger(__name__)
@@ -88,14 +94,14 @@ class GatewayLink:
         self,
         name: str,
         tokenizer: str,
-        connect: Callable[[], Awaitable[aiohttp.ClientWebSocketResponse]],
+        connect: Callable[[], Awaitable[ClientConnection]],
         require_same: Callable[[str], Awaitable[None]],
     ) -> None:
         """`name` is the gateway's, `tokenizer` the edge's fingerprint. Both calls may raise a
         `CloudError`; `require_same` is given the model that the gateway serves."""
         self._name, self._tokenizer = name, tokenizer
         self._connect, self._require_same = connect, require_same
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._socket: ClientConnection | None = None
         self._reader: asyncio.Task[None] | None = None
         self._session, self._verifies = "", False
         self._ledger = Ledger()
@@ -179,19 +185,18 @@ class GatewayLink:
                 await self._send(Close(), Outgoing())
             await self._hang_up()
 
-    async def _opened(self, socket: aiohttp.ClientWebSocketResponse, sent: Outgoing) -> Opened:
+    async def _opened(self, socket: ClientConnection, sent: Outgoing) -> Opened:
         opening = encode(Open(VERSION, self._tokenizer, self._session))
         try:
             sent.add(0, opening, billable=False)
-            await socket.send_bytes(opening)
-            message = await socket.receive(OPEN_SECONDS)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            async with asyncio.timeout(OPEN_SECONDS):
+                await socket.send(opening)
+                message = await socket.recv()
+        except (ConnectionClosed, OSError) as error:
             raise CloudUnavailable(
                 f"{self._name!r} disconnected while the session was opened", hint="try again"
             ) from error
-        if message.type is not aiohttp.WSMsgType.BINARY:
-            raise CloudUnavailable(f"{self._name!r} closed a new session", hint="try again")
-        frame = from_gateway(message.data)
+        frame = self._frame(message)
         if isinstance(frame, Failed):
             raise self._refusal(frame)
         if not isinstance(frame, Opened):
@@ -238,7 +243,7 @@ class GatewayLink:
             waiting.pop(ask, None)
 
     async def _connected(self, sent: Outgoing) -> None:
-        if self._socket is None or self._socket.closed:
+        if self._socket is None or self._socket.state is not State.OPEN:
             try:
                 await self.connect(sent)
             except CloudUnavailable as error:
@@ -259,28 +264,23 @@ class GatewayLink:
         billable = isinstance(frame, Ask | Prefetch)
         sent.add(len(frame.ids) if billable else 0, data, billable=billable)
         try:
-            await socket.send_bytes(data)
-        except (aiohttp.ClientError, OSError) as error:
+            await socket.send(data)
+        except (ConnectionClosed, OSError) as error:
             await self._hang_up()
             raise Broken from error
 
-    async def _read(self, socket: aiohttp.ClientWebSocketResponse, waiting: _Waiting) -> None:
+    async def _read(self, socket: ClientConnection, waiting: _Waiting) -> None:
         """Hand replies to who waits for them, until the link breaks."""
         problem: Exception = Broken()
         try:
-            async for message in socket:
-                if isinstance(message.data, aiohttp.WebSocketError):
-                    raise CloudProtocolError(f"{self._name!r}: {message.data}.")
-                if message.type is aiohttp.WSMsgType.ERROR:
-                    break  # no pong came in time
-                if message.type is not aiohttp.WSMsgType.BINARY:
-                    raise CloudProtocolError(f"{self._name!r} sent a text message.")
-                self._take(from_gateway(message.data), waiting)
+            while True:
+                self._take(self._frame(await socket.recv()), waiting)
         except CloudError as error:
             problem = error
-        except (aiohttp.ClientError, OSError) as error:
-            # A ping cannot be answered where the other side is gone.
+        except ConnectionClosed as error:
             _log.debug("the link to %r broke: %s", self._name, error)
+            if error.sent and error.sent.code in _NO_FRAMES and not error.rcvd_then_sent:
+                problem = CloudProtocolError(f"{self._name!r}: {error.sent.reason}.")
         finally:
             if self._socket is socket:
                 self._socket = None
@@ -288,6 +288,11 @@ class GatewayLink:
                 if not reply.done():
                     reply.set_exception(problem)
             await socket.close()
+
+    def _frame(self, message: str | bytes) -> FromGateway:
+        if isinstance(message, str):
+            raise CloudProtocolError(f"{self._name!r} sent a text message.")
+        return from_gateway(message)
 
     def _take(self, frame: FromGateway, waiting: _Waiting) -> None:
         if isinstance(frame, Opened):

@@ -5,8 +5,6 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
-import yarl
-
 from edgewise.errors import AddressError, UsageError
 from edgewise.settings import Settings, spelled
 
@@ -107,9 +105,9 @@ def _is_near(name: str, networks: Sequence[IPv4Network | IPv6Network] = _NEAR) -
 def _host_in(url: str) -> Host | None:
     """The URL's host; None for an invalid URL, or one that the HTTP client parses differently."""
     try:
-        parts, connected = urlsplit(url), yarl.URL(url)
+        parts, connected = urlsplit(url), _connected(url)
         host = Host(_plain(parts.hostname), parts.port or _PORTS.get(parts.scheme))
-        return host if host == (_plain(connected.raw_host), connected.port) else None
+        return host if host == connected else None
     except ValueError:
         return None
 
@@ -117,7 +115,7 @@ def _host_in(url: str) -> Host | None:
 def _host(given: str, setting: str) -> Host:
     try:
         port = urlsplit(f"//{given}").port
-        name = _plain(yarl.URL(f"http://{given}").raw_host)
+        name = _connected(f"http://{given}").name
     except ValueError:
         name, port = "", None
     if not name or any(char in "/@?#\\*%" or char.isspace() for char in given):
@@ -126,6 +124,18 @@ def _host(given: str, setting: str) -> Host:
             hint="give names such as host.example or 10.0.0.2:8080, separated by commas",
         )
     return Host(name, port)
+
+
+def _connected(url: str) -> Host:
+    """The host that the HTTP client would connect to; raises `ValueError`."""
+    import httpx2  # takes a while, and most commands name no host
+
+    try:
+        # Of a backslash parsers make a slash, or part of a name.
+        seen = httpx2.URL(url if "\\" not in url else "")
+    except httpx2.InvalidURL as error:
+        raise ValueError(str(error)) from error
+    return Host(_plain(seen.raw_host.decode()), seen.port or _PORTS.get(seen.scheme))
 
 
 def _plain(name: str | None) -> str:

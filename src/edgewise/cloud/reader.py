@@ -31,9 +31,7 @@ from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, ids_of_text
 from edgewise.engines.base import NOBODY, Client
-from edgewise.engines.readers import Reader, ReaderRequest
-from edgewise.engines.replies import uncached
-from edgewise.engines.text import TextContinuation, TextRequest
+from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
 from edgewise.errors import (
     Blocked,
     CloudError,
@@ -44,6 +42,7 @@ from edgewise.errors import (
 )
 from edgewise.prompts import Message, Prompt
 from edgewise.prompts.tool_formats import MARKERS
+from edgewise.servers.replies import uncached
 from edgewise.wire.protocol import request_id
 
 WRITTEN = 1024
@@ -75,7 +74,7 @@ class ReaderCloud(AdaptedCloud):
     verifies = True
 
     def __init__(
-        self, engine: Reader, *, edge: Tokenizer, context_filter: ContextFilter | None = None
+        self, engine: TextEngine, *, edge: Tokenizer, context_filter: ContextFilter | None = None
     ) -> None:
         """`context_filter` says what the cloud gets to see (default: everything)."""
         super().__init__(engine.url, edge, context_filter)
@@ -123,7 +122,7 @@ class ReaderCloud(AdaptedCloud):
         self, messages: Sequence[Message], client: Client = NOBODY
     ) -> TextContinuation:
         """The reply to a `question`; raises a `CloudError`."""
-        return await self.engine.chat(ReaderRequest(messages, WRITTEN, schema=SCHEMA), client)
+        return await self.engine.complete(TextRequest(messages, "", WRITTEN, schema=SCHEMA), client)
 
     async def _probe(self) -> int:
         reply = await self.verdict(question(_ASKED, "", _PROBE))

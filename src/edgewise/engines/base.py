@@ -7,8 +7,8 @@ I/O thread and implements `CloudModel`; the gateway runs many in its event loop.
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,11 +16,10 @@ from edgewise.completion import Completion, Outgoing
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.errors import CloudProtocolError, CloudRejected, VocabularyMismatch
 from edgewise.sampling import Sampling
+from edgewise.servers.base import GREEDY, Described
+from edgewise.servers.replies import TOP
 
-_T = TypeVar("_T")
-
-TOP = 5
-"""Candidates asked for with every token."""
+__all__ = ["NOBODY", "TOP", "Client", "Described", "Engine", "Watched"]
 
 PROBE_SECONDS = 30.0
 
@@ -32,15 +31,6 @@ _ALL = "\n".join(PROBES)
 
 # Every vocabulary has them.
 _ANY_IDS = (1, 2, 3)
-
-COMPLETIONS = "/v1/completions"
-
-
-class Described(msgspec.Struct, frozen=True):
-    """The model that an engine says it serves and its number of ids; None where it does not say."""
-
-    model: str | None = None
-    size: int | None = None
 
 
 class Client(msgspec.Struct, frozen=True):
@@ -91,13 +81,12 @@ class Engine(ABC):
     `connected` is called when a connection was opened, for an engine that is somewhere else.
     """
 
-    dialect: ClassVar[str]
-    owner: ClassVar[str] = ""
+    dialect: str
 
-    verifies: ClassVar[bool] = False
+    verifies: bool = False
     """Whether it has `verify`."""
 
-    reads_once: ClassVar[bool] = False
+    reads_once: bool = False
     """Whether it is billed once for a verification, and not for each token as a prompt or more."""
 
     def __init__(self, url: str) -> None:
@@ -242,13 +231,14 @@ def nobody() -> None:
     """Stands for a callback that is not set."""
 
 
-def decoded(body: bytes, kind: type[_T], engine: str) -> _T:
-    """A reply as its dialect promises it; raises `CloudProtocolError`."""
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CloudProtocolError(
-            f"The cloud engine's reply is not {engine}'s ({error})",
-            hint="check the address, and which engine it is said to be",
-            setting="cloud_engine",
-        ) from error
+def drawn(sampling: Sampling, position: int) -> Mapping[str, Any]:
+    """Sampling fields, with the names that most servers share; greedy without a draw."""
+    if sampling.greedy:
+        return GREEDY
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "seed": sampling.seed_at(position),
+    }

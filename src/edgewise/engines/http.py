@@ -3,23 +3,23 @@
 import asyncio
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Annotated
+from functools import cached_property
+from typing import Any
 
-import aiohttp
+import httpcore2
+import httpx2
 import msgspec
 
-from edgewise.completion import MOST_IDS
+from edgewise.completion import Completion
 from edgewise.engines.base import (
     NOBODY,
     REQUEST_ID,
     Client,
-    Described,
     Engine,
-    decoded,
+    drawn,
     nobody,
     parallel,
 )
@@ -31,25 +31,51 @@ from edgewise.errors import (
     CloudRejected,
     CloudUnavailable,
 )
+from edgewise.sampling import Sampling
+from edgewise.servers.base import (
+    LONGEST_NAME,
+    MODELS,
+    Described,
+    Fault,
+    IdServer,
+    ListedModel,
+    ListedModels,
+    Request,
+    Wanted,
+    decoded,
+    named,
+)
+from edgewise.servers.http import ERRORS, MAX_REPLY, hung_up
+from edgewise.servers.replies import words_of
 
-_MAX_REPLY = 4 << 20
 # Of the names of models in a sentence.
-_MOST_SHOWN, _MOST_COMPARED, _LONGEST_NAME = 8, 1_000, 100
+_MOST_SHOWN, _MOST_COMPARED = 8, 1_000
 # DeepSeek, Mistral, OpenAI and vLLM, Moonshot.
 _NO_MODEL = re.compile(
     r"model.{0,200}(not exist|not found|no such)|(invalid|unknown|not found the) model",
     re.IGNORECASE,
 )
-# Of an engine's own words.
-_LONGEST_SAID = 200
 _ELSEWHERE = (404, 405)
 _CHECK = "check the address, its path too, and the model's name"
 _HINTS = {402: "see to the account's balance", **dict.fromkeys(_ELSEWHERE, _CHECK)}
+
+# Only headers have left, which tell nothing of what is asked.
+_BEGINS = "http11.send_request_body.started"
 
 MAX_REQUEST_ID = 64
 """Longest request id that is kept of an engine's, characters."""
 
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
+
+
+@contextmanager
+def reading(url: str) -> Generator[None]:
+    """Makes a `CloudError` of a `Fault` in a reply from `url`."""
+    try:
+        yield
+    except Fault as fault:
+        message = f"{url!r} sent {fault}"
+        raise fault.error(message, hint=fault.hint, setting=fault.setting) from fault
 
 
 class Endpoint:
@@ -62,76 +88,103 @@ class Endpoint:
         """
         self.url, self.model = checked_address(url), model
         self.listed: list[str] = []
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._bearer: Mapping[str, str] = {"Authorization": f"Bearer {key}"} if key else {}
         self.connected: Callable[[], None] = nobody
-        self._http: aiohttp.ClientSession | None = None
+        self._pool: httpcore2.AsyncConnectionPool | None = None
 
     async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await pool.aclose()
 
-    async def post(
-        self, path: str, body: object, client: Client = NOBODY, *, ids: int = 0, tells: bool = True
+    async def send(
+        self, request: Request, client: Client = NOBODY, *, billable: bool = True
     ) -> bytes:
-        """The reply to a JSON body (`ids`, `tells`: see `Outgoing.add`); raises a `CloudError`."""
-        request = _Request("POST", path, msgspec.json.encode(body), client, ids, tells)
+        """The reply to a request (`billable`: see `Outgoing.add`); raises a `CloudError`."""
+        if request.body is None:
+            return await self._twice(_Sending("GET", request))
+        sending = _Sending("POST", request, msgspec.json.encode(request.body), client, billable)
         try:
-            return await self._twice(request)
+            return await self._twice(sending)
         except CloudUnavailable as busy:
             if busy.retry_after is None or not client.waits(busy.retry_after):
                 raise
             await asyncio.sleep(busy.retry_after)
-        return await self._twice(request)
+        return await self._twice(sending)
 
-    async def get(self, path: str) -> bytes:
-        """The reply; raises a `CloudError`."""
-        return await self._twice(_Request("GET", path))
+    def reading(self) -> AbstractContextManager[None]:
+        """Makes a `CloudError` of a `Fault`."""
+        return reading(self.url)
 
-    async def _twice(self, request: "_Request") -> bytes:
+    async def _twice(self, sending: "_Sending") -> bytes:
         """Retried once, where a kept connection was closed under us before any reply.
 
         Over a new connection the request may have been read, computed and billed: never again.
         """
         try:
             try:
-                return await self._once(request)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
-                if not request.kept:
+                return await self._once(sending)
+            except Exception as error:
+                if not sending.kept or sending.answered or not hung_up(error):
                     raise
-                return await self._once(request)
-        except (aiohttp.ClientError, OSError, UnicodeError) as error:
-            raise request.refused or unreachable(self.url, error) from error
+                return await self._once(sending)
+        except ERRORS as error:
+            raise unreachable(self.url, error) from error
 
-    async def _once(self, request: "_Request") -> bytes:
-        request.kept = False
-        async with self._client().request(
-            request.method,
-            self.url + request.path,
-            data=request.data,
-            headers=request.headers,
-            allow_redirects=False,
-            trace_request_ctx=request,
+    async def _once(self, sending: "_Sending") -> bytes:
+        sending.kept, sending.answered = True, False
+
+        async def trace(event: str, told: Mapping[str, Any]) -> None:
+            if event == "connection.connect_tcp.started":
+                sending.kept = False
+            # Before that a proxy is asked to connect.
+            elif event == _BEGINS and told["request"].method != b"CONNECT":
+                if not sending.kept:
+                    self.connected()
+                sending.count()
+
+        if self._pool is None:
+            self._pool = connections(self.url)
+        async with self._pool.stream(
+            sending.method,
+            self._at(sending.request.path),
+            content=sending.data,
+            headers={**self._bearer, **sending.headers},
+            extensions={"trace": trace},
         ) as response:
-            body = await response.content.read(_MAX_REPLY + 1)
-            while len(body) <= _MAX_REPLY and not response.content.at_eof():
-                body += await response.content.read(_MAX_REPLY + 1 - len(body))
-            self._raise_for(response, body)
-            return body
+            sending.answered = True
+            parts, size = list[bytes](), 0
+            async for part in response.aiter_stream():
+                parts.append(part)
+                if (size := size + len(part)) > MAX_REPLY:
+                    raise CloudProtocolError(
+                        f"{self.url!r} sent a reply of more than {MAX_REPLY} bytes."
+                    )
+        body = b"".join(parts)
+        if response.status != 200:
+            said = {name.lower(): value.decode("latin-1") for name, value in response.headers}
+            raise self._problem(response.status, said, body, sending.client.request_id)
+        return body
 
-    def _raise_for(self, response: aiohttp.ClientResponse, body: bytes) -> None:
+    def _at(self, path: str) -> httpcore2.URL:
+        scheme, host, port, target = self._place
+        return httpcore2.URL(scheme=scheme, host=host, port=port, target=target + path.encode())
+
+    @cached_property
+    def _place(self) -> tuple[bytes, bytes, int | None, bytes]:
+        base = httpx2.URL(self.url)
+        return base.raw_scheme, base.raw_host, base.port, base.raw_path.rstrip(b"/")
+
+    def _problem(
+        self, status: int, headers: Mapping[bytes, str], body: bytes, name: str
+    ) -> CloudError:
         # Not every engine sends back what it was given.
-        sent = response.request_info.headers
-        request_id = response.headers.get(REQUEST_ID) or sent.get(REQUEST_ID)
-        if len(body) > _MAX_REPLY:
-            raise CloudProtocolError(f"{self.url!r} sent a reply of more than {_MAX_REPLY} bytes.")
-        if response.status == 200:
-            return
-        later = seconds_of(response.headers.get("Retry-After"))
-        problem = not_now(self.url, response.status, request_id, later)
-        problem = problem or self.declined(response.status, body, bounded(request_id))
+        request_id = headers.get(REQUEST_ID.lower().encode()) or name
+        later = seconds_of(headers.get(b"retry-after"))
+        problem = not_now(self.url, status, request_id, later)
+        problem = problem or self.declined(status, body, bounded(request_id))
         problem.declined = True
-        raise problem
+        return problem
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
         """The error for a reply that declines the request itself."""
@@ -147,78 +200,85 @@ class Endpoint:
         error.said, error.elsewhere = said, status in _ELSEWHERE
         return error
 
-    def _client(self) -> aiohttp.ClientSession:
-        if self._http is None:
-            self._http = connections(self.url, self._headers, trace_configs=[self._trace()])
-        return self._http
-
-    def _trace(self) -> aiohttp.TraceConfig:
-        async def opened(*_: object) -> None:
-            self.connected()
-
-        async def reused(_: object, context: SimpleNamespace, __: object) -> None:
-            context.trace_request_ctx.kept = True
-
-        async def sent(
-            _: object, context: SimpleNamespace, chunk: aiohttp.TraceRequestChunkSentParams
-        ) -> None:
-            # A body of bytes goes as one chunk.
-            context.trace_request_ctx.count(chunk.chunk)
-
-        config = aiohttp.TraceConfig()
-        config.on_connection_create_end.append(opened)
-        config.on_connection_reuseconn.append(reused)
-        config.on_request_chunk_sent.append(sent)
-        return config
-
 
 class HttpEngine(Endpoint, Engine):
-    """An engine's endpoint."""
+    """Implements `Engine` over a server that takes ids."""
 
-    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
+    def __init__(
+        self, server: IdServer, url: str, *, key: str | None = None, model: str | None = None
+    ) -> None:
         Endpoint.__init__(self, url, key=key, model=model)
         Engine.__init__(self, self.url)
+        self.server, self.dialect = server, server.name
+        self.verifies, self.reads_once = server.verifies, server.reads_once
+
+    async def complete(
+        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Completion:
+        wanted = await self._wanted(ids, n, client)
+        request = self.server.complete(wanted._replace(drawn=drawn(sampling, len(ids))))
+        reply = await self.consulted(request, client)
+        with self.reading():
+            return self.server.completed(reply)
+
+    async def verify(
+        self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Completion:
+        """See `Engine.verify`."""
+        request = self.server.score(await self._wanted(ids, count, client))
+        reply = await self.consulted(request, client)
+        with self.reading():
+            return self.server.scored(reply, ids[-count:])
+
+    async def consulted(self, request: Request, client: Client) -> bytes:
+        """The reply to a request about ids; raises a `CloudError`."""
+        return await self.send(request, client)
+
+    async def _wanted(self, ids: Sequence[int], n: int, client: Client = NOBODY) -> Wanted:
+        model = await self.model_name() if self.server.names else self.model
+        salt = client.salt if client.salt and self.salted else None
+        return Wanted(ids, n, model=model, session=client.session, salt=salt)
 
     async def tokenize(self, text: str) -> list[int] | None:
-        """`Engine.tokenize` in the form that vLLM and SGLang share."""
-        body = {"model": await self.model_name(), "prompt": text, "add_special_tokens": False}
+        """See `Engine.tokenize`."""
         try:
-            return await self.tokens(body)
+            reply = await self.send(self.server.tokenize(text, await self.named()))
         except CloudRejected:
             return None
-
-    async def tokens(self, body: object) -> list[int]:
-        """Ids by `/tokenize`; raises a `CloudError`."""
-        return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
+        with self.reading():
+            return self.server.tokenized(reply)
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
-        """`Engine.detokenize` in the form that vLLM and SGLang share."""
-        body = {"model": await self.model_name(), "tokens": ids, "skip_special_tokens": False}
-        return await self.text_of(body, client)
-
-    async def text_of(self, body: object, client: Client) -> str | None:
-        """A text by `/detokenize`, None where there is none; raises a `CloudError`."""
+        """See `Engine.detokenize`."""
         try:
-            answered = await self.post("/detokenize", body, client)
+            reply = await self.send(self.server.detokenize(ids, await self.named()), client)
         except Declined as error:
             if error.elsewhere:
                 return None
             raise
-        return decoded(answered, _Text, self.dialect).value
+        with self.reading():
+            return self.server.detokenized(reply)
 
-    async def knows_salt(self, path: str, fields: Mapping[str, object]) -> bool:
-        """Whether requests may have a text as `cache_salt`, and no number.
+    async def named(self) -> str | None:
+        """The model that requests about text name."""
+        return await self.model_name()
+
+    async def has_salt(self, ids: Sequence[int]) -> bool:
+        """Whether requests may have a text as salt, and no number.
 
         An engine that takes a number too ignores the field.
         """
+        wanted = await self._wanted(ids, 1)
 
         async def takes(salt: object) -> bool:
             try:
-                await self.post(path, {**fields, "cache_salt": salt})
+                await self.send(self.server.complete(wanted._replace(salt=salt)))
             except CloudError:
                 return False
             return True
 
+        if not self.server.salts:
+            return False
         text, number = await parallel(takes("edgewise-probe"), takes(0))
         return text and not number
 
@@ -229,114 +289,79 @@ class HttpEngine(Endpoint, Engine):
         return self.described.model
 
     async def describe(self) -> Described:
-        """See `Engine.describe`. Empty without a valid list of models, unless one was named."""
+        """See `Engine.describe`. Empty without a valid list of models, unless one is named.
+
+        Refuses an adapter where requests would be answered without it.
+        """
         try:
-            return (await served_model(self)).described
+            served = await served_model(self)
         except (CloudProtocolError, CloudRejected):
-            if self.model is not None:
+            if self.model is not None or self.server.names:
                 raise
             return Described()
+        if self.model is not None and not self.server.adapts and (base := served.parent):
+            raise CloudRejected(
+                f"{self.model!r} at {self.url!r} is an adapter of {base!r}",
+                hint=f"name {base!r}",
+                setting="cloud_model",
+            )
+        return served.described
 
     async def ready(self) -> None:
         try:
-            await self.get("/health")
+            await self.send(Request("/health"))
         except CloudUnavailable:
             # There a router says that one of its engines is down, here whether it has another.
             with suppress(CloudError):
-                await self.get("/readiness")
+                await self.send(Request("/readiness"))
                 return
             raise
 
 
 @dataclass
-class _Request:
-    """A request and how it travels. `kept`: over a connection that an earlier one had made.
-
-    `refused` is why it may not be sent: what is raised in a trace becomes a broken connection to
-    aiohttp.
-    """
+class _Sending:
+    """A request and how it travels. `kept`: over a connection that an earlier one had made."""
 
     method: str
-    path: str
+    request: Request
     data: bytes | None = None
     client: Client = NOBODY
-    ids: int = 0
-    tells: bool = True
+    billable: bool = True
     kept: bool = False
+    answered: bool = False
     counted: bool = False
-    refused: CloudError | None = None
 
     @property
-    def headers(self) -> dict[str, str] | None:
-        return {**self.client.headers, "Content-Type": "application/json"} if self.data else None
+    def headers(self) -> dict[str, str]:
+        plain = {"Accept-Encoding": "identity"}
+        if self.data is None:
+            return plain
+        return {**plain, **self.client.headers, "Content-Type": "application/json"}
 
-    def count(self, body: bytes) -> None:
-        """Bytes are handed to a connection, at each attempt."""
-        try:
-            if self.client.sent is not None:
-                self.client.sent.add(self.ids, body, billable=self.tells, again=self.counted)
-                self.counted = True
-        except CloudError as error:
-            self.refused = error
-            raise
-
-
-class _Meta(msgspec.Struct, frozen=True):
-    n_vocab: Annotated[int, msgspec.Meta(ge=1, le=MOST_IDS)] | None = None
-    eos_token: str | None = None
+    def count(self) -> None:
+        """Bytes are handed to a connection, at each attempt; raises a `CloudError`."""
+        if self.data is not None and self.client.sent is not None:
+            ids, again = self.request.ids, self.counted
+            self.client.sent.add(ids, self.data, billable=self.billable, again=again)
+            self.counted = True
 
 
-class Served(msgspec.Struct, frozen=True):
-    """An entry of `/v1/models`: `owned_by` names the engine, `meta` is llama-server's.
-
-    `parent` is the model that an adapter is for.
-    """
-
-    id: str
-    owned_by: str = ""
-    parent: str | None = None
-    meta: _Meta | None = None
-
-    @property
-    def described(self) -> Described:
-        return Described(self.id, self.meta.n_vocab if self.meta else None)
-
-
-class ServedModels(msgspec.Struct, frozen=True):
-    data: list[Served]
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-class _Text(msgspec.Struct):
-    """A reply's text, under the names of llama-server, vLLM and SGLang."""
-
-    content: str | None = None
-    prompt: str | None = None
-    text: str | None = None
-
-    @property
-    def value(self) -> str | None:
-        """The first that is there."""
-        return next((t for t in (self.content, self.prompt, self.text) if t is not None), None)
-
-
-async def served_models(engine: HttpEngine) -> list[Served]:
+async def served_models(endpoint: Endpoint) -> list[ListedModel]:
     """Models that an engine serves, at least one; raises a `CloudError`."""
-    models = decoded(await engine.get("/v1/models"), ServedModels, engine.dialect).data
+    reply = await endpoint.send(MODELS)
+    with endpoint.reading():
+        models = decoded(reply, ListedModels).data
     if not models:
-        raise CloudUnavailable(f"{engine.url!r} serves no model", hint="load one there")
+        raise CloudUnavailable(f"{endpoint.url!r} serves no model", hint="load one there")
     return models
 
 
-async def served_model(engine: HttpEngine) -> Served:
+async def served_model(endpoint: Endpoint) -> ListedModel:
     """The model that was named, else the first that an engine serves; raises a `CloudError`."""
-    models = await served_models(engine)
-    model = named(models, engine.model)
+    models = await served_models(endpoint)
+    model = model_named(models, endpoint.model)
     if model is None:
-        raise not_served(engine.url, engine.model, [model.id for model in models])
+        raise not_served(endpoint.url, endpoint.model, [model.id for model in models])
     return model
 
 
@@ -350,22 +375,17 @@ def not_served(
     )
 
 
-def named(models: Sequence[Served], model: str | None) -> Served | None:
-    """The model of that name, or None; the first where `model` is None.
-
-    Ollama's tag `latest` may be left out.
-    """
-    if model is None:
-        return models[0]
-    found = {entry.id: entry for entry in reversed(models)}
-    return found.get(model) or found.get(f"{model}:latest")
+def model_named(models: Sequence[ListedModel], model: str | None) -> ListedModel | None:
+    """The model of that name, or None; the first where `model` is None."""
+    name = named([entry.id for entry in models], model)
+    return next((entry for entry in models if model is None or entry.id == name), None)
 
 
 def shown(names: Sequence[str], like: str = "") -> str:
     """Some of many names, those that are `like` one first."""
     close = difflib.get_close_matches(like, names[:_MOST_COMPARED], _MOST_SHOWN, cutoff=0.5)
     some = list(dict.fromkeys([*close, *names]))[:_MOST_SHOWN]
-    listed = ", ".join(repr(name[:_LONGEST_NAME]) for name in some)
+    listed = ", ".join(repr(name[:LONGEST_NAME]) for name in some)
     return listed if len(some) == len(names) else f"{listed} and {len(names) - len(some)} more"
 
 
@@ -412,21 +432,6 @@ def not_now(
         busy.retry_after = later if status in (429, 503) else None
         return busy
     return None
-
-
-def words_of(said: object) -> str:
-    """The error message in an engine's or API's reply of any form, at most 200 characters."""
-    if isinstance(said, bytes):
-        try:
-            said = msgspec.json.decode(said)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            said = said.decode("utf-8", "replace")
-    for _ in range(4):
-        if not isinstance(said, dict):
-            break
-        parts = [said.get(name) for name in ("error", "message", "detail")]
-        said = next((part for part in parts if part is not None), str(said))
-    return " ".join(str(said).split())[:_LONGEST_SAID]
 
 
 def bounded(request_id: str | None) -> str | None:

@@ -1,145 +1,134 @@
-"""APIs that take and return text: the contract, and what those over HTTP have in common.
+"""APIs over HTTP that take and return text, by their servers' descriptions.
 
 An API continues an answer that was begun. It serves any vocabulary. A reply is checked here, where
 it arrives.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
-
-import msgspec
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.base import NOBODY, Client, Described, decoded
-from edgewise.engines.http import (
-    Declined,
-    Endpoint,
-    Served,
-    ServedModels,
-    named,
-    not_served,
-    shown,
-    words_of,
-)
-from edgewise.engines.replies import THINK, Meter, has_ended, only
+from edgewise.engines.base import NOBODY, Client, Described, drawn
+from edgewise.engines.http import Declined, Endpoint, model_named, not_served, shown
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable, UsageError
 from edgewise.prompts import Message
+from edgewise.prompts.rendering import render
+from edgewise.prompts.special import ControlTokens
 from edgewise.sampling import Sampling
+from edgewise.servers.base import (
+    MODELS,
+    Fields,
+    ListedModel,
+    ListedModels,
+    Request,
+    TextContinuation,
+    TextServer,
+    WantedText,
+    decoded,
+)
+from edgewise.servers.replies import THINK, thinks
+
+__all__ = ["TextContinuation", "TextEngine", "TextRequest"]
 
 LONGEST_TOKEN = 64
 """More bytes than a token has on an average of several."""
 
-_CUT = frozenset({"length", "max_tokens", "model_length", "limit"})
 # An echo may have other blanks.
 _SLACK = 256
 _MOST_RENDERED = 16
 _CLOSED_THOUGHTS = "\n\n</think>\n\n"
-_T = TypeVar("_T")
+_BASES = ("/v1", "")
+_NOTHING: tuple[str, Fields] = ("", {})
+_FILTERS = ("top_k", "min_p")
 
 
 class TextRequest(NamedTuple):
-    """A request for at most `n` tokens after `answer`, the beginning of a reply; may be empty."""
+    """A request for at most `n` tokens after `answer`, the beginning of a reply; may be empty.
+
+    With a JSON `schema` the reply fits it: of a server that reads, which continues none.
+    """
 
     messages: Sequence[Message]
     answer: str
     n: int
     sampling: Sampling = Sampling()
+    schema: Fields | None = None
 
 
-class TextContinuation(msgspec.Struct, frozen=True, kw_only=True):
-    """Raw text that an API wrote; it may begin with an echo of what was sent.
-
-    `ended` where it ended the answer there, and was not cut. `prompt`, `cached` and `written` are
-    tokens by the provider's own usage, `cached` those of the `prompt` that it had; None where it
-    does not report them.
-    """
-
-    text: str
-    ended: bool
-    prompt: int | None = None
-    cached: int | None = None
-    written: int | None = None
-
-
-class ReplyMessage(msgspec.Struct):
-    """Mistral has a list for a content with thoughts, and Ollama its own word for these."""
-
-    content: str | list[msgspec.Raw] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    thinking: str | None = None
-    refusal: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-    function_call: object = None
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
-    message: ReplyMessage | None = None
-    text: str | None = None
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: Meter | None = None
-    error: object = None
-
-
-class TextEngine(Endpoint, ABC):
+class TextEngine(Endpoint):
     """An API over HTTP. Methods run in one event loop.
 
-    `dialect`: name in errors. `owner`: the `owned_by` of its models ("" if it varies). `bases`:
-    base paths to try. `chat_base`: base path of consults, if different. `reasons`: can continue
-    inside an open reasoning block. `renders`: renders the chat template here, so it needs
-    `tokenizer`; other dialects refuse one. `model`: None picks the only model listed.
-    """
+    `dialect`: name in errors. `owner`: the `owned_by` of its models ("" if it varies). `reasons`:
+    can continue inside an open reasoning block.
 
-    dialect: ClassVar[str]
-    owner: ClassVar[str] = ""
-    reasons: ClassVar[bool] = False
-    renders: ClassVar[bool] = False
-    bases: ClassVar[Sequence[str]] = ("/v1", "")
-    chat_base: ClassVar[str] = ""
+    Fields that an API declines by name are left out from then on, or sent in another form.
+    """
 
     def __init__(
         self,
+        server: TextServer,
         url: str,
         *,
         key: str | None = None,
         model: str | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        """`key` is a bearer. Raises `UsageError` for an invalid address, and as `renders` says."""
-        if self.renders != (tokenizer is not None):
-            needs = "needs the" if self.renders else "takes text and needs no"
+        """`key` is a bearer; without a `model` it is the only one that is listed.
+
+        Raises `UsageError` for an invalid address, and unless there is a `tokenizer` exactly where
+        the chat template is rendered here.
+        """
+        if server.renders != (tokenizer is not None):
+            needs = "needs the" if server.renders else "takes text and needs no"
             raise UsageError(
-                f"The dialect {self.dialect!r} {needs} tokenizer of the model that it serves",
-                hint="name it" if self.renders else "leave it out",
+                f"The dialect {server.name!r} {needs} tokenizer of the model that it serves",
+                hint="name it" if server.renders else "leave it out",
                 setting="cloud_tokenizer",
             )
         super().__init__(url, key=key, model=model)
-        self.url = self.url.removesuffix(self.chat_base)
-        self.tokenizer = tokenizer
+        self.server, self.tokenizer = server, tokenizer
+        self._bearer = server.headers(key)
+        self.dialect, self.owner, self.reasons = server.name, server.owner, server.prompts
+        self.url = self.url.removesuffix(server.base)
         self._base: str | None = None
+        self._declined = frozenset[str]()
+        self._rendered: dict[tuple[object, ...], str] = {}
 
-    @abstractmethod
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
         """Continue the answer of a request.
 
         Raises a `CloudError`: `CloudRejected` where the API does not take an answer that was begun.
         """
+        how, text = self._drawn(request), request.answer
+        if text and self.server.reads:
+            raise CloudRejected(f"{self.url!r} continues no answer that was begun.")
+        if self.server.prompts:
+            self._check_plain([*(one.content for one in request.messages), text])
+        model = await self.model_name() if self.server.names else ""
+        if self.server.prompts:
+            text = await self._prompt(request, client)
+        messages = turns(self.url, request.messages)
+        asked = WantedText(model, messages, text, request.n, how, request.schema)
+        forms = self.server.forms(asked)
+        reply = await self._accepted(self.server.complete(asked), forms, client)
+        with self.reading():
+            return self._checked(request, self.server.continued(reply))
 
     async def describe(self) -> Described:
         """Describes the served model; raises a `CloudError` if the API is not of this dialect.
 
         An API that lists no models, or not all, serves the named.
         """
+        # It may have been started anew, with another template.
+        self._rendered.clear()
         models = await self._listed()
         self.listed = [model.id for model in models or []]
         if self.model is None:
             return self._only(models).described
-        served = named(models or [], self.model)
+        served = model_named(models or [], self.model)
         if self.owner and models is not None and served is None:
             raise not_served(self.url, self.model, self.listed)
         self.model = served.id if served else self.model
@@ -152,18 +141,19 @@ class TextEngine(Endpoint, ABC):
         assert self.model is not None
         return self.model
 
-    async def at_base(self, path: str, body: object = None, client: Client = NOBODY) -> bytes:
-        """The reply to a `body`, or to a GET, below one of `bases`; raises a `CloudError`.
+    async def _at_base(self, request: Request, client: Client = NOBODY) -> bytes:
+        """The reply to a request below `/v1`, or below nothing; raises a `CloudError`.
 
         Where nothing is at one of them, the next is tried. The right one is remembered.
         """
+        if not request.path.startswith("/v1/") or (self.server.base and request.body):
+            path = self.server.base + request.path.removeprefix("/v1")
+            return await self.send(request._replace(path=path), client)
         nowhere: Declined | None = None
-        for base in self.bases if self._base is None else [self._base]:
+        for base in _BASES if self._base is None else [self._base]:
+            path = base + request.path.removeprefix("/v1")
             try:
-                if body is None:
-                    reply = await self.get(base + path)
-                else:
-                    reply = await self.post(base + path, body, client)
+                reply = await self.send(request._replace(path=path), client)
             except Declined as error:
                 if not error.elsewhere:
                     self._base = base
@@ -175,74 +165,68 @@ class TextEngine(Endpoint, ABC):
         assert nowhere is not None
         raise nowhere
 
-    def read(self, body: bytes, kind: type[_T]) -> _T:
-        """A reply of that form; raises `CloudProtocolError`."""
-        begin = body[:16].lstrip()
-        if begin.startswith(b"<"):
-            raise CloudProtocolError(
-                f"{self.url!r} answered with a web page",
-                hint="check the address, its path too",
-                setting="cloud",
-            )
-        if begin.startswith((b"data:", b"event:", b":")):
-            raise self.streamed()
-        return decoded(body, kind, self.dialect)
+    async def _accepted(
+        self, request: Request, forms: Sequence[Sequence[Fields]], client: Client
+    ) -> bytes:
+        """The reply to a request and one of each of the `forms`: the first not declined yet.
 
-    def streamed(self) -> CloudProtocolError:
-        """The error for a reply that comes in pieces."""
-        return CloudProtocolError(f"{self.url!r} sent a stream that was not requested.")
-
-    def completion(self, body: bytes, request: TextRequest) -> TextContinuation:
-        """A reply in OpenAI's form, to a chat or to a prompt; raises a `CloudError`."""
-        reply = self.read(body, _Completion)
-        if reply.error is not None:
-            raise CloudRejected(f"{self.url!r} declined the request ({words_of(reply.error)!r})")
-        choice, usage = only(reply.choices or [], self.url), reply.usage or Meter()
-        if choice.message is None and choice.text is None:
-            raise CloudProtocolError(f"{self.url!r} sent a choice without any text.")
-        written = choice.message or choice.text or ""
-        counts = usage.prompt_tokens, usage.cached, usage.completion_tokens
-        return self.checked(request, written, choice.finish_reason, counts)
-
-    def checked(
-        self,
-        request: TextRequest,
-        written: str | ReplyMessage,
-        reason: str | None,
-        counts: tuple[int | None, int | None, int | None],
-    ) -> TextContinuation:
-        """The reply to a request, by its finish `reason`; raises a `CloudError` for a bad one.
-
-        `counts` are tokens of the prompt, those of them that were cached, and those written.
+        After the last of them nothing is sent in their place. Raises a `CloudError`.
         """
-        url = self.url
-        ended = has_ended(reason, url)
-        if not ended and reason not in _CUT:
-            raise CloudProtocolError(f"{url!r} sent the unknown finish_reason {reason!r:.50}.")
-        text = written if isinstance(written, str) else _text_of(written, url)
-        size = len(text.encode())
+        gone = self._declined
+        while True:
+            keyed = [[(_key(n, one), one) for n, one in enumerate(form)] for form in forms]
+            chosen = [next((one for one in form if one[0] not in gone), _NOTHING) for form in keyed]
+            fields = {name: value for _, one in chosen for name, value in one.items()}
+            try:
+                reply = await self._at_base(request.having(**fields), client)
+            except Declined as error:
+                # By its name, or by a newer one that it wants instead.
+                fault = {key for key, one in chosen if any(_names(error.said, k) for k in one)}
+                if error.elsewhere or not fault:
+                    raise
+                gone |= fault
+            else:
+                self._declined = gone
+                return reply
+
+    def _drawn(self, request: TextRequest) -> Mapping[str, Any]:
+        """Sampling fields; raises `CloudRejected` for settings that the API lacks."""
+        fields = drawn(request.sampling, len(request.answer))
+        for name in _FILTERS:
+            if fields.get(name) and name not in self.server.filters:
+                raise CloudRejected(
+                    f"{self.dialect} has no {name.replace('_', '-')}, so it cannot sample as asked",
+                    hint="leave it off",
+                    setting=name,
+                )
+        return fields
+
+    def _checked(self, request: TextRequest, reply: TextContinuation) -> TextContinuation:
+        """A reply within bounds; raises `CloudProtocolError`, or a `Fault`."""
+        url, text, size = self.url, reply.text, len(reply.text.encode())
         if size > LONGEST_TOKEN * request.n + 2 * len(request.answer.encode()) + _SLACK:
             raise CloudProtocolError(f"{url!r} sent {size} bytes for {request.n} tokens.")
         if "\0" in text:
             raise CloudProtocolError(f"{url!r} sent a text with U+0000 in it.")
         if text.lstrip().startswith(THINK) and not request.answer.lstrip().startswith(THINK):
-            raise _thinks(url)
-        prompt, cached, new = counts
+            raise thinks()
+        prompt, cached = reply.prompt, reply.cached
         if cached is not None and prompt is not None and cached > prompt:
             raise CloudProtocolError(f"{url!r} counts {cached} of {prompt} tokens as cached.")
-        return TextContinuation(text=text, ended=ended, prompt=prompt, cached=cached, written=new)
+        return reply
 
-    async def _listed(self) -> list[Served] | None:
+    async def _listed(self) -> list[ListedModel] | None:
         """The models that it lists; None where it lists none."""
         try:
-            body = await self.at_base("/models")
+            body = await self._at_base(MODELS)
         except Declined as error:
             if error.elsewhere:
                 return None
             raise
-        return self.read(body, ServedModels).data
+        with self.reading():
+            return decoded(body, ListedModels).data
 
-    def _only(self, models: list[Served] | None) -> Served:
+    def _only(self, models: list[ListedModel] | None) -> ListedModel:
         if models is not None and len(models) == 1:
             return models[0]
         if models == []:
@@ -251,46 +235,58 @@ class TextEngine(Endpoint, ABC):
         names = f": {shown(self.listed)}" if models else ""
         raise CloudRejected(f"{self.url!r} {many}", hint=f"name one{names}", setting="cloud_model")
 
-
-class PromptText(TextEngine):
-    """Sends the messages rendered with the chat template, followed by the answer."""
-
-    reasons = True
-
-    def __init__(self, url: str, **options: Any) -> None:
-        """`options` are those of `TextEngine`."""
-        super().__init__(url, **options)
-        self._rendered: dict[tuple[object, ...], str] = {}
-
-    async def describe(self) -> Described:
-        # It may have been started anew, with another template.
-        self._rendered.clear()
-        return await super().describe()
-
-    async def prompt(self, request: TextRequest, client: Client) -> str:
+    async def _prompt(self, request: TextRequest, client: Client) -> str:
         """Messages and answer as one text; raises a `CloudError`.
 
         A block of reasoning that the template opens is closed, unless the answer begins with one.
         """
         messages = request.messages
-        turns(self.url, messages)
-        thinks = request.answer.lstrip().startswith(THINK)
-        text = self._rendered.get((thinks, *messages))
+        reasoning = request.answer.lstrip().startswith(THINK)
+        text = self._rendered.get((reasoning, *messages))
         if text is None:
-            text = await self.rendered(messages, client, thinks=thinks)
+            text = await self._render(messages, client, reasoning=reasoning)
             if len(self._rendered) == _MOST_RENDERED:
                 self._rendered.clear()
-            self._rendered[(thinks, *messages)] = text
+            self._rendered[(reasoning, *messages)] = text
         if text.rstrip().endswith(THINK):
-            text = text.rstrip().removesuffix(THINK) if thinks else text.rstrip() + _CLOSED_THOUGHTS
+            text = text.rstrip()
+            text = text.removesuffix(THINK) if reasoning else text + _CLOSED_THOUGHTS
         return text + request.answer
 
-    @abstractmethod
-    async def rendered(self, messages: Sequence[Message], client: Client, *, thinks: bool) -> str:
-        """Renders the messages with the chat template; raises a `CloudError`."""
+    async def _render(self, messages: Sequence[Message], client: Client, *, reasoning: bool) -> str:
+        """The messages as the chat template writes them: there, or here."""
+        template = self.server.template(turns(self.url, messages), thinks=reasoning)
+        if template is not None:
+            reply = await self.send(template, client, billable=False)
+            with self.reading():
+                return self.server.templated(reply)
+        tokenizer = self.tokenizer
+        assert tokenizer is not None
+        if tokenizer.chat_template is None:
+            return "\n\n".join(message.content for message in messages)
+        try:
+            text = await asyncio.to_thread(render, tokenizer, messages)
+        except UsageError as error:
+            raise CloudRejected(f"The cloud model cannot read the prompt: {error}") from error
+        # It is put there once more where the server reads the text.
+        adds = tokenizer.encode_prompt("", special=False)
+        return text.removeprefix(tokenizer.special_text("bos")) if adds else text
+
+    @cached_property
+    def _control(self) -> ControlTokens:
+        return ControlTokens(self.tokenizer.special if self.tokenizer else {})
+
+    def _check_plain(self, contents: Sequence[str]) -> None:
+        """Raises `CloudRejected` for what the server would take for its template's own."""
+        for content in contents:
+            sign = self.server.control(content)
+            if sign := sign or next(iter(self._control.split(content)[1:]), None):
+                raise CloudRejected(
+                    f"A message holds {sign!r}, which {self.url!r} would not read as text."
+                )
 
 
-def turns(url: str, messages: Sequence[Message]) -> list[dict[str, object]]:
+def turns(url: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as chat APIs take them; raises `CloudRejected` for those that nobody answers.
 
     After an assistant's message a started answer could be a new one, or its rest.
@@ -305,21 +301,10 @@ def turns(url: str, messages: Sequence[Message]) -> list[dict[str, object]]:
     return [{"role": message.role, "content": message.content} for message in messages]
 
 
-def _text_of(message: ReplyMessage, url: str) -> str:
-    """Raises `CloudRejected` for what is no continuation: a refusal, a tool call, thoughts."""
-    if message.refusal:
-        raise CloudRejected(f"The model at {url!r} refused to answer.")
-    if message.tool_calls or message.function_call:
-        raise CloudRejected(f"The model at {url!r} answered with a tool call.")
-    thoughts = message.reasoning_content or message.reasoning or message.thinking
-    if isinstance(message.content, list) or (thoughts and not message.content):
-        raise _thinks(url)
-    return message.content or ""
+def _names(said: str, field: str) -> bool:
+    return re.search(rf"\b{re.escape(field)}\b", said) is not None
 
 
-def _thinks(url: str) -> CloudRejected:
-    return CloudRejected(
-        f"The model at {url!r} reasons before it answers, and reasoning is not part of an answer",
-        hint="choose a model without reasoning, or one where it can be disabled",
-        setting="cloud_model",
-    )
+def _key(number: int, form: Fields) -> str:
+    """Of one name, forms differ in their place; values such as a seed's differ each time."""
+    return f"{number} {' '.join(form)}"

@@ -9,11 +9,11 @@ from typing import Any
 import structlog
 
 from edgewise.addresses import is_url
+from edgewise.cloud.registry import AUTO, GATEWAY, engine_at, engine_by_ids
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeOptions
 from edgewise.engines.base import Client, Engine, Watched
 from edgewise.engines.detokenization import difference
-from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids
 from edgewise.engines.vocabulary_check import VocabularyCheck
 from edgewise.errors import (
     AddressError,
@@ -89,7 +89,7 @@ async def engines_at(
             raise
     kinds = [kind] * len(addresses) if kind != AUTO else await _kinds(addresses, key, model)
     named = zip(addresses, kinds, strict=True)
-    return [engine_by_ids(kind)(address, key=key, model=model) for address, kind in named]
+    return [engine_by_ids(kind, address, key=key, model=model) for address, kind in named]
 
 
 async def _kinds(addresses: Sequence[str], key: str | None, model: str | None) -> list[str]:

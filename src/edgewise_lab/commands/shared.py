@@ -16,8 +16,8 @@ from edgewise.cli import render
 from edgewise.cli.render import metered, printable
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.hosts import hosts_of, require_allowed
+from edgewise.cloud.registry import AUTO
 from edgewise.edge.base import EdgeModel
-from edgewise.engines.registry import AUTO
 from edgewise.errors import CloudError, UsageError
 from edgewise.opening import cloud_address, open_cloud, open_edge, require_one_cloud
 from edgewise.settings import Settings

@@ -16,8 +16,8 @@ from edgewise.cloud.adapter.ids import Adapter, adapted
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import connect
 from edgewise.cloud.record import SentRecord
+from edgewise.cloud.registry import BY_TEXT
 from edgewise.completion import Completion
-from edgewise.engines.registry import BY_TEXT
 from edgewise.errors import NothingUsable, UsageError
 from edgewise.events import Consult, Event, Token
 from edgewise.loop.decoder import Decoder, collect

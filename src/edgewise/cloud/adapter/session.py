@@ -30,7 +30,6 @@ from edgewise.cloud.redaction import (
 from edgewise.completion import Completion, metered
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, fingerprint, ids_of_text
-from edgewise.engines.replies import THINK
 from edgewise.errors import (
     Blocked,
     CloudError,
@@ -41,6 +40,7 @@ from edgewise.errors import (
 )
 from edgewise.prompts import Prompt
 from edgewise.prompts.tool_formats import markers
+from edgewise.servers.replies import THINK
 
 WORD = 8
 """Tokens that a cloud elsewhere is asked for at once, for a word: enough for 19 of 20."""

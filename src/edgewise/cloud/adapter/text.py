@@ -19,11 +19,11 @@ from edgewise.cloud.redaction import Context, ContextFilter
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import Client, Described
-from edgewise.engines.replies import THINK, uncached
 from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
 from edgewise.engines.vocabulary_check import FRESH_SECONDS
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 from edgewise.prompts import Message, Prompt
+from edgewise.servers.replies import THINK, uncached
 from edgewise.wire.protocol import request_id
 
 PROBE_SECONDS = 60.0

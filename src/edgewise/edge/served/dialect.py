@@ -1,143 +1,234 @@
-"""Dialects of servers: how each is recognised, asked to continue, and read."""
+"""What a served model is asked in ids, whatever its server: prompts, streams of tokens, its meter.
 
-from abc import ABC, abstractmethod
+A server that takes text has the ids as text, and the texts of its tokens are made ids again.
+"""
+
+import logging
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
-from typing import Annotated, ClassVar, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.edge.served.server import Server
-from edgewise.edge.vocabulary import bytes_of
-from edgewise.errors import EdgeError, UsageError
+from edgewise.edge.vocabulary import bytes_of, ids_of_text
+from edgewise.errors import EdgeError
+from edgewise.servers.base import (
+    LONGEST_NAME,
+    EdgeServer,
+    Event,
+    IdServer,
+    NextToken,
+    Request,
+    ServedModel,
+    WantedStream,
+)
+from edgewise.servers.llama_server import LlamaCppServer
+from edgewise.servers.ollama import OllamaServer
+from edgewise.servers.openai import LmStudioServer, MlxServer, VllmServer
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
-Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
-_MOST_SHOWN, LONGEST_NAME = 8, 100
-CONTEXT = 4096
-"""Tokens, where a server does not say how many it holds."""
+SERVERS: tuple[EdgeServer, ...] = (
+    LlamaCppServer(),
+    OllamaServer(),
+    VllmServer(),
+    LmStudioServer(),
+    MlxServer(),
+)
+"""In the order in which an address is tried."""
+
+LINGER = 5.0
+"""Most seconds that a request waits for the slot of the stream that was closed before it."""
+
+_LOOK_SECONDS = 0.002
+
+_log = logging.getLogger(__name__)
 
 
-class NextToken(NamedTuple):
-    """The token that a server wrote, and the likeliest there with their logprobs, in any order.
+class ServedToken(NamedTuple):
+    """The id that a server wrote, and the likeliest ids there with their logprobs, in any order.
 
-    JSON has no infinity: an id of no probability has no number. A server that says nothing of a
-    token is taken to be sure of it: one candidate, at 0.
+    A server that says nothing of a token is taken to be sure of it: one candidate, at 0.
     """
 
     token: int
     top: Sequence[tuple[int, float | None]]
 
 
-class ServedModel(NamedTuple):
-    """A served model.
+class Dialect:
+    """A served model, asked in ids. Every method may raise `EdgeError`.
 
-    `address` is where its tokenizer may be, `context` the most ids of an answer and its prompt, or
-    0 where only a loaded model has one; `slots` is how many answers it writes at once, and None
-    where the others wait.
+    `tokenizer` is the model's own, once it was found.
     """
-
-    name: str
-    address: str
-    context: int
-    slots: int | None = None
-    size: int | None = None
-    hidden_size: int = 0
-    parameters: int | None = None
-
-
-class Dialect(ABC):
-    """A server's requests and replies. Every method may raise `EdgeError`."""
-
-    program: ClassVar[str]
-    top: ClassVar[int]
-    """Candidates of a token that it is asked for."""
-
-    most: ClassVar[int]
-    """The most that it tells."""
-
-    takes_text: ClassVar[bool] = False
-    """Whether it continues a text instead of ids."""
 
     tokenizer: Tokenizer
 
-    def __init__(self, server: Server, described: ServedModel) -> None:
-        self.server, self.described = server, described
+    def __init__(self, kind: EdgeServer, server: Server, described: ServedModel) -> None:
+        self.kind, self.server, self.described = kind, server, described
 
-    @classmethod
-    @abstractmethod
-    def find(cls, server: Server, model: str | None, context: int | None) -> "Dialect | None":
-        """The dialect of `server`, with the `model` it serves; None where it is another program."""
-
-    @abstractmethod
     def reads_alike(self, text: str) -> bool:
         """Whether `text` is the same tokens, or as many, to the server and to `tokenizer`."""
-
-    def prompt(self, ids: Sequence[int]) -> list[int] | str:
-        """What the server is sent to continue `ids`; raises `EdgeError` if it would read others."""
-        return list(ids)
-
-    def context(self) -> int:
-        """Most ids of an answer and its prompt, once the model is loaded; raises `UsageError`."""
-        return self.described.context
+        kind, tokenizer = self.kind, self.tokenizer
+        if not isinstance(kind, IdServer):
+            return self._metered(text)[0] == len(tokenizer.encode_prompt(text))
+        reply = self.server.send(kind.tokenize(text, self.described.name if kind.names else None))
+        with self.server.reading():
+            return kind.tokenized(reply) == tokenizer.encode(text)
 
     def vocabulary_matches(self) -> bool:
         """Whether the server's vocabulary is that of `tokenizer`."""
-        return all(map(self.reads_alike, PROBES))
+        same = self.described.size in (None, self.tokenizer.size)
+        return same and all(map(self.reads_alike, PROBES))
 
-    @abstractmethod
-    def stream(self, ids: Sequence[int], tokens: int, top: int, seed: int) -> Generator[NextToken]:
+    def context(self) -> int:
+        """Most ids of an answer and its prompt, once the model is loaded; raises `UsageError`."""
+        replies = [self.server.found(one) for one in self.kind.loaded(self.described)]
+        context, unused = self.kind.context(self.described, *replies)
+        _warn(self.kind.program, self.server.url, self.described.name, unused)
+        return context
+
+    def prompt(self, ids: Sequence[int]) -> list[int] | str:
+        """What the server is sent to continue `ids`; raises `EdgeError` if it would read others."""
+        return self._text(ids) if self.kind.takes_text else list(ids)
+
+    def stream(
+        self, ids: Sequence[int], tokens: int, top: int, seed: int
+    ) -> Generator[ServedToken]:
         """Streams greedy tokens after `ids`, at most `tokens`.
 
         Ends early at a token without candidates. Closing it cancels the request. The `seed` is the
         session's own; a server may tell its requests from others by it.
         """
+        if self.kind.chunk is not None:
+            yield from self._in_chunks(ids, tokens, top, self.kind.chunk)
+            return
+        if self.described.slots not in (None, 1):
+            self.overrun(seed)
+        asked, written = (
+            WantedStream(self.described, self.prompt(ids), tokens, top, seed),
+            list(ids),
+        )
+        with self.server.lines(self.kind.stream(asked)) as lines:
+            for line in lines:
+                with self.server.reading():
+                    event = self.kind.streamed(line)
+                if event is None:
+                    continue
+                told = len(written) - len(ids) + len(event.rows)
+                if event.so_far is not None and (event.so_far != told or not event.rows):
+                    return
+                for token in self._tokens(event, written):
+                    if token is None:
+                        return
+                    written.append(token.token)
+                    yield token
+                    lines.token()
+                if event.ended and written[-1:] not in [[end] for end in self.tokenizer.eos_ids]:
+                    yield self.end
+                if event.over:
+                    return
 
-    def single(self, ids: Sequence[int], top: int, seed: int) -> NextToken:
+    def _in_chunks(
+        self, ids: Sequence[int], tokens: int, top: int, chunk: int
+    ) -> Generator[ServedToken]:
+        written, end = list(ids), len(ids) + tokens
+        while len(written) < end:
+            most = min(end - len(written), chunk)
+            asked = self._whole_of(self.prompt(written), most, top)
+            for token in self._whole(self._event(self.kind.stream(asked))):
+                written.append(token.token)
+                yield token
+                if token.token in self.tokenizer.eos_ids:
+                    return
+
+    def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken:
         """Requests one token after `ids`, when `stream` had no candidates for it."""
+        wanted = self._whole_of(list(ids), 1, top, seed)
+        if (asked := self.kind.single(wanted, self.end.token)) is not None:
+            if self.described.slots != 1:
+                self.overrun(seed)
+            rows = self._event(asked).rows
+            if len(rows) != 1:
+                raise self.server.broken("no candidates of a token")
+            return _by_id(rows[0])
         with closing(self.stream(ids, 1, top, seed)) as stream:
             for token in stream:
                 return token
         raise self.server.broken("it ended the answer and gave no reason")
 
     def overrun(self, seed: int) -> int | None:
-        """Tokens that the session's stream had written when it ended, by the server's meter."""
-        return None
+        """Waits until the closed stream has left its slot, which has the session's prefix.
+
+        Returns how many tokens it had written, by the server's meter; None where it has none. A
+        server notices at its next token that a stream is closed. Until then it would give the
+        session's next request another slot, which would read the prompt again.
+        """
+        written, end = None, time.monotonic() + LINGER
+        while self.kind.busy is not None and time.monotonic() < end:
+            slots = self.kind.slots(self.server.found(self.kind.busy))
+            own = [count for whose, count in slots if whose == seed]
+            if not own:
+                break
+            written = own[0]
+            time.sleep(_LOOK_SECONDS)
+        return written
 
     def computed(self, ids: Sequence[int]) -> int | None:
         """Number of a prompt's ids that the server computes, by its own meter; None without one."""
-        return None
+        return self._metered(self.prompt(ids))[1]
 
     @cached_property
-    def end(self) -> NextToken:
+    def end(self) -> ServedToken:
         """The end token, for servers that only say that an answer ended."""
         ends = self.tokenizer.eos_ids
         named = self.tokenizer.special_text("eos")
         special = self.tokenizer.special
         token = next((i for i in sorted(ends) if special.get(i) == named), min(ends))
-        return NextToken(token, [(token, 0.0)])
+        return ServedToken(token, [(token, 0.0)])
 
+    def _metered(self, prompt: list[int] | str) -> tuple[int, int | None]:
+        reply = self.server.send(self.kind.stream(self._whole_of(prompt, 1)))
+        with self.server.reading():
+            return self.kind.metered(reply)
 
-class TextDialect(Dialect):
-    """A server that takes a text, and mostly sends texts.
+    def _whole_of(
+        self, prompt: list[int] | str, tokens: int, top: int = 0, seed: int = 0
+    ) -> WantedStream:
+        return WantedStream(self.described, prompt, tokens, top, seed, stream=False)
 
-    The model's tokenizer makes ids of the texts; it is checked against the server by the number of
-    tokens that the server counts.
-    """
+    def _event(self, request: Request) -> Event:
+        reply = self.server.send(request)
+        with self.server.reading():
+            return self.kind.streamed(reply) or Event()
 
-    takes_text = True
+    def _tokens(self, event: Event, before: Sequence[int]) -> Sequence[ServedToken | None]:
+        """Its tokens; None for a text that no id has.
 
-    @abstractmethod
-    def count(self, text: str) -> int:
-        """Number of tokens of the prompt `text`, by the server."""
+        A character of several tokens may come with the candidates of its last one alone.
+        """
+        if not self.kind.takes_text:
+            return [_by_id(row) for row in event.rows]
+        tokens = [self._token(row) for row in event.rows]
+        known = [token.token for token in tokens if token is not None]
+        same = len(known) == len(tokens) and bytes_of(self.tokenizer, known) == event.text.encode()
+        if same or not self.kind.joins:
+            return tokens
+        ids = ids_of_text(self.tokenizer, before, event.text) or ()
+        return [ServedToken(token, [(token, 0.0)]) for token in ids]
 
-    def reads_alike(self, text: str) -> bool:
-        return self.count(text) == len(self.tokenizer.encode_prompt(text))
+    def _whole(self, event: Event) -> list[ServedToken]:
+        """At least one token of a whole reply by ids: its likeliest ones."""
+        tokens, size = [_by_id(row) for row in event.rows], self.tokenizer.size
+        if not tokens or not all(0 <= one.token < size for one in tokens):
+            raise self.server.broken("no candidates of a token")
+        ends = self.tokenizer.eos_ids
+        data = bytes_of(self.tokenizer, [one.token for one in tokens if one.token not in ends])
+        # At a tie the server may have written another than the first of the likeliest.
+        same = data.decode("utf-8", "replace").lstrip() == event.text.lstrip()
+        return tokens if same else tokens[:1]
 
-    def prompt(self, ids: Sequence[int]) -> list[int] | str:
+    def _text(self, ids: Sequence[int]) -> str:
         """The text that the server reads as `ids`, or as close to them as a text can be.
 
         It puts a BOS, and a SentencePiece vocabulary a blank, before the text by itself, and makes
@@ -194,74 +285,56 @@ class TextDialect(Dialect):
                 known[piece] = token
         return known
 
-    def token_of(
-        self, text: bytes, logprob: float | None, top: Sequence[tuple[bytes, float | None]]
-    ) -> NextToken | None:
+    def _token(self, row: NextToken) -> ServedToken | None:
         """A token by its bytes, or None. An id keeps its first candidate, the likeliest."""
-        token = self._by_bytes.get(text)
+        token = self._by_bytes.get(row.token) if isinstance(row.token, bytes) else None
         if token is None:
             return None
         known: dict[int, float | None] = {}
-        for name, p in (*top, (text, logprob)):
-            if (one := self._by_bytes.get(name)) is not None:
-                known.setdefault(one, p)
-        return NextToken(token, [*known.items()])
+        for name, logprob in row.top:
+            one = self._by_bytes.get(name) if isinstance(name, bytes) else name
+            if one is not None:
+                known.setdefault(one, logprob)
+        return ServedToken(token, [*known.items()])
 
 
-class ModelMeta(msgspec.Struct):
-    n_vocab: Count | None = None
-    n_embd: Amount = 0
-    n_params: Amount | None = None
+def _by_id(row: NextToken) -> ServedToken:
+    return ServedToken(int(row.token), [(int(one), logprob) for one, logprob in row.top])
 
 
-class ListedModel(msgspec.Struct):
-    id: str
-    owned_by: str = ""
-    root: str | None = None
-    max_model_len: Count | None = None
-    meta: ModelMeta | None = None
+@cache
+def _warn(program: str, url: str, name: str, own: str) -> None:
+    """Once for each model of a process."""
+    if own:
+        _log.warning(
+            "the %s that %s has for %r are not used, but for num_ctx and num_thread: the chat "
+            "template is that of the model's file",
+            own,
+            program,
+            name[:LONGEST_NAME],
+        )
 
 
-class ListedModels(msgspec.Struct):
-    data: list[ListedModel]
+def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
+    """The model that a server serves, by trying each kind that is known.
 
-
-class Ids(msgspec.Struct):
-    """A reply of `/tokenize`."""
-
-    tokens: list[int]
-
-
-class ById(msgspec.Struct):
-    id: int
-    logprob: float | None = None
-
-
-def candidates(rows: Sequence[ById]) -> list[tuple[int, float | None]]:
-    return [(row.id, row.logprob) for row in rows]
-
-
-def chosen(server: Server, model: str | None, names: Sequence[str]) -> str:
-    """The model that is named, or the only one."""
-    if model is None and len(names) == 1:
-        return names[0]
-    # Ollama's tag may be left out.
-    if found := [name for name in (model, f"{model}:latest") if name in names]:
-        return str(found[0])
-    some = ", ".join(repr(name[:LONGEST_NAME]) for name in names[:_MOST_SHOWN])
-    lacks = "serves several models" if model is None else f"serves no model {model!r}"
-    raise UsageError(
-        f"The edge server at {server.url} {lacks if names else 'serves no model'}",
-        hint=f"name one: {some}" if names else "load one there",
-        setting="edge_model" if names else "edge",
+    Raises `UsageError`, or `EdgeError` where none answers.
+    """
+    for kind in SERVERS:
+        if (described := described_at(kind, server, model, context)) is not None:
+            return Dialect(kind, server, described)
+    raise EdgeError(
+        f"The server at {server.url} is none of {', '.join(kind.program for kind in SERVERS)}",
+        hint="give the address of one of them, or name a model's file",
+        setting="edge",
     )
 
 
-def fitting(wanted: int | None, held: int | None) -> int:
-    if wanted is not None and held is not None and wanted > held:
-        raise UsageError(
-            f"The edge server holds {held} tokens a slot, not {wanted}",
-            hint="start it with a larger context, or lower yours",
-            setting="ctx",
-        )
-    return wanted or held or CONTEXT
+def described_at(
+    kind: EdgeServer, server: Server, model: str | None, context: int | None
+) -> ServedModel | None:
+    """The model, if the server is of that kind."""
+    first, *others = kind.asks
+    if (reply := server.found(first)) is None:
+        return None
+    return kind.describe(server.url, model, context, reply, *map(server.found, others))

@@ -13,22 +13,12 @@ from edgewise.addresses import Role, resolve, with_scheme, without_endpoint
 from edgewise.edge.base import PROBES, EdgeAbilities, EdgeModel, EdgeOptions, Needs, Tokenizer
 from edgewise.edge.files import fingerprint_of
 from edgewise.edge.named import open_tokenizer
-from edgewise.edge.served.completions import LmStudioEdge, MlxEdge, VllmEdge
-from edgewise.edge.served.dialect import LONGEST_NAME, Dialect, TextDialect
-from edgewise.edge.served.llama_server import LlamaServerEdge
-from edgewise.edge.served.ollama import OllamaEdge
+from edgewise.edge.served.dialect import Dialect, described_at, found_at
 from edgewise.edge.served.server import Server
 from edgewise.edge.served.session import ServedSession
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import AddressError, EdgeError, ModelError, UsageError
-
-_DIALECTS: tuple[type[Dialect], ...] = (
-    LlamaServerEdge,
-    OllamaEdge,
-    VllmEdge,
-    LmStudioEdge,
-    MlxEdge,
-)
+from edgewise.servers.base import LONGEST_NAME
 
 
 def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
@@ -45,14 +35,7 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
     url = without_endpoint(with_scheme(address))
     server = Server(url, key=options.key, sent=options.sent)
     try:
-        for kind in _DIALECTS:
-            if (dialect := kind.find(server, options.model, options.context)) is not None:
-                return ServedEdge(dialect, options)
-        raise EdgeError(
-            f"The server at {url} is none of {', '.join(kind.program for kind in _DIALECTS)}",
-            hint="give the address of one of them, or name a model's file",
-            setting="edge",
-        )
+        return ServedEdge(found_at(server, options.model, options.context), options)
     except BaseException:
         server.close()
         raise
@@ -73,11 +56,11 @@ class ServedEdge(EdgeModel):
                 setting="edge",
             )
         self._dialect, self._asked = dialect, (options.model, options.context)
-        self.name, self.build = described.name, dialect.program
+        self.name, self.build = described.name, dialect.kind.program
         self.parameters, self.hidden_size = described.parameters, described.hidden_size
         self._free = BoundedSemaphore(options.slots)
         self.abilities = EdgeAbilities(
-            hidden=False, batch_logits=False, text=dialect.takes_text, slots=options.slots
+            hidden=False, batch_logits=False, text=dialect.kind.takes_text, slots=options.slots
         )
         here = _on_this_disk(described.address, "edge")
         self.path = here if here is not None and here.is_file() else None
@@ -107,13 +90,13 @@ class ServedEdge(EdgeModel):
     def _require_same(self) -> None:
         """Raise `EdgeError` if another program or model answers at the address by now."""
         dialect, (model, context) = self._dialect, self._asked
-        if isinstance(dialect, TextDialect):  # llama-server's name is its file's
+        if dialect.described.slots is None:  # llama-server's name is its file's
             model = dialect.described.name
         try:
-            found = dialect.find(dialect.server, model, context)
+            found = described_at(dialect.kind, dialect.server, model, context)
         except UsageError as error:
             raise EdgeError(str(error), setting="edge") from error
-        if found is None or found.described != dialect.described:
+        if found != dialect.described:
             raise EdgeError(
                 f"The edge server at {dialect.server.url} serves another model than at the start",
                 hint="start Edgewise again",
@@ -129,7 +112,9 @@ class ServedEdge(EdgeModel):
         """
         dialect, seed = self._dialect, secrets.randbits(31)
         ids = self.tokenizer.encode_prompt(" ".join(PROBES))[: self.context - 1]
-        with closing(dialect.stream(ids, self.context - len(ids), dialect.top, seed)) as stream:
+        with closing(
+            dialect.stream(ids, self.context - len(ids), dialect.kind.top, seed)
+        ) as stream:
             next(stream, None)
         written = dialect.overrun(seed)
         again = dialect.computed([*ids[:-1], ids[0]])

@@ -1,31 +1,25 @@
 """Requests to the server that runs the edge model. Whatever goes wrong is an `EdgeError`."""
 
-import ssl
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
-from http.cookiejar import CookieJar, DefaultCookiePolicy
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from threading import Timer
-from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
 
 from edgewise.errors import AddressError, EdgeError
-
-_T = TypeVar("_T")
+from edgewise.servers.base import Fault, Request
+from edgewise.servers.http import ERRORS, MAX_REPLY, client_options, why
 
 PATIENCE = 120.0
 """Most seconds between two tokens, or until a reply is whole: a long prompt is read before."""
 
 _CONNECTING = 5.0
-_MAX_REPLY, _MAX_LINE = 4 << 20, 1 << 20
+_MAX_LINE = 1 << 20
 _PROGRAMS = {11434: "ollama", 1234: "lmstudio"}
 """Programs whose models are files on their disk, by the port that they listen on."""
-
-Body = Mapping[str, Any]
 
 
 class Server:
@@ -35,59 +29,56 @@ class Server:
         self, url: str, *, key: str | None = None, sent: Callable[[str, bytes], None] | None = None
     ) -> None:
         self.url, self._record = url, sent
-        own = {"Authorization": f"Bearer {key}"} if key else {}
-        # A proxy of the environment would be sent what is to stay near.
-        self._open = partial(
-            httpx2.Client,
-            base_url=url,
-            timeout=httpx2.Timeout(PATIENCE, connect=_CONNECTING),
-            trust_env=False,
-            follow_redirects=False,
-            verify=ssl.create_default_context(),
-            headers={"Accept-Encoding": "identity", **own},
-        )
+        self._key = key
         try:
-            self._renew()
+            self._http = self._opened_client()
         except (httpx2.InvalidURL, UnicodeError) as error:
             raise AddressError(f"{url!r} is no address of a server", setting="edge") from error
 
-    def _renew(self) -> None:
-        self._http = self._open(cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])))
+    def _opened_client(self) -> httpx2.Client:
+        # A proxy of the environment would be sent what is to stay near.
+        timeout = httpx2.Timeout(PATIENCE, connect=_CONNECTING)
+        return httpx2.Client(base_url=self.url, **client_options(self._key, timeout))
 
     def close(self) -> None:
         self._http.close()
 
-    def get(self, path: str, kind: type[_T]) -> _T | None:
-        """`GET path`; None unless the reply has status 200 and is of this `kind`.
+    def found(self, request: Request) -> bytes | None:
+        """The reply; None unless it has status 200.
 
         Raises `EdgeError` for a server that cannot answer now.
         """
-        with self._sent("GET", path, None) as response:
+        with self._sent(request) as response:
             if response.status_code == 503:
                 raise self._gone("HTTP 503: it may still be loading")
-            data = self._whole(response) if response.status_code == 200 else b""
-        with suppress(EdgeError):
-            return self.decoded(data, kind)
-        return None
+            return self._whole(response) if response.status_code == 200 else None
 
-    def post(self, path: str, body: Body, kind: type[_T]) -> _T:
-        """The reply to a JSON body; raises `EdgeError`."""
-        with self._opened(path, body) as response:
-            return self.decoded(self._whole(response), kind)
+    def send(self, request: Request) -> bytes:
+        """The reply; raises `EdgeError`."""
+        with self._opened(request) as response:
+            return self._whole(response)
 
     @contextmanager
-    def lines(self, path: str, body: Body) -> Generator["Lines"]:
-        """The lines of the reply to a JSON body, as they come; raises `EdgeError`."""
-        with self._opened(path, body) as response:
+    def lines(self, request: Request) -> Generator["Lines"]:
+        """The lines of the reply, as they come; raises `EdgeError`."""
+        with self._opened(request) as response:
             yield Lines(self, response)
+
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """Makes an `EdgeError` of a `Fault`."""
+        try:
+            yield
+        except Fault as fault:
+            raise self.broken(str(fault)) from fault
 
     def _whole(self, response: httpx2.Response) -> bytes:
         data, since = b"", time.monotonic()
         with self.named():
             for part in response.iter_raw():
                 data += part
-                if len(data) > _MAX_REPLY:
-                    raise self.broken(f"a reply of more than {_MAX_REPLY} bytes")
+                if len(data) > MAX_REPLY:
+                    raise self.broken(f"a reply of more than {MAX_REPLY} bytes")
                 self.require_soon(since)
         return data
 
@@ -97,23 +88,26 @@ class Server:
             raise self._gone(f"no token for {PATIENCE:g} s")
 
     @contextmanager
-    def _opened(self, path: str, body: Body) -> Generator[httpx2.Response]:
+    def _opened(self, request: Request) -> Generator[httpx2.Response]:
         """A response with status 200, whose body was not read; raises `EdgeError`."""
-        with self._sent("POST", path, body) as response:
+        with self._sent(request) as response:
             if response.status_code != 200:
                 said = self._whole(response)[:200].decode("utf-8", "replace")
                 raise self.broken(f"HTTP {response.status_code}: {said!r}")
             yield response
 
     @contextmanager
-    def _sent(self, method: str, path: str, body: Body | None) -> Generator[httpx2.Response]:
-        content = None if body is None else msgspec.json.encode(body)
-        if content is not None and self._record is not None:
-            self._record(urlsplit(self.url).netloc, content)
+    def _sent(self, request: Request) -> Generator[httpx2.Response]:
+        path, body, _ = request
+        method, content = "GET", None
+        if body is not None:
+            method, content = "POST", msgspec.json.encode(body)
+            if self._record is not None:
+                self._record(urlsplit(self.url).netloc, content)
         headers = {"Content-Type": "application/json"}
         with self.named():
-            request = self._http.build_request(method, path, content=content, headers=headers)
-            response = self._started(request)
+            sending = self._http.build_request(method, path, content=content, headers=headers)
+            response = self._started(sending)
         try:
             self._require_own(response)
             yield response
@@ -125,7 +119,7 @@ class Server:
         since, http = time.monotonic(), self._http
 
         def give_up() -> None:
-            self._renew()
+            self._http = self._opened_client()
             http.close()
 
         # Neither a line that trickles nor any number of 1xx replies is silence to the client.
@@ -161,8 +155,8 @@ class Server:
         """Turns connection errors into an `EdgeError` that names the server."""
         try:
             yield
-        except (httpx2.HTTPError, OSError) as error:
-            raise self._gone(str(error) or type(error).__name__) from error
+        except ERRORS as error:
+            raise self._gone(why(error)) from error
 
     def _gone(self, why: str) -> EdgeError:
         return EdgeError(
@@ -170,13 +164,6 @@ class Server:
             hint="start it again, or name a model's file",
             setting="edge",
         )
-
-    def decoded(self, data: bytes, kind: type[_T]) -> _T:
-        """JSON from outside; raises `EdgeError`."""
-        try:
-            return msgspec.json.decode(data, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise self.broken(str(error)) from error
 
     def broken(self, why: str) -> EdgeError:
         """The error for a reply that cannot be used."""

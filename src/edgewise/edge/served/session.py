@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Needs, Step, Written
-from edgewise.edge.served.dialect import Dialect, NextToken
+from edgewise.edge.served.dialect import Dialect, ServedToken
 from edgewise.edge.vocabulary import common_prefix
 from edgewise.errors import EdgeError, StaleStepError, UsageError
 from edgewise.events import Candidate
@@ -113,22 +113,23 @@ class ServedSession(EdgeSession):
         Raises `UsageError` for more candidates than the server tells.
         """
         super().__init__(model, needs)
-        if top > dialect.most:
+        kind = dialect.kind
+        if top > kind.most:
             raise UsageError(
-                f"{dialect.program} gives at most {dialect.most} candidates of a token, and the "
+                f"{kind.program} gives at most {kind.most} candidates of a token, and the "
                 f"router reads {top}",
                 hint="choose another router, such as entropy",
                 setting="router",
             )
         self._dialect, self._tokenizer, self._release = dialect, dialect.tokenizer, release
         self._check_server = check
-        self._text, self._top = Needs.TEXT in needs, max(dialect.top, top)
+        self._text, self._top = Needs.TEXT in needs, max(kind.top, top)
         self._prompt = 0
         self._served: list[int] = []
         """The ids that the server has and those that it went on with."""
         self._steps: dict[int, TopStep] = {}
         """Steps by position; each follows the ids that `_served` has before it."""
-        self._stream: Generator[NextToken] | None = None
+        self._stream: Generator[ServedToken] | None = None
         self._until = 0
         """Where the stream ends, if it tells of every token."""
         self._seed = secrets.randbits(31)
@@ -211,7 +212,7 @@ class ServedSession(EdgeSession):
         self._served.append(token.token)
         return True
 
-    def _step(self, token: NextToken, at: int) -> TopStep:
+    def _step(self, token: ServedToken, at: int) -> TopStep:
         """Raises `EdgeError` for invalid candidates."""
         size, broken = self._tokenizer.size, self._dialect.server.broken
         known = [(one, logprob) for one, logprob in token.top if logprob is not None]

@@ -12,11 +12,12 @@ import msgspec
 
 from edgewise.completion import ADDED, MOST_SECONDS
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.base import COMPLETIONS, decoded
 from edgewise.engines.connections import checked_address
-from edgewise.engines.http import not_now
-from edgewise.engines.replies import Meter, has_ended, only, uncached
+from edgewise.engines.http import not_now, reading
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, CloudUnavailable
+from edgewise.servers.base import decoded
+from edgewise.servers.openai import COMPLETIONS
+from edgewise.servers.replies import Meter, has_ended, only, uncached
 from edgewise_lab.bench.frontier.billing import CloudRequest
 from edgewise_lab.bench.pace import EngineTime
 from edgewise_lab.evaluation.systems import (
@@ -139,7 +140,8 @@ class Streamed:
         with self._response(msgspec.json.encode(body)) as response:
             events = _events(response, time.monotonic() + CLOUD_DEADLINE, self._url)
             for data in takewhile(_DONE.__ne__, events):
-                self._add(found, decoded(data, _Chunk, "a completion's stream"), saw)
+                with reading(self._url):
+                    self._add(found, decoded(data, _Chunk), saw)
             # Read to its end: the connection of one that is broken off is closed.
             deque(events, maxlen=0)
         if not found.ended:
@@ -199,11 +201,11 @@ class Streamed:
                 f"{self._url!r} failed within a streamed answer", hint="try again shortly"
             )
         if chunk.choices:
-            choice = only(chunk.choices, self._url)
+            choice = only(chunk.choices)
             saw(choice.text)
             found.texts.append(choice.text)
             if choice.finish_reason is not None:
-                has_ended(choice.finish_reason, self._url)
+                has_ended(choice.finish_reason)
                 found.ended = True
         found.usage = chunk.usage or found.usage
         found.timings = chunk.timings or found.timings

@@ -1,30 +1,33 @@
-"""Code shared by requests to engines and text APIs, and by their replies."""
+"""What replies of several servers have in common: usage, finish reasons, completions by ids."""
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from edgewise.completion import LEAST, Completion, Verified
-from edgewise.engines.base import TOP
-from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
+from edgewise.errors import CloudRejected, CloudUnavailable
 from edgewise.events import Candidate
-from edgewise.sampling import Sampling
+from edgewise.servers.base import Count, Fault
 
 THINK = "<think>"
 """Opens a block of reasoning in most models."""
 
+TOP = 5
+"""Candidates asked for with every token."""
+
 _ENDED = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence"})
+_CUT = frozenset({"length", "max_tokens", "model_length", "limit"})
 _FILTERED = frozenset({"content_filter", "refusal", "safety", "sensitive"})
 _TOOLS = frozenset({"tool_calls", "tool_call", "function_call", "tool_use"})
 _BROKEN = frozenset({"abort", "error", "insufficient_system_resource"})
 
-_T = TypeVar("_T")
+# Of an engine's own words.
+_LONGEST_SAID = 200
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
-"""Tokens, as a provider counts them: no context holds more."""
+_T = TypeVar("_T")
 
 
 class _Details(msgspec.Struct):
@@ -53,40 +56,38 @@ class Meter(msgspec.Struct):
         return self.cached_tokens if hits is None else hits
 
 
-class LlamaTimings(msgspec.Struct):
-    """llama-server's meter: tokens, and milliseconds."""
-
-    cache_n: Count | None = None
-    prompt_n: Count | None = None
-    predicted_n: Count | None = None
-    prompt_ms: float = 0.0
-    predicted_ms: float = 0.0
-
-
 def uncached(total: int | None, cached: int | None) -> int | None:
     """Prompt tokens that were computed; None where the engine does not report it."""
     return total - cached if total is not None and cached is not None else None
 
 
-def only(choices: Sequence[_T], url: str) -> _T:
-    """The one choice that was asked for; raises `CloudProtocolError`."""
+def only(choices: Sequence[_T]) -> _T:
+    """The one choice that was asked for; raises `Fault`."""
     if len(choices) != 1:
-        raise CloudProtocolError(f"{url!r} sent {len(choices)} choices for one prompt.")
+        raise Fault(f"{len(choices)} choices for one prompt")
     return choices[0]
 
 
-def has_ended(reason: str | None, url: str) -> bool:
+def has_ended(reason: str | None) -> bool:
     """Whether the model ended the text, by a reply's finish reason.
 
-    Raises a `CloudError` where what came is no continuation that can be used.
+    Raises `Fault` where what came is no continuation that can be used.
     """
     if reason in _FILTERED:
-        raise CloudRejected(f"The content filter at {url!r} stopped the reply.")
+        raise Fault("a reply that its content filter stopped", CloudRejected)
     if reason in _TOOLS:
-        raise CloudRejected(f"The model at {url!r} answered with a tool call.")
+        raise Fault("a tool call", CloudRejected)
     if reason in _BROKEN:
-        raise CloudUnavailable(f"{url!r} cut its reply short", hint="try again shortly")
+        raise Fault("a reply that it cut short", CloudUnavailable, hint="try again shortly")
     return reason in _ENDED
+
+
+def was_ended(reason: str | None) -> bool:
+    """`has_ended` for a text, of which one has to know whether it was cut."""
+    ended = has_ended(reason)
+    if not ended and reason not in _CUT:
+        raise Fault(f"the unknown finish_reason {reason!r:.50}")
+    return ended
 
 
 def completion_of(
@@ -119,11 +120,11 @@ def completion_of(
     )
 
 
-def verification_of(ids: Sequence[int], told: Completion, url: str, *, written: int) -> Completion:
-    """A verification of `ids`, by what the engine at `url` told of each as if it had written them.
+def verification_of(ids: Sequence[int], told: Completion, *, written: int) -> Completion:
+    """A verification of `ids`, by what an engine told of each as if it had written them.
 
     It bills so many tokens `written` for it.
-    Raises `CloudProtocolError` where that is of other ids, or lacks a logprob or the likeliest.
+    Raises `Fault` where that is of other ids, or lacks a logprob or the likeliest.
     """
     verified = tuple(
         Verified(max(logprob, LEAST), top[0].id, top[0].logprob)
@@ -132,7 +133,7 @@ def verification_of(ids: Sequence[int], told: Completion, url: str, *, written: 
     )
     sizes = {len(told.logprobs), len(told.top), len(verified)}
     if told.ids != (*ids,) or sizes != {len(ids)}:
-        raise CloudProtocolError(f"{url!r} did not report of all tokens that it was to verify.")
+        raise Fault("no report of all tokens that it was to verify")
     return replace(
         told, ids=(), logprobs=(), top=(), stopped=False, verified=verified, written=written
     )
@@ -148,20 +149,50 @@ def _candidates(top: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...
     return tuple(sorted(known, key=lambda candidate: -candidate.logprob)[:TOP])
 
 
-def sampling_fields(sampling: Sampling, position: int) -> dict[str, Any]:
-    """Sampling fields, with the names that llama-server and vLLM share; greedy without a draw."""
-    if sampling.greedy:
-        return {"temperature": 0}
-    return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "seed": sampling.seed_at(position),
-    }
+class AssistantMessage(msgspec.Struct):
+    """Mistral has a list for a content with thoughts, and Ollama its own word for these."""
+
+    content: str | list[msgspec.Raw] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    refusal: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+    function_call: object = None
 
 
-def llama_sampling(sampling: Sampling, position: int) -> dict[str, Any]:
-    """llama-server's, with its samplers in the order in which Edgewise applies them."""
-    order = {} if sampling.greedy else {"samplers": ["temperature", "top_k", "top_p", "min_p"]}
-    return {**sampling_fields(sampling, position), **order}
+def text_of(message: AssistantMessage) -> str:
+    """Raises `Fault` for what is no continuation: a refusal, a tool call, thoughts."""
+    if message.refusal:
+        raise Fault("a refusal to answer", CloudRejected)
+    if message.tool_calls or message.function_call:
+        raise Fault("a tool call", CloudRejected)
+    thoughts = message.reasoning_content or message.reasoning or message.thinking
+    if isinstance(message.content, list) or (thoughts and not message.content):
+        raise thinks()
+    return message.content or ""
+
+
+def thinks() -> Fault:
+    """The fault of a model that reasons before it answers."""
+    return Fault(
+        "a block of reasoning, which is not part of an answer",
+        CloudRejected,
+        hint="choose a model without reasoning, or one where it can be disabled",
+        setting="cloud_model",
+    )
+
+
+def words_of(said: object) -> str:
+    """The error message in an engine's or API's reply of any form, at most 200 characters."""
+    if isinstance(said, bytes):
+        try:
+            said = msgspec.json.decode(said)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            said = said.decode("utf-8", "replace")
+    for _ in range(4):
+        if not isinstance(said, dict):
+            break
+        parts = [said.get(name) for name in ("error", "message", "detail")]
+        said = next((part for part in parts if part is not None), str(said))
+    return " ".join(str(said).split())[:_LONGEST_SAID]

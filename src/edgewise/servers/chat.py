@@ -1,0 +1,132 @@
+"""Chat APIs in OpenAI's form, `/chat/completions`: they differ in a few fields, a row for each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgewise.servers.base import GREEDY, Fields, Request, TextContinuation, TextServer, WantedText
+from edgewise.servers.openai import continued
+
+_PATH = "/v1/chat/completions"
+_NO_TEMPLATE_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False}}
+_NO_THOUGHTS = {"thinking": {"type": "disabled"}}
+_NO_EFFORT = {"reasoning_effort": "none"}
+_NONE = frozenset[str]()
+_ALL = frozenset({"top_k", "min_p"})
+_OFF = {"top_k": 0, "min_p": 0, "top_p": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatServer(TextServer):
+    """A chat API: the answer that was begun is the last message.
+
+    `begun` are fields of the request, and `last` of its last message, that make it continue;
+    `quiet` switches thinking off. `filters` are the names it has beside `top_p`, sent `always` or
+    where they filter; `seed` is its name for one. `base` replaces `/v1` for consults.
+    """
+
+    name: str
+    owner: str = ""
+    begun: Mapping[str, object] = field(default_factory=dict[str, object])
+    last: Mapping[str, object] = field(default_factory=dict[str, object])
+    quiet: Mapping[str, object] = field(default_factory=lambda: _NO_EFFORT)
+    filters: frozenset[str] = _NONE
+    always: bool = False
+    seed: str | None = "seed"
+    base: str = ""
+
+    def complete(self, asked: WantedText) -> Request:
+        body: dict[str, Any] = {"model": asked.model, "messages": asked.turns}
+        if asked.text:
+            last = {"role": "assistant", "content": asked.text, **self.last}
+            body |= {"messages": [*asked.turns, last], **self.begun}
+        body |= {"max_tokens": asked.n, "stream": False}
+        return Request(_PATH, body if asked.drawn == GREEDY else {**body, **self._drawn(asked)})
+
+    def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
+        """What switches thinking off, the seed, and the temperature of a greedy answer."""
+        if asked.drawn == GREEDY:
+            return (self.quiet,), (GREEDY,)
+        return (self.quiet,), ({self.seed: asked.drawn["seed"]},) if self.seed else ()
+
+    def _drawn(self, asked: WantedText) -> dict[str, Any]:
+        """Other sampling fields, in its own names; those that do not filter are left out."""
+        without = {"seed", *(_ALL - self.filters)}
+        fields = {name: value for name, value in asked.drawn.items() if name not in without}
+        if self.always:
+            return {**fields, "top_k": fields["top_k"] or -1}
+        return {name: value for name, value in fields.items() if value != _OFF.get(name)}
+
+    def continued(self, data: bytes) -> TextContinuation:
+        return continued(data)
+
+
+class OpenAiServer(TextServer):
+    """OpenAI, Gemini, OpenRouter and most more: whole replies, to what is to be read too."""
+
+    name, reads = "OpenAI chat", True
+
+    def complete(self, asked: WantedText) -> Request:
+        body = {"model": asked.model, "messages": asked.turns, "stream": False}
+        return Request(_PATH, body)
+
+    def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
+        n, drawn = asked.n, asked.drawn
+        # Newer models of OpenAI's take only the longer name, and decline any temperature.
+        forms: list[Sequence[Fields]] = [
+            ({"max_tokens": n}, {"max_completion_tokens": n}),
+            ({"temperature": drawn["temperature"]},),
+            (_NO_EFFORT, {"reasoning_effort": "low"}),
+        ]
+        if asked.schema is not None:
+            named = {"name": "verdict", "strict": True, "schema": asked.schema}
+            by_schema = {"type": "json_schema", "json_schema": named}
+            forms.append(
+                ({"response_format": by_schema}, {"response_format": {"type": "json_object"}})
+            )
+        if drawn.get("top_p", 1) < 1:
+            forms.append(({"top_p": drawn["top_p"]},))
+        return forms
+
+    def continued(self, data: bytes) -> TextContinuation:
+        return continued(data)
+
+
+CHAT = ChatServer(name="chat completions")
+
+VLLM = ChatServer(
+    name="vLLM",
+    owner="vllm",
+    begun={"continue_final_message": True, "add_generation_prompt": False},
+    quiet=_NO_TEMPLATE_THOUGHTS,
+    filters=_ALL,
+    always=True,
+)
+
+SGLANG = ChatServer(
+    name="SGLang",
+    owner="sglang",
+    begun={"continue_final_message": True},
+    quiet=_NO_TEMPLATE_THOUGHTS,
+    filters=_ALL,
+    always=True,
+)
+
+DEEPSEEK = ChatServer(
+    name="DeepSeek", last={"prefix": True}, quiet=_NO_THOUGHTS, seed=None, base="/beta"
+)
+
+MISTRAL = ChatServer(name="Mistral", last={"prefix": True}, seed="random_seed")
+
+QWEN = ChatServer(
+    name="Qwen",
+    last={"partial": True},
+    quiet={"enable_thinking": False},
+    filters=frozenset({"top_k"}),
+)
+
+MOONSHOT = ChatServer(name="Moonshot", last={"partial": True}, quiet=_NO_THOUGHTS, seed=None)
+
+LM_STUDIO = ChatServer(name="LM Studio", filters=frozenset({"top_k"}))
+
+EDGEWISE = ChatServer(name="Edgewise", owner="edgewise", filters=_ALL)

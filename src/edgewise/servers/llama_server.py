@@ -1,0 +1,277 @@
+"""llama.cpp's server: `POST /completion`, by ids or by text."""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from edgewise.completion import Completion, metered
+from edgewise.servers.base import (
+    GREEDY,
+    MODELS,
+    Count,
+    EdgeServer,
+    Event,
+    Fault,
+    IdServer,
+    ListedModels,
+    NextToken,
+    Request,
+    ServedModel,
+    TextContinuation,
+    TextServer,
+    Wanted,
+    WantedStream,
+    WantedText,
+    chosen,
+    decoded,
+    fitting,
+    optional,
+)
+from edgewise.servers.replies import TOP, completion_of, verification_of, was_ended
+
+# Without it the reply echoes the prompt.
+_FIELDS = ["tokens", "completion_probabilities", "timings", "stop_type", "id_slot"]
+
+# More than any logit: such an id is written wherever it may be.
+_CERTAIN = 1000.0
+
+# Forms of models' control tokens. A prompt of text has them parsed, whoever wrote them.
+_SIGN = re.compile(r"<\|[^<>]{1,40}\|>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>")
+
+
+class _Top(msgspec.Struct):
+    id: int
+    logprob: float | None = None
+
+
+class _Row(_Top):
+    top_logprobs: list[_Top] = []
+
+
+class _Timings(msgspec.Struct):
+    """Tokens, and milliseconds."""
+
+    cache_n: Count | None = None
+    prompt_n: Count | None = None
+    predicted_n: Count | None = None
+    prompt_ms: float = 0.0
+    predicted_ms: float = 0.0
+
+
+class _Reply(msgspec.Struct):
+    """A whole reply, or a part of a stream.
+
+    `tokens_predicted` counts those too of which the server says nothing.
+    """
+
+    tokens: list[int] | None = None
+    content: str | None = None
+    completion_probabilities: list[_Row] = []
+    timings: _Timings = msgspec.field(default_factory=_Timings)
+    stop_type: str = "limit"
+    id_slot: int = -1
+    tokens_predicted: int = 0
+
+
+class _Generation(msgspec.Struct):
+    n_ctx: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)] | None = None
+
+
+class Props(msgspec.Struct):
+    """A reply of `/props`."""
+
+    model_path: str | None = None
+    total_slots: Annotated[int, msgspec.Meta(ge=1, le=65_536)] | None = None
+    eos_token: str | None = None
+    default_generation_settings: _Generation = msgspec.field(default_factory=_Generation)
+
+
+class _Written(msgspec.Struct):
+    n_decoded: Count = 0
+
+
+class _Slot(msgspec.Struct):
+    is_processing: bool
+    params: dict[str, Any] = {}
+    next_token: list[_Written] = []
+
+
+class _Prompt(msgspec.Struct):
+    prompt: str
+
+
+class LlamaCppServer(IdServer, EdgeServer):
+    """It has no salt and no priority; the prefix cache is per slot."""
+
+    name, owner, verifies = "llama-server", "llamacpp", True
+    # 100 are 9 KB of JSON, about 5% of a 135M model's time.
+    program, top, most = "llama-server", 100, 1 << 20
+    asks = (Request("/props"), MODELS)
+    busy = Request("/slots")
+
+    def complete(self, asked: Wanted) -> Request:
+        body = {"prompt": asked.ids, "n_predict": asked.n, "n_probs": TOP, "return_tokens": True}
+        body |= {"response_fields": _FIELDS, **ordered(asked.drawn), **_named(asked.model)}
+        return Request("/completion", body, len(asked.ids))
+
+    def completed(self, data: bytes) -> Completion:
+        reply = decoded(data, _Reply)
+        if reply.tokens is None:
+            raise Fault("a reply without token ids")
+        # By position, since an id may come twice; a server may leave the last ones out.
+        reported = zip_longest(reply.tokens, reply.completion_probabilities[: len(reply.tokens)])
+        rows = [
+            row if row is not None and row.id == token else _Row(token) for token, row in reported
+        ]
+        timings = reply.timings
+        return completion_of(
+            reply.tokens,
+            [row.logprob for row in rows],
+            [_pairs(row) for row in rows],
+            stopped=reply.stop_type == "eos",
+            prompt=metered(timings.cache_n, timings.prompt_n),
+            cached=timings.cache_n,
+            seconds=(timings.prompt_ms + timings.predicted_ms) / 1000,
+        )
+
+    def score(self, asked: Wanted) -> Request:
+        """Makes it write the last ids only, a decode step each.
+
+        It tells no logprobs of a prompt, but those of what it writes, before sampling: a grammar
+        makes it write these. An end token can be no part of a grammar, but is written at its end.
+        """
+        before, (*first, last) = asked.ids[: -asked.n], asked.ids[-asked.n :]
+        fields: dict[str, Any] = {**GREEDY, "logit_bias": [[last, _CERTAIN]]}
+        if first:
+            rule = " ".join(f"<[{token}]>" for token in first)
+            fields["grammar"] = f"root ::= {rule} <[{last}]>?"
+        return self.complete(asked._replace(ids=before, drawn=fields))
+
+    def scored(self, data: bytes, block: Sequence[int]) -> Completion:
+        return verification_of(block, self.completed(data), written=len(block))
+
+    def prefill(self, ids: Sequence[int], model: str | None) -> Request:
+        """Fills a slot with `ids`, and says which and how many it computed."""
+        body = {"prompt": ids, "n_predict": 0, "response_fields": ["timings", "id_slot"]}
+        return Request("/completion", {**body, **_named(model)}, len(ids))
+
+    def slot(self, data: bytes) -> tuple[int, int | None]:
+        """The slot of a reply, and how many tokens of the prompt it had; raises `Fault`."""
+        reply = decoded(data, _Reply)
+        return reply.id_slot, reply.timings.cache_n
+
+    def props(self, model: str | None) -> Request:
+        """Asks for its `Props`."""
+        return Request(f"/props?{urlencode(_named(model))}".removesuffix("?"))
+
+    def tokenize(self, text: str, model: str | None) -> Request:
+        body = {"content": text, "add_special": False, "parse_special": False, **_named(model)}
+        return Request("/tokenize", body)
+
+    def detokenize(self, ids: Sequence[int], model: str | None) -> Request:
+        return Request("/detokenize", {"tokens": ids, **_named(model)})
+
+    def describe(
+        self, url: str, model: str | None, context: int | None, *replies: bytes | None
+    ) -> ServedModel | None:
+        props, listed = optional(replies[0], Props), optional(replies[1], ListedModels)
+        held = props and props.default_generation_settings.n_ctx
+        if not props or not props.model_path or not props.total_slots or not held:
+            return None
+        entries = listed.data if listed else []
+        meta = next((entry.meta for entry in entries if entry.meta), None)
+        if model is not None:
+            chosen(url, model, [entry.id for entry in entries])
+        return ServedModel(
+            props.model_path.replace("\\", "/").rpartition("/")[2].removesuffix(".gguf"),
+            props.model_path,
+            # One place is for the token that the server writes.
+            fitting(context, held - 1),
+            props.total_slots,
+            meta and meta.n_vocab,
+            meta.n_embd if meta else 0,
+            meta and meta.n_params,
+        )
+
+    def stream(self, asked: WantedStream) -> Request:
+        body = {"prompt": asked.prompt, "n_predict": asked.tokens, "n_probs": asked.top}
+        body |= {"samplers": ["temperature"], **GREEDY, "seed": asked.seed, "stream": asked.stream}
+        return Request("/completion", {**body, "cache_prompt": True, "return_tokens": True})
+
+    def streamed(self, data: bytes) -> Event | None:
+        whole = data.startswith(b"{")
+        if not whole and not data.startswith(b"data: "):
+            return None
+        reply = decoded(data.removeprefix(b"data: "), _Reply)
+        rows = reply.completion_probabilities
+        # A whole reply may have the row of an end token whose id it leaves out.
+        known = len(rows) == 1 and (whole or reply.tokens == [rows[0].id])
+        told = [NextToken(row.id, _pairs(row)) for row in rows if known]
+        return Event(told, so_far=reply.tokens_predicted)
+
+    def single(self, asked: WantedStream, end: int) -> Request | None:
+        # Inside a character the server keeps its candidates back until the character is whole. An
+        # end token is a whole text, so it is made to write one; candidates come without that bias.
+        return self.stream(asked).having(logit_bias=[[end, _CERTAIN]])
+
+    def metered(self, data: bytes) -> tuple[int, int | None]:
+        timings = decoded(data, _Reply).timings
+        return metered(timings.cache_n, timings.prompt_n) or 0, timings.prompt_n
+
+    def slots(self, data: bytes | None) -> list[tuple[object, int | None]]:
+        return [
+            (slot.params.get("seed"), next((one.n_decoded for one in slot.next_token), None))
+            for slot in optional(data, list[_Slot]) or []
+            if slot.is_processing
+        ]
+
+
+class LlamaCppText(TextServer):
+    """By `/apply-template` once a conversation, then `/completion` with the prompt as text."""
+
+    name, owner, prompts, names = "llama-server", "llamacpp", True, False
+
+    def control(self, text: str) -> str | None:
+        sign = _SIGN.search(text)
+        return sign and sign[0]
+
+    def template(self, turns: list[dict[str, Any]], *, thinks: bool) -> Request | None:
+        thinking = {"enable_thinking": thinks}
+        return Request("/apply-template", {"messages": turns, "chat_template_kwargs": thinking})
+
+    def templated(self, data: bytes) -> str:
+        return decoded(data, _Prompt).prompt
+
+    def complete(self, asked: WantedText) -> Request:
+        body = {"prompt": asked.text, "n_predict": asked.n, "cache_prompt": True}
+        fields = ["content", "stop_type", "timings"]
+        return Request("/completion", {**body, "response_fields": fields, **ordered(asked.drawn)})
+
+    def continued(self, data: bytes) -> TextContinuation:
+        reply = decoded(data, _Reply)
+        if reply.content is None:
+            raise Fault("a reply without text")
+        meter = reply.timings
+        prompt = metered(meter.cache_n, meter.prompt_n)
+        ended = was_ended(reply.stop_type)
+        return TextContinuation(reply.content, ended, prompt, meter.cache_n, meter.predicted_n)
+
+
+def ordered(drawn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Sampling fields, with its samplers in the order in which Edgewise applies them."""
+    if "top_p" not in drawn:
+        return drawn
+    return {**drawn, "samplers": ["temperature", "top_k", "top_p", "min_p"]}
+
+
+def _named(model: str | None) -> dict[str, str]:
+    """The model's name: a server of several models chooses by it."""
+    return {} if model is None else {"model": model}
+
+
+def _pairs(row: _Row) -> list[tuple[int, float | None]]:
+    return [(top.id, top.logprob) for top in row.top_logprobs]
