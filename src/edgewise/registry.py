@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
-from edgewise.errors import UsageError
+from edgewise.errors import UsageError, reason_of
 
 _T = TypeVar("_T")
 
@@ -177,3 +177,14 @@ def _reason(error: Exception) -> str:
         return error.strerror
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def imported(engine: str, *names: str) -> list[Any]:
+    """The modules that an option needs. Raises `UsageError` without the extra of its name."""
+    try:
+        return [import_module(name) for name in names]
+    except ImportError as error:
+        raise UsageError(
+            f"{engine} needs {error.name or names[0]} ({reason_of(error)})",
+            hint=f"pip install 'edgewise[{engine}]'",
+        ) from error

@@ -8,7 +8,6 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -137,17 +136,6 @@ def count_weights(files: Sequence[Path]) -> int:
             raise damaged(path, f"is truncated or damaged ({str(error)[:200]})") from error
         count += sum(map(math.prod, shapes))
     return count
-
-
-def imported(engine: str, *names: str) -> list[Any]:
-    """The modules that an engine needs. Raises `UsageError` without the extra of its name."""
-    try:
-        return [import_module(name) for name in names]
-    except ImportError as error:
-        raise UsageError(
-            f"The edge engine {engine} needs {error.name or names[0]} ({reason_of(error)})",
-            hint=f"pip install 'edgewise[{engine}]'",
-        ) from error
 
 
 class FolderModel(EngineModel):

@@ -16,7 +16,7 @@ from edgewise.edge.named import open_tokenizer
 from edgewise.edge.threads import default_threads
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError, VocabularyMismatch
-from edgewise.options.folder import imported
+from edgewise.registry import imported
 from edgewise.settings import Settings
 from edgewise_lab.bench.rules.engine import RowEngine
 from edgewise_lab.bench.rules.models import RowModel, open_rows

@@ -31,12 +31,12 @@ from edgewise.options.folder import (
     FolderModel,
     HubConfig,
     count_weights,
-    imported,
     read_config,
     require_one_device,
     weight_files,
     weighted,
 )
+from edgewise.registry import imported
 
 _BUILDS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
 _GROWTH = 8

@@ -32,9 +32,9 @@ from edgewise.options.folder import (
     DESCRIPTIONS,
     PROBED,
     FolderModel,
-    imported,
     require_one_device,
 )
+from edgewise.registry import imported
 
 CONFIG = "genai_config.json"
 

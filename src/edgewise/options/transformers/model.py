@@ -24,12 +24,12 @@ from edgewise.options.folder import (
     MAX_BUFFERS,
     FolderModel,
     count_weights,
-    imported,
     read_config,
     require_one_device,
     weight_files,
     weighted,
 )
+from edgewise.registry import imported
 
 
 def load_folder(
@@ -199,7 +199,10 @@ def _whole(kinds: Any, layer: Any) -> Any:
 
 
 class TransformersModel(FolderModel):
-    """A model in transformers' form. Implements `EdgeModel`. One run at a time."""
+    """A model in transformers' form, a `PreTrainedModel` as `network`. Implements `EdgeModel`.
+
+    One run at a time.
+    """
 
     engine = "transformers"
     reads = (".safetensors", *DESCRIPTIONS)
@@ -220,7 +223,7 @@ class TransformersModel(FolderModel):
         """
         self.torch.set_num_threads(options.threads or max(1, default_threads() - 1))
         model, config = load_folder(self.torch, self._library, self.path, options.gpu_layers)
-        self._model, self._config = model, config
+        self.network, self._config = model, config
         dtype = str(model.dtype).removeprefix("torch.")
         self.build = f"transformers, {dtype} on {model.device.type}"
         self.context = self._context_for(getattr(config, "max_position_embeddings", None))
@@ -256,16 +259,16 @@ class TransformersModel(FolderModel):
         kept: dict[str, Any] = {} if every or not self._keeps else {"logits_to_keep": 1}
         self._seen = None
         with self.torch.inference_mode():
-            batch = self.torch.tensor([ids], device=self._model.device)
+            batch = self.torch.tensor([ids], device=self.network.device)
             kept[self._takes] = cache
-            made = self._model(input_ids=batch, use_cache=True, return_dict=True, **kept)
+            made = self.network(input_ids=batch, use_cache=True, return_dict=True, **kept)
         count = len(ids) if every else 1
         hidden = None if self._seen is None else self._seen[0][-count:]
         return made.logits[0][-count:], hidden
 
     def _free(self) -> None:
-        cuda = self._model.device.type == "cuda"
-        del self._model
+        cuda = self.network.device.type == "cuda"
+        del self.network
         self._seen = None
         if cuda:
             self.torch.cuda.empty_cache()

@@ -5,13 +5,12 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
-from edgewise.addresses import resolve, resolve_folder
-from edgewise.edge.files import digest_of
+from edgewise.addresses import resolve
+from edgewise.edge.base import EdgeOptions
 from edgewise.edge.llamacpp.model import fingerprint_of
-from edgewise.edge.named import engine_at
+from edgewise.edge.named import EDGES, engine_at
 from edgewise.errors import ModelError, UsageError
-from edgewise.options.folder import imported, weight_files
-from edgewise.options.transformers.model import TransformersModel, load_folder, quiet
+from edgewise.registry import imported
 
 Tensor = Any
 """A `torch.Tensor`; torch is optional and imported where it is used."""
@@ -98,10 +97,9 @@ def open_rows(address: str, role: Literal["edge", "cloud"], device: str = "auto"
         path = resolve(address, role)
         network, fingerprint = _of_gguf(torch, transformers, path), fingerprint_of(path)
     elif engine_at(address) == "transformers":
-        path, _ = resolve_folder(address, TransformersModel.reads)
-        on_cpu = device.startswith("cpu")
-        network, _ = load_folder(torch, transformers, path, 0 if on_cpu else "auto")
-        fingerprint = digest_of([path / "config.json", *weight_files(path)])
+        layers = 0 if device.startswith("cpu") else "auto"
+        model = EDGES.load("transformers")(address, EdgeOptions(gpu_layers=layers))
+        network, fingerprint = model.network, model.fingerprint()
     else:
         raise UsageError(
             f"Rows do not step in {engine_at(address)}",
@@ -185,7 +183,7 @@ def _of_gguf(torch: Any, transformers: Any, path: Path) -> Any:
             count = heads if "q_proj" in own else kv_heads
             weight = weight.view(count, head // 2, 2, -1).transpose(1, 2).reshape(weight.shape)
         state[own] = weight
-    with torch.device("meta"), quiet(transformers):
+    with torch.device("meta"):
         network = transformers.AutoModelForCausalLM.from_config(config)
     return _filled(torch, network, state, path)
 
