@@ -118,6 +118,7 @@ def test_a_replacement_keeps_the_blanks_around_what_it_replaces(
         '{"stand": 1, "replacement": " "}',
         '{"stand": 0, "replacement": "Two and two are four. "}',
         '{"stand": 1, "replacement": "a\\u0000b"}',
+        '{"stand": 1, "replacement": "Two and two are four. Three and three are six."}',
         '{"stand": 3, "replacement": null, "url": "http://host.example"}',
         json.dumps({"stand": 0, "replacement": "long " * 1000}),
         "[" * 100_000,

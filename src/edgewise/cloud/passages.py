@@ -45,8 +45,10 @@ SCHEMA = {
 _FENCE = re.compile(r"(?m)^[ \t]*(?:```|~~~)")
 _SENTENCE = re.compile(r"(?:[.!?…]+[\"'”’»)\]*_]*|[。！？]+[”’」』）]*)\Z")
 _NUMBER = re.compile(r"(?:^|\n)[ \t]*(?:\d{1,3}|[A-Za-z])[.)]\Z")
-_ROOM = 400
-_FAR = 4
+# Of a replacement: characters more than so many times those of the sentence.
+_ROOM, _FAR = 400, 4
+# Characters of a sentence that no other repeats by chance.
+_TOLD = 20
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,6 +141,10 @@ def verdict_of(reply: str, sentences: Sequence[str]) -> Verdict:
     old = sentences[stand]
     if not text.strip() or "\0" in text or text.strip() == old.strip():
         raise NothingUsable("The cloud's verdict replaces a sentence by none, or by itself.")
+    standing = (one.strip() for one in sentences[:stand])
+    if any(len(one) >= _TOLD and one in text for one in standing):
+        # Weak readers often write all of it anew.
+        raise NothingUsable("The cloud's verdict repeats a sentence that it lets stand.")
     if len(text) > _FAR * len(old) + _ROOM:
         raise NothingUsable(f"The cloud replaced a sentence by {len(text)} characters.")
     before = "" if text[0].isspace() else old[: len(old) - len(old.lstrip())]
