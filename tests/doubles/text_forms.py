@@ -68,7 +68,7 @@ def chat(
     """A chat API with these fields beside those of all: others are declined with the `status`.
 
     A trailing answer needs the `mark`, in it or beside it, to be gone on with.
-    `servers/test_requests.py` holds which values each API is sent.
+    `servers/test_text_requests.py` holds which values each API is sent.
     """
     known = {"model", "messages", "max_tokens", "stream", "temperature", "top_p", *own.split()}
 

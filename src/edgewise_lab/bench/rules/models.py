@@ -98,7 +98,7 @@ def open_rows(address: str, role: Literal["edge", "cloud"], device: str = "auto"
         network, fingerprint = _of_gguf(torch, transformers, path), fingerprint_of(path)
     elif engine_at(address) == "transformers":
         layers = 0 if device.startswith("cpu") else "auto"
-        model = EDGES.load("transformers")(address, EdgeOptions(gpu_layers=layers))
+        model: Any = EDGES.load("transformers")(address, EdgeOptions(gpu_layers=layers))
         network, fingerprint = model.network, model.fingerprint()
     else:
         raise UsageError(
