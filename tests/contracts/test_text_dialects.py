@@ -117,7 +117,7 @@ def opened(dialect: str, url: str, tokenizer: Tokenizer) -> TextEngine:
 
 
 SCRIPTED = ["llama-server-text", "ollama", "deepseek", "vllm-text", "completions"]
-"""One of each form of request and reply; `servers/test_text_requests.py` holds what each API is sent."""
+"""One of each form of request and reply; `servers/test_text_requests.py` has what each is sent."""
 
 
 @pytest.fixture(params=[*SCRIPTED, *[pytest.param(name, marks=pytest.mark.deep) for name in REAL]])
