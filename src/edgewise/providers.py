@@ -34,7 +34,8 @@ _HOSTED = re.compile(r"(?:(?:openai|anthropic|google)[:/])?(?P<model>[\w.-]+)")
 
 def hosted(address: str) -> tuple[str, str] | None:
     """URL and model of a hosted model's name, such as gpt-5-mini or openai/gpt-5-mini."""
-    if (named := _HOSTED.fullmatch(address)) is None or Path(address).exists():
+    is_file = address.lower().endswith(".gguf") or Path(address).exists()
+    if is_file or (named := _HOSTED.fullmatch(address)) is None:
         return None
     begins = (one.url for one in PROVIDERS if re.match(one.models, named["model"], re.IGNORECASE))
     url = next(begins, None)

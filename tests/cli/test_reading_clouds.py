@@ -140,7 +140,7 @@ def test_a_hosted_models_name_is_its_providers_address(name: str, host: str, mod
     assert provider_at(url.replace(host, f"{host}.example")) is None
 
 
-@pytest.mark.parametrize("name", ["gpt-oss:20b", "smollm2", "./gpt-5", "ollama:gpt-5"])
+@pytest.mark.parametrize("name", ["gpt-oss:20b", "smollm2", "./gpt-5", "o1.gguf", "ollama:gpt-5"])
 def test_other_names_are_not_hosted(name: str) -> None:
     assert hosted(name) is None
 
