@@ -298,7 +298,7 @@ def test_a_pair_that_cannot_be_made_leaves_nothing_open(
         Pair(bpe_path, cloud=NOWHERE, threads=1)
     assert closed == ["bpe"]
     closed.clear()
-    monkeypatch.setattr(LocalCloud, "check", _failing)
+    monkeypatch.setattr(LocalCloud, "check_vocabulary", _failing)
     with pytest.raises(ModelError):
         Pair(bpe_path, cloud=other_path, threads=1)
     assert sorted(set(closed)) == ["bpe", "other"]

@@ -62,7 +62,7 @@ RUN = f"""
 --edge=BPE.GGUF | did you mean 'bpe.gguf'?
 --edge=http://me:secret@127.0.0.1 | EDGEWISE_EDGE_KEY
 --edge=. | is a folder; name a file in it
---edge={NOWHERE}\r | '{NOWHERE}\\r'
+--edge={NOWHERE}\r | is not a plain http://
 --edge=broken.txt | is not a GGUF file
 --edge=cut.gguf | is cut off
 --edge=lfm2.gguf --cloud=none --router=./reads.py:Reads | no hidden states
