@@ -50,7 +50,7 @@ def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
     files = ("--csv", "figures.csv", "--out", "done")
     first = edgewise("eval", "pocketqa", *arguments, *shares, *files)
     assert first.code == 0
-    for said in ("margin", "entropy", "random", "query-level", "oracle", "gap recovered"):
+    for said in ("margin", "entropy", "random", "query-level", "oracle", "recovered"):
         assert said in first.out
     lines = list(csv.DictReader((tmp_path / "figures.csv").read_text().splitlines()))
     assert {line["family"] for line in lines} == {"all", *pocketqa().families}

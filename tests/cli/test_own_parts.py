@@ -112,7 +112,7 @@ def test_an_own_task_is_evaluated_and_trained_on(own: Run, tmp_path: Path) -> No
     asked = {json.loads(line)["outcome"]["question"] for line in outcomes}
     assert asked == {"m", "n", "o"}
     trained = own(
-        *("train", "alphabet", "--out", "r", "--kind", "linear", "--label", "value"),
+        *("train", "alphabet", "--out", "r", "--kind", "linear", "--label", "final"),
         *("--calibration", "3"),
     )
     passed(trained)

@@ -17,7 +17,7 @@ from edgewise.routers.untrained import MaxProb
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
-from edgewise_lab.evaluation.plan import SYSTEMS, VERIFY, Contender, Evaluation
+from edgewise_lab.evaluation.plan import PASSAGES, SYSTEMS, VERIFY, Contender, Evaluation
 from edgewise_lab.evaluation.report import EDGE, SERVED
 from edgewise_lab.evaluation.store import OUTCOMES, Cell, Store, run
 from edgewise_lab.evaluation.systems import Outcome
@@ -91,7 +91,7 @@ def texts(found: dict[Cell, list[Outcome]]) -> dict[Cell, list[str]]:
 
 def test_independent_answers_are_the_same_by_several() -> None:
     """Models whose sessions take turns, here; what is as served depends on its neighbours."""
-    systems = [name for name in SYSTEMS if name not in (VERIFY, "served")]
+    systems = [name for name in SYSTEMS if name not in (VERIFY, PASSAGES, "served")]
     with closing(LocalCloud(ScriptedEdge(noise(1)))) as cloud:
         one, four = (
             texts(evaluation(ScriptedEdge(noise(0)), cloud, workers=n).run([], [0.1], systems))

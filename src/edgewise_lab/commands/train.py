@@ -140,7 +140,7 @@ def _warn_of_few(task: Task, held_out: Task) -> None:
     if prompts < least:
         render.note(
             f"{prompts} prompts are few, with {len(held_out.questions)} more for its thresholds: "
-            f"likely no better than max-prob. {least} are the fewest that helped (docs/records)."
+            f"likely no better than max-prob. {least} are the fewest that helped (docs/results.md)."
         )
 
 
@@ -183,7 +183,7 @@ class ShownStages(Progress):
 
 
 def _label_for(task: Task) -> str:
-    """The best measured label (docs/records) for what is known of the answers."""
+    """The best measured label (docs/results.md) for what is known of the answers."""
     if task.known:
         return "value"
     concluded = all(one.check in ("choice", "number") for one in task.questions)
