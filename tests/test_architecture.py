@@ -142,7 +142,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 32_827, 180
+PRODUCT_LINES, PRODUCT_FILES = 32_827, 181
 
 
 def test_every_package_keeps_its_budget() -> None:
