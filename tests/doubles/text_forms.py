@@ -94,7 +94,8 @@ def ollama(body: bytes) -> Wish:
 
 
 def _chat(asked: Any, n: int, temperature: float | None, *, quiet: bool) -> Wish:
-    if asked.get("stream", True) or not asked["messages"]:
+    # Ollama streams unless it is told not to; others, behind LiteLLM, are not told.
+    if asked.get("stream", "options" in asked) or not asked["messages"]:
         raise Wrong(400, "this script does not stream")
     messages = _turns(asked["messages"])
     answer = messages.pop().content if messages[-1].role == "assistant" else ""
