@@ -17,9 +17,10 @@ from edgewise.costs.price import price_of
 from edgewise.events import Consult, Finished, Pending, RolledBack, Token
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.escalate import Escalation
-from edgewise.loop.policy import INITIAL_BUCKET, Policy
+from edgewise.loop.policy import INITIAL_BUCKET, Budget, Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.untrained import Constant
+from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict, all_stand, mends
 
@@ -337,3 +338,34 @@ def test_a_whole_answer_that_does_not_come_leaves_the_edges(fault: Any) -> None:
     assert answer.text == WRONG
     with reading(fault=lambda number: fault) as (pair, served):
         assert whole(pair, 1.0).generate(SAID).text in (WRONG, "A whole answer.")
+
+
+def test_a_whole_answer_stands_in_place_of_its_beginning_alone() -> None:
+    """Not where what came before was written already, unread or since a verdict failed."""
+    with reading(policy={"cloud_share": 0.5}, edge=WRONG * 3) as (pair, served):
+        answer = whole(pair, 1.0).generate(SAID, budget=Budget(bucket=-20))
+    assert answer.text == WRONG * 3
+    assert served.asked
+    assert not answer.usage.escalated
+    none = iter([500])
+    with reading(lambda asked: (0, "No."), fault=lambda number: next(none, None)) as (pair, _):
+        decoder = whole(pair, 0.5)
+        assert decoder.escalation is not None
+        assert not any(decoder.escalation.wants(0) for _ in range(4))
+        answer = decoder.generate(SAID, max_tokens=60)
+    assert not answer.usage.escalated
+    assert "A whole answer." not in answer.text
+
+
+@pytest.mark.parametrize("form", ["openai", "anthropic"])
+def test_how_a_whole_answer_is_drawn_is_sent_or_refused(form: Any) -> None:
+    drawn = Sampling(temperature=0.5, top_p=0.9, seed=3)
+    with reading(form=form) as (pair, served):
+        assert whole(pair, 1.0).generate(SAID, sampling=drawn).text == "A whole answer."
+        sent = served.bodies[-1]
+        assert (sent["temperature"], sent["top_p"]) == (0.5, 0.9)
+        assert ("seed" in sent) is (form == "openai")
+        asked = len(served.bodies)
+        other = whole(pair, 1.0).generate(SAID, sampling=Sampling(temperature=0.5, top_k=4))
+    assert "rejected" in reasons(other)
+    assert not any("top_k" in str(body) for body in served.bodies[asked:])

@@ -121,13 +121,15 @@ class Verification(Speculation):
             return self._alone or tip.index == 1 or step.logprob < math.log(SURE)
         if self._alone and self._refused_at(tip):
             return True
-        whole = [*self._ids[self._rules.prompt :], *self.drafts]
         if self._unsent == 1:
-            self._code = in_code(self._text(whole[:-1]))
-        everything = self._escalation is not None and self._escalation.share == 1
+            before = [*self._ids[self._rules.prompt :], *self.drafts[:-1]]
+            self._code = in_code(self._text(before))
         if self._unsent < SHORTEST:
-            return everything
-        return ends_passage(self._text(whole[-self._unsent :]), self._unsent, code=self._code)
+            # Where the cloud writes everything, nothing is waited for.
+            everything = self._escalation is not None and self._escalation.share == 1
+            return everything and tip.index == 1
+        passage = self._text(self.drafts[-self._unsent :])
+        return ends_passage(passage, self._unsent, code=self._code)
 
     def _text(self, ids: Sequence[int]) -> str:
         return bytes_of(self._rules.tokenizer, ids).decode("utf-8", "ignore")
@@ -151,7 +153,7 @@ class Verification(Speculation):
             self.rest()
             outcome, event = self._consults.outcome(flight, start - self._rules.prompt)
             self.over.append((outcome, event))
-            if self._nothing_stands(outcome):
+            if start == self._rules.prompt and self._nothing_stands(outcome):
                 whole = self._whole([*self._ids, *self.drafts[: len(places)]], len(places))
                 self._blocks.appendleft(_Block(start, end, whole))
                 continue
@@ -180,7 +182,8 @@ class Verification(Speculation):
             return
         ids, count = [*self._ids, *self.drafts], self._unsent
         flight: Flight | Reason | None = self._refused_at(tip)
-        if flight is None and self._escalation is not None and not self._weighed:
+        first = len(ids) - count == self._rules.prompt
+        if flight is None and first and self._escalation is not None and not self._weighed:
             self._weighed = True
             if self._escalation.wants(self._entropy / count):
                 flight = self._whole(ids, count)

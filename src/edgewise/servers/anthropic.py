@@ -8,6 +8,7 @@ import msgspec
 from edgewise.completion import metered
 from edgewise.errors import CloudRejected
 from edgewise.servers.base import (
+    GREEDY,
     Count,
     Fault,
     Fields,
@@ -17,6 +18,7 @@ from edgewise.servers.base import (
     WantedText,
     decoded,
 )
+from edgewise.servers.chat import temperature_of
 from edgewise.servers.replies import was_ended
 
 
@@ -39,9 +41,9 @@ class _Message(msgspec.Struct):
 
 
 class AnthropicServer(TextServer):
-    """Claude."""
+    """Claude. It has no seed."""
 
-    name, reads = "Anthropic messages", True
+    name, reads, filters = "Anthropic messages", True, frozenset[str]()
 
     def headers(self, key: str | None) -> Mapping[str, str]:
         return {"anthropic-version": "2023-06-01", **({"x-api-key": key} if key else {})}
@@ -54,10 +56,12 @@ class AnthropicServer(TextServer):
         part = {"type": "text", "text": last["content"], "cache_control": {"type": "ephemeral"}}
         messages = [*before, {**last, "content": [part]}]
         body: dict[str, Any] = {"model": asked.model, "max_tokens": asked.n, "messages": messages}
+        if asked.drawn != GREEDY:
+            body |= temperature_of(asked.drawn)
         return Request("/v1/messages", {**body, **system})
 
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
-        forms: list[Sequence[Fields]] = [({"temperature": asked.drawn["temperature"]},)]
+        forms: list[Sequence[Fields]] = [(GREEDY,)] if asked.drawn == GREEDY else []
         if asked.schema is not None:
             named = {"type": "json_schema", "schema": asked.schema}
             forms.append(({"output_config": {"format": named}}, {"output_format": named}))

@@ -61,13 +61,21 @@ class ChatServer(TextServer):
         return continued(data)
 
 
+def temperature_of(drawn: Mapping[str, Any]) -> Fields:
+    """Temperature, and top-p where it filters: some models take one of them alone."""
+    filters = {} if drawn["top_p"] == 1 else {"top_p": drawn["top_p"]}
+    return {"temperature": drawn["temperature"], **filters}
+
+
 class OpenAiServer(TextServer):
     """OpenAI, Gemini, OpenRouter and most more: whole replies, to what is to be read too."""
 
-    name, reads = "OpenAI chat", True
+    name, reads, filters = "OpenAI chat", True, _NONE
 
     def complete(self, asked: WantedText) -> Request:
-        body = {"model": asked.model, "messages": asked.turns, "stream": False}
+        body: dict[str, Any] = {"model": asked.model, "messages": asked.turns, "stream": False}
+        if asked.drawn != GREEDY:
+            body |= temperature_of(asked.drawn)
         return Request(_PATH, body)
 
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
@@ -75,7 +83,7 @@ class OpenAiServer(TextServer):
         # Newer models of OpenAI's take only the longer name, and decline any temperature.
         forms: list[Sequence[Fields]] = [
             ({"max_tokens": n}, {"max_completion_tokens": n}),
-            ({"temperature": drawn["temperature"]},),
+            (GREEDY,) if drawn == GREEDY else ({"seed": drawn["seed"]},),
             (_NO_EFFORT, {"reasoning_effort": "low"}),
         ]
         if asked.schema is not None:
@@ -84,8 +92,6 @@ class OpenAiServer(TextServer):
             forms.append(
                 ({"response_format": by_schema}, {"response_format": {"type": "json_object"}})
             )
-        if drawn.get("top_p", 1) < 1:
-            forms.append(({"top_p": drawn["top_p"]},))
         return forms
 
     def continued(self, data: bytes) -> TextContinuation:
