@@ -274,7 +274,15 @@ def verification(
     cannot be: without models, by the settings alone; and for a cloud that can do nothing else.
     """
     against = [*_against_verifying(settings, edge, cloud)]
-    if cloud is not None and cloud.reads_passages:
+    reads = cloud is not None and cloud.reads_passages
+    lacking = cloud_address(settings) == "none" or (cloud is not None and not reads)
+    if settings.escalate is not None and lacking:
+        raise UsageError(
+            "escalate needs a chat API as the cloud, which answers whole",
+            hint="leave it out, or name the cloud engine openai or anthropic",
+            setting="escalate",
+        )
+    if cloud is not None and reads:
         if against or settings.verify == "off":
             why = against[0] if against else "verify is off"
             raise UsageError(

@@ -132,7 +132,7 @@ class Pair:
                 tiers=tiers,
                 record=self.record,
                 billing=self.billing,
-                escalation=self._escalation(own),
+                escalation=None if own.escalate is None else Escalation(own.escalate),
             )
             self._opened = opened.pop_all()
         self._budgets: dict[float, SharedBudget] = {}
@@ -145,18 +145,6 @@ class Pair:
             made, card = open_router(self.settings, self.edge)
             return made, card, starts_of(self.settings, made, card, self.edge)
         return checked_router(type(router).__name__, router), None, {}
-
-    def _escalation(self, own: Settings) -> Escalation | None:
-        """Chooses whole answers, if that was asked for. Raises `UsageError`."""
-        if own.escalate is None:
-            return None
-        if self.cloud is None or not self.cloud.reads_passages:
-            raise UsageError(
-                "escalate needs a chat API as the cloud, which answers whole",
-                hint="leave it out, or name the cloud engine openai or anthropic",
-                setting="escalate",
-            )
-        return Escalation(own.escalate)
 
     def _scoring(self, named: object) -> Router:
         """Without a cloud scores are only shown: a trained router that nobody named takes time."""

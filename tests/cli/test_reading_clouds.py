@@ -103,10 +103,12 @@ def test_try_shows_what_a_reader_does(
     assert texts["pair"].startswith("It is in Central America.")
 
 
-def test_only_a_chat_api_answers_whole(edgewise: Edgewise) -> None:
-    done = edgewise("run", PROMPT, "--escalate", "10%")
+@pytest.mark.parametrize("cloud", ["bundled", "none"])
+def test_only_a_chat_api_answers_whole(edgewise: Edgewise, cloud: str) -> None:
+    done = edgewise("run", PROMPT, "--cloud", cloud, "--escalate", "10%")
     assert done.code == 2
     assert "escalate" in done.err
+    assert "escalate" in edgewise("doctor", "--cloud", cloud, "--escalate", "10%").out
 
 
 @pytest.mark.parametrize("probed", ["Fine.", (1, None)])

@@ -177,6 +177,8 @@ class _Doctor:
     def _open_cloud(self, chosen: Settings, edge: EdgeModel) -> Check:
         cloud = self._cloud = opening.open_cloud(chosen, edge)
         if cloud is None:
+            # Raises for what needs one.
+            opening.verification(self._chosen, edge)
             return Check("cloud model", "ok", "none: no connection is opened")
         self._stack.callback(cloud.close)
         size, own = cloud.local.parameters if cloud.local else None, edge.parameters

@@ -158,7 +158,10 @@ class CloudConsults:
 
         Says why not.
         """
-        return self._flight(ids, n, count)
+        flight = self._flight(ids, n, count)
+        if isinstance(flight, Flight):
+            self._charge(n)
+        return flight
 
     def given_up(self, flight: Flight) -> bool:
         """Whether nobody waits for it: the cloud was silent lately, and it is not over."""
