@@ -100,6 +100,8 @@ def test_the_gap_is_of_all_questions_whatever_their_families() -> None:
     }
     row = rows(found)[2]
     assert row.overall.gap_recovered == pytest.approx(1 / 3)
+    # Of six, the second of family b: the edge alone has it.
+    assert row.overall.worse == pytest.approx(1 / 6)
     assert list(row.families) == ["a", "b"]
     assert (row.families["a"].questions, row.families["b"].questions) == (4, 2)
     assert row.families["a"].gap_recovered == pytest.approx(2 / 3)

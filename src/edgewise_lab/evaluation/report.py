@@ -62,7 +62,8 @@ class TimedFigures(msgspec.Struct, frozen=True, kw_only=True):
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one system on some questions.
 
-    `interval` is of the accuracy, `gain_interval` of its difference to the edge alone. Fields with
+    `interval` is of the accuracy, `gain_interval` of its difference to the edge alone; `worse` is
+    the fraction that the edge alone has right, and it has not. Fields with
     `strict_` use strict grading. Replies `to_read` by a person count in neither. `cut` is the
     fraction of replies that were cut at the longest answer, `changed` that of consults that changed
     the token. `gap_recovered` is None where the cloud is not better than the edge. Prompt tokens
@@ -79,11 +80,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: float
     interval: Interval
     gain_interval: Interval
+    worse: float
     gap_recovered: float | None
     gap_interval: Interval | None
     strict_accuracy: float
     strict_interval: Interval
     strict_gain_interval: Interval
+    strict_worse: float
     strict_gap_recovered: float | None
     strict_gap_interval: Interval | None
     cloud_share: float
@@ -167,6 +170,7 @@ def _read(found: Outcomes, cell: Cell, main: Cell | None, grade: Grade) -> dict[
         "accuracy": sum(right) / len(right),
         "interval": mean_interval(right),
         "gain_interval": difference_interval(right, edge),
+        "worse": sum(e and not r for e, r in zip(edge, right, strict=True)) / len(right),
         "gap_recovered": recovered[0] if recovered else None,
         "gap_interval": recovered[1] if recovered else None,
         "difference": (sum(right) - sum(rival)) / len(right) if main else None,
