@@ -1,15 +1,11 @@
 """A gateway in this process: real sockets, an event loop in a thread of its own."""
 
-import asyncio
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx2
-import uvicorn
 
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import Tokenizer
@@ -23,7 +19,7 @@ from edgewise.keys.keys import Keys
 from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import KeyLimits, LimitStore
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.wire.protocol import MAX_FRAME
+from tests.listening.running import in_thread
 from tests.server_process import free_port
 
 BYTES = ByteTokenizer()
@@ -66,30 +62,15 @@ def gateway(
         Sessions(most=most, most_ids=most_ids, idle=idle),
         KeyLimits(limits or SqliteLimits(None)),
     )
-    port = port or free_port()
     shown = page and Page(page, made.fleet, keys=keys is not None, folder=folder)
-    config = uvicorn.Config(
-        made.app(origins=origins, page=shown),
-        host="127.0.0.1",
-        port=port,
-        ws="websockets-sansio",
-        ws_max_size=MAX_FRAME,
-        ws_per_message_deflate=False,
-        log_config=None,
-        timeout_graceful_shutdown=0,
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(made, server)))
-    thread.start()
-    while not server.started:
-        if not thread.is_alive():
-            raise RuntimeError("the gateway did not start")
-        time.sleep(0.01)
-    try:
+
+    async def begin() -> None:
+        await made.limits.open()
+        await made.fleet.start()
+
+    port = port or free_port()
+    with in_thread(made.app(origins=origins, page=shown), port, most=10_000, begin=begin):
         yield Running(f"http://127.0.0.1:{port}", made)
-    finally:
-        server.should_exit = True
-        thread.join(60)
 
 
 @contextmanager
@@ -107,13 +88,3 @@ def device(
 
 def _engine(one: str | Engine) -> Engine:
     return LlamaServerEngine(one) if isinstance(one, str) else one
-
-
-async def _serve(made: Gateway, server: uvicorn.Server) -> None:
-    await made.limits.open()
-    await made.fleet.start()
-    await server.serve()
-    for connection in list(server.server_state.connections):
-        if transport := getattr(connection, "transport", None):
-            transport.abort()
-    await asyncio.sleep(0.01)

@@ -4,9 +4,9 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -18,6 +18,7 @@ from starlette.websockets import WebSocket
 from edgewise.listening.connections import Connections
 from edgewise.listening.server import Listener
 from edgewise.listening.sockets import listen
+from edgewise.wire.protocol import MAX_FRAME
 from tests.gateway.processes import until
 
 
@@ -62,23 +63,45 @@ def heard(peer: socket.socket) -> bytes:
 
 
 @contextmanager
+def in_thread(
+    app: ASGIApp,
+    port: int = 0,
+    *,
+    most: int = 100,
+    grace: int = 0,
+    begin: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> Iterator[tuple[Listener, int]]:
+    """Serve in an event loop of its own, after `begin`, until the block ends; yields the port."""
+    with listen("127.0.0.1", port) as listening:
+        server = Listener(app, listening, connections=most, max_message=MAX_FRAME, grace=grace)
+
+        async def serve() -> None:
+            if begin is not None:
+                await begin()
+            await server.listen()
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        thread.start()
+        until(lambda: server.started or not thread.is_alive())
+        assert thread.is_alive(), "the server did not start"
+        try:
+            yield server, listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+@contextmanager
 def listener(app: ASGIApp | None = None, *, most: int = 100, grace: int = 0) -> Iterator[Here]:
     """Serve this application, or one that says what came, until the block ends or SIGTERM."""
     ended: list[str] = []
-    listening = listen("127.0.0.1", 0)
-    options = {"connections": most, "max_message": 1 << 20, "grace": grace}
-    server = Listener(app or _app(ended), listening, **options)  # type: ignore[arg-type]
-    thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
-    thread.start()
-    before = signal.signal(signal.SIGTERM, server.handle_exit)
-    until(lambda: server.started or not thread.is_alive())
-    try:
-        yield Here(listening.getsockname()[1], server.open, ended)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        server.should_exit = True
-        thread.join(60)
-        assert not thread.is_alive()
+    with in_thread(app or _app(ended), most=most, grace=grace) as (server, port):
+        before = signal.signal(signal.SIGTERM, server.handle_exit)
+        try:
+            yield Here(port, server.open, ended)
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _app(ended: list[str]) -> Starlette:

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -28,6 +28,17 @@ def connections(here: Here, count: int, begun: bytes = b"") -> Iterator[list[soc
             with contextlib.suppress(OSError):
                 peer.sendall(begun)
         yield made
+
+
+def until_with(act: Callable[[], object], true: Callable[[], bool]) -> None:
+    """Wait until it is true, while the peer goes on as long as it may."""
+
+    def looked() -> bool:
+        with contextlib.suppress(OSError):
+            act()
+        return true()
+
+    until(looked)
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HTT", POST], ids=["nothing", "a header", "a body"])
@@ -86,13 +97,7 @@ def test_a_byte_at_a_time_ends(head: bytes, piece: bytes) -> None:
     with listener() as here, here.connect() as slow:
         slow.sendall(head)
         until(lambda: len(here.open) == 1)
-
-        def ended() -> bool:
-            with contextlib.suppress(OSError):
-                slow.sendall(piece)
-            return not len(here.open)
-
-        until(ended)
+        until_with(lambda: slow.sendall(piece), lambda: not len(here.open))
         assert here.probe()
 
 
@@ -112,13 +117,8 @@ def test_who_does_not_read_does_not_hold_an_answer() -> None:
     """Also where it goes on sending requests."""
     with listener() as here, here.connect() as deaf:
         deaf.sendall(GET.replace(b"GET /", b"GET /endless"))
-
-        def ended() -> bool:
-            with contextlib.suppress(OSError):
-                deaf.sendall(b"GET / HTTP/1.1\r\n")
-            return here.ended == ["answer"]
-
-        until(ended)
+        more = b"GET / HTTP/1.1\r\n"
+        until_with(lambda: deaf.sendall(more), lambda: here.ended == ["answer"])
         until(lambda: not len(here.open))
 
 
@@ -129,13 +129,7 @@ def test_who_reads_too_slowly_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     with listener() as here, here.connect() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.sendall(GET.replace(b"GET /", b"GET /endless"))
-
-        def ended() -> bool:
-            with contextlib.suppress(OSError):
-                slow.recv(1 << 18)
-            return here.ended == ["answer"]
-
-        until(ended)
+        until_with(lambda: slow.recv(1 << 18), lambda: here.ended == ["answer"])
         until(lambda: not len(here.open))
 
 
