@@ -323,7 +323,6 @@ class Conversation:
 
 
 def _dial(pair: Pair) -> str:
-    """What the cloud is asked for, and how much."""
     policy = pair.policy
     if pair.cloud is not None and pair.cloud.reads_passages:
         return f"{render.READS}, for up to {100 * (policy.cloud_share or 0):g}% of the tokens"

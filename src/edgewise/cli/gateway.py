@@ -139,7 +139,6 @@ async def _opened(
 async def _listen(
     gateway: "Gateway", app: "Starlette", listening: flags.Listening, engines: Sequence[str]
 ) -> None:
-    """Serves until a signal ends it."""
     import structlog
 
     from edgewise.listening.server import Listener

@@ -21,10 +21,8 @@ def main() -> None:
 
 
 def _tidy_environment() -> None:
-    """Removes variables that libraries misread: empty ones, and a terminal's size that is none.
-
-    Of 0 columns, as some job runners have it, rich prints nothing at all.
-    """
+    """Removes variables that libraries misread: empty ones, and a terminal's size that is none (of
+    0 columns rich prints nothing at all)."""
     for name, value in list(os.environ.items()):
         empty = not value and name.startswith(("HF_", "SSL_CERT_"))
         sized = name in ("COLUMNS", "LINES") and not re.fullmatch("[1-9][0-9]{0,4}", value)

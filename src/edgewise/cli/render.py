@@ -124,11 +124,8 @@ def _interruptible() -> Generator[Callable[[], bool]]:
 
 
 def painted(events: Iterable[Event]) -> Iterator[Event]:
-    """The same events, shown on their way, cloud tokens in colour.
-
-    The first consult that failed is reported on stderr, once the answer is complete; as a warning
-    where all did.
-    """
+    """The same events, shown on their way, cloud tokens in colour; at the end stderr has the first
+    consult that failed."""
     problem: str | None = None
     for event in events:
         if isinstance(event, Token):

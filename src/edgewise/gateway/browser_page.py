@@ -70,10 +70,7 @@ _ROUTER = ("config.json", "model.safetensors")
 
 
 class PageModel(NamedTuple):
-    """The GGUF file that a page decodes with, and the fingerprint of its tokenizer.
-
-    `router` is the folder of the router that was trained for it, if there is one.
-    """
+    """The GGUF file that a page decodes with, its tokenizer's fingerprint, its router's folder."""
 
     name: str
     file: Path
@@ -167,7 +164,6 @@ class Page:
             file.close()
 
     def routes(self) -> list[BaseRoute]:
-        """Routes of the page."""
         return [
             Route("/", self._root),
             Route(f"{AT}config.json", self._configured),

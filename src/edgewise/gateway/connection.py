@@ -192,7 +192,6 @@ class Connection:
         return fresh
 
     def _key_now(self) -> Key:
-        """The key as it is now."""
         key = self._keys.current(self._key)
         if key is None:
             raise _revoked()
@@ -265,7 +264,6 @@ class Connection:
             raise WebSocketDisconnect from error
 
     async def _end(self, end: "_Ended") -> None:
-        """Say why, and hang up."""
         log.info("ended", why=str(end)[:200], key=self._key.name, peer=_peer(self._socket))
         milliseconds = None if end.retry_after is None else int(1000 * end.retry_after)
         seconds = END_SECONDS if end.reason == "refused" else None

@@ -94,17 +94,16 @@ class KeyedConsults:
 
     def _require_answerable(self, frame: Ask, held: int) -> None:
         """Raises `UsageError` for an `Ask` that no engine here could answer."""
-        n, verify = frame.n, frame.verify
-        if not n and not verify:
-            raise UsageError("The ask is for nothing", hint="ask for n or verify of at least 1")
-        if n and verify:
-            raise UsageError("An ask writes or verifies, not both", hint="let one of them be 0")
-        if verify and not self.fleet.verifies:
-            raise UsageError("The gateway's engines cannot verify tokens", hint="ask without")
-        if verify >= held and verify:
-            raise UsageError(
-                f"Of {held} ids {verify} cannot be verified", hint="send at least one id before"
-            )
+        n, verify, able = frame.n, frame.verify, self.fleet.verifies
+        few = f"Of {held} ids {verify} cannot be verified"
+        for wrong, message, hint in (
+            (not n and not verify, "The ask is for nothing", "ask for n or verify of at least 1"),
+            (n and verify, "An ask writes or verifies, not both", "let one of them be 0"),
+            (verify and not able, "The gateway's engines cannot verify tokens", "ask without"),
+            (verify and verify >= held, few, "send at least one id before"),
+        ):
+            if wrong:
+                raise UsageError(message, hint=hint)
 
     def _reply(self, frame: Ask, completion: Completion, key: Key) -> Reply:
         metered = key is ANYBODY or self.fleet.salted

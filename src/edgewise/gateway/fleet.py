@@ -157,7 +157,6 @@ class Replica:
             await self.check_health()
 
     async def close(self) -> None:
-        """Stop the watches, close the connections."""
         await self.check.close()
         await self.engine.close()
 
@@ -192,10 +191,8 @@ class Fleet:
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Probe the engines that are up.
-
-        Raises `UsageError` where two have other vocabularies, `CloudUnavailable` where none is up.
-        """
+        """Raises `UsageError` where two engines have other vocabularies, `CloudUnavailable` where
+        none is up."""
         try:
             problems = await asyncio.gather(*(replica.check_health() for replica in self.replicas))
             for problem in problems:
@@ -287,10 +284,8 @@ class Fleet:
         return text
 
     async def prefill(self, ids: Sequence[int], client: Client) -> None:
-        """Let the session's replica compute `ids`, unless consults wait for it.
-
-        Raises a `CloudError`, or `OverLimit`.
-        """
+        """Let the session's replica compute `ids`. Raises a `CloudError`, or `OverLimit` where
+        consults wait for it."""
         for replica in self._ranked(client.session)[:1]:
             try:
                 async with replica.turn(0), asyncio.timeout(PREFILL_SECONDS):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edgewise.addresses import resolve
 from edgewise.cloud.base import ConsultRequest
-from edgewise.cloud.local import LocalCloud, LocalSession
+from edgewise.cloud.local import LocalCloud
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeOptions
 from edgewise.edge.llamacpp import LlamaModel
@@ -32,10 +32,7 @@ class LocalEngine(Engine):
     def __init__(
         self, address: str = "bundled", options: EdgeOptions | None = None, *, slots: int = SLOTS
     ) -> None:
-        """Load the model at `address`, downloaded if need be, as an edge model is.
-
-        Raises `UsageError`.
-        """
+        """Load the model at `address`, as an edge model is. Raises `UsageError`."""
         super().__init__(address)
         self._cloud = LocalCloud(LlamaModel(resolve(address, "cloud"), options, slots=slots))
         # By tenant and session, the least recently used first.
@@ -80,10 +77,7 @@ class LocalEngine(Engine):
         await asyncio.to_thread(self._cloud.close)
 
     async def _asked(self, request: ConsultRequest, client: Client) -> Completion:
-        return await asyncio.wrap_future(self._session(client).ask(request))
-
-    def _session(self, client: Client) -> LocalSession:
-        """The client's own slot, else the one that was used longest ago."""
+        """In the client's own slot, else in the one that was used longest ago."""
         owner = client.tenant, client.session
         if owner not in self._sessions:
             (tenant, _), session = self._sessions.popitem(last=False)
@@ -91,4 +85,4 @@ class LocalEngine(Engine):
                 session.forget()
             self._sessions[owner] = session
         self._sessions.move_to_end(owner)
-        return self._sessions[owner]
+        return await asyncio.wrap_future(self._sessions[owner].ask(request))

@@ -42,7 +42,6 @@ class Sessions:
         return len(self._left) + len(self._attached)
 
     def all(self) -> list[Session]:
-        """Every session held."""
         return [*self._left.values(), *self._attached.values()]
 
     def attached(self, key: str) -> int:
@@ -66,10 +65,7 @@ class Sessions:
     def put(
         self, session: Session, position: int, ids: Sequence[int] | Ledger, check: int
     ) -> Ledger | None:
-        """Take the ids of a frame; all that it means, None where that is not held.
-
-        `session` is one whose device is here.
-        """
+        """Take the ids of a frame; all that it means, None where that is not held."""
         ledger, before = session.ledger, len(session.ledger)
         held = ledger.put(position, ids) and ledger.checksum == check
         self.ids += len(ledger) - before

@@ -59,7 +59,6 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             )
 
     def expired(self, now: datetime) -> bool:
-        """Whether it has expired."""
         return self.expires is not None and now >= self.expires
 
 
@@ -122,10 +121,7 @@ class Keys:
         return self._in_force.get(key.sha256)
 
     def refresh(self) -> int:
-        """Read the file if that is due. Returns a number that grows with every change.
-
-        A key that expires is a change as well.
-        """
+        """Read the file if that is due. Returns how often keys in force have changed."""
         if self._path is None or time.monotonic() - self._read_at < CHECK_SECONDS:
             return self._changes
         self._read_at = time.monotonic()
@@ -161,10 +157,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 
 def add_key(path: Path, name: str, *, expires: datetime | None = None, **limits: float) -> str:
-    """Add a key with `limits`, fields of `Key`. Returns its secret, which is not kept.
-
-    Raises `UsageError`.
-    """
+    """Add a key with `limits`, fields of `Key`; returns its secret. Raises `UsageError`."""
     if expires is not None and expires <= datetime.now(UTC):
         raise UsageError(f"The key would already have expired at {expires:%Y-%m-%d %H:%M} UTC.")
     secret = PREFIX + secrets.token_urlsafe(32)

@@ -86,15 +86,9 @@ class Bucket:
         return seconds if seconds > ROUNDING else 0.0
 
     def take(self, amount: float, rate: float, now: float) -> None:
-        """Take `amount` out."""
         if rate:
             longest = max(self._burst, 1 / rate) + self._debt / rate
             self._full_at = min(max(self._full_at, now) + amount / rate, now + longest)
-
-
-def _buckets() -> tuple[Bucket, Bucket]:
-    """New buckets of a key: consults, and ids."""
-    return Bucket(ASKS_BURST_SECONDS), Bucket(IDS_BURST_SECONDS, MOST_DEBT)
 
 
 class OverLimit(Exception):
@@ -129,7 +123,10 @@ class KeyLimits:
     ) -> None:
         """`calendar` is seconds since 1970."""
         self._store, self._clock, self._calendar = store, clock, calendar
-        self._buckets: defaultdict[str, tuple[Bucket, Bucket]] = defaultdict(_buckets)
+        # By key: consults, and ids.
+        self._buckets = defaultdict[str, tuple[Bucket, Bucket]](
+            lambda: (Bucket(ASKS_BURST_SECONDS), Bucket(IDS_BURST_SECONDS, MOST_DEBT))
+        )
         self._running: set[asyncio.Task[Any]] = set()
         self._down_until = 0.0
 
@@ -186,12 +183,11 @@ class KeyLimits:
 
     async def may_prefetch(self, key: Key, ids: int) -> bool:
         """Whether prefetched `ids` may be computed: the key could make a consult now."""
-        try:
+        with suppress(OverLimit):
             self.admit(key, ids)
             await self._reserve(key, 0)
-        except OverLimit:
-            return False
-        return True
+            return True
+        return False
 
     def charge(self, key: Key, ids: int) -> float:
         """Charge ids that came or were computed; returns the seconds until the key owes none."""

@@ -49,10 +49,8 @@ class Connections:
         return len(self._open)
 
     def add(self, transport: asyncio.Transport) -> None:
-        """Take a place: that of the peer that keeps this server waiting longest, if all are taken.
-
-        If none does, the new connection is closed.
-        """
+        """Take a place: if all are taken, that of the peer that keeps this server waiting longest;
+        if none does, the new connection is closed."""
         if len(self._open) >= self._most:
             oldest, _ = next(iter(self._waits), (transport, ""))
             self.cut(oldest, "all places are taken")
@@ -74,7 +72,6 @@ class Connections:
             timer.cancel()
 
     def remove(self, transport: asyncio.Transport) -> None:
-        """Forget a connection that has closed."""
         self._open.discard(transport)
         self.done(transport, "no whole request came")
         self.done(transport, "it does not read")
@@ -85,7 +82,6 @@ class Connections:
             self.cut(transport, "the server has ended")
 
     def cut(self, transport: asyncio.Transport, why: str) -> None:
-        """Close it at once."""
         peer = transport.get_extra_info("peername")
         log.info("a connection was closed: %s", why, extra={"peer": peer[0] if peer else "?"})
         self.remove(transport)

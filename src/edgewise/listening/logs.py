@@ -23,10 +23,7 @@ _EVENTS = frozenset({"refused", "ended"})
 
 
 class FloodFilter(logging.Filter):
-    """Lets `BURST` lines of a kind pass in `WINDOW_SECONDS`.
-
-    The kind's next line says how many were left out, as `left_out`.
-    """
+    """Lets `BURST` lines of a kind pass in `WINDOW_SECONDS`; the next has `left_out`, a count."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

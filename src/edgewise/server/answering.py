@@ -73,7 +73,6 @@ class QueuePlace:
             self._queue.waiting -= 1
 
     def release(self) -> None:
-        """Give the place to the next one."""
         self._queue.running -= 1
         self._queue.free.release()
 

@@ -59,7 +59,6 @@ class Callers:
 
 
 def caller_of(request: Request) -> "Caller":
-    """Whose request it is."""
     return cast(Caller, request.state.caller)
 
 

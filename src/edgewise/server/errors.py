@@ -46,7 +46,6 @@ class ApiError(Exception):
         return "rate_limit_error" if self.status == 429 else "invalid_request_error"
 
     def body(self) -> dict[str, Any]:
-        """The reply's body."""
         fields = {"type": self.kind, "param": self.param, "code": self.code}
         return {"error": {"message": str(self), **fields}}
 
@@ -73,7 +72,6 @@ def _raised(error: EdgewiseError, prompt: str | None) -> ApiError:
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
-    """An error in Anthropic's form."""
     kind = _ANTHROPIC.get(error.status, error.kind)
     fields: dict[str, Any] = {"type": kind, "message": str(error)}
     if error.param == "thread":

@@ -164,10 +164,7 @@ class LocalMessages:
         self._add(self._answered, owner, messages)
 
     def writing(self, text: str, *, owner: str = "") -> bool:
-        """An answer to them, as far as it is written: a client may stop at any token.
-
-        Returns whether to go on with it.
-        """
+        """An answer to them, as far as it is written. Returns whether to go on with it."""
         # Whatever has a longer beginning inside has this one.
         if letters := _letters(text)[:BEGUN]:
             with self._lock:

@@ -118,22 +118,19 @@ def decode_request(
     own = answering.settings
     given = {name: getattr(body, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     drawn = {name: value for name, value in given.items() if value is not None}
+    seed = own.seed if body.seed is None else body.seed
+    # OpenAI's seeds may be negative; without one, every answer is drawn anew.
+    drawn["seed"] = secrets.randbelow(1 << 63) if seed is None else seed % (1 << 63)
     options = {
         "policy": policy,
         "max_tokens": own.max_tokens if body.max_tokens is None else body.max_tokens,
-        "sampling": sampling_of(own, drawn | {"seed": _seed(body.seed, own.seed)}),
+        "sampling": sampling_of(own, drawn),
         "stop": body.stop or (),
         "candidates": bool(body.candidates) or body.edgewise.provenance,
     }
     return DecodeRequest(
         read=read, messages=messages, format=format, options=options, pending=body.edgewise.pending
     )
-
-
-def _seed(given: int | None, own: int | None) -> int:
-    """OpenAI's seeds may be negative; without one, every answer is drawn anew."""
-    chosen = own if given is None else given
-    return secrets.randbelow(1 << 63) if chosen is None else chosen % (1 << 63)
 
 
 def _sent(answering: Answering, read: Callable[[], Prompt]) -> Prompt:

@@ -335,10 +335,8 @@ async def _streamed(writer: Writer, events: AsyncGenerator[AnswerEvent]) -> Asyn
 
 
 async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) -> Response:
-    """Answer; stop the work when the client leaves.
-
-    Raises what `admitted`, `Answering.read` and `Answering.grammar` do.
-    """
+    """Answer; stop the work when the client leaves. Raises what `admitted`, `Answering.read` and
+    `Answering.grammar` do."""
     answering, caller = pair_of(request), caller_of(request)
     local = decoding.messages[-1].local
     async with AsyncExitStack() as held:

@@ -56,7 +56,6 @@ class Link:
 
     @property
     def url(self) -> str:
-        """The URL it listens at."""
         return f"http://127.0.0.1:{self.port}"
 
     def cut(self) -> None:

@@ -77,13 +77,23 @@ class ScriptedCloudSession:
         self._cloud.asks.append((tuple(ids), n))
         fresh = len(ids) - common_prefix(self._held, ids)
         request.sent.add(fresh, bytes(ID_BYTES * fresh))
-        self._held = list(ids)
+        self._held = held = list(ids)
         future: Future[Completion] = Future()
+
+        def settle() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            if (error := self._cloud.fault(number)) is not None:
+                future.set_exception(error)
+            elif request.verify:
+                future.set_result(self._verify(held, request.verify))
+            else:
+                future.set_result(self._write(held, n))
+
         if self._cloud.delay:
-            settled = (future, number, self._held, n, request.verify)
-            threading.Timer(self._cloud.delay, self._settle, settled).start()
+            threading.Timer(self._cloud.delay, settle).start()
         else:
-            self._settle(future, number, self._held, n, request.verify)
+            settle()
         return future
 
     def prefetch(self, ids: Sequence[int], record: Recorder = Outgoing) -> None:
@@ -91,17 +101,6 @@ class ScriptedCloudSession:
 
     def close(self) -> None:
         self._cloud.closed += 1
-
-    def _settle(
-        self, future: Future[Completion], number: int, ids: list[int], n: int, verify: int
-    ) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        error = self._cloud.fault(number)
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(self._verify(ids, verify) if verify else self._write(ids, n))
 
     def _write(self, ids: list[int], n: int) -> Completion:
         written: list[int] = []

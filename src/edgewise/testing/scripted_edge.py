@@ -108,14 +108,12 @@ class ScriptedEdge(EdgeModel):
 
     @property
     def sessions(self) -> int:
-        """Number of open sessions."""
         return self._slots.sessions
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
         return KvSession(self, self._slots, needs, top)
 
     def fingerprint(self) -> str:
-        """A constant."""
         return "scripted"
 
     def close(self) -> None:

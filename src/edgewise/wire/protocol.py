@@ -95,10 +95,8 @@ class Close(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag=16):
-    """Gateway, to `Open`: the session's name and how many ids it holds, with their check.
-
-    `verifies`: its engines can verify the device's tokens.
-    """
+    """Gateway, to `Open`: the session's name, how many ids it holds, with their check; whether
+    its engines can verify the device's tokens."""
 
     version: Count
     session: Name
@@ -238,10 +236,7 @@ def _horner(terms: Iterable[int], base: int) -> int:
 
 
 def fingerprint(ids: Sequence[Sequence[int]]) -> str:
-    """Fingerprint of a vocabulary: hash of its ids of each fixed string, and their number.
-
-    The strings are `edgewise.edge.base.PROBES`.
-    """
+    """Fingerprint of a vocabulary: hash of its ids of each of `PROBES`, and their number."""
     ledger = Ledger([token for part in ids for token in (*part, len(part))])
     return f"{ledger.checksum:016x}"
 
