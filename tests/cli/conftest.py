@@ -1,11 +1,12 @@
 """The command line, in this process or in one of its own, away from any settings around."""
 
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import structlog
@@ -23,7 +24,44 @@ class Result(NamedTuple):
     err: str
 
 
-Edgewise = Callable[..., Result]
+class Edgewise:
+    """Runs `edgewise` with these arguments in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str, stdin: bytes = b"", code: int | None = 0) -> Result:
+        """With `stdin` piped in; fails unless it ends with `code`, None being any."""
+        self._monkeypatch.setattr(sys, "argv", ["edgewise", *arguments])
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        told, found = self._capsys.readouterr(), stop.value.code
+        assert isinstance(found, int)
+        assert code in (None, found), told.err or told.out
+        return Result(found, told.out, told.err)
+
+    def json(self, *arguments: str, stdin: bytes = b"") -> Any:
+        """What it prints with `--json`."""
+        return json.loads(self(*arguments, "--json", stdin=stdin).out)
+
+    def refusal(self, *arguments: str, stdin: bytes = b"") -> str:
+        """The one sentence with which it ends, before anything is printed."""
+        return sentence(self(*arguments, stdin=stdin, code=2))
+
+
+def sentence(refused: Result) -> str:
+    """What a command says that is refused; fails where it is not one sentence alone."""
+    assert (refused.code, refused.out) == (2, ""), refused.err
+    # A gateway logs lines of JSON.
+    said = [line for line in refused.err.splitlines() if not line.startswith(("Warning: ", "{"))]
+    assert len(said) == 1, refused.err
+    assert said[0].startswith("edgewise: ")
+    assert said[0].endswith((".", "?"))
+    return said[0]
+
+
 Run = Callable[..., Done]
 
 
@@ -38,11 +76,11 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Run:
-    """Run `edgewise` in a process of its own, in an empty folder; keywords are variables."""
+    """Run `edgewise` in a process of its own, in an empty folder; other keywords are variables."""
 
-    def run(*arguments: str, stdin: str = "", **variables: str) -> Done:
+    def run(*arguments: str, stdin: str = "", code: int | None = 0, **variables: str) -> Done:
         home = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": "http://127.0.0.1:9"}
-        own = {"code": None, "folder": tmp_path, "stdin": stdin}
+        own = {"code": code, "folder": tmp_path, "stdin": stdin}
         return python("-m", "edgewise", *arguments, **own, **home | variables)
 
     return run
@@ -52,19 +90,8 @@ def cli(tmp_path: Path) -> Run:
 def edgewise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Iterator[Edgewise]:
-    """Run `edgewise` with these arguments in an empty folder, with `stdin` piped in."""
+    """Run `edgewise` in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str, stdin: bytes = b"") -> Result:
-        monkeypatch.setattr(sys, "argv", ["edgewise", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        assert isinstance(stop.value.code, int)
-        return Result(stop.value.code, captured.out, captured.err)
-
-    yield run
+    yield Edgewise(monkeypatch, capsys)
     # A gateway's logs are set up for the process, which here outlives the command's stderr.
     structlog.reset_defaults()

@@ -50,11 +50,10 @@ def ran(cli: Run, package: Path) -> Run:
 )
 def test_a_package_adds_commands(ran: Run, arguments: list[str], said: str) -> None:
     done = ran(*arguments)
-    assert (done.returncode, said in done.stdout) == (0, True), done.stderr
+    assert said in done.stdout, done.stderr
 
 
 def test_one_that_cannot_be_loaded_is_a_sentence(ran: Run) -> None:
-    done = ran("nothing", "--with", "arguments")
-    assert done.returncode == 2
+    done = ran("nothing", "--with", "arguments", code=2)
     assert "'own_commands:nothing'" in done.stderr
     assert "Traceback" not in done.stderr

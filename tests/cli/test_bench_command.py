@@ -16,9 +16,7 @@ LINK = ("bench", "link", "--questions", "2")
 
 
 def test_a_link_is_measured_on_the_bundled_pair(edgewise: Edgewise) -> None:
-    result = edgewise(*LINK, "--round-trip", "60", "--pace", "0.5b", "--json")
-    assert result.code == 0, result.err
-    found = json.loads(result.out)
+    found = edgewise.json(*LINK, "--round-trip", "60", "--pace", "0.5b")
     (row,) = found["rows"]
     assert row["questions"] == 2
     advice = found["advice"]
@@ -34,11 +32,8 @@ def test_a_link_is_measured_on_the_bundled_pair(edgewise: Edgewise) -> None:
 
 
 def test_the_edge_beside_the_bare_engine(edgewise: Edgewise) -> None:
-    done = edgewise("bench", "edge", "--json", "--context", "16", "--tokens", "8")
-    assert done.code == 0, done.err
-    assert {"native_tokens_per_second", "edgewise_tokens_per_second", "ratio"} <= json.loads(
-        done.out
-    ).keys()
+    told = edgewise.json("bench", "edge", "--context", "16", "--tokens", "8")
+    assert {"native_tokens_per_second", "edgewise_tokens_per_second", "ratio"} <= told.keys()
 
 
 FRONTIER = ("bench", "frontier", "--questions", "2")
@@ -46,10 +41,8 @@ QUICK = ("--pace", "none", "--round-trip", "5")
 
 
 def test_the_bundled_pair_is_told_on_every_axis(edgewise: Edgewise, tmp_path: Path) -> None:
-    command = (*FRONTIER, *QUICK, "--out", "kept", "--json")
-    result = edgewise(*command)
-    assert result.code == 0, result.err
-    found = json.loads(result.out)
+    command = (*FRONTIER, *QUICK, "--out", "kept")
+    found = edgewise.json(*command)
     rows = {row["system"]: row for row in found["systems"]}
     timing = {name: row["timing"] for name, row in rows.items()}
     assert found["main"] == "bundled at 5%"
@@ -59,12 +52,8 @@ def test_the_bundled_pair_is_told_on_every_axis(edgewise: Edgewise, tmp_path: Pa
     assert timing["bundled at 5%"]["sent"] > 0
     assert timing["cascade, equal share"]["clock"] == "composed"
     assert (tmp_path / "kept" / "outcomes.jsonl").read_bytes().count(b"\n") == 5 * 2
-    again = edgewise(*command)
-    assert again.code == 0, again.err
-    assert json.loads(again.out) == found
-    other = edgewise(*command, "--router", "entropy")
-    assert (other.code, other.err.count("\n")) == (2, 1)
-    assert "kept" in other.err
+    assert edgewise.json(*command) == found
+    assert "kept" in edgewise.refusal(*command, "--router", "entropy")
 
 
 def test_a_users_own_pair_and_questions_at_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
@@ -77,7 +66,6 @@ def test_a_users_own_pair_and_questions_at_an_engine(edgewise: Edgewise, tmp_pat
             *("--router", "entropy", "--router", "random", "--cloud-share", "0.2"),
             *("--calibration", "2", "--max-tokens", "16"),
         )
-    assert result.code == 0, result.err
     assert "entropy at 20%" in result.out
     assert "larger edge" in result.out
     assert "random at 20%" in result.out

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib.metadata import EntryPoint
 from itertools import pairwise
@@ -49,7 +49,7 @@ class Recorded(ScriptedCloud):
 
 def report(edgewise: Edgewise, *arguments: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The checks by name, and the advice."""
-    done = edgewise("doctor", "--json", *arguments)
+    done = edgewise("doctor", "--json", *arguments, code=None)
     told = json.loads(done.out)
     assert (done.code == 0) == all(check["status"] != "fail" for check in told["checks"])
     return {check["name"]: check for check in told["checks"]}, told["advice"]
@@ -116,18 +116,26 @@ def test_how_an_api_that_takes_text_goes_on(edgewise: Edgewise, cached: bool, st
     assert told in checks["prompt cache"]["detail"]
 
 
+@pytest.fixture
+def own_engine() -> Iterator[ScriptedEngine]:
+    """Of the bundled pair's vocabulary."""
+    with (
+        LlamaModel(bundled("edge"), threads=1) as edge,
+        closing(ScriptedEngine(tokenizer=edge.tokenizer)) as made,
+    ):
+        yield made
+
+
 @pytest.mark.parametrize("cached", [True, False])
-def test_what_an_engine_computes_again(edgewise: Edgewise, cached: bool) -> None:
+def test_what_an_engine_computes_again(
+    edgewise: Edgewise, own_engine: ScriptedEngine, cached: bool
+) -> None:
     """Of a hybrid, say, whose cache has blocks that are longer than the prompt."""
     anew = Twisted(
         lambda writing: replace(writing, cached=0, computed=writing.cached + writing.computed)
     )
-    with (
-        closing(LlamaModel(bundled("edge"), threads=1)) as edge,
-        closing(ScriptedEngine(tokenizer=edge.tokenizer)) as engine,
-    ):
-        engine.fault = lambda _: None if cached else anew
-        found = report(edgewise, "--cloud", engine.url)[0]["prompt cache"]
+    own_engine.fault = lambda _: None if cached else anew
+    found = report(edgewise, "--cloud", own_engine.url)[0]["prompt cache"]
     assert found["status"] == ("ok" if cached else "warn")
     read, computed = re.findall(r"\d+", found["detail"])[:2]
     assert int(read) > 1000
@@ -165,11 +173,8 @@ def test_the_bundled_pair_is_advised_without_a_bill(edgewise: Edgewise) -> None:
     assert "60 tokens" in advice["sentences"][0]
 
 
-@pytest.mark.parametrize(("pair", "said"), [(0.083, "large model alone: "), (0.036, "route: ")])
-def test_two_models_on_this_device_are_decoded(
-    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, pair: float, said: str
-) -> None:
-    """They compete for its cores: what each takes by itself says little of the pair."""
+def paced(monkeypatch: pytest.MonkeyPatch, pair: float) -> list[Decoder]:
+    """What is decoded from now on, at so many seconds a token of the pair."""
     asked: list[Decoder] = []
 
     def pace(decoder: Decoder, cloud: CloudModel, done: Callable[[], None]) -> DecodedPace:
@@ -177,6 +182,15 @@ def test_two_models_on_this_device_are_decoded(
         return DecodedPace(0.034, pair, 0.053)
 
     monkeypatch.setattr("edgewise.cli.doctor.decoded", pace)
+    return asked
+
+
+@pytest.mark.parametrize(("pair", "said"), [(0.083, "large model alone: "), (0.036, "route: ")])
+def test_two_models_on_this_device_are_decoded(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, pair: float, said: str
+) -> None:
+    """They compete for its cores: what each takes by itself says little of the pair."""
+    asked = paced(monkeypatch, pair)
     flags = ("--threshold", "0.7", "--speculate", "3")
     _, advice = report(edgewise, *flags)
     assert advice is not None
@@ -189,13 +203,7 @@ def test_two_models_on_this_device_are_decoded(
 def test_a_cloud_that_verifies_is_told_of_instead_of_a_router(
     edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, verify: str
 ) -> None:
-    asked: list[Decoder] = []
-
-    def pace(decoder: Decoder, cloud: CloudModel, done: Callable[[], None]) -> DecodedPace:
-        asked.append(decoder)
-        return DecodedPace(0.034, 0.036, 0.053)
-
-    monkeypatch.setattr("edgewise.cli.doctor.decoded", pace)
+    asked = paced(monkeypatch, 0.036)
     checks, advice = report(edgewise, *(("--verify", verify) if verify == "exact" else ()))
     assert "router" not in checks
     assert checks["verification"]["detail"].startswith(f"{verify}: ")
@@ -215,13 +223,11 @@ def test_a_cloud_that_could_verify_and_a_router(edgewise: Edgewise) -> None:
     assert "router" not in refused
 
 
-def test_an_engine_that_goes_away_fails_and_gives_no_advice(edgewise: Edgewise) -> None:
-    with (
-        closing(LlamaModel(bundled("edge"), threads=1)) as edge,
-        closing(ScriptedEngine(tokenizer=edge.tokenizer)) as engine,
-    ):
-        engine.fault = lambda number: "error" if number >= 2 else None
-        checks, advice = report(edgewise, "--cloud", engine.url)
+def test_an_engine_that_goes_away_fails_and_gives_no_advice(
+    edgewise: Edgewise, own_engine: ScriptedEngine
+) -> None:
+    own_engine.fault = lambda number: "error" if number >= 2 else None
+    checks, advice = report(edgewise, "--cloud", own_engine.url)
     assert (checks["consult"]["status"], advice) == ("fail", None)
     assert "what leaves the device" in checks
 
@@ -261,8 +267,7 @@ def test_tuned_thresholds_are_told_of(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def router() -> str:
-        checks = json.loads(edgewise("doctor", "--router", "entropy", "--json").out)["checks"]
-        return next(check["detail"] for check in checks if check["name"] == "router")
+        return report(edgewise, "--router", "entropy")[0]["router"]["detail"]
 
     before = router()
     settings = Settings(router="entropy")

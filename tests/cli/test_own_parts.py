@@ -8,13 +8,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import Result, Run, sentence
 from tests.cli.test_bad_input import rows
 from tests.installed import install
 
@@ -60,23 +59,13 @@ def own(cli: Run, packages: Path) -> Run:
     return partial(cli, PYTHONPATH=path, HF_HUB_OFFLINE="1")
 
 
-def passed(done: "subprocess.CompletedProcess[str]") -> str:
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def refused(done: "subprocess.CompletedProcess[str]") -> str:
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    return done.stderr
-
-
 def router_file(packages: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(packages / "mine" / "routers.py", tmp_path / "mine_too.py"))
 
 
 def test_an_own_router_answers_as_the_one_that_it_is(own: Run) -> None:
     told, max_prob = (
-        json.loads(passed(own("run", "Hello", "--router", name, "--json")))
+        json.loads(own("run", "Hello", "--router", name, "--json").stdout)
         for name in ("surprise", "max-prob")
     )
     assert told["text"] == max_prob["text"]
@@ -94,28 +83,24 @@ def test_an_own_router_is_trained_with_an_own_label(
     """Collect, label, fit, calibrate, card, check and eval, without torch."""
     router_file(packages, tmp_path)
     arguments = ("--kind", kind, "--label", "first-mismatch", *FEW)
-    passed(own("train", "pocketqa", "--out", "router", *arguments))
+    own("train", "pocketqa", "--out", "router", *arguments)
     card = json.loads((tmp_path / "router" / "config.json").read_text())
     assert (card["kind"], len(card["thresholds"])) == (recorded, 7)
     assert card["label"]
     assert f"`{recorded}`" in (tmp_path / "router" / "README.md").read_text()
-    checked = passed(own("router", "check", "./router"))
-    assert "40 training questions" in checked
+    assert "40 training questions" in own("router", "check", "./router").stdout
     evaluated = own("eval", "pocketqa", *QUICK, "--router", "./router", "--cloud-share", "0.05")
-    assert json.loads(passed(evaluated))["systems"][2]["cloud_tokens"] > 0
+    assert json.loads(evaluated.stdout)["systems"][2]["cloud_tokens"] > 0
 
 
 def test_an_own_task_is_evaluated_and_trained_on(own: Run, tmp_path: Path) -> None:
-    told = json.loads(passed(own("eval", "alphabet", *QUICK, "--out", "done")))
+    told = json.loads(own("eval", "alphabet", *QUICK, "--out", "done").stdout)
     assert (told["task"], told["questions"], list(told["families"])) == ("alphabet", 3, ["letters"])
     outcomes = (tmp_path / "done" / "outcomes.jsonl").read_text().splitlines()
     asked = {json.loads(line)["outcome"]["question"] for line in outcomes}
     assert asked == {"m", "n", "o"}
-    trained = own(
-        *("train", "alphabet", "--out", "r", "--kind", "linear", "--label", "final"),
-        *("--calibration", "3"),
-    )
-    passed(trained)
+    training = ("--out", "r", "--kind", "linear", "--label", "final", "--calibration", "3")
+    own("train", "alphabet", *training)
     card = json.loads((tmp_path / "r" / "config.json").read_text())
     assert card["trained_on"] == "alphabet, 9 questions"
     assert "3 other" in card["calibrated_on"]
@@ -132,4 +117,5 @@ train alphabet --out r --kind linear --label second | There is no label 'second'
 """),
 )
 def test_what_they_do_not_take_is_refused(own: Run, arguments: list[str], problem: str) -> None:
-    assert problem in refused(own(*arguments))
+    done = own(*arguments, code=2)
+    assert problem in sentence(Result(done.returncode, done.stdout, done.stderr))

@@ -49,7 +49,6 @@ def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Pa
     (tmp_path / "idle.py").write_text(IDLE)
     few = ("--limit", "40", "--calibration", "2", "--label", "final")
     done = edgewise("train", "pocketqa", "--out", "r", "--kind", "./idle.py:Idle", *few)
-    assert done.code == 0, done.err
     assert "1.0%" in done.err
     assert "40 prompts" in done.err
     assert ("not learnt" in done.out, "edgewise eval" in done.out) == (True, True)
@@ -57,8 +56,8 @@ def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Pa
     assert told.count("**Warning.**") == done.err.count("Warning: ") >= 2
     shown = edgewise("router", "show", "r")
     warnings = [line for line in done.err.splitlines() if line.startswith("Warning: ")]
-    assert (shown.code, shown.err.splitlines()) == (0, warnings)
-    checks = json.loads(edgewise("doctor", "--router", "./r", "--json").out)["checks"]
+    assert shown.err.splitlines() == warnings
+    checks = edgewise.json("doctor", "--router", "./r")["checks"]
     (router,) = (check for check in checks if check["name"] == "router")
     assert (router["status"], "constant" in router["detail"]) == ("warn", True)
 
@@ -67,10 +66,8 @@ def test_training_through_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
     """The cloud's answers and rollouts come over HTTP, many at a time."""
     pytest.importorskip("torch")
     with llama_server(bundled("cloud")) as url:
-        remote = edgewise("train", "pocketqa", "--out", "remote", *FEW, "--cloud", url)
-    assert remote.code == 0, remote.err
-    local = edgewise("train", "pocketqa", "--out", "local", *FEW, "--stage", "collect")
-    assert local.code == 0, local.err
+        edgewise("train", "pocketqa", "--out", "remote", *FEW, "--cloud", url)
+    edgewise("train", "pocketqa", "--out", "local", *FEW, "--stage", "collect")
 
     def answers(name: str) -> dict[str, Any]:
         lines = (tmp_path / name / "data" / "answers.jsonl").read_text().splitlines()
@@ -99,12 +96,10 @@ def test_prompts_alone_killed_and_run_again(edgewise: Edgewise, tmp_path: Path) 
         process.kill()
     kept = labels.read_bytes()
     done = edgewise(*arguments, "--price", "1,1,4")
-    assert done.code == 0, done.err
     assert labels.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     assert "It took 0:" in done.err
     assert "48 questions" in edgewise("router", "show", "r").out
-    asked = ("eval", "others.jsonl", "--router", "./r", "--no-baselines", "--json")
-    told = json.loads(edgewise(*asked).out)
+    told = edgewise.json("eval", "others.jsonl", "--router", "./r", "--no-baselines")
     assert (told["measure"], told["accuracy"]["cloud"]) == ("agreement", 1.0)
 
 
@@ -119,8 +114,7 @@ def test_what_prompts_alone_are_learnt_with(
     asked = [{"prompt": f"Is {n} oak or fir?", "choices": choices} for n in range(12)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
     few = ("--calibration", "2", "--max-tokens", "8", "--kind", "./idle.py:Idle")
-    done = edgewise("train", "mine.jsonl", "--out", "r", *few)
-    assert done.code == 0, done.err
+    edgewise("train", "mine.jsonl", "--out", "r", *few)
     assert [path.name for path in (tmp_path / "r/data").glob("labels-*")] == [
         f"labels-{label}.jsonl"
     ]
@@ -137,21 +131,18 @@ def test_held_out_questions_are_not_trained_on() -> None:
 
 def test_a_router_of_the_package_has_a_name(edgewise: Edgewise) -> None:
     shown = edgewise("router", "show", "smollm2-135m")
-    assert (shown.code, "text, ranks" in shown.out) == (0, True)
-    refused = edgewise("run", "Hello", "--router", "smollm2-135m", "--cloud", "none")
-    assert (refused.code, refused.err.count("\n")) == (2, 1)  # of another edge model
+    assert "text, ranks" in shown.out
+    # It is of another edge model.
+    edgewise.refusal("run", "Hello", "--router", "smollm2-135m", "--cloud", "none")
 
 
 def test_show_and_check_the_bundled_router(edgewise: Edgewise) -> None:
     shown = edgewise("router", "show", "bundled")
-    assert shown.code == 0
     assert "pocketqa, 5000 questions" in shown.out
     assert shown.out.count("%") >= 14
-    told = json.loads(edgewise("router", "show", "bundled", "--json").out)
+    told = edgewise.json("router", "show", "bundled")
     assert told["kind"] == "mlp"
-    checked = edgewise("router", "check", "bundled")
-    assert checked.code == 0
-    assert "of a step" in checked.out
+    assert "of a step" in edgewise("router", "check", "bundled").out
 
 
 def test_push_publishes_what_run_can_use(
@@ -162,24 +153,18 @@ def test_push_publishes_what_run_can_use(
     monkeypatch.setattr(huggingface_hub, "create_repo", lambda repo, **_: f"https://hub/{repo}")
     monkeypatch.setattr(huggingface_hub, "upload_folder", lambda **options: sent.append(options))
     done = edgewise("router", "push", "bundled", "me/router")
-    assert done.code == 0, done.err
     assert "--router me/router" in done.out
     ((options,), folder) = sent, bundled("router")
     assert (options["repo_id"], Path(options["folder_path"])) == ("me/router", folder)
     files = {name: (folder / name).read_bytes() for name in options["allow_patterns"]}
     assert set(files) == {"config.json", "model.safetensors", "trained_on.txt", "README.md"}
     with serving(Hub({"me/router": Repository(files)})) as hub:
-        used = cli("run", "Hello", "--router", "me/router", "--json", HF_ENDPOINT=hub.endpoint)
-    assert used.returncode == 0, used.stderr
-    offline = cli("router", "show", "me/router", HF_ENDPOINT=hub.endpoint)
-    assert offline.returncode == 0, offline.stderr
+        cli("run", "Hello", "--router", "me/router", "--json", HF_ENDPOINT=hub.endpoint)
+    cli("router", "show", "me/router", HF_ENDPOINT=hub.endpoint)  # offline
 
 
 def test_push_says_what_is_missing(edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    nobody = edgewise("router", "push", "bundled", "me/router")
+    assert "HF_TOKEN" in edgewise.refusal("router", "push", "bundled", "me/router")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_x")
-    odd = edgewise("router", "push", "bundled", "a/b/c")
-    for done, word in ((nobody, "HF_TOKEN"), (odd, "a/b/c")):
-        assert (done.code, done.err.count("\n")) == (2, 1), done.err
-        assert word in done.err
+    assert "a/b/c" in edgewise.refusal("router", "push", "bundled", "a/b/c")

@@ -15,7 +15,7 @@ import pytest
 from edgewise.addresses import bundled
 from edgewise_lab.evaluation.tasks.everyday import Everyday
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
-from tests.cli.conftest import Edgewise, Result
+from tests.cli.conftest import Edgewise
 from tests.doubles.scripted_text import ScriptedText
 
 pytestmark = pytest.mark.deep
@@ -30,11 +30,6 @@ HOSTILE = "</style></p><script>alert('&amp;')</script><img src=x onerror=alert(1
 
 def lines(*found: object) -> str:
     return "".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in found)
-
-
-def tried(done: Result) -> Any:
-    assert done.code == 0, done.err
-    return json.loads(done.out)
 
 
 class Tags(HTMLParser):
@@ -71,7 +66,7 @@ def models(api: ScriptedText) -> tuple[str, ...]:
 
 def test_every_system_answers_every_prompt(edgewise: Edgewise, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text(lines(*QUESTIONS, "What is copper?"))
-    told = tried(edgewise("try", "mine.jsonl", "--json"))
+    told = edgewise.json("try", "mine.jsonl")
     assert [one["question"]["prompt"] for one in told["prompts"]][-2:] == [
         QUESTIONS[-1]["prompt"],
         "What is copper?",
@@ -99,7 +94,7 @@ def test_the_pair_answers_as_run_does(
     edgewise: Edgewise, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     (tmp_path / "mine.txt").write_text(f"{HELD_OUT[1].prompt}\n")
-    (one,) = tried(edgewise("try", "mine.txt", "--json", *flags))["prompts"]
+    (one,) = edgewise.json("try", "mine.txt", *flags)["prompts"]
     run = json.loads(edgewise("run", HELD_OUT[1].prompt, "--json", *flags).out)
 
     def ids(answer: Any) -> list[tuple[int, str]]:
@@ -115,7 +110,6 @@ def test_a_table_and_a_page(edgewise: Edgewise, tmp_path: Path) -> None:
     chat["messages"].append({"role": "user", "content": "What is 2 + 3?"})
     asked = lines({**chat, "answer": 5, "check": "number"}, QUESTIONS[0], "", "not asked")
     done = edgewise("try", "-", "--limit", "2", "--html", "page.html", stdin=asked.encode())
-    assert done.code == 0, done.err
     assert "not asked" not in done.out
     for system in ("edge", "pair", "cloud"):
         assert re.search(rf"^{system} +[012] of 2 ", done.out, re.MULTILINE)
@@ -138,7 +132,6 @@ def test_a_hostile_answer_stays_text(edgewise: Edgewise, tmp_path: Path, api: Sc
     (tmp_path / "mine.jsonl").write_text(lines({"prompt": HOSTILE, "answer": HOSTILE}))
     many = ("--max-tokens", "64", "--cloud-share", "0.9", "--router", "entropy")
     done = edgewise("try", "mine.jsonl", "--html", "page.html", *models(api), *many)
-    assert done.code == 0, done.err
     assert "\x1b" not in done.out
     shown = Tags((tmp_path / "page.html").read_text())
     assert {tag for tag, _ in shown.tags}.isdisjoint({"script", "img", "link", "iframe", "a"})
@@ -157,16 +150,14 @@ def test_a_cloud_that_dies_leaves_what_was_answered(
 
     api.fault = dies
     (tmp_path / "mine.txt").write_text("the first\nthe second\nthe third\n")
-    done = edgewise("try", "mine.txt", "--html", "page.html", *models(api))
-    assert done.code == 2
+    done = edgewise("try", "mine.txt", "--html", "page.html", *models(api), code=2)
     assert "Question '2'" in done.err.splitlines()[-1]
     assert "prompts: 1" in done.out
     assert "It is five." in done.out
     shown = Tags((tmp_path / "page.html").read_text()).text
     assert "the second" in shown
     assert "the third" not in shown
-    told = edgewise("try", "mine.txt", "--json", *models(api))
-    assert told.code == 2
+    told = edgewise("try", "mine.txt", "--json", *models(api), code=2)
     assert [len(one["answers"]) for one in json.loads(told.out)["prompts"]] == [3, 2]
 
 
@@ -181,13 +172,12 @@ def test_interrupted_it_shows_the_table_so_far(
 
     api.fault = interrupts
     (tmp_path / "mine.txt").write_text("the first\nthe second\n")
-    done = edgewise("try", "mine.txt", *models(api))
-    assert done.code == 130
+    done = edgewise("try", "mine.txt", *models(api), code=130)
     assert "prompts: 1" in done.out
 
 
 def test_without_prompts_twenty_everyday_ones_are_tried(edgewise: Edgewise) -> None:
-    told = tried(edgewise("try", "--json", "--max-tokens", "2"))
+    told = edgewise.json("try", "--max-tokens", "2")
     asked = [one["question"] for one in told["prompts"]]
     all_of_them = Everyday().open("test").questions
     assert [one["id"] for one in asked] == [one.id for one in all_of_them if one.check != "code"][
@@ -209,7 +199,6 @@ def test_an_answer_that_a_person_has_to_read_is_neither(edgewise: Edgewise, tmp_
     read = {"prompt": "Write to Ana.", "answer": rubric, "check": "read"}
     (tmp_path / "mine.jsonl").write_text(lines(read, QUESTIONS[0]))
     done = edgewise("try", "mine.jsonl", "--html", "page.html")
-    assert done.code == 0, done.err
     assert re.search(r"^edge +[01] of 1 ", done.out, re.MULTILINE)
     assert rubric in done.out
     assert rubric in Tags((tmp_path / "page.html").read_text()).text
@@ -218,7 +207,7 @@ def test_an_answer_that_a_person_has_to_read_is_neither(edgewise: Edgewise, tmp_
 def test_a_price_is_shown(edgewise: Edgewise, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text(lines(*QUESTIONS[:4]))
     priced = ("try", "mine.jsonl", "--price", "2,0.5,8", "--cloud-share", "0.3")
-    edge, pair, cloud = (one["paid"] for one in tried(edgewise(*priced, "--json"))["systems"])
+    edge, pair, cloud = (one["paid"] for one in edgewise.json(*priced)["systems"])
     assert edge == 0 < pair <= cloud
     assert "paid" in edgewise(*priced).out
     assert "paid" not in edgewise(*priced[:2]).out
@@ -227,8 +216,7 @@ def test_a_price_is_shown(edgewise: Edgewise, tmp_path: Path) -> None:
 def test_where_prompts_go_is_said_before_they_do(edgewise: Edgewise, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("one\ntwo\nthree\n")
     far = ("--edge", str(bundled("edge")), "--cloud", "https://far.example:8080")
-    done = edgewise("try", "mine.txt", "--limit", "2", *far)
-    assert done.code == 2
+    done = edgewise("try", "mine.txt", "--limit", "2", *far, code=2)
     said, problem = done.err.splitlines()
     assert "https://far.example:8080: 2, " in said
     assert "--limit" in said
@@ -258,7 +246,4 @@ def test_what_cannot_be_tried(
 ) -> None:
     if content is not None:
         (tmp_path / "mine.txt").write_bytes(content)
-    done = edgewise("try", "mine.txt", *flags)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.count("\n") == 1
-    assert word in done.err
+    assert word in edgewise.refusal("try", "mine.txt", *flags)

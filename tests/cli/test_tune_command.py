@@ -14,6 +14,11 @@ from tests.cli.conftest import Edgewise
 pytestmark = pytest.mark.deep
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 def write_prompts(path: Path, count: int) -> None:
     lines = [{"prompt": question.prompt} for question in pocketqa("train").questions[:count]]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -30,14 +35,9 @@ def realised(share: float) -> float:
     return cloud / output
 
 
-def test_what_is_tuned_is_realised(
-    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_what_is_tuned_is_realised(edgewise: Edgewise, tmp_path: Path) -> None:
     write_prompts(tmp_path / "mine.jsonl", 120)
-    done = edgewise("tune", "mine.jsonl", "--router", "entropy", "--json")
-    assert done.code == 0, done.err
-    told = json.loads(done.out)
+    told = edgewise.json("tune", "mine.jsonl", "--router", "entropy")
     with Pair("bundled", router="entropy", cloud_share=0.05) as pair:
         assert pair.policy.threshold == told["thresholds"]["0.05"]
     # Another router, or cloud, is another matter.
@@ -48,35 +48,24 @@ def test_what_is_tuned_is_realised(
         assert realised(share) == pytest.approx(share, rel=0.1)
 
 
-def test_each_further_cloud_has_thresholds_of_its_own(
-    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_further_cloud_has_thresholds_of_its_own(edgewise: Edgewise, tmp_path: Path) -> None:
     """They are where a pair with these clouds begins; a share of fewer has a higher one."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_prompts(tmp_path / "mine.jsonl", 40)
     large = str(bundled("cloud"))
     clouds = [word for _ in range(2) for word in ("--cloud", large)]
-    flags = ("--edge", "bundled", "--router", "entropy", "--json")
-    done = edgewise("tune", "mine.jsonl", *flags, *clouds)
-    assert done.code == 0, done.err
-    (thresholds,) = json.loads(done.out)["tiers"].values()
+    flags = ("--edge", "bundled", "--router", "entropy")
+    (thresholds,) = edgewise.json("tune", "mine.jsonl", *flags, *clouds)["tiers"].values()
     assert 0 <= thresholds["0.15"] <= thresholds["0.01"] <= 1
     pair: dict[str, Any] = {"router": "entropy", "cloud": [large, large], "tier_share": 0.05}
     with Pair("bundled", **pair) as tuned, Pair("bundled", **pair, tier_threshold=0.7) as named:
         assert tuned.decoder.tiers[1].threshold == thresholds["0.05"]
         assert named.decoder.tiers[1].threshold == 0.7
-    refused = edgewise("tune", "mine.jsonl", "--edge", "bundled", "--keep", "90%", *clouds)
-    assert refused.code == 2
+    edgewise.refusal("tune", "mine.jsonl", "--edge", "bundled", "--keep", "90%", *clouds)
 
 
-def test_what_is_kept_is_what_a_pair_answers_at(
-    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_what_is_kept_is_what_a_pair_answers_at(edgewise: Edgewise, tmp_path: Path) -> None:
     write_prompts(tmp_path / "mine.jsonl", 40)
-    done = edgewise("tune", "mine.jsonl", "--keep", "50%", "--max-tokens", "12", "--json")
-    assert done.code == 0, done.err
-    kept = json.loads(done.out)["kept"]
+    kept = edgewise.json("tune", "mine.jsonl", "--keep", "50%", "--max-tokens", "12")["kept"]
     assert kept["least"] >= 0.5
     with Pair("bundled", cloud="bundled", verify="off") as pair:
         assert (pair.policy.threshold, pair.policy.cloud_share) == (kept["threshold"], None)
@@ -98,27 +87,23 @@ def test_what_so_few_prompts_cannot_show_is_refused(
     count: int, flags: tuple[str, ...], named: str, edgewise: Edgewise, tmp_path: Path
 ) -> None:
     write_prompts(tmp_path / "mine.jsonl", count)
-    done = edgewise("tune", "mine.jsonl", *flags)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert named in done.err
+    assert named in edgewise.refusal("tune", "mine.jsonl", *flags)
 
 
 def test_one_that_ran_out_of_time_goes_on(
     edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cloud in this process has no deadline but the user's; the error names flag and prompt."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("edgewise_lab.commands.tune.SHARES", (0.05, 0.1))
     write_prompts(tmp_path / "mine.jsonl", 20)
     command = ("tune", "mine.jsonl", "--router", "entropy", "--max-tokens", "24")
-    failed = edgewise(*command, "--deadline", "0.000001")
-    assert failed.code == 2
+    failed = edgewise(*command, "--deadline", "0.000001", code=2)
     for word in ("--deadline", "Question '", "goes on"):
         assert word in failed.err
     (kept,) = (tmp_path / "cache/edgewise/tuning").iterdir()
     assert kept.read_text().count("\n") >= 20, "the edge's own answers need no cloud"
     done = edgewise(*command)
-    assert (done.code, kept.exists()) == (0, False)
+    assert not kept.exists()
     assert "Warning" not in done.err
     shown, rest = done.out.split("cloud share", 1)
     assert str(tmp_path) not in shown

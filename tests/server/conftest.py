@@ -15,14 +15,12 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from edgewise.addresses import bundled
 from edgewise.cloud.engine import LlamaServer
-from edgewise.testing.link import Link, Quality
+from edgewise.testing.link import Link
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.llama_server_process import llama_server
 from tests.models import write_with_tools
 from tests.server.page_asking import PATIENCE
-from tests.server.serving import serving
+from tests.server.serving import far_cloud, serving
 from tests.tool_models import HERMES
 
 
@@ -63,12 +61,9 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def linked() -> Iterator[tuple[str, Link]]:
     """A server whose cloud stands behind a link of 40 ms."""
-    with llama_server(bundled("cloud")) as engine:
-        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.04))
-        arguments = ("--cloud", link.url, "--router", "bundled", "--slots", "3", "--deadline", "60")
-        with serving(*arguments) as found:
-            yield found, link
-        link.close()
+    flags = ("--router", "bundled", "--slots", "3", "--deadline", "60")
+    with far_cloud(0.04) as link, serving("--cloud", link.url, *flags) as found:
+        yield found, link
 
 
 @pytest.fixture

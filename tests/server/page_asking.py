@@ -16,19 +16,23 @@ PATIENCE = 60_000
 """Milliseconds that a busy machine may take; nobody waits for them elsewhere."""
 
 
-def ask(page: Page, text: str) -> None:
-    """Ask, and wait for the whole answer."""
+def begin(page: Page, text: str) -> None:
+    """Ask, and wait until the turn is there."""
     with another_turn(page):
         page.get_by_label("Message").fill(text)
         page.keyboard.press("Enter")
+
+
+def ask(page: Page, text: str) -> None:
+    """Ask, and wait for the whole answer."""
+    begin(page, text)
     done(page)
 
 
 def ask_example(page: Page, title: str = "A sum") -> None:
     """Ask the first screen's question of this title, and wait for the whole answer."""
-    with another_turn(page):
+    with whole_turn(page):
         page.locator("#examples button", has_text=re.compile(f"^{title}")).click()
-    done(page)
 
 
 def choose(page: Page, mode: str) -> None:
@@ -60,6 +64,14 @@ def another_turn(page: Page) -> Generator[None]:
     page.evaluate("document.querySelectorAll('.turn').forEach((turn) => turn.dataset.seen = 1)")
     yield
     expect(page.locator(".turn:not([data-seen])")).not_to_have_count(0)
+
+
+@contextmanager
+def whole_turn(page: Page) -> Generator[None]:
+    """What is done within begins a turn; it is written at the end."""
+    with another_turn(page):
+        yield
+    done(page)
 
 
 def done(page: Page) -> None:

@@ -3,13 +3,16 @@
 import ssl
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import httpx2
 
+from edgewise.addresses import bundled
+from edgewise.testing.link import Link, Quality
+from tests.llama_server_process import llama_server
 from tests.server_process import free_port, server_process
 
 
@@ -39,6 +42,15 @@ def running(
         own: Any = {"variables": environment, "folder": Path(name), "trusted": trusted}
         with server_process(command, f"{url}/health", log=Path(name) / "log", **own) as pid:
             yield Server(url, pid)
+
+
+@contextmanager
+def far_cloud(round_trip: float) -> Iterator[Link]:
+    """A llama-server with the bundled cloud model, at a link's URL."""
+    with llama_server(bundled("cloud")) as engine:
+        port = int(engine.rpartition(":")[2])
+        with closing(Link("127.0.0.1", port, Quality(round_trip=round_trip))) as link:
+            yield link
 
 
 def get(url: str, **more: Any) -> httpx2.Response:

@@ -1,6 +1,7 @@
 """OpenAI's two older APIs over a real server: shapes, streams, logprobs, who writes, the dial."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.scoring import MOST
 from edgewise.loop.policy import INITIAL_BUCKET
-from edgewise.testing.link import Link, Quality
+from edgewise.testing.link import Link
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
@@ -20,7 +21,7 @@ from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 from tests.server.in_process import ASK as IN_PROCESS
 from tests.server.in_process import CHAT, TEXT, app, data_of
-from tests.server.serving import get, post, serving
+from tests.server.serving import far_cloud, get, post, serving
 
 PROMPTED = {"model": "edgewise:edge", "prompt": "The word copper names", "max_tokens": 12}
 
@@ -331,12 +332,9 @@ def test_provenance_is_told_on_demand(url: str, model: str, reason: str) -> None
 
 @pytest.mark.deep
 def test_guesses_are_told_while_a_consult_flies() -> None:
-    with llama_server(bundled("cloud")) as engine:
-        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.1))
-        flags = ("--cloud", link.url, "--threads", "1", "--router", "bundled")
-        with serving(*flags) as far:
-            found = chunks(far, model="edgewise@0.2", messages=ASK_HARD, edgewise={"pending": True})
-        link.close()
+    flags = ("--threads", "1", "--router", "bundled")
+    with far_cloud(0.1) as link, serving("--cloud", link.url, *flags) as far:
+        found = chunks(far, model="edgewise@0.2", messages=ASK_HARD, edgewise={"pending": True})
     own = [chunk["edgewise"] for chunk in found if "edgewise" in chunk]
     assert any("pending" in one for one in own)
     assert not any("token" in one for one in own)
@@ -437,17 +435,16 @@ def test_edge_only_answers_make_no_connection(through: str) -> None:
     question = pocketqa().questions[0].prompt
     with llama_server(bundled("cloud")) as engine, gateway([engine]) as running:
         far = engine if through == "engine" else running.url
-        link = Link("127.0.0.1", int(far.rpartition(":")[2]))
-        try:
-            with serving("--threads", "1", "--cloud", link.url) as url:
-                # The vocabulary was proven at the start; what follows is the answers' own.
-                link.cut()
-                before = (link.connections, link.up)
-                for model in ("edgewise:edge", "edgewise@0"):
-                    usage = asked(url, model, question, 24)["usage"]
-                    assert usage["edgewise"]["cloud_tokens"] == 0
-                assert (link.connections, link.up) == before
-                asked(url, "edgewise:cloud", question, 4)
-                assert link.connections > before[0]
-        finally:
-            link.close()
+        with (
+            closing(Link("127.0.0.1", int(far.rpartition(":")[2]))) as link,
+            serving("--threads", "1", "--cloud", link.url) as url,
+        ):
+            # The vocabulary was proven at the start; what follows is the answers' own.
+            link.cut()
+            before = (link.connections, link.up)
+            for model in ("edgewise:edge", "edgewise@0"):
+                usage = asked(url, model, question, 24)["usage"]
+                assert usage["edgewise"]["cloud_tokens"] == 0
+            assert (link.connections, link.up) == before
+            asked(url, "edgewise:cloud", question, 4)
+            assert link.connections > before[0]

@@ -183,7 +183,7 @@ def test_serve_takes_a_file_of_keys(keys: Path, edgewise: Edgewise) -> None:
             ask(client)
         with pytest.raises(AuthenticationError):
             ask(client.copy(api_key="ew-wrong"))
-        assert edgewise("keys", "revoke", "laptop", "--keys", str(keys)).code == 0
+        edgewise("keys", "revoke", "laptop", "--keys", str(keys))
         shown = {"Authorization": f"Bearer {secret}"}
         models = f"{server.url}/v1/models"
         until(

@@ -16,6 +16,7 @@ from tests.server.page_asking import (
     another_turn,
     ask,
     ask_example,
+    begin,
     candidate,
     choose,
     cloud_token,
@@ -27,6 +28,7 @@ from tests.server.page_asking import (
     token,
     until,
     usage,
+    whole_turn,
 )
 from tests.server.serving import serving
 
@@ -170,9 +172,7 @@ def test_the_legend_has_what_the_answers_have(page: Page) -> None:
 def test_a_cloud_that_was_faster_is_said_to_be(page: Page) -> None:
     hold(page)
     choose(page, "Side by side")
-    with another_turn(page):
-        page.get_by_label("Message").fill("tin")
-        page.keyboard.press("Enter")
+    begin(page, "tin")
     until(page, "window.replies.length === 3")
     for wrote in ("the cloud", "the edge", "the pair"):
         say(page, token(0, wrote), END, over=True)
@@ -230,9 +230,8 @@ def test_side_by_side_all_draw_alike(page: Page) -> None:
     ask(page, QUESTION)
     pair, edge, _ = page.locator(".text").all_inner_texts()
     assert pair == edge
-    with another_turn(page):
+    with whole_turn(page):
         page.get_by_role("button", name="Ask again").click()
-    done(page)
     seeds = [json.loads(body)["seed"] for body in bodies]
     assert len({*seeds[:3]}) == len({*seeds[3:]}) == 1
     assert seeds[0] != seeds[3]
@@ -435,8 +434,7 @@ def test_a_running_answer_is_disconnected(browser: Browser, problems: list[str])
         opened(browser, url, problems) as page,
     ):
         page.get_by_label("Cloud share").fill("15")
-        page.get_by_label("Message").fill(SAID)
-        page.keyboard.press("Enter")
+        begin(page, SAID)
         stop = page.get_by_role("button", name="Stop")
         disconnect = page.get_by_role("button", name="Disconnect")
         # Both stand where they stood when the answer began, whatever it grows to.
@@ -468,18 +466,16 @@ def press(page: Page, name: str, *, begins: bool = True) -> None:
     if not begins:
         button.press("Enter")
         return
-    with another_turn(page):
+    with whole_turn(page):
         button.press("Enter")
-    done(page)
 
 
 def test_what_begins_an_answer_and_goes_leaves_the_focus_with_it(page: Page) -> None:
     turn = page.locator(".turn")
     reply(page, [token(0, "Tin"), END, usage()])
     page.locator("#examples button").first.focus()
-    with another_turn(page):
+    with whole_turn(page):
         page.keyboard.press("Enter")
-    done(page)
     expect(turn).to_be_focused()
     press(page, "Ask again")
     expect(turn).to_be_focused()
@@ -490,9 +486,8 @@ def test_what_begins_an_answer_and_goes_leaves_the_focus_with_it(page: Page) -> 
     expect(page.get_by_role("button", name="Edit")).to_be_focused()
     press(page, "Edit", begins=False)
     field.fill("tin")
-    with another_turn(page):
+    with whole_turn(page):
         page.keyboard.press("Enter")
-    done(page)
     expect(turn).to_be_focused()
     ask(page, "zinc")
     expect(page.get_by_label("Message")).to_be_focused()

@@ -14,8 +14,8 @@ from tests.server.page_asking import (
     COMPOSING,
     END,
     QUESTION,
-    another_turn,
     ask,
+    begin,
     choose,
     cloud_token,
     compose,
@@ -27,6 +27,7 @@ from tests.server.page_asking import (
     token,
     until,
     usage,
+    whole_turn,
 )
 from tests.server.serving import serving
 
@@ -66,9 +67,8 @@ def test_an_answer_is_written_again(page: Page) -> None:
     ask(page, QUESTION)
     ask(page, "Tell me about copper.")
     choose(page, "Edge")
-    with another_turn(page):
+    with whole_turn(page):
         page.get_by_role("button", name="Ask again").first.click()
-    done(page)
     # What followed is gone, and what was said before is no part of the question.
     expect(page.locator(".turn")).to_have_count(1)
     expect(page.locator(".text")).not_to_have_text("")
@@ -113,9 +113,8 @@ def test_a_key_of_an_input_method_sends_nothing(page: Page) -> None:
     expect(page.locator(".turn")).to_have_count(1)
     # What is edited is still there.
     expect(field).to_have_value("にほんご")
-    with another_turn(page):
+    with whole_turn(page):
         field.press("Enter")
-    done(page)
     assert len(bodies) == 2
 
 
@@ -125,8 +124,7 @@ def test_an_answer_is_stopped(page: Page, linked: tuple[str, Link]) -> None:
     page.get_by_label("Cloud share").fill("23")
     link.stall()
     try:
-        page.get_by_label("Message").fill(QUESTION)
-        page.keyboard.press("Enter")
+        begin(page, QUESTION)
         stop = page.get_by_role("button", name="Stop")
         expect(stop).to_be_visible()
         expect(page.get_by_role("button", name="Ask again")).to_have_count(0)
@@ -136,9 +134,8 @@ def test_an_answer_is_stopped(page: Page, linked: tuple[str, Link]) -> None:
     finally:
         link.restore()
     expect(page.locator(".question")).to_have_text(re.compile(r"^A traveller .* count\.$"))
-    with another_turn(page):
+    with whole_turn(page):
         page.get_by_role("button", name="Ask again").click()
-    done(page)
     expect(page.locator("[data-counter=share]")).to_have_text(re.compile(r"\d"))
 
 
@@ -191,8 +188,7 @@ def test_a_key_is_asked_for_and_never_kept(browser: Browser) -> None:
         page = browser.new_page()
         page.goto(url)
         expect(page.locator("#sent-sum")).to_have_text("not known")
-        page.get_by_label("Message").fill("Tell me about tin.")
-        page.keyboard.press("Enter")
+        begin(page, "Tell me about tin.")
         expect(page.get_by_role("alert")).to_contain_text("API key is missing")
         field = page.get_by_label("API key")
         expect(field).to_be_focused()
@@ -217,8 +213,7 @@ def test_a_server_that_is_gone_is_told_and_the_question_kept(browser: Browser) -
         # There is nothing to choose.
         expect(page.get_by_role("radio")).to_have_count(0)
         expect(page.get_by_label("Cloud share")).to_be_hidden()
-    page.get_by_label("Message").fill("Tell me about tin.")
-    page.keyboard.press("Enter")
+    begin(page, "Tell me about tin.")
     expect(page.get_by_role("alert")).to_contain_text("does not answer")
     expect(page.locator("#trouble")).to_contain_text("start it again")
     # There is nothing to copy, and nothing to count.
@@ -232,8 +227,7 @@ def test_a_server_that_is_gone_is_told_and_the_question_kept(browser: Browser) -
 def test_a_long_answer_scrolls_while_the_reader_is_at_its_end(page: Page, there: bool) -> None:
     """It grows under a reader's eyes, and nobody is dragged away from what is being read."""
     hold(page)
-    page.get_by_label("Message").fill("Count.")
-    page.keyboard.press("Enter")
+    begin(page, "Count.")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     say(page, token(0, "one\n" * 200))
     main = page.locator("main")

@@ -16,9 +16,9 @@ from tests.server.conftest import opened
 from tests.server.page_asking import (
     END,
     QUESTION,
-    another_turn,
     ask,
     ask_example,
+    begin,
     choose,
     cloud_token,
     hold,
@@ -77,9 +77,7 @@ def shows(page: Page, what: str) -> None:
         ask(page, "In private: what is pennon?")
     if what == "writing":
         hold(page)
-        with another_turn(page):
-            page.get_by_label("Message").fill("tin")
-            page.keyboard.press("Enter")
+        begin(page, "tin")
         say(page, {"edgewise": {"prompt_token_ids": [1]}}, token(0, "Tin"))
         expect(page.get_by_role("button", name="Disconnect")).to_be_enabled()
     if what == "panels":

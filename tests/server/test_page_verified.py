@@ -12,9 +12,9 @@ from playwright.sync_api import Page, expect
 from edgewise.testing.link import Link
 from tests.server.page_asking import (
     END,
-    another_turn,
     ask,
     ask_example,
+    begin,
     cloud_token,
     done,
     hold,
@@ -119,9 +119,7 @@ def test_blocks_of_drafts_are_dimmed_until_they_are_verified(
 
     words = [word for _ in range(7) for word in WORDS]
     hold(page)
-    with another_turn(page):
-        page.get_by_label("Message").fill("Who wrote the first programs?")
-        page.keyboard.press("Enter")
+    begin(page, "Who wrote the first programs?")
     say(page, *(verified(place, word) for place, word in enumerate(words[:20])))
     say(page, *(pending(place, word) for place, word in enumerate(words[20:68], 20)))
     drafts, text = page.locator(".text .pending"), page.locator(".text")

@@ -19,16 +19,13 @@ import httpx2
 import pytest
 import trustme
 
-from edgewise.addresses import bundled
 from edgewise.server import replies
-from edgewise.testing.link import Link, Quality
 from tests import models
 from tests.gateway.processes import until
-from tests.llama_server_process import llama_server
 from tests.programs import python
 from tests.server.in_process import ASK as ASKED
 from tests.server.in_process import BODIES, HeldEdge, answering_of, at_port
-from tests.server.serving import get, post, running, serving
+from tests.server.serving import far_cloud, get, post, running, serving
 from tests.server_process import answers
 
 
@@ -245,14 +242,12 @@ def test_a_client_that_leaves_frees_its_place() -> None:
             while (await posted(session, url, ask("iron", tokens=4)))[0] != 200:
                 assert time.monotonic() - begun < 60
 
-    with llama_server(bundled("cloud")) as engine:
-        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=2.0))
-        # A consult in two seconds, and a dozen of them in an answer.
-        flags = ("--slots", "1", "--queue", "0", "--threads", "1", "--span", "2")
-        with serving(*flags, "--cloud", link.url, "--router", "constant:1") as url:
-            for stream in (True, False):
-                asyncio.run(until_free(url, stream=stream))
-        link.close()
+    # A consult in two seconds, and a dozen of them in an answer.
+    flags = ("--slots", "1", "--queue", "0", "--threads", "1", "--span", "2")
+    asks = ("--router", "constant:1")
+    with far_cloud(2.0) as link, serving(*flags, "--cloud", link.url, *asks) as url:
+        for stream in (True, False):
+            asyncio.run(until_free(url, stream=stream))
 
 
 def test_who_leaves_a_whole_answer_is_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,5 @@
 """The commands with an edge model in MLX form."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_doctor_names_engine_and_build(edgewise: Edgewise, folder: Path) -> None:
-    result = edgewise("doctor", "--edge", str(folder), "--gpu-layers", "0", "--json")
-    checks = {check["name"]: check for check in json.loads(result.out)["checks"]}
+    told = edgewise.json("doctor", "--edge", str(folder), "--gpu-layers", "0")
+    checks = {check["name"]: check for check in told["checks"]}
     assert checks["edge model"]["status"] == "ok"
     assert checks["edge model"]["detail"].startswith("tiny, MLX, 8-bit on cpu, 0.1 M")
 
@@ -27,8 +26,6 @@ def test_it_answers_beside_a_gguf_of_its_vocabulary(
     edgewise: Edgewise, folder: Path, bpe_path: Path
 ) -> None:
     models = ("--edge", str(folder), "--edge-engine", "mlx", "--cloud", str(bpe_path), *QUICK)
-    asking = ("--router", "constant:1", "--threshold", "0.5", "--max-tokens", "8", "--json")
-    result = edgewise("run", "the cat", *models, *asking)
-    assert result.code == 0, result.err
-    usage = json.loads(result.out)["usage"]
+    asking = ("--router", "constant:1", "--threshold", "0.5", "--max-tokens", "8")
+    usage = edgewise.json("run", "the cat", *models, *asking)["usage"]
     assert usage["cloud_tokens"] > 0
