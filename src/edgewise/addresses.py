@@ -112,10 +112,8 @@ def _this_device(found: re.Match[str]) -> str:
 
 
 def without_endpoint(url: str) -> str:
-    """A server's URL, or its path, without an API's `/v1` or the endpoint that was pasted with it.
-
-    Only its end is cut off: no parser changes the rest between a check and a connection.
-    """
+    """A server's URL, or its path, without an API's `/v1` or endpoint at its end."""
+    # Only the end is cut: no parser changes the rest between a check and a connection.
     return _ENDPOINT.sub("", url).rstrip("/")
 
 
@@ -214,11 +212,7 @@ def _by_short_name(address: str, role: Role) -> Path | None:
 
 
 def resolve_tokenizer(address: str) -> Path:
-    """The GGUF file, or the folder with `tokenizer.json`, that `address` names for a tokenizer.
-
-    Of a repository with a `tokenizer.json` only the tokenizer's files are downloaded. Raises
-    `AddressError`.
-    """
+    """The GGUF file, or the folder with `tokenizer.json`, of a tokenizer; raises `AddressError`."""
     if folder := local_folder(address):
         return folder
     path, parsed = _file(address), hub_address(address)
@@ -232,10 +226,7 @@ def resolve_tokenizer(address: str) -> Path:
 
 
 class ModelFiles(NamedTuple):
-    """A model's folder, here or on the hub, before its weights are downloaded.
-
-    `names` are its files, `config` is its `config.json`, `library` what the hub says it is for.
-    """
+    """A model's folder: names of files, its `config.json`, what the hub says it is for."""
 
     names: Sequence[str]
     config: Path | None = None
@@ -243,10 +234,7 @@ class ModelFiles(NamedTuple):
 
 
 def model_files(address: str) -> ModelFiles | None:
-    """What an edge engine may know a model by; None for a GGUF, llama.cpp's. Raises `AddressError`.
-
-    Of a repository only `config.json` is downloaded.
-    """
+    """What an edge engine may know a model by; None for a GGUF. Raises `AddressError`."""
     if address == "bundled" or _file(address) is not None:
         return None
     if folder := local_folder(address):
@@ -288,10 +276,7 @@ def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
 
 
 def checkpoint(name: str) -> Path | None:
-    """The folder of a router: a path, one of the package, or a hub repository's, downloaded.
-
-    None if the name has no such form. Raises `AddressError`.
-    """
+    """A router's folder, downloaded if need be; None for another name. Raises `AddressError`."""
     shipped = {one.name: one for one in bundled("routers").iterdir()}
     if folder := shipped.get(name) or local_folder(name):
         return folder
@@ -338,10 +323,7 @@ def _repository(address: HubAddress, setting: str | None) -> "Repository":
 
 
 def _listed(address: HubAddress, setting: str) -> "tuple[Repository, str, list[str]]":
-    """A repository, the folder in it that an address names, and that folder's files.
-
-    The folder has its slash; it is empty for the root. Raises `AddressError`.
-    """
+    """A repository, the folder in it with its slash (empty: the root), and that folder's files."""
     repository = _repository(address, setting)
     inside = f"{address.file.rstrip('/')}/" if address.file is not None else ""
     names = [one.removeprefix(inside) for one in repository.names if one.startswith(inside)]

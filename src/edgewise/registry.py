@@ -89,10 +89,7 @@ class Registry(Generic[_T]):
         return self._checked(name, loaded)
 
     def source(self, name: str) -> str:
-        """A digest of the file that defines an added name; empty for a built-in one.
-
-        It tells results of earlier code from results of the code as it is now.
-        """
+        """A digest of the file that defines an added name; empty for a built-in one."""
         if self.spelled(name) in self._built_in:
             return ""
         module = sys.modules[cast(Any, self.load(name)).__module__]

@@ -280,10 +280,7 @@ def require_honoured(
 
 
 def file_bytes(path: Path, called: str, *, own: bool = False, most: int = MAX_FILE) -> bytes:
-    """The content of a file of settings, `called` so in errors; `own`: it must be this user's.
-
-    Nobody else decides where a user's prompts and key go. Raises `UsageError`.
-    """
+    """A file of settings, `called` so in errors; `own`: this user's. Raises `UsageError`."""
     try:
         if path.exists() and not path.is_file():  # a pipe would be read for ever
             raise UsageError(f"{called} is not a file.")

@@ -50,10 +50,7 @@ def other_form(path: Path) -> tuple[str, str] | None:
 
 @contextmanager
 def explained(folder: Path, engine: str) -> Generator[None]:
-    """Turns what the package `engine` raises for an unusable file or folder into a `ModelError`.
-
-    A panic of a library in Rust is no `Exception`.
-    """
+    """Turns what `engine` raises for a file or folder, a panic of Rust too, into a `ModelError`."""
     try:
         yield
     except (EdgewiseError, KeyboardInterrupt, SystemExit, GeneratorExit):

@@ -32,10 +32,7 @@ class Scored(msgspec.Struct, frozen=True):
 def scored(
     model: EdgeModel, ids: Sequence[int], *, top: int = 1
 ) -> Generator[Sequence[Scored], None, None]:
-    """Scores `ids`, a batch at a time, in a session of its own.
-
-    Close it to stop early. Raises what `EdgeModel.session` and `EdgeSession.open` do.
-    """
+    """Scores `ids`, a batch at a time, in a session of its own; close it to stop early."""
     session = model.session(Needs.NOTHING)
     most = max(1, min(MOST, model.context, ROOM // (4 * model.tokenizer.size)))
     try:

@@ -34,10 +34,7 @@ Outputs = Literal["none", "last", "all"]
 
 
 class KvRow(NamedTuple):
-    """Views into the engine's memory, valid until its next decode.
-
-    `logits` float32[vocabulary]; `hidden` float32[d], None if not asked for.
-    """
+    """Views until the next decode: `logits` float32[vocabulary], `hidden` float32[d] or None."""
 
     logits: Floats
     hidden: Floats | None = None
@@ -97,10 +94,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def _back(self, count: int, state: Any | None) -> bool:
-        """Cut `count` ids off; with a `state`, put it in place of what cannot be cut.
-
-        False where less was cut.
-        """
+        """Cut `count` ids off; `state` replaces what cannot be cut. False where less was cut."""
 
     def _copy(self) -> Any:
         """Copy what cannot be cut. An engine whose caches are all cut anywhere needs none."""
@@ -144,10 +138,7 @@ class SequenceCache(ABC):
         return max((at for at in self._copies if at <= position), default=0)
 
     def back(self, position: int) -> int:
-        """Drop ids from `position` on, or from the last checkpoint before; returns how many remain.
-
-        Checkpoints after it belong to ids that are gone.
-        """
+        """Drop ids from `position` on, or from a checkpoint before; returns how many remain."""
         if position >= self.length:
             return self.length
         kept = self.keeps(position)

@@ -84,10 +84,7 @@ class Detokenization:
 
 
 async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
-    """Compares the ids; returns how many are the same, as the end of a sentence.
-
-    Raises `VocabularyMismatch`, or a `CloudError` where the engine is gone.
-    """
+    """How many ids are the same, as a sentence's end. Raises `VocabularyMismatch`, `CloudError`."""
     texts = detokenization_of(tokenizer)
     words = list[int]()
     try:

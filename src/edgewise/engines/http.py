@@ -264,10 +264,7 @@ class HttpEngine(Endpoint, Engine):
         return await self.model_name()
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
-        """Whether requests may have a text as salt, and no number.
-
-        An engine that takes a number too ignores the field.
-        """
+        """Whether a request may have a text as salt and no number: some ignore the field."""
         wanted = await self._wanted(ids, 1)
 
         async def takes(salt: object) -> bool:
@@ -390,10 +387,7 @@ def shown(names: Sequence[str], like: str = "") -> str:
 
 
 class Declined(CloudRejected):
-    """A request was declined by its HTTP status; `said` is the engine's own reason.
-
-    `elsewhere`: nothing is at the path, which says nothing of the request.
-    """
+    """Declined by its HTTP status, for the reason `said`; `elsewhere`: nothing is at the path."""
 
     said: str = ""
     elsewhere: bool = False

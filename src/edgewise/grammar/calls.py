@@ -42,10 +42,7 @@ Part = Said | CallBegun | CallArguments
 
 
 class CallReader:
-    """Tells text and calls apart, in an answer whose grammar holds it to a form of calls.
-
-    `bare` are the tools of which an answer may be a call without the form's opening.
-    """
+    """Tells text and calls apart. `bare` are the tools whose calls may lack the form's opening."""
 
     def __init__(self, style: ToolFormat, bare: Sequence[str] = ()) -> None:
         self._style = style

@@ -47,10 +47,7 @@ _SPECIAL = b"\xff"
 
 
 class Allowed(NamedTuple):
-    """Ids that may come next, bool[vocabulary], and whether only one may.
-
-    Where an answer can only end, one of the ids that end it will do.
-    """
+    """Ids that may come next, bool[vocabulary], and whether only one may, or any that ends."""
 
     mask: NDArray[np.bool_]
     forced: bool

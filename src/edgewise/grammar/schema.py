@@ -74,10 +74,7 @@ _ANY = "*"
 
 
 class SchemaBudget:
-    """Work left for all schemas of one request.
-
-    `unheld` are keywords that were left out of lenient ones.
-    """
+    """Work left for all schemas of a request; `unheld` are keywords left out of lenient ones."""
 
     def __init__(self) -> None:
         self.values, self.states, self.characters = MAX_VALUES, MAX_MULTIPLE, MAX_SCHEMA
@@ -87,10 +84,7 @@ class SchemaBudget:
 def schema_text(
     schema: Mapping[str, object] | None, what: str, left: SchemaBudget, *, lenient: bool = False
 ) -> str:
-    """The JSON text of a schema, for a grammar. `left` is the work that it may still make.
-
-    With `lenient`, keywords that the library does not support are ignored. Raises `UsageError`.
-    """
+    """The JSON text of a schema, for a grammar. With `lenient` unsupported keywords are ignored."""
     require_shallow(schema, what)
     found = dict(schema or {})
     if lenient:

@@ -62,10 +62,7 @@ def disk_models() -> list[DiskModel]:
 
 
 def vocabulary_of(path: Path) -> str | None:
-    """A digest of the tokens of a GGUF, or of a cached repository's first; None without any.
-
-    Two models with the same digest most likely share a vocabulary; nothing is loaded for it.
-    """
+    """A digest of the tokens of a GGUF, or of a cached repository's first; None without any."""
     if path.is_dir():
         ggufs = models_among(str(path) for path in _files(path, "snapshots/*/*.gguf"))
         return vocabulary_of(Path(ggufs[0])) if ggufs else None
@@ -203,10 +200,7 @@ def _ollama() -> Iterator[tuple[str, tuple[Path, str]]]:
 
 
 def _weights(root: Path, manifest: Path) -> tuple[Path, str] | None:
-    """The blob that a manifest names as the model's weights; None for another manifest.
-
-    With what makes another model of them, if anything: a projector of images does not.
-    """
+    """The blob of a manifest's weights, and what makes another model of them; None without one."""
     try:
         layers: Any = _described(manifest)["layers"]
         digests = {str(one["digest"]): None for one in layers if one["mediaType"] == _WEIGHTS}

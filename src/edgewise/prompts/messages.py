@@ -112,10 +112,7 @@ def conversation(
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with adjacent turns of one role as one, with a blank line between.
-
-    An answer's text and its calls become one turn as well; results of calls stay apart.
-    """
+    """The conversation with adjacent turns of one role as one, but for results of calls."""
     groups: list[list[Message]] = []
     for one in messages:
         if groups and groups[-1][0].role == one.role != "tool":

@@ -162,10 +162,7 @@ atexit.register(_RENDERER.close)
 
 
 def prepare() -> None:
-    """Begin to start what renders templates; it is ready when a model has been loaded.
-
-    Where that fails, whatever has to be rendered says so.
-    """
+    """Begin to start what renders templates, to be ready with the model. Failures show later."""
     with suppress(ModelError):
         _RENDERER.start()
 

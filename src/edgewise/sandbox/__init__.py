@@ -102,10 +102,7 @@ class Child:
             return self._receive()
 
     def kill(self) -> None:
-        """Kills it at once, with what it started in its group.
-
-        A thread that asks it gets `ChildEnded`, and ends it.
-        """
+        """Kills it at once, and its group. A thread that asks it gets `ChildEnded`, and ends it."""
         if self._process.returncode is None and sys.platform != "win32":
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -383,16 +383,10 @@ class EdgeServer(ABC):
 
     @abstractmethod
     def metered(self, data: bytes) -> tuple[int, int | None]:
-        """Tokens of the prompt, by a whole reply, and how many of them were computed.
-
-        The latter is None where the server does not tell. Raises `Fault`.
-        """
+        """Tokens of a whole reply's prompt, and how many were computed, if told. Raises `Fault`."""
 
     def single(self, asked: WantedStream, end: int) -> Request | None:
-        """Asks for the candidates of one token of which the stream said nothing.
-
-        None where the stream is asked again instead. `end` is an end token.
-        """
+        """Asks for one token of which the stream said nothing; None: the stream is asked again."""
         return None
 
     busy: ClassVar[Request | None] = None
@@ -407,10 +401,7 @@ class EdgeServer(ABC):
         return ()
 
     def context(self, model: ServedModel, *replies: bytes | None) -> tuple[int, str]:
-        """Most ids of an answer and its prompt, and what the server adds that is not used.
-
-        Raises `UsageError`.
-        """
+        """Most ids of answer and prompt, and what the server adds in vain. Raises `UsageError`."""
         return model.context, ""
 
 

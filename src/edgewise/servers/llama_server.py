@@ -63,10 +63,7 @@ class _Timings(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """A whole reply, or a part of a stream.
-
-    `tokens_predicted` counts those too of which the server says nothing.
-    """
+    """A whole reply, or a part of a stream; `tokens_predicted` counts untold ones too."""
 
     tokens: list[int] | None = None
     content: str | None = None

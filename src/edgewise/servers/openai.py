@@ -185,10 +185,7 @@ class LmStudioServer(EdgeServer):
 
 
 class VllmServer(IdServer, LmStudioServer):
-    """By ids, which vLLM writes as `token_id:123`.
-
-    Its cache meter needs the server flag `--enable-prompt-tokens-details`.
-    """
+    """By ids, written `token_id:123`; its meter needs `--enable-prompt-tokens-details`."""
 
     name, owner, verifies, salts, names = "vLLM", "vllm", True, True, True
     program, top, most, takes_text = "vLLM", 20, 20, False

@@ -69,10 +69,7 @@ def only(choices: Sequence[_T]) -> _T:
 
 
 def has_ended(reason: str | None) -> bool:
-    """Whether the model ended the text, by a reply's finish reason.
-
-    Raises `Fault` where what came is no continuation that can be used.
-    """
+    """Whether the model ended the text, by its finish reason; raises `Fault` for no text."""
     if reason in _FILTERED:
         raise Fault("a reply that its content filter stopped", CloudRejected)
     if reason in _TOOLS:

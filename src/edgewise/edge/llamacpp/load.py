@@ -91,10 +91,7 @@ def load_weights(
 def open_weights(
     path: Path, *, gpu_layers: int, repack: bool = True, vocabulary_only: bool = False
 ) -> Any:
-    """Like `load_weights`, for a file that may crash this process; `repack` takes time and memory.
-
-    Raises `ModelError`.
-    """
+    """Like `load_weights`, for a file that may crash this process. Raises `ModelError`."""
     llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
@@ -114,16 +111,13 @@ def open_weights(
 def new_context(
     model: Any, path: Path, *, context: int, sequences: int, threads: int | Threads
 ) -> LlamaContext:
-    """A llama.cpp context of `sequences` sequences of `context` ids; the caller closes it.
-
-    Layers with a sliding window hold all ids, so that sequences can be cut anywhere.
-    """
+    """A context of llama.cpp for `sequences` of `context` ids each; the caller closes it."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = context * sequences
     params.n_batch = params.n_ubatch = min(BATCH, context)
     params.n_seq_max = sequences
     params.kv_unified = False
-    params.swa_full = True
+    params.swa_full = True  # sliding windows hold all ids, so that they can be cut anywhere
     found = threads if isinstance(threads, Threads) else None
     params.n_threads = params.n_threads_batch = found.most if found else threads
     params.embeddings = True
@@ -277,10 +271,7 @@ def _identity(path: Path, vocabulary_only: bool) -> str:
 
 
 def _loads_in_child(path: Path, vocabulary_only: bool) -> bool:
-    """Whether a child loads the file; False where nobody knows.
-
-    Raises `ModelError` for one that is refused in words, or that ends the child.
-    """
+    """Whether a child loads the file; False where nobody knows. Raises `ModelError`."""
     # What lies in the current folder is no module of ours.
     here = Path.cwd()
     folders = [folder for folder in sys.path if folder and Path(folder) != here]

@@ -57,10 +57,7 @@ class ServedToken(NamedTuple):
 
 
 class Dialect:
-    """A served model, asked in ids. Every method may raise `EdgeError`.
-
-    `tokenizer` is the model's own, once it was found.
-    """
+    """A served model, asked in ids of its own `tokenizer`. Every method may raise `EdgeError`."""
 
     tokenizer: Tokenizer
 
@@ -203,10 +200,7 @@ class Dialect:
             return self.kind.streamed(reply) or Event()
 
     def _tokens(self, event: Event, before: Sequence[int]) -> Sequence[ServedToken | None]:
-        """Its tokens; None for a text that no id has.
-
-        A character of several tokens may come with the candidates of its last one alone.
-        """
+        """Its tokens; None for a text that no id has."""
         if not self.kind.takes_text:
             return [_by_id(row) for row in event.rows]
         tokens = [self._token(row) for row in event.rows]
@@ -255,10 +249,7 @@ class Dialect:
         return text
 
     def _parts(self, ids: Sequence[int]) -> list[bytes | int]:
-        """Control tokens and the text before each of them and after the last.
-
-        Without blanks around it: servers drop those beside some control tokens.
-        """
+        """Control tokens and the stripped text around them: servers drop blanks beside some."""
         parts: list[bytes | int] = []
         for control, group in groupby(ids, self.tokenizer.special.__contains__):
             run = list(group)
@@ -316,10 +307,7 @@ def _warn(program: str, url: str, name: str, own: str) -> None:
 
 
 def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
-    """The model that a server serves, by trying each kind that is known.
-
-    Raises `UsageError`, or `EdgeError` where none answers.
-    """
+    """The model that a server serves, by trying each kind. Raises `UsageError`, `EdgeError`."""
     for kind in SERVERS:
         if (described := described_at(kind, server, model, context)) is not None:
             return Dialect(kind, server, described)

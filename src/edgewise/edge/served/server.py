@@ -44,10 +44,7 @@ class Server:
         self._http.close()
 
     def found(self, request: Request) -> bytes | None:
-        """The reply; None unless it has status 200.
-
-        Raises `EdgeError` for a server that cannot answer now.
-        """
+        """The reply; None unless it has status 200. Raises `EdgeError` while it cannot answer."""
         with self._sent(request) as response:
             if response.status_code == 503:
                 raise self._gone("HTTP 503: it may still be loading")

@@ -76,10 +76,7 @@ class _Config(msgspec.Struct, frozen=True):
 
 
 def read_onnx_folder(folder: Path) -> tuple[OnnxDescription, dict[str, Any]]:
-    """What `folder` holds, and its whole config.
-
-    Raises `ModelError` for what is no language model, or not safe.
-    """
+    """What `folder` holds, and its whole config. Raises `ModelError` for what is not safe."""
     path = folder / CONFIG
     raw = read_json(path, dict[str, Any])
     if raw is None:

@@ -118,10 +118,7 @@ class Placeholders:
         return made
 
     def places(self, text: str, found: Iterable[Span]) -> list[Span]:
-        """Spans of `text` to replace: those `found`, known words, and literal placeholders.
-
-        In order, none overlapping another. Raises `Blocked` for too many private words.
-        """
+        """Spans of `text` to replace, in order, none overlapping. Raises `Blocked` for too many."""
         spans, read = list(found), Normal(text)
         labels = {text[one.start : one.end]: one.label for one in spans}
         if len(self.names) + len(labels) > MOST_FOUND:
