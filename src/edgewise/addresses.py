@@ -103,12 +103,10 @@ def with_scheme(address: str) -> str:
 
     0.0.0.0, which a server prints that listens everywhere, is this device.
     """
-    address = _ANYWHERE.sub(_this_device, address, count=1)
+    if found := _ANYWHERE.match(address):
+        here = "127.0.0.1" if found[2].startswith("0") else "[::1]"
+        address = f"{found[1] or ''}{here}{address[found.end() :]}"
     return f"http://{address}" if _HERE.fullmatch(address) else address
-
-
-def _this_device(found: re.Match[str]) -> str:
-    return (found[1] or "") + ("127.0.0.1" if found[2][0] == "0" else "[::1]")
 
 
 def without_endpoint(url: str) -> str:
@@ -251,10 +249,7 @@ def model_files(address: str) -> ModelFiles | None:
 
 
 def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
-    """The folder of a model, downloaded if need be, and what to call the model.
-
-    Of a repository only files whose names end as in `reads` are downloaded. Raises `AddressError`.
-    """
+    """A model's folder, downloaded as far as an engine `reads` it, and what to call the model."""
     if folder := local_folder(address):
         return folder, folder.resolve().name
     parsed = hub_address(address)

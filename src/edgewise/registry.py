@@ -169,7 +169,6 @@ def _executed(path: Path) -> ModuleType:
 
 
 def _reason(error: Exception) -> str:
-    """An exception in one line, whether or not it has a message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     message = " ".join(str(error).split())

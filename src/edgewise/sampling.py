@@ -76,9 +76,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return int(ids[min(place, len(ids) - 1)])
 
     def _place(self, weights: Floats, total: float, draw: float) -> int:
-        """Index drawn, by `draw` from 0 to 1, among unnormalised probabilities in descending order.
+        """Index drawn, by `draw` from 0 to 1, among descending weights; their number if beyond.
 
-        All weights sum to `total`; returns the number of `weights` if the draw falls beyond them.
+        All of them, those beyond too, sum to `total`.
         """
         sums = np.cumsum(weights, dtype=np.float64)
         most = len(weights)

@@ -124,10 +124,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
-        """Like `encode`, with a leading BOS if the model wants one.
-
-        `special` is for what a template made, never for what others say.
-        """
+        """Like `encode`, with a leading BOS if wanted; `special` for what a template made alone."""
         ...
 
     def piece(self, token: int) -> bytes:

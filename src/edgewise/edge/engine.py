@@ -75,7 +75,6 @@ class EngineModel(EdgeModel):
         return wanted
 
     def _open_slots(self, caches: Sequence[SequenceCache], *, turn: int = BATCH) -> None:
-        """Give sessions these caches."""
         self.slots = self.kind_of_slots(
             caches,
             name=self.name,

@@ -157,7 +157,6 @@ class Slots:
             return not before
 
     def check_open(self) -> None:
-        """Raise `UsageError` once the model is closed."""
         if self.closed:
             raise UsageError(f"{self.name!r} is closed", hint="load it again")
 

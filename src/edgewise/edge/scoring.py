@@ -19,10 +19,7 @@ MOST = 64
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """An id of a text: its logprob (nats) there, and the model's likeliest ones, best first.
-
-    Nothing stands before the first one, so nothing is known of it: None, and no candidates.
-    """
+    """An id of a text: its logprob (nats), and the likeliest there; of the first neither."""
 
     id: int
     logprob: float | None = None

@@ -71,7 +71,6 @@ class SequenceCache(ABC):
 
     @property
     def length(self) -> int:
-        """Number of computed ids."""
         return len(self.ids)
 
     @property

@@ -63,11 +63,7 @@ class LogitsStep(Step):
         written: Written | None = None,
         shared: bool = False,
     ) -> None:
-        """`buffer` float32[vocabulary] is scratch space, shared by the steps of one session.
-
-        Of a large vocabulary only the beginning is used. `shared` where the engine calls `keep`:
-        what leaves this object is a copy then.
-        """
+        """`buffer`: scratch space of a session's steps. `shared`: what leaves here is a copy."""
         self.position = position
         self.size = len(logits)
         self.proposed = int(logits.argmax())

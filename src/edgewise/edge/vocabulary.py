@@ -54,7 +54,6 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
-    """Length of the common prefix."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index

@@ -90,7 +90,6 @@ class Engine(ABC):
     """Whether it is billed once for a verification, and not for each token as a prompt or more."""
 
     def __init__(self, url: str) -> None:
-        """`url` says which engine it is."""
         self.url = url
         self.salted = False
         self.vocabulary: tuple[list[int], ...] | None = None
@@ -187,7 +186,6 @@ class Engine(ABC):
         return f"{len(PROBES)} strings have the same ids at the engine"
 
     def mismatch(self, what: str) -> VocabularyMismatch:
-        """The error for a cloud model that does this."""
         return VocabularyMismatch(
             f"The cloud model at {self.url!r} {what}, so their vocabularies differ",
             hint="choose two models of one family, or name its own tokenizer",

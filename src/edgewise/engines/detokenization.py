@@ -61,7 +61,6 @@ class Detokenization:
         random.Random(0).shuffle(self.words)
 
     def text(self, token: int) -> str:
-        """Expected text of a single id."""
         piece = self._pieces.get(token, b"").decode("utf-8", "replace")
         return _PADDING.sub("", self._special.get(token, piece))
 
@@ -103,10 +102,7 @@ async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
 
 
 async def _compared(engine: Engine, texts: Detokenization, words: list[int]) -> bool:
-    """Whether the engine detokenizes; raises `VocabularyMismatch`.
-
-    Adds to `words` how many of them each request has shown to be the same.
-    """
+    """Whether the engine detokenizes; adds to `words` how many each request showed to be alike."""
     client = Client(end=time.monotonic() + COMPARE_SECONDS)
     size = engine.described.size
     missing = None if size is None else texts.missing(size)
@@ -176,7 +172,6 @@ def difference(said: str, own: str, *, control: bool) -> tuple[str, str] | None:
 
 @once
 def detokenization_of(tokenizer: Tokenizer) -> Detokenization:
-    """The cached `Detokenization` of a tokenizer."""
     return Detokenization(tokenizer)
 
 

@@ -224,14 +224,12 @@ class HttpEngine(Endpoint, Engine):
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """See `Engine.verify`."""
         request = self.server.score(await self._wanted(ids, count, client))
         reply = await self.consulted(request, client)
         with self.reading():
             return self.server.scored(reply, ids[-count:])
 
     async def consulted(self, request: Request, client: Client) -> bytes:
-        """The reply to a request about ids; raises a `CloudError`."""
         return await self.send(request, client)
 
     async def _wanted(self, ids: Sequence[int], n: int, client: Client = NOBODY) -> Wanted:
@@ -240,7 +238,6 @@ class HttpEngine(Endpoint, Engine):
         return Wanted(ids, n, model=model, session=client.session, salt=salt)
 
     async def tokenize(self, text: str) -> list[int] | None:
-        """See `Engine.tokenize`."""
         try:
             reply = await self.send(self.server.tokenize(text, await self.named()))
         except CloudRejected:
@@ -249,7 +246,6 @@ class HttpEngine(Endpoint, Engine):
             return self.server.tokenized(reply)
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
-        """See `Engine.detokenize`."""
         try:
             reply = await self.send(self.server.detokenize(ids, await self.named()), client)
         except Declined as error:
@@ -400,10 +396,7 @@ class Redirected(CloudRejected):
 def not_now(
     url: str, status: int, request_id: str | None = None, later: float | None = None
 ) -> CloudError | None:
-    """The error for an HTTP status about the address, the key or overload; None for any other.
-
-    `later` is in how many seconds it wants to be asked again, where it said so.
-    """
+    """The error for a status about the address, the key or overload; `later` from `Retry-After`."""
     request_id = bounded(request_id)
     if 300 <= status < 400:
         return Redirected(

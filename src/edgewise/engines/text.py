@@ -46,10 +46,7 @@ _FILTERS = ("top_k", "min_p")
 
 
 class TextRequest(NamedTuple):
-    """A request for at most `n` tokens after `answer`, the beginning of a reply; may be empty.
-
-    With a JSON `schema` the reply fits it: of a server that reads, which continues none.
-    """
+    """At most `n` tokens after `answer`, a reply's beginning; with a JSON `schema` it fits that."""
 
     messages: Sequence[Message]
     answer: str
@@ -98,10 +95,7 @@ class TextEngine(Endpoint):
         self._rendered: dict[tuple[object, ...], str] = {}
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
-        """Continue the answer of a request.
-
-        Raises a `CloudError`: `CloudRejected` where the API does not take an answer that was begun.
-        """
+        """Continue the answer of a request. Raises a `CloudError`."""
         how, text = self._drawn(request), request.answer
         if text and self.server.reads:
             raise CloudRejected(f"{self.url!r} continues no answer that was begun.")
@@ -118,10 +112,7 @@ class TextEngine(Endpoint):
             return self._checked(request, self.server.continued(reply))
 
     async def describe(self) -> Described:
-        """Describes the served model; raises a `CloudError` if the API is not of this dialect.
-
-        An API that lists no models, or not all, serves the named.
-        """
+        """Describes the served model; an API that lists none, or not all, serves the named."""
         # It may have been started anew, with another template.
         self._rendered.clear()
         models = await self._listed()
@@ -142,10 +133,7 @@ class TextEngine(Endpoint):
         return self.model
 
     async def _at_base(self, request: Request, client: Client = NOBODY) -> bytes:
-        """The reply to a request below `/v1`, or below nothing; raises a `CloudError`.
-
-        Where nothing is at one of them, the next is tried. The right one is remembered.
-        """
+        """The reply to a request below `/v1`, or below nothing: the right one is remembered."""
         if not request.path.startswith("/v1/") or (self.server.base and request.body):
             path = self.server.base + request.path.removeprefix("/v1")
             return await self.send(request._replace(path=path), client)
@@ -168,10 +156,7 @@ class TextEngine(Endpoint):
     async def _accepted(
         self, request: Request, forms: Sequence[Sequence[Fields]], client: Client
     ) -> bytes:
-        """The reply to a request and one of each of the `forms`: the first not declined yet.
-
-        After the last of them nothing is sent in their place. Raises a `CloudError`.
-        """
+        """The reply to a request with the first of each of the `forms` that is not declined."""
         gone = self._declined
         while True:
             keyed = [[(_key(n, one), one) for n, one in enumerate(form)] for form in forms]

@@ -65,7 +65,6 @@ class CallReader:
         return self._calls > 0 and self._place == self._behind
 
     def feed(self, text: str) -> list[Part]:
-        """Parses the next text of the answer."""
         self._text += text
         parts: list[Part] = []
         while self._text:
@@ -108,7 +107,6 @@ class CallReader:
             yield self._begun(head.removeprefix(style.before_name))
 
     def _begun(self, name: str) -> CallBegun:
-        """A call whose arguments come next."""
         self._arguments, self._place = _Object(), self._inside
         self._calls += 1
         id = "".join(secrets.choice(_LETTERS) for _ in range(_ID))

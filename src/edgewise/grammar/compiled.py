@@ -281,6 +281,5 @@ def _within(work: Callable[[], Grammar]) -> Grammar:
 
 
 def _reason(words: str) -> str:
-    """The library's error message, in one line."""
     lines = [line.strip() for line in words[: 10 * _LONGEST_REASON].splitlines() if line.strip()]
     return (lines[0] if lines else "no reason given")[:_LONGEST_REASON].rstrip(".")

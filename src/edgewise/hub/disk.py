@@ -111,10 +111,7 @@ def _bounded(count: int, most: int) -> int:
 
 
 def ollama_file(name: str, *, whole: bool = True) -> Path:
-    """The GGUF of Ollama's model `name`, such as qwen3:0.6b. Raises `AddressError`.
-
-    Unless it is to be the `whole` model, its adapters and further files do not matter.
-    """
+    """The GGUF of Ollama's `name`; adapters do not matter unless it is to be the `whole` model."""
     wanted = _full_name(name)
     if wanted is None:
         raise AddressError(
@@ -181,10 +178,7 @@ def blobs_named(sha256: str) -> list[Path]:
 
 
 def _ollama() -> Iterator[tuple[str, tuple[Path, str]]]:
-    """Names as `ollama list` writes them, the weights, and what a model has more than these.
-
-    Models without a GGUF are left out.
-    """
+    """Names as `ollama list` writes them, the weights, and what a model has more than these."""
     for root in _ollama_folders():
         for path in _files(root, "manifest*/*/*/*/*"):
             host, owner, model, tag = path.parts[-4:]
@@ -221,7 +215,6 @@ def _ollama_folders() -> list[Path]:
 
 
 def _lmstudio() -> Iterator[tuple[str, Path, int]]:
-    """Names below its folders, files and bytes."""
     for folder in _lmstudio_folders():
         for path, size in _models(folder):
             yield path.relative_to(folder).as_posix(), path, size

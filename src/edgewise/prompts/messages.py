@@ -131,10 +131,7 @@ def joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def alternating(messages: Sequence[Message], *, system: bool) -> list[Message]:
-    """The conversation in turns that alternate and begin with the user's.
-
-    The user says what `system` messages say: all of them, or with `system` those behind others.
-    """
+    """The conversation in turns that alternate; the user says what (other) `system` messages do."""
     leading = next((at for at, one in enumerate(messages) if one.role != "system"), len(messages))
     kept = [*messages[: leading if system else 0]]
     said = [
@@ -146,7 +143,6 @@ def alternating(messages: Sequence[Message], *, system: bool) -> list[Message]:
 
 
 def texts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
-    """Every text of a conversation that somebody said."""
     texts: list[str] = []
     conversation(messages, tools, lambda text: texts.append(text) or text)
     return texts
@@ -197,7 +193,6 @@ def _call(call: ToolCall, change: Change) -> dict[str, object]:
 
 
 def _changed(value: Any, change: Change) -> object:
-    """The same with every text in it changed; keys, too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -56,7 +56,6 @@ class Renderer:
     """Renders chat templates within limits, for any number of threads."""
 
     def __init__(self, *, seconds: float = SECONDS) -> None:
-        """`seconds` a rendering."""
         self._seconds = seconds
         self._lock = threading.Lock()
         self._process: Child | None = None

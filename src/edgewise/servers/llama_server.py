@@ -162,7 +162,6 @@ class LlamaCppServer(IdServer, EdgeServer):
         return reply.id_slot, reply.timings.cache_n
 
     def props(self, model: str | None) -> Request:
-        """Asks for its `Props`."""
         return Request(f"/props?{urlencode(_named(model))}".removesuffix("?"))
 
     def tokenize(self, text: str, model: str | None) -> Request:

@@ -48,7 +48,6 @@ class Meter(msgspec.Struct):
 
     @property
     def cached(self) -> int | None:
-        """Prompt tokens that came from the cache."""
         details = self.prompt_tokens_details
         if details is not None and details.cached_tokens is not None:
             return details.cached_tokens
@@ -137,7 +136,6 @@ def verification_of(ids: Sequence[int], told: Completion, *, written: int) -> Co
 
 
 def _candidates(top: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...]:
-    """The candidates with a finite logprob, best first."""
     known = [
         Candidate(token, logprob)
         for token, logprob in top

@@ -178,7 +178,6 @@ def _offloaded_layers(gpu_layers: int | Literal["auto"]) -> int:
 
 
 def _refused(path: Path, log: str, why: str) -> ModelError:
-    """The error for a file that llama.cpp does not load."""
     log = log.replace(str(path), "")
     what, hint = next((what, hint) for said, what, hint in _REASONS if re.search(said, log))
     return ModelError(f"{str(path)!r} {what} (llama.cpp: {why})", hint=hint)
@@ -304,7 +303,6 @@ def _loads_in_child(path: Path, vocabulary_only: bool) -> bool:
 
 
 def _ended(path: Path, error: ChildEnded) -> ModelError:
-    """The error for a file that ends the child."""
     late, killed = error.why == "time", error.status == -9  # as the system does, out of memory
     ends = "does not end" if late else f"ends with status {error.status}"
     said = f": {_PLACE.sub('', error.words[-1])[:300]}" if error.words else ""

@@ -47,10 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServedToken(NamedTuple):
-    """The id that a server wrote, and the likeliest ids there with their logprobs, in any order.
-
-    A server that says nothing of a token is taken to be sure of it: one candidate, at 0.
-    """
+    """The id that a server wrote and the likeliest there; of a silent server the id alone, at 0."""
 
     token: int
     top: Sequence[tuple[int, float | None]]
@@ -321,7 +318,6 @@ def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
 def described_at(
     kind: EdgeServer, server: Server, model: str | None, context: int | None
 ) -> ServedModel | None:
-    """The model, if the server is of that kind."""
     first, *others = kind.asks
     if (reply := server.found(first)) is None:
         return None

@@ -63,7 +63,6 @@ class Server:
 
     @contextmanager
     def reading(self) -> Generator[None]:
-        """Makes an `EdgeError` of a `Fault`."""
         try:
             yield
         except Fault as fault:
@@ -175,10 +174,7 @@ class Server:
 
 
 class Lines:
-    """The lines of a response with content, without comments; whoever reads them notes tokens.
-
-    A line that has none, however many come, holds no answer up for ever.
-    """
+    """The lines of a response, without comments; a time without a token ends them."""
 
     def __init__(self, server: Server, response: httpx2.Response) -> None:
         self._server, self._response = server, response

@@ -68,7 +68,6 @@ def modules() -> list[Any]:
 
 
 def load_folder(mx: Any, folder: Path, device: Any) -> Any:
-    """A module of mlx-lm's. Raises `ModelError`."""
     files = weight_files(folder)
     count_weights(files)
     with mx.stream(device):
@@ -331,15 +330,10 @@ class MlxModel(FolderModel):
         self._seen = entered
 
     def new_cache(self) -> list[Any]:
-        """Caches for a new sequence, one a layer."""
         return import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
 
     def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> list[Any]:
-        """Compute `ids` after those in the cache, with rows for all of them, the last, or none.
-
-        Logits [n, vocabulary] and hidden states [n, d], float32 of MLX; the second is None where
-        the model shows none, and nothing is returned without outputs.
-        """
+        """Compute `ids`: logits [n, vocabulary], hidden [n, d] or None; nothing without outputs."""
         mx = self.mx
         with mx.stream(self.device):
             made = self._model(mx.array([list(ids)]), cache=cache)

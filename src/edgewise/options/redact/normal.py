@@ -43,7 +43,6 @@ class Normal:
         self.text, self._places = "".join(parts) or text, places
 
     def span(self, one: Span) -> Span:
-        """A span of `text` in the text that was given."""
         if self.same:
             return one
         return Span(self._places[one.start][0], self._places[one.end - 1][1], one.label)

@@ -112,7 +112,6 @@ class Placeholders:
         self._counts = Counter[str]()
 
     def copy(self) -> "Placeholders":
-        """The same so far, to go on with."""
         made = Placeholders(self._forms)
         made.names, made._counts = self.names.copy(), self._counts.copy()
         return made
@@ -133,7 +132,6 @@ class Placeholders:
         return _joined(one for one in spans if one.start < one.end)
 
     def replaced(self, text: str, places: Sequence[Span]) -> str:
-        """The text with placeholders in these places."""
         parts, at = list[str](), 0
         for start, end, label in places:
             parts += [text[at:start], self._name(text[start:end], label)]

@@ -211,7 +211,7 @@ class TransformersModel(FolderModel):
         )
 
     def _load(self, options: EdgeOptions) -> None:
-        """A model is on one device as a whole: a GPU where there is one, or the CPU, in float32."""
+        """On one device: a GPU if there is one, else, or with 0 GPU layers, the CPU in float32."""
         self.torch.set_num_threads(options.threads or max(1, default_threads() - 1))
         model, config = load_folder(self.torch, self._library, self.path, options.gpu_layers)
         self.network, self._config = model, config
@@ -236,7 +236,6 @@ class TransformersModel(FolderModel):
         self._seen = inputs[0]
 
     def new_cache(self) -> Any:
-        """A cache for a new sequence."""
         cache: Any = self.kinds.DynamicCache(config=self._config)
         if "chunked_attention" not in (getattr(self._config, "layer_types", None) or ()):
             cache.layers = [_whole(self.kinds, layer) for layer in cache.layers]
