@@ -14,8 +14,7 @@ from edgewise.edge.step import top_ids
 from edgewise.errors import UsageError, require
 
 _LEAST_TEMPERATURE = 1e-5
-_LIKELY = 64
-"""Ids sorted first: sorting all of a large vocabulary takes half as long as a step."""
+_LIKELY = 64  # ids sorted first: sorting all of a large vocabulary takes half as long as a step
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):

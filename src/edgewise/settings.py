@@ -34,12 +34,8 @@ _WORDS = {
 _AS_UNSET = {"temperature": 0.0, "verify": "off"}
 """Values that mean, to commands that do not draw or verify, what no value means."""
 
-_OF_SERVE = "api_key"
-"""An option of `serve`, not a setting; it may be in the environment too."""
-
-_TYPO = 0.8
-"""Least similarity of an unknown variable to a setting's name to count as a misspelling."""
-
+_OF_SERVE = "api_key"  # an option of `serve`, not a setting; it may be in the environment too
+_TYPO = 0.8  # least similarity of an unknown variable to a setting's name to count as a misspelling
 _MONEY = Meta(ge=0, le=1e12)
 
 FLAGS, ENVIRONMENT = "the flags", "the environment"

@@ -26,8 +26,7 @@ FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 
 _KEPT_OF_PROMPTS = 2  # its end, and its last turn, which an edited message comes back to
 
-_CLOSE = 0.05
-"""Most difference of logits computed in two ways, relative to the largest."""
+_CLOSE = 0.05  # most difference of logits computed in two ways, relative to the largest
 
 Outputs = Literal["none", "last", "all"]
 """Ids of a run whose logits are returned."""

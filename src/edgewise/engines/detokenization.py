@@ -31,9 +31,7 @@ BEYOND = 512
 
 _BEFORE, _SHOWN = 8, 40
 
-_PADDING = re.compile(r"\[PAD\d+\]")
-"""Text of padding ids in older converters."""
-
+_PADDING = re.compile(r"\[PAD\d+\]")  # text of padding ids in older converters
 _BROKEN = re.compile("\ufffd+")
 # Some engines tidy English up; the order is theirs.
 _TIDIED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")

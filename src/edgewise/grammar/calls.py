@@ -13,8 +13,7 @@ from edgewise.prompts import ToolCall
 from edgewise.prompts.tool_formats import ToolFormat, bare_call, tool_format
 
 _LETTERS = string.ascii_letters + string.digits
-_ID = 9
-"""Characters of a call's id: as many as Mistral's templates insist on."""
+_ID = 9  # characters of a call's id: as many as Mistral's templates insist on
 
 
 class Said(msgspec.Struct, frozen=True):

@@ -167,7 +167,9 @@ class _Weighing:
         for keys in (given, *(given.get(name) for name in _KEYED)):
             if isinstance(keys, Mapping) and len(cast(Mapping[str, Any], keys)) > MAX_KEYS:
                 raise self._refused(f"has more than {MAX_KEYS} keys in one object")
-        combined = combined or _combines(given)
+        # Several parts say something of one value, so that one may name another's keys.
+        said = len(_list(given, "allOf")) + len(given.keys() & (_APPLIED - {"allOf"}))
+        combined = combined or said > 1 or (said > 0 and bool(given.keys() & _HELD))
         self.combines = self.combines or combined
         above = (*above, id(given))
 
@@ -227,12 +229,6 @@ class _Weighing:
 
     def _refused(self, why: str) -> UsageError:
         return UsageError(f"{self._what} {why}", hint="simplify it")
-
-
-def _combines(given: Mapping[str, Any]) -> bool:
-    """Whether several parts say something of one value, so that one may name another's keys."""
-    said = len(_list(given, "allOf")) + len(given.keys() & (_APPLIED - {"allOf"}))
-    return said > 1 or (said > 0 and bool(given.keys() & _HELD))
 
 
 def _inside(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, object]]:

@@ -39,11 +39,8 @@ __all__ = [
     "require_text",
 ]
 
-_BEGINNING = 200
-"""Characters of a message by which it is found in a prompt."""
-
-_FEWEST = 3
-"""Ids that are enough to tell a message from other text."""
+_BEGINNING = 200  # characters of a message by which it is found in a prompt
+_FEWEST = 3  # ids that are enough to tell a message from other text
 
 
 def prompt_from(

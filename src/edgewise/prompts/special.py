@@ -24,8 +24,7 @@ _MARKS = (
 )
 """Unicode's noncharacters: nobody may send them to somebody else."""
 
-_BLANKS = " \t\n\v\f\r"
-"""Blanks that llama.cpp drops beside a token that strips them."""
+_BLANKS = " \t\n\v\f\r"  # blanks that llama.cpp drops beside a token that strips them
 
 
 class ControlTokens:

@@ -24,8 +24,7 @@ START_SECONDS = 30.0
 _KEPT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
 """Variables that an interpreter may need. Keys are not among them."""
 
-_GRACE = 1.0
-"""Seconds after the limit at which the process ends itself, in case its parent is gone."""
+_GRACE = 1.0  # seconds after the limit at which the process ends itself, in case its parent is gone
 
 Why = Literal["start", "time", "process"]
 

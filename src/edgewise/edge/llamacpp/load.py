@@ -37,9 +37,7 @@ from edgewise.sandbox import Child, ChildEnded
 
 _ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR
 
-_SANDBOX_CONTEXT, _PIECE = 16, 64
-"""Ids of the sandbox's context, and bytes for each piece."""
-
+_SANDBOX_CONTEXT, _PIECE = 16, 64  # ids of the sandbox's context, and bytes for each piece
 _LARGEST_RUN = 4 << 30
 """Bytes of the largest file that is asked for a token: a larger one may not fit in memory."""
 

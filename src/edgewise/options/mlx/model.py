@@ -39,15 +39,13 @@ from edgewise.options.folder import (
 from edgewise.registry import imported
 
 _BUILDS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
-_GROWTH = 8
-"""Most times that mlx-lm may enlarge the weights of a file when it unpacks them."""
+_GROWTH = 8  # most times that mlx-lm may enlarge the weights of a file when it unpacks them
 
 _GROUPS, _BITS = (16, 32, 64, 128), (2, 3, 4, 5, 6, 8)
 """Group sizes and bits that MLX supports. It ends the process for any other."""
 
 _KIND = re.compile(r"[\w-]+")
-_ASIDE = "hf_quant_config.json"
-"""Other tools' description of quantisation, which mlx-lm reads too."""
+_ASIDE = "hf_quant_config.json"  # other tools' description of quantisation, which mlx-lm reads too
 
 
 def modules() -> list[Any]:

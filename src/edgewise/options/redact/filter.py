@@ -30,9 +30,7 @@ SECONDS = 5.0
 TAIL = 128
 """Characters at the end of an answer in which half a private word is looked for."""
 
-_KEPT = 8
-"""Conversations whose private words are not looked for again."""
-
+_KEPT = 8  # conversations whose private words are not looked for again
 _log = logging.getLogger(__name__)
 
 

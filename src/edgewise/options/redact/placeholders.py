@@ -18,14 +18,9 @@ LITERAL = "TEXT"
 MOST_FOUND = 10_000
 """Private words of a conversation; one with more is not sent."""
 
-_LONGEST = 80
-"""Characters of the longest placeholder, however it is written."""
-
-_ANYWHERE = 8
-"""Characters of a word that is found inside of others, too."""
-
-_SHORTEST = 3
-"""Characters of a word that is looked for again where no detector sees it."""
+_LONGEST = 80  # characters of the longest placeholder, however it is written
+_ANYWHERE = 8  # characters of a word that is found inside of others, too
+_SHORTEST = 3  # characters of a word that is looked for again where no detector sees it
 
 _OPENS, _CLOSES = r"(?:<|\uff1c|&lt;)", r"(?:>|\uff1e|&gt;)"
 _BETWEEN = r"(?:\\?[\s_-]){0,3}"
@@ -50,9 +45,7 @@ em figcaption figure footer h1 h2 h3 h4 h5 h6 head header hr html i ins kbd li m
 pre q reasoning s samp section small span strong sub summary sup table tbody td tfoot th thead think
 thinking title tr u ul var
 """
-_OF_TEXT = frozenset(_NAMES.split())
-"""Elements that no agent reads as a call."""
-
+_OF_TEXT = frozenset(_NAMES.split())  # elements that no agent reads as a call
 _ADDRESS = re.compile(r"(?i)(?:\\?/){2}|www\.")
 _TAG = re.compile(
     r"(?i)<[a-z][\w.:-]*+[\s/](?:[^>\"']|\"[^\"]*+\"|'[^']*+')*+(?:[\"'][^\"']*\Z)?(>?)"
