@@ -154,10 +154,7 @@ class SequenceCache(ABC):
         return kept
 
     def checkpoint(self, *, lasting: bool = False) -> None:
-        """Copy the state after the last id, where one is needed to come back.
-
-        `lasting` for positions in a prompt: the last two of them are dropped last.
-        """
+        """Copy the state after the last id; the last two `lasting` ones, in a prompt, stay."""
         if self.rewinds != "checkpoints" or not self.length:
             return
         if lasting:

@@ -82,10 +82,7 @@ class Endpoint:
     """An address that speaks JSON; connections are opened when they are needed and kept a while."""
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        """Raises `UsageError` for what is no address. `https` is verified; the key is a bearer.
-
-        `model` is one of those it serves; `listed` are all, once they were asked for.
-        """
+        """Raises `UsageError` for no address. `listed` are all models once they were asked for."""
         self.url, self.model = checked_address(url), model
         self.listed: list[str] = []
         self._bearer: Mapping[str, str] = {"Authorization": f"Bearer {key}"} if key else {}
@@ -282,10 +279,7 @@ class HttpEngine(Endpoint, Engine):
         return self.described.model
 
     async def describe(self) -> Described:
-        """See `Engine.describe`. Empty without a valid list of models, unless one is named.
-
-        Refuses an adapter where requests would be answered without it.
-        """
+        """Empty without a list of models. Refuses an adapter that would not be what answers."""
         try:
             served = await served_model(self)
         except (CloudProtocolError, CloudRejected):

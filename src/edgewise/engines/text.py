@@ -73,11 +73,7 @@ class TextEngine(Endpoint):
         model: str | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        """`key` is a bearer; without a `model` it is the only one that is listed.
-
-        Raises `UsageError` for an invalid address, and unless there is a `tokenizer` exactly where
-        the chat template is rendered here.
-        """
+        """A `tokenizer` exactly where the template is rendered here, else `UsageError`."""
         if server.renders != (tokenizer is not None):
             needs = "needs the" if server.renders else "takes text and needs no"
             raise UsageError(
@@ -221,10 +217,7 @@ class TextEngine(Endpoint):
         raise CloudRejected(f"{self.url!r} {many}", hint=f"name one{names}", setting="cloud_model")
 
     async def _prompt(self, request: TextRequest, client: Client) -> str:
-        """Messages and answer as one text; raises a `CloudError`.
-
-        A block of reasoning that the template opens is closed, unless the answer begins with one.
-        """
+        """Messages and answer as one text; reasoning is closed unless the answer opens it."""
         messages = request.messages
         reasoning = request.answer.lstrip().startswith(THINK)
         text = self._rendered.get((reasoning, *messages))
@@ -272,10 +265,7 @@ class TextEngine(Endpoint):
 
 
 def turns(url: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as chat APIs take them; raises `CloudRejected` for those that nobody answers.
-
-    After an assistant's message a started answer could be a new one, or its rest.
-    """
+    """Messages as chat APIs take them; raises `CloudRejected` for what nobody answers."""
     if not messages:
         raise CloudRejected(f"There is no message to send to {url!r}.")
     if messages[-1].role == "assistant":

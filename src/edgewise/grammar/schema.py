@@ -154,10 +154,7 @@ class _Weighing:
     def ways(
         self, part: object, key: str, above: tuple[int, ...], *, combined: bool = False
     ) -> _Ways:
-        """Collects what `part`, inside those `above`, says of the values at `key` and inside them.
-
-        Where it is `combined` refs are followed, but for one that leads back.
-        """
+        """What `part` says of values at `key`, inside `above`; refs are followed if `combined`."""
         self._left.values -= 1
         if self._left.values < 0 or len(above) > MAX_REFS:
             raise self._refused("has combined parts that are too large when they are written out")

@@ -146,10 +146,7 @@ def _full_name(name: str) -> tuple[str, ...] | None:
 
 
 def lmstudio_file(name: str) -> Path:
-    """LM Studio's GGUF by owner/repo/file or any end of it, -GGUF and .gguf left out or not.
-
-    The first of a folder counts. Raises `AddressError`.
-    """
+    """LM Studio's first GGUF by owner/repo/file or its end, without -GGUF and .gguf or with."""
     wanted, files = _plain_name(name), list(_lmstudio())
     for relative, path, _ in files:
         folder, _, _ = relative.rpartition("/")

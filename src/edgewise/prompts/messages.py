@@ -87,10 +87,7 @@ def conversation(
     *,
     parts: Collection[str] = (),
 ) -> dict[str, object]:
-    """The variables `messages` and `tools`, which is None for none.
-
-    `change` is applied to every text of a participant. Contents of the roles in `parts` are lists.
-    """
+    """Variables of a template, each text `change`d; contents of roles in `parts` are lists."""
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     made: dict[str, Any] = {"messages": [_turn(one, names, change) for one in messages]}
     for turn in made["messages"]:
@@ -149,10 +146,7 @@ def texts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
 
 
 def _arguments(call: ToolCall) -> object:
-    """Arguments of a call as templates read them: an object; the text itself where it is none.
-
-    So an answer that was cut inside a call is a history like any other.
-    """
+    """Arguments as templates read them: an object, or the text of one that was cut."""
     try:
         found = msgspec.json.decode(call.arguments or "null", type=dict[str, Any] | None)
         require_shallow(found, "The arguments")

@@ -61,10 +61,7 @@ class LlamaContext:
         last: bool = False,
         at: int = 0,
     ) -> int:
-        """Ids of the next decode from position `start` on, with rows of `every` one, or the `last`.
-
-        The batch ends with them, after the `at` ids that it holds. Returns the last's index.
-        """
+        """Add ids from position `start` on, behind `at` others; returns the last one's index."""
         end = self._batch.n_tokens = at + len(ids)
         for index in range(at, end):
             self._batch.seq_id[index][0] = sequence

@@ -98,11 +98,7 @@ class ServedSession(EdgeSession):
         release: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        """`release` gives the session's place in `model` back. `check` raises `EdgeError` where the
-        server is not what it was; it is called before the first request.
-
-        Raises `UsageError` for more candidates than the server tells.
-        """
+        """`release` gives its place back; `check` is called before the first request."""
         super().__init__(model, needs)
         kind = dialect.kind
         if top > kind.most:
