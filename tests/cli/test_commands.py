@@ -285,7 +285,8 @@ def test_an_interrupted_answer_leaves_what_it_came_to(tmp_path: Path) -> None:
 def test_run_against_a_real_llama_server(cli: Run) -> None:
     local = json.loads(cli("run", QUESTION, "--json", "--threshold", "0").stdout)
     with llama_server(bundled("cloud"), key="sk-right") as url:
-        arguments = ("run", QUESTION, "--json", "--threshold", "0", "--cloud", url)
+        late = ("--deadline", "60")  # seconds: every consult is to be answered, whatever else runs
+        arguments = ("run", QUESTION, "--json", "--threshold", "0", "--cloud", url, *late)
         right = {"EDGEWISE_CLOUD_KEY": "sk-right"}
         remote = json.loads(cli(*arguments, **right).stdout)
         doctor = json.loads(cli("doctor", "--json", "--cloud", url, **right).stdout)
