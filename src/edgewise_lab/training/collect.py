@@ -21,7 +21,7 @@ from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.systems import max_answer_tokens, question_ids, text_of
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import agreeing, is_right
-from edgewise_lab.rollouts import CloudRollouts, Continuation, Prefix, Rollouts
+from edgewise_lab.rollouts import Continuation, Prefix, Rollouts
 from edgewise_lab.training.spending import SpendingMeter
 
 Text = Literal["answer", "own"]
@@ -287,7 +287,7 @@ def _here(samples: Sequence[Sample], cloud: EdgeModel) -> Iterator[Sample]:
 
 
 def _elsewhere(samples: Sequence[Sample], cloud: CloudModel) -> Iterator[Sample]:
-    rollouts = CloudRollouts(cloud)
+    rollouts = Rollouts(cloud)
     for start in range(0, len(samples), _TOGETHER):
         some = samples[start : start + _TOGETHER]
         prefixes = [Prefix((*s.prompt, *s.ids[:at]), 1) for s in some for at in range(len(s.ids))]

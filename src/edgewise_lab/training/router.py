@@ -33,7 +33,7 @@ from edgewise_lab.evaluation.systems import (
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task, digest
 from edgewise_lab.evaluation.tasks.grading import agreeing_task
-from edgewise_lab.rollouts import Rollouts, cloud_rollouts, edge_rollouts
+from edgewise_lab.rollouts import Rollouts, local_rollouts
 from edgewise_lab.training.collect import (
     ANSWERS,
     KEPT,
@@ -48,7 +48,6 @@ from edgewise_lab.training.collect import (
 )
 from edgewise_lab.training.fit import Fitted, Recipe, data_of, embeddings_of, fitted
 from edgewise_lab.training.labels.base import (
-    TOGETHER,
     Case,
     Label,
     Writer,
@@ -56,7 +55,7 @@ from edgewise_lab.training.labels.base import (
     label_all,
 )
 from edgewise_lab.training.publish import Measured, isotonic, save_card, save_weights
-from edgewise_lab.training.spending import MeteredCloud, MeteredRollouts, Spending, SpendingMeter
+from edgewise_lab.training.spending import MeteredCloud, Spending, SpendingMeter
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
 """Cloud shares that get a threshold."""
@@ -191,8 +190,6 @@ class Training:
                 self._data,
                 self._progress.done,
                 begun=partial(self._progress.stage, "labels"),
-                # Here they are written one after the other, and each is progress.
-                together=TOGETHER if self.cloud.local is None else 1,
             )
 
     def fit(self) -> Fitted:
@@ -329,14 +326,14 @@ class Training:
         return self._written(self.task, self._by_cloud(), ANSWERS)
 
     def _by_cloud(self) -> Rollouts:
-        rollouts = cloud_rollouts(self.cloud)
-        # Those of a model in this process pass by its consults.
-        return rollouts if self.cloud.local is None else MeteredRollouts(rollouts, self.meter)
+        if self.cloud.local is None:
+            return Rollouts(self.cloud)
+        return local_rollouts(self.cloud.local, seen=partial(MeteredCloud, meter=self.meter))
 
     def _own(self, *, allowed: bool) -> list[Sample]:
         self._require(OWN, allowed=allowed)
         self._progress.stage("edge's answers", len(self.task.questions))
-        return self._written(self.task, edge_rollouts(self.edge), OWN)
+        return self._written(self.task, local_rollouts(self.edge), OWN)
 
     def _written(self, task: Task, rollouts: Rollouts, name: str) -> list[Sample]:
         contexts = contexts_of(self.edge, self.cloud)
@@ -389,7 +386,7 @@ class Training:
         return Case(question, sample, proposed, self.edge.tokenizer, longest)
 
     def _rollouts(self, writer: Writer, stack: ExitStack) -> Rollouts:
-        rollouts = edge_rollouts(self.edge) if writer == "edge" else self._by_cloud()
+        rollouts = local_rollouts(self.edge) if writer == "edge" else self._by_cloud()
         stack.callback(rollouts.close)
         return rollouts
 

@@ -122,19 +122,17 @@ def label_all(
     done: Callable[[], None] = lambda: None,
     *,
     begun: Callable[[int], None] = lambda left: None,
-    together: int = TOGETHER,
 ) -> Values:
     """The values of every case; those that `folder` holds are not made again.
 
-    `begun` gets how many are left to make, and `done` is called after each. So many texts have
-    their rollouts `together`, where the writers gain by it.
+    `begun` gets how many are left to make, and `done` is called after each.
     """
     path = _path(label, folder)
     known = kept_values(label, folder)
     fresh = [case for case in cases if case.question.id not in known]
     begun(len(fresh))
     waiting = iter(fresh)
-    while batch := list(islice(waiting, together)):
+    while batch := list(islice(waiting, TOGETHER)):
         for case, values in zip(batch, _together(label, batch, rollouts), strict=True):
             line = Labelled(case.question.id, tuple(_checked(label, case, values)))
             append(path, line)
