@@ -34,7 +34,7 @@ from edgewise_lab.commands.eval import shares_of
 from edgewise_lab.commands.frontier import frontier
 from edgewise_lab.commands.rules import rules
 from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
-from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
+from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
 from edgewise_lab.evaluation.plan import Contender
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
@@ -159,7 +159,8 @@ def _measured(
 
         def fresh(lacking: Sequence[float]) -> Mapping[float, Calibrated]:
             with closing(connected(url)) as cloud:
-                return thresholds_for(lacking, pair.router, held_out, edge=pair.edge, cloud=cloud)
+                answers = Answers(pair.router, held_out, edge=pair.edge, cloud=cloud)
+                return thresholds_for(lacking, answers)
 
         thresholds = Contender("pair", pair.router, pair.card).thresholds(shares, fresh)
         bench = LinkBench(pair.edge, pair.router, url, connected, pace=pace, task=asked)

@@ -34,7 +34,7 @@ from edgewise_lab.bench.pace import measured as measured_pace
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.eval import contenders_of, shares_of
 from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
-from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
+from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
 from edgewise_lab.evaluation.plan import Contender, manifest
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Row
 from edgewise_lab.evaluation.store import Store
@@ -258,7 +258,8 @@ def _thresholds(
 
     def fresh(lacking: Sequence[float]) -> Mapping[float, Calibrated]:
         with closing(opened.near()) as cloud:
-            return thresholds_for(lacking, one.router, held_out, edge=opened.edge, cloud=cloud)
+            answers = Answers(one.router, held_out, edge=opened.edge, cloud=cloud)
+            return thresholds_for(lacking, answers)
 
     return one.thresholds(wish.shares, fresh, store)
 

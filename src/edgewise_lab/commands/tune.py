@@ -30,7 +30,7 @@ from edgewise.settings import Settings
 from edgewise_lab import tables
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.shared import counted, resume_hint
-from edgewise_lab.evaluation.calibration import Answers, Calibrated, realising
+from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
 from edgewise_lab.evaluation.plan import manifest
 from edgewise_lab.evaluation.promise import CONFIDENCE, Promise, keeping, require_prompts, sequence
 from edgewise_lab.evaluation.systems import CloudAlone, Decoded, require_room
@@ -152,7 +152,7 @@ def _tuned(
         may_lose=0 if keep else min(MOST_LOST, len(asked.questions) // 10),
     )
     if keep is None:
-        found = realising(SHARES, answers)
+        found = thresholds_for(SHARES, answers)
         thresholds = {f"{share:g}": point.threshold for share, point in found.items()}
     else:
         found = _kept(keep, answers, sequence(edge, router))

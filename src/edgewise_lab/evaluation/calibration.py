@@ -159,28 +159,9 @@ def _answered(system: Decoded, question: Question, threshold: float) -> Standing
 
 
 def thresholds_for(
-    shares: Sequence[float],
-    router: Router,
-    task: Task,
-    *,
-    edge: EdgeModel,
-    cloud: CloudModel,
-    deadline: float | None = None,
-    rounds: int = ROUNDS,
-    done: Done = lambda total: None,
-    workers: int = 1,
-) -> dict[float, Calibrated]:
-    """Finds a threshold for each share from the pair's own answers to `task`: see `realising`."""
-    answers = Answers(
-        router, task, edge=edge, cloud=cloud, deadline=deadline, done=done, workers=workers
-    )
-    return realising(shares, answers, rounds)
-
-
-def realising(
     shares: Sequence[float], answers: Answers, rounds: int = ROUNDS
 ) -> dict[float, Calibrated]:
-    """Finds a threshold for each share.
+    """Finds a threshold for each share, from the pair's own answers.
 
     Scores drift once the cloud has written into the prefix, so what a threshold realises is known
     only from answers made with it. Two thresholds with the share between them are brought

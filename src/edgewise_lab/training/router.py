@@ -20,7 +20,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, behaviour_of, read_card
 from edgewise.routers.named import is_trained, router_of
 from edgewise.routers.signals import QUANTILES, Reference
-from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.calibration import Answers, thresholds_for
 from edgewise_lab.evaluation.store import read
 from edgewise_lab.evaluation.systems import (
     cloud_identity,
@@ -244,8 +244,7 @@ class Training:
         self._progress.stage("calibrating", None)
         alone = edge_alone(self.edge, task.max_tokens)
         edge = [alone.answer(question).right for question in task.questions]
-        found = thresholds_for(
-            shares,
+        answers = Answers(
             router,
             task,
             edge=self.edge,
@@ -254,6 +253,7 @@ class Training:
             done=self._progress.done,
             workers=self._workers,
         )
+        found = thresholds_for(shares, answers)
         card = replace(
             card,
             thresholds={f"{share:g}": point.threshold for share, point in found.items()},
