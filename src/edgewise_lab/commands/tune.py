@@ -39,7 +39,7 @@ from edgewise_lab.evaluation.tasks.grading import agreeing_task
 from edgewise_lab.evaluation.tasks.named import open_task
 from edgewise_lab.tables import FigureTable
 from edgewise_lab.training.router import SHARES
-from edgewise_lab.training.spending import MeteredCloud, SpendingMeter
+from edgewise_lab.training.spending import SpendingMeter
 from edgewise_lab.wrapped_cloud import WrappedCloud, observed
 
 FEWEST = 20
@@ -138,7 +138,7 @@ def _tuned(
     named = replace(chosen, router=opening.chosen_router(chosen, edge))
     router, card = opening.open_router(named, edge)
     identity = opening.router_identity(named)
-    clouds = [MeteredCloud(one, meter) for one in models.clouds]
+    clouds = [meter.counted(one) for one in models.clouds]
     if keep is not None:
         asked = _agreeing(asked, edge, clouds[0], progress)
     answers = Answers(

@@ -54,7 +54,7 @@ from edgewise_lab.training.labels.base import (
     label_all,
 )
 from edgewise_lab.training.publish import Measured, isotonic, save_card, save_weights
-from edgewise_lab.training.spending import MeteredCloud, Spending, SpendingMeter
+from edgewise_lab.training.spending import Spending, SpendingMeter
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
 """Cloud shares that get a threshold."""
@@ -123,7 +123,7 @@ class Training:
         self.task, self.calibration = task, calibration
         self.folder, self._data = folder, data or folder / "data"
         self.meter = meter or SpendingMeter()
-        self.edge, self.cloud = edge, MeteredCloud(cloud, self.meter)
+        self.edge, self.cloud = edge, self.meter.counted(cloud)
         self._label, self.kind = label, kind
         self.inputs, self.top_k, self.recipe = inputs, _top_k(inputs, top_k), recipe
         self._progress, self._deadline, self._workers = progress or Progress(), deadline, workers
@@ -329,7 +329,7 @@ class Training:
     def _by_cloud(self) -> Rollouts:
         if self.cloud.local is None:
             return Rollouts(self.cloud)
-        return local_rollouts(self.cloud.local, seen=partial(MeteredCloud, meter=self.meter))
+        return local_rollouts(self.cloud.local, seen=self.meter.counted)
 
     def _written(self, task: Task, rollouts: Rollouts, name: str) -> list[Sample]:
         contexts = contexts_of(self.edge, self.cloud)

@@ -55,15 +55,11 @@ class SpendingMeter:
         """Spending so far."""
         return Spending(self.tokens, time.monotonic() - self._begun)
 
-    def completed(self, prompt: int, reply: Completion) -> None:
-        """Count a consult after `prompt` ids, once it is answered."""
+    def counted(self, cloud: CloudModel) -> CloudModel:
+        """`cloud`, whose consults are counted once they are answered."""
+        return WrappedCloud(cloud, observed(self._completed))
+
+    def _completed(self, prompt: int, reply: Completion) -> None:
         read = prompt if reply.prompt is None else reply.prompt
         cached = min(reply.cached or 0, read)
         self.count(BilledTokens(input=read - cached, cached=cached, output=reply.billed))
-
-
-class MeteredCloud(WrappedCloud):
-    """Implements `CloudModel`: `cloud`, whose consults are counted."""
-
-    def __init__(self, cloud: CloudModel, meter: SpendingMeter) -> None:
-        super().__init__(cloud, observed(meter.completed))
