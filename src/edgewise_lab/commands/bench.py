@@ -98,21 +98,16 @@ def link(
     *,
     data: shared.Data = None,
     chosen: Settings,
-    cloud_share: Annotated[
-        list[float] | None, options.share_option("Cloud share; repeatable; default: 0.05.")
-    ] = None,
+    cloud_share: shared.LinkShares = None,
     round_trip: Annotated[
         list[float] | None,
         typer.Option(min=0, max=10_000, metavar="MS", help="Repeatable; default: 0, 50, 100, 200."),
     ] = None,
     loss: Annotated[float, typer.Option(min=0, max=0.5, help="Share of packets lost.")] = 0,
     engine_time: EngineTime = 25.0,
-    pace: Annotated[
-        str | None,
-        typer.Option(help="Slow the edge to the speed of a 0.5b, or of a GGUF; or none."),
-    ] = None,
+    pace: shared.PaceName = None,
     questions: Annotated[int, typer.Option(min=2, help="Questions per line.")] = 12,
-    calibration: Annotated[int, typer.Option(help="Extra questions for missing thresholds.")] = 60,
+    calibration: shared.ForThresholds = 60,
     json: options.Json = False,
 ) -> None:
     """Time per token over an emulated link: edge alone, waiting for consults, speculating.
