@@ -8,12 +8,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from edgewise.completion import metered
 from edgewise_lab.bench.frontier.billing import PRICE_LISTS, CloudRequest, bill
 from edgewise_lab.bench.frontier.timed import MeasuredAnswer
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Clock, Figures, TimedFigures, rows
 from edgewise_lab.evaluation.store import Cell
-from edgewise_lab.evaluation.systems import NEVER, cloud_share, within
+from edgewise_lab.evaluation.systems import NEVER, cloud_share, total, within
 
 Way = Literal["routed", "cascade"]
 """`routed`: a score of the prompt decides, before anything is written. `cascade`: the edge answers,
@@ -141,13 +140,9 @@ def _timing(one: MeasuredAnswers, alone: Mapping[str, float | None]) -> TimedFig
 
 
 def _bills(answers: Sequence[MeasuredAnswer]) -> dict[str, float | None]:
-    """All answers' bill by each list; None where it asks for a time that no engine reported."""
+    """All answers' bill by each list."""
     requests = [request for answer in answers for request in answer.requests]
-    timed = all(request.engine_seconds is not None for request in requests)
-    return {
-        prices.name: float(bill(prices, requests)) if timed or not prices.second else None
-        for prices in PRICE_LISTS
-    }
+    return {prices.name: bill(prices, requests) for prices in PRICE_LISTS}
 
 
 def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
@@ -180,9 +175,7 @@ def mean_prompt_tokens_computed(answers: Sequence[MeasuredAnswer]) -> float | No
 
 def _each(counts: Sequence[float | None], answers: int) -> float | None:
     """An answer's mean; None where one count is not known."""
-    whole: float | None = 0.0
-    for count in counts:
-        whole = metered(whole, count)
+    whole = total(counts)
     return None if whole is None else whole / answers
 
 

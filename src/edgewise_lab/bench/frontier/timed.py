@@ -120,15 +120,13 @@ class Timed:
 
 def _as_one(spans: Sequence[CloudRequest], written: int) -> CloudRequest:
     """The first prompt, and all that was written; the engine's work is that of all spans."""
-    taken = [span.engine_seconds for span in spans]
-    known = [seconds for seconds in taken if seconds is not None]
     return CloudRequest(
         prompt=spans[0].prompt,
         seen=0,
         written=written,
         cached=spans[0].cached,
         computed=total(span.computed for span in spans),
-        engine_seconds=sum(known) if len(known) == len(taken) else None,
+        engine_seconds=total(span.engine_seconds for span in spans),
     )
 
 
