@@ -283,7 +283,7 @@ _Number = TypeVar("_Number", int, float)
 
 def total(counts: Iterable[_Number | None]) -> _Number | None:
     """Their sum; None if one is not known."""
-    found: _Number | None = 0
+    found: Any = 0
     for count in counts:
         found = metered(found, count)
     return found
