@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -121,14 +122,11 @@ def collect_features(
     fresh = [sample for sample in samples if sample.question not in known and sample.ids]
     for _ in range(len(samples) - len(fresh)):
         done()
-    session = edge.session(needs_of(COLUMNS), top=top_of(COLUMNS, KEPT))
-    try:
+    with closing(edge.session(needs_of(COLUMNS), top=top_of(COLUMNS, KEPT))) as session:
         for start in range(0, len(fresh), SAMPLES_A_SHARD):
             shard = _columns(session, fresh[start : start + SAMPLES_A_SHARD], done)
             _write(folder / f"{text}-{len(shards):05d}.safetensors", shard)
             shards.append(shard)
-    finally:
-        session.close()
     return _of(_joined(shards), {sample.question for sample in samples})
 
 
@@ -277,13 +275,10 @@ def read_by_cloud(
 
 
 def _here(samples: Sequence[Sample], cloud: EdgeModel) -> Iterator[Sample]:
-    session = cloud.session()
-    try:
+    with closing(cloud.session()) as session:
         for sample in samples:
             ids = tuple(step.proposed for step in steps_along(session, sample))
             yield replace(sample, cloud=ids)
-    finally:
-        session.close()
 
 
 def _elsewhere(samples: Sequence[Sample], cloud: CloudModel) -> Iterator[Sample]:
