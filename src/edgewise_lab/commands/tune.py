@@ -155,7 +155,7 @@ def _tuned(
         found = thresholds_for(SHARES, answers)
         thresholds = {f"{share:g}": point.threshold for share, point in found.items()}
     else:
-        found = _kept(keep, answers, sequence(edge, router))
+        found = keeping(keep, sequence(edge, router), lambda at: answers.at(at).outcomes)
         thresholds = {**opening.starts_of(named, router, card, edge), KEEP: found.threshold}
     place = keep_tuned(edge, identity, opening.nearest_cloud(chosen), thresholds)
     start = thresholds.get(f"{opening.DEFAULT_SHARE:g}", 1.0)
@@ -251,15 +251,6 @@ def _agreeing(asked: Task, edge: EdgeModel, cloud: CloudModel, progress: Progres
         replies[question.id] = alone.answer(question).text
         done()
     return agreeing_task(asked, replies)
-
-
-def _kept(keep: float, answers: Answers, thresholds: Sequence[float]) -> Promise:
-    """The threshold that keeps so much."""
-    return keeping(
-        keep,
-        thresholds,
-        lambda threshold: [one.outcome for one in answers.at(threshold).answers],
-    )
 
 
 def _realised(found: Mapping[float, Calibrated] | Promise) -> dict[str, object]:
