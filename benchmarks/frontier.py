@@ -38,7 +38,7 @@ from edgewise_lab.bench.frontier.timed import (
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, EnginePace, Pace
 from edgewise_lab.commands.shared import tables_of
-from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.calibration import Answers, thresholds_for
 from edgewise_lab.evaluation.plan import contender_named, manifest
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Row
 from edgewise_lab.evaluation.store import Store
@@ -106,13 +106,8 @@ class Pocket:
         found[f"{MAIN}, waiting"] = self._pair(router, lambda: at, speculate=0)
         for name in UNTRAINED:
             own = contender_named(name)
-            find = partial(
-                thresholds_for,
-                router=own.router,
-                task=self.held_out,
-                edge=self.edge,
-                cloud=self.cloud,
-            )
+            answers = Answers(own.router, self.held_out, edge=self.edge, cloud=self.cloud)
+            find = partial(thresholds_for, answers=answers)
             found[f"{name} at 5%"] = self._pair(
                 own.router,
                 lambda own=own, find=find: own.thresholds([MAIN_SHARE], find, store)[MAIN_SHARE],

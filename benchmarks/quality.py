@@ -44,7 +44,7 @@ def rows(options: argparse.Namespace) -> Iterator[list[str]]:
         for name, router in (("bundled", bundled), ("entropy", router_named("entropy"))):
             ats = sequence(edge, router)
             made = Answers(router, task, edge=edge, cloud=cloud, workers=options.workers)
-            right = {at: [one.outcome for one in made.at(at).answers] for at in ats}
+            right = {at: made.at(at).outcomes for at in ats}
             agreed = {
                 at: [
                     replace(one, right=is_right(question, one.text))

@@ -133,7 +133,7 @@ def ship(
     save_weights(out, fitted.tensors, [])
     digests = [(one / "trained_on.txt").read_text("utf-8") for one, _ in named.values()]
     (out / "trained_on.txt").write_text("".join(sorted(set("".join(digests).splitlines(True)))))
-    save_card(out, card, ())
+    save_card(out, card)
     told = (out / README).read_text("utf-8")
     label = f"- label: {card.label}\n"
     (out / README).write_text(told.replace(label, f"{label}- measured: {measured}\n"), "utf-8")

@@ -133,7 +133,7 @@ def test_hidden_states_of_a_model_without(
     """A router that reads them is refused, and one that reads none is named."""
     if form == "onnx":
         require_onnx()
-    save_card(tmp_path / "router", read_card(bundled("router")), ())
+    save_card(tmp_path / "router", read_card(bundled("router")))
     plain = (
         hybrid_paths["lfm2"]
         if form == "lfm2"

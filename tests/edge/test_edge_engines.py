@@ -14,7 +14,7 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.opening import open_edge, open_router
 from edgewise.settings import Settings
-from edgewise_lab.rollouts import Prefix, edge_rollouts
+from edgewise_lab.rollouts import Prefix, local_rollouts
 from tests.installed import install
 
 ENGINE = '''
@@ -103,7 +103,7 @@ class TestAnEngineOfAPackage:
         edge = open_edge(ECHO)
         assert edge.parameters is None
         assert edge.build == ""
-        rollouts = edge_rollouts(edge)
+        rollouts = local_rollouts(edge)
         (written,) = rollouts.run([Prefix(tuple(b"say: "), 4)])
         assert bytes(written.ids) == b"grey"
         rollouts.close()

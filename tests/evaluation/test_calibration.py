@@ -20,7 +20,7 @@ from edgewise.routers.named import router_named
 from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise
-from edgewise_lab.evaluation.calibration import Answers, realising, thresholds_for
+from edgewise_lab.evaluation.calibration import Answers, thresholds_for
 from edgewise_lab.evaluation.systems import (
     Decoded,
     Outcome,
@@ -40,7 +40,7 @@ TASK = Task(
 @pytest.mark.parametrize("name", ["random", "max-prob", "margin", "entropy"])
 def test_the_share_asked_for_is_realised(name: str) -> None:
     router = router_named(name)
-    points = thresholds_for((0.3, 0.05), router, TASK, edge=EDGE, cloud=CLOUD)
+    points = thresholds_for((0.3, 0.05), Answers(router, TASK, edge=EDGE, cloud=CLOUD))
     assert list(points) == [0.05, 0.3]
     assert points[0.05].threshold > points[0.3].threshold
     for share, point in points.items():
@@ -57,11 +57,11 @@ def test_the_share_asked_for_is_realised(name: str) -> None:
 def test_several_find_what_one_does(tmp_path: Path) -> None:
     """Also from what an earlier run has kept."""
     asked = partial(Answers, router_named("margin"), TASK, edge=EDGE, cloud=CLOUD)
-    one = realising([0.05, 0.3], asked())
+    one = thresholds_for([0.05, 0.3], asked())
     for workers in (4, 1):
         made = Counted()
         answers = asked(done=made, file=tmp_path / "kept", workers=workers)
-        assert realising([0.05, 0.3], answers) == one
+        assert thresholds_for([0.05, 0.3], answers) == one
         assert (made.count == 0) == (workers == 1)
 
 
@@ -95,7 +95,8 @@ def test_a_share_that_swings_with_the_threshold_is_met(share: float) -> None:
     """Each threshold taken from the scores of the one before alternates: too many, too few."""
     edge = ScriptedEdge(half(noise(1), slice(0, 128)))
     cloud = ScriptedCloud(half(noise(2), slice(128, EOS)))
-    (point,) = thresholds_for([share], Contagious(0.4), TASK, edge=edge, cloud=cloud).values()
+    answers = Answers(Contagious(0.4), TASK, edge=edge, cloud=cloud)
+    (point,) = thresholds_for([share], answers).values()
     assert point.share == pytest.approx(share, rel=0.1)
     low, high = point.interval
     assert 0 <= low < point.share < high
@@ -116,15 +117,15 @@ class Counted:
 def test_no_more_rounds_than_allowed(rounds: int) -> None:
     made = Counted()
     router = router_named("margin")
-    thresholds_for([0.1, 0.3], router, TASK, edge=EDGE, cloud=CLOUD, rounds=rounds, done=made)
+    answers = Answers(router, TASK, edge=EDGE, cloud=CLOUD, done=made)
+    thresholds_for([0.1, 0.3], answers, rounds)
     assert made.count <= (1 + 2 * rounds) * len(TASK.questions)
 
 
 def test_where_all_scores_are_alike_it_is_all_or_nothing() -> None:
     made = Counted()
-    (point,) = thresholds_for(
-        [0.4], Constant(0.7), TASK, edge=EDGE, cloud=CLOUD, done=made
-    ).values()
+    answers = Answers(Constant(0.7), TASK, edge=EDGE, cloud=CLOUD, done=made)
+    (point,) = thresholds_for([0.4], answers).values()
     assert point.threshold > 0.7  # all would be further from what was asked for
     assert (point.share, point.interval) == (0.0, (0.0, 0.0))
     assert made.count == 2 * len(TASK.questions)
@@ -176,31 +177,31 @@ def test_a_question_at_which_the_cloud_fails_is_left_out() -> None:
     router, one = router_named("margin"), TASK.questions[7]
     cloud, failed = failing_at(7, math.inf)
     answers = Answers(router, TASK, edge=EDGE, cloud=cloud, may_lose=1)
-    point = realising([0.2], answers)[0.2]
+    point = thresholds_for([0.2], answers)[0.2]
     assert (list(answers.lost), len(failed)) == ([one.id], 1)
     assert f"'{one.id}'" in answers.lost[one.id]
     assert len(point.right) == len(TASK.questions) - 1
     assert point.share == pytest.approx(0.2, rel=0.2)
     with pytest.raises(CloudTimeout, match="'7'") as raised:
-        realising([0.2], Answers(router, TASK, edge=EDGE, cloud=cloud))
+        thresholds_for([0.2], Answers(router, TASK, edge=EDGE, cloud=cloud))
     assert raised.value.setting == "deadline"
 
 
 def test_a_later_run_makes_what_is_missing(tmp_path: Path) -> None:
     router, kept, whole, rest = router_named("margin"), tmp_path / "kept", Counted(), Counted()
-    found = realising([0.1, 0.2], Answers(router, TASK, edge=EDGE, cloud=CLOUD, done=whole))
+    found = thresholds_for([0.1, 0.2], Answers(router, TASK, edge=EDGE, cloud=CLOUD, done=whole))
     assert whole.total >= whole.count
 
     def made(cloud: ScriptedCloud) -> Answers:
         return Answers(router, TASK, edge=EDGE, cloud=cloud, done=rest, file=kept)
 
     with pytest.raises(CloudTimeout):
-        realising([0.1, 0.2], made(failing_at(7, 1)[0]))
+        thresholds_for([0.1, 0.2], made(failing_at(7, 1)[0]))
     before = rest.count
     assert before > len(TASK.questions)
-    assert realising([0.1, 0.2], made(CLOUD)) == found
+    assert thresholds_for([0.1, 0.2], made(CLOUD)) == found
     assert rest.count == whole.count
-    assert realising([0.1, 0.2], made(CLOUD)) == found
+    assert thresholds_for([0.1, 0.2], made(CLOUD)) == found
     assert rest.count == whole.count
     texts = {json.loads(line)["outcome"]["text"] for line in kept.read_text().splitlines()}
     assert texts == {""}, "what was said stays out of it"

@@ -68,7 +68,7 @@ def test_auto_is_the_router_known_for_the_edge_model(known: Path) -> None:
 
 def test_auto_needs_no_training_beside_an_unknown_edge(known: Path) -> None:
     card = read_card(known)
-    save_card(known, replace(card, edge_fingerprint="another", behaviour=()), ())
+    save_card(known, replace(card, edge_fingerprint="another", behaviour=()))
     settings = Settings(edge=EDGE)
     with closing(opening.open_edge(settings)) as edge:
         assert opening.chosen_router(settings, edge) == opening.FALLBACK_ROUTER

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgewise.cloud.local import LocalCloud
 from edgewise.errors import UsageError
 from edgewise.routers.signals import needs_of, signals_of, top_of
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.rollouts import Continuation, Done, Prefix, SequentialRollouts, ignore
+from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts
 from edgewise_lab.training.collect import COLUMNS, KEPT, Sample, collect_answers, collect_features
 
 PROMPT = "How many?"
@@ -28,14 +29,14 @@ def model(text: str) -> ScriptedEdge:
     return ScriptedEdge(replying(text, prompt=PROMPT))
 
 
-class Counted(SequentialRollouts):
+class Counted(Rollouts):
     """Stops after some rollouts, like a person who is tired of waiting."""
 
     def __init__(self, edge: ScriptedEdge, stop_after: int | None = None) -> None:
-        super().__init__(edge)
+        super().__init__(LocalCloud(edge), 1)
         self.count, self._stop_after = 0, stop_after
 
-    def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
+    def run(self, prefixes: Sequence[Prefix], done: Done = lambda *_: None) -> list[Continuation]:
         def counted(index: int, continuation: Continuation) -> None:
             done(index, continuation)
             self.count += 1
@@ -46,7 +47,7 @@ class Counted(SequentialRollouts):
 
 
 def answers(folder: Path, count: int = 120) -> list[Sample]:
-    cloud = SequentialRollouts(model(ANSWERED))
+    cloud = Counted(model(ANSWERED))
     return collect_answers(task(count), model("").tokenizer, cloud, folder)
 
 

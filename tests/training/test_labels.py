@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import pytest
 
+from edgewise.cloud.local import LocalCloud
 from edgewise.errors import UsageError
 from edgewise.testing.scripted_edge import EOS, ScriptedEdge
 from edgewise_lab.evaluation.tasks.base import Grading, Question
-from edgewise_lab.rollouts import Continuation, Done, Prefix, SequentialRollouts, ignore
+from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts
 from edgewise_lab.training.collect import Sample
 from edgewise_lab.training.labels.base import (
     Case,
@@ -106,14 +107,14 @@ def marked(values: Sequence[float], text: str) -> str:
     return "".join(".^"[value > 0] for value in values[: len(text)])
 
 
-class Asked(SequentialRollouts):
+class Asked(Rollouts):
     """Keeps what it is asked for."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        super().__init__(model(texts))
+        super().__init__(LocalCloud(model(texts)), 1)
         self.sizes: list[int] = []
 
-    def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
+    def run(self, prefixes: Sequence[Prefix], done: Done = lambda *_: None) -> list[Continuation]:
         self.sizes.append(len(prefixes))
         return super().run(prefixes, done)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard, read_card
+from edgewise_lab.evaluation.calibration import Calibrated
 from edgewise_lab.evaluation.tasks.base import TRAINED_ON
 from edgewise_lab.training.publish import (
     README,
@@ -34,7 +35,8 @@ CARD = RouterCard(
     calibrated_on="sums, 4 other questions",
     probability=((0.0, 0.0), (0.5, 0.2), (1.0, 0.6)),
 )
-MEASURED = Measured(0.05, 0.75, 0.048, (0.031, 0.067), [True, False], [True, True], [True, True])
+POINT = Calibrated(0.75, 0.048, (True, True), (0.031, 0.067))
+MEASURED = Measured({0.05: POINT}, [True, False], [True, True])
 
 
 @given(
@@ -76,14 +78,14 @@ def test_weights_come_with_what_they_were_fitted_to(tmp_path: Path) -> None:
 def test_a_card_is_there_whole_or_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_card(tmp_path, CARD, [])
+    save_card(tmp_path, CARD)
 
     def cut(*arguments: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", cut)
     with pytest.raises(KeyboardInterrupt):
-        save_card(tmp_path, msgspec.structs.replace(CARD, thresholds={}), [])
+        save_card(tmp_path, msgspec.structs.replace(CARD, thresholds={}))
     assert read_card(tmp_path) == CARD
 
 
@@ -106,7 +108,7 @@ def test_people_are_told_what_speaks_against_it(
     tmp_path: Path, more: dict[str, Any], warning: str | None
 ) -> None:
     card = msgspec.structs.replace(CARD, **more)
-    save_card(tmp_path, card, [MEASURED])
+    save_card(tmp_path, card, MEASURED)
     text = (tmp_path / README).read_text()
     assert read_card(tmp_path).warnings() == card.warnings()
     assert len(card.warnings()) == (warning is not None)
@@ -119,5 +121,5 @@ def test_people_are_told_what_speaks_against_it(
 def test_names_are_not_made_to_markup() -> None:
     """A card may come from a hub: what it says is text."""
     odd = msgspec.structs.replace(CARD, label="{{ 7 * 7 }} & <b>")
-    assert "}} & <b>" in model_card(odd, [])
+    assert "}} & <b>" in model_card(odd, Measured())
     assert (README, CONFIG) == ("README.md", "config.json")

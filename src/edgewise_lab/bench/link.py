@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
@@ -157,35 +157,21 @@ class LinkBench:
             "waiting": Policy(threshold=conditions.threshold),
             "speculating": conditions.speculating,
         }
-        return _row(conditions, self.ways(conditions, policies, done))
-
-    def ways(
-        self,
-        conditions: Conditions,
-        policies: Mapping[str, Policy],
-        done: Callable[[], None] = lambda: None,
-    ) -> dict[str, Way]:
-        """The answers by each of the policies, over a link; `done` is called after each."""
+        # A consult is delayed as much by the link as by an engine.
         quality = Quality(
-            # A consult is delayed as much by the link as by an engine.
-            round_trip=conditions.round_trip + conditions.engine,
-            loss=conditions.loss,
+            round_trip=conditions.round_trip + conditions.engine, loss=conditions.loss
         )
-        link = Link(*self._target, quality)
-        try:
-            cloud = self._connect(link.url)
-            try:
-                ways = {name: self._way(policy, cloud) for name, policy in policies.items()}
-                for number, question in enumerate(self._task.questions):
-                    # No way always follows the same other one.
-                    for name in np.roll(list(ways), number):
-                        ways[name].ask(question, self._task.max_tokens)
-                        done()
-            finally:
-                cloud.close()
-        finally:
-            link.close()
-        return ways
+        with (
+            closing(Link(*self._target, quality)) as link,
+            closing(self._connect(link.url)) as cloud,
+        ):
+            ways = {name: self._way(policy, cloud) for name, policy in policies.items()}
+            for number, question in enumerate(self._task.questions):
+                # No way always follows the same other one.
+                for name in np.roll(list(ways), number):
+                    ways[name].ask(question, self._task.max_tokens)
+                    done()
+        return _row(conditions, ways)
 
     def _way(self, policy: Policy, cloud: CloudModel) -> Way:
         edge: Any = PacedEdge(self._edge, self._pace)

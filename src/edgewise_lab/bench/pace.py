@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -40,9 +41,8 @@ HALF_BILLION = Pace(_SIZES, (0.029, 0.050, 0.069, 0.092, 0.144, 0.236, 0.441, 0.
 def measured(model: EdgeModel, repeats: int = 7) -> Pace:
     """The pace of a model here, after 128 ids. It needs a context of 256."""
     ids = [int(i) for i in np.random.default_rng(0).integers(10, model.tokenizer.size // 2, 256)]
-    session = model.session(Needs.HIDDEN)
     medians: list[float] = []
-    try:
+    with closing(model.session(Needs.HIDDEN)) as session:
         session.open(ids[:128])
         session.step()
         for size in _SIZES:
@@ -54,8 +54,6 @@ def measured(model: EdgeModel, repeats: int = 7) -> Pace:
                 session.step()
                 taken.append(time.perf_counter() - begun)
             medians.append(median(taken))
-    finally:
-        session.close()
     return Pace(_SIZES, tuple(medians))
 
 

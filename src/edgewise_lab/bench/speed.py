@@ -104,10 +104,9 @@ def score_seconds(model: EdgeModel, router: Router, steps: int = 64) -> tuple[fl
 
     The score's time includes what it reads of the logits; only the hidden state is copied before.
     """
-    session = model.session(router.needs & Needs.HIDDEN)
     scores: list[float] = []
     decodes: list[float] = []
-    try:
+    with closing(model.session(router.needs & Needs.HIDDEN)) as session:
         session.open([model.tokenizer.size // 3])
         for _ in range(min(steps, model.context - 1)):
             begun = time.perf_counter()
@@ -117,8 +116,6 @@ def score_seconds(model: EdgeModel, router: Router, steps: int = 64) -> tuple[fl
             scores.append(time.perf_counter() - decoded)
             decodes.append(decoded - begun)
             session.extend([step.proposed])
-    finally:
-        session.close()
     return median(scores), median(decodes)
 
 

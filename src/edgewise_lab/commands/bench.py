@@ -34,7 +34,7 @@ from edgewise_lab.commands.eval import shares_of
 from edgewise_lab.commands.frontier import frontier
 from edgewise_lab.commands.rules import rules
 from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
-from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
+from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
 from edgewise_lab.evaluation.plan import Contender
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
@@ -98,21 +98,16 @@ def link(
     *,
     data: shared.Data = None,
     chosen: Settings,
-    cloud_share: Annotated[
-        list[float] | None, options.share_option("Cloud share; repeatable; default: 0.05.")
-    ] = None,
+    cloud_share: shared.LinkShares = None,
     round_trip: Annotated[
         list[float] | None,
         typer.Option(min=0, max=10_000, metavar="MS", help="Repeatable; default: 0, 50, 100, 200."),
     ] = None,
     loss: Annotated[float, typer.Option(min=0, max=0.5, help="Share of packets lost.")] = 0,
     engine_time: EngineTime = 25.0,
-    pace: Annotated[
-        str | None,
-        typer.Option(help="Slow the edge to the speed of a 0.5b, or of a GGUF; or none."),
-    ] = None,
+    pace: shared.PaceName = None,
     questions: Annotated[int, typer.Option(min=2, help="Questions per line.")] = 12,
-    calibration: Annotated[int, typer.Option(help="Extra questions for missing thresholds.")] = 60,
+    calibration: shared.ForThresholds = 60,
     json: options.Json = False,
 ) -> None:
     """Time per token over an emulated link: edge alone, waiting for consults, speculating.
@@ -159,7 +154,8 @@ def _measured(
 
         def fresh(lacking: Sequence[float]) -> Mapping[float, Calibrated]:
             with closing(connected(url)) as cloud:
-                return thresholds_for(lacking, pair.router, held_out, edge=pair.edge, cloud=cloud)
+                answers = Answers(pair.router, held_out, edge=pair.edge, cloud=cloud)
+                return thresholds_for(lacking, answers)
 
         thresholds = Contender("pair", pair.router, pair.card).thresholds(shares, fresh)
         bench = LinkBench(pair.edge, pair.router, url, connected, pace=pace, task=asked)

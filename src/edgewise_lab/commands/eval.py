@@ -59,12 +59,8 @@ def evaluate(
         Path | None, typer.Option(help="File of these questions, in the form of --data or TASK.")
     ] = None,
     chosen: Settings,
-    router: Annotated[
-        list[str] | None, typer.Option(metavar="ROUTER", help="As for run; repeatable.")
-    ] = None,
-    cloud_share: Annotated[
-        list[float] | None, options.share_option("Target cloud share; repeatable.")
-    ] = None,
+    router: shared.Routers = None,
+    cloud_share: shared.TargetShares = None,
     baselines: Annotated[
         bool, typer.Option(help="Other routers, verification, commit point, query level, oracle.")
     ] = True,

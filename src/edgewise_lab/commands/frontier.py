@@ -34,7 +34,7 @@ from edgewise_lab.bench.pace import measured as measured_pace
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.eval import contenders_of, shares_of
 from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
-from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
+from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
 from edgewise_lab.evaluation.plan import Contender, manifest
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Row
 from edgewise_lab.evaluation.store import Store
@@ -61,12 +61,8 @@ def frontier(
     check: shared.Check = None,
     max_tokens: shared.MaxTokens = None,
     chosen: Settings,
-    router: Annotated[
-        list[str] | None, typer.Option(metavar="ROUTER", help="As for run; repeatable.")
-    ] = None,
-    cloud_share: Annotated[
-        list[float] | None, options.share_option("Cloud share; repeatable; default: 0.05.")
-    ] = None,
+    router: shared.Routers = None,
+    cloud_share: shared.LinkShares = None,
     larger_edge: Annotated[
         str | None, typer.Option(help="Address of a larger edge model, which answers alone.")
     ] = None,
@@ -74,12 +70,9 @@ def frontier(
         float | None,
         typer.Option(min=0, max=10_000, help="Emulated round trip, ms; default: the real link."),
     ] = None,
-    pace: Annotated[
-        str | None,
-        typer.Option(help="Slow the edge to the speed of a 0.5b, or of a GGUF; or none."),
-    ] = None,
+    pace: shared.PaceName = None,
     questions: Annotated[int, typer.Option(min=2, help="Questions to answer.")] = 12,
-    calibration: Annotated[int, typer.Option(help="Extra questions for missing thresholds.")] = 60,
+    calibration: shared.ForThresholds = 60,
     out: shared.Out = None,
     json: options.Json = False,
 ) -> None:
@@ -258,7 +251,8 @@ def _thresholds(
 
     def fresh(lacking: Sequence[float]) -> Mapping[float, Calibrated]:
         with closing(opened.near()) as cloud:
-            return thresholds_for(lacking, one.router, held_out, edge=opened.edge, cloud=cloud)
+            answers = Answers(one.router, held_out, edge=opened.edge, cloud=cloud)
+            return thresholds_for(lacking, answers)
 
     return one.thresholds(wish.shares, fresh, store)
 

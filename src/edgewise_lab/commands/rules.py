@@ -47,9 +47,7 @@ def rules(
     max_tokens: shared.MaxTokens = None,
     calibration: Annotated[int, typer.Option(help="Questions that thresholds are set on.")] = 60,
     chosen: Settings,
-    cloud_share: Annotated[
-        list[float] | None, options.share_option("Target cloud share; repeatable.")
-    ] = None,
+    cloud_share: shared.TargetShares = None,
     only: Annotated[
         str | None, typer.Option("--rules", metavar="NAME,...", help="Only these rules.")
     ] = None,

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import Progress
 from rich.table import Table
 
-from edgewise.cli import render
+from edgewise.cli import options, render
 from edgewise.cli.render import metered, printable
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.hosts import hosts_of, require_allowed
@@ -47,6 +47,19 @@ Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N q
 Out = Annotated[Path | None, typer.Option(help="Folder of answers; an interrupted run continues.")]
 Csv = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV to FILE.")
+]
+Routers = Annotated[
+    list[str] | None, typer.Option(metavar="ROUTER", help="As for run; repeatable.")
+]
+PaceName = Annotated[
+    str | None, typer.Option(help="Slow the edge to the speed of a 0.5b, or of a GGUF; or none.")
+]
+ForThresholds = Annotated[int, typer.Option(help="Extra questions for missing thresholds.")]
+LinkShares = Annotated[
+    list[float] | None, options.share_option("Cloud share; repeatable; default: 0.05.")
+]
+TargetShares = Annotated[
+    list[float] | None, options.share_option("Target cloud share; repeatable.")
 ]
 Workers = Annotated[int, typer.Option(min=1, max=64, help="Questions answered at a time.")]
 

@@ -30,7 +30,7 @@ from edgewise.settings import Settings
 from edgewise_lab import tables
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.shared import counted, resume_hint
-from edgewise_lab.evaluation.calibration import Answers, Calibrated, realising
+from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
 from edgewise_lab.evaluation.plan import manifest
 from edgewise_lab.evaluation.promise import CONFIDENCE, Promise, keeping, require_prompts, sequence
 from edgewise_lab.evaluation.systems import CloudAlone, Decoded, require_room
@@ -39,7 +39,7 @@ from edgewise_lab.evaluation.tasks.grading import agreeing_task
 from edgewise_lab.evaluation.tasks.named import open_task
 from edgewise_lab.tables import FigureTable
 from edgewise_lab.training.router import SHARES
-from edgewise_lab.training.spending import MeteredCloud, SpendingMeter
+from edgewise_lab.training.spending import SpendingMeter
 from edgewise_lab.wrapped_cloud import WrappedCloud, observed
 
 FEWEST = 20
@@ -138,7 +138,7 @@ def _tuned(
     named = replace(chosen, router=opening.chosen_router(chosen, edge))
     router, card = opening.open_router(named, edge)
     identity = opening.router_identity(named)
-    clouds = [MeteredCloud(one, meter) for one in models.clouds]
+    clouds = [meter.counted(one) for one in models.clouds]
     if keep is not None:
         asked = _agreeing(asked, edge, clouds[0], progress)
     answers = Answers(
@@ -152,10 +152,10 @@ def _tuned(
         may_lose=0 if keep else min(MOST_LOST, len(asked.questions) // 10),
     )
     if keep is None:
-        found = realising(SHARES, answers)
+        found = thresholds_for(SHARES, answers)
         thresholds = {f"{share:g}": point.threshold for share, point in found.items()}
     else:
-        found = _kept(keep, answers, sequence(edge, router))
+        found = keeping(keep, sequence(edge, router), lambda at: answers.at(at).outcomes)
         thresholds = {**opening.starts_of(named, router, card, edge), KEEP: found.threshold}
     place = keep_tuned(edge, identity, opening.nearest_cloud(chosen), thresholds)
     start = thresholds.get(f"{opening.DEFAULT_SHARE:g}", 1.0)
@@ -251,15 +251,6 @@ def _agreeing(asked: Task, edge: EdgeModel, cloud: CloudModel, progress: Progres
         replies[question.id] = alone.answer(question).text
         done()
     return agreeing_task(asked, replies)
-
-
-def _kept(keep: float, answers: Answers, thresholds: Sequence[float]) -> Promise:
-    """The threshold that keeps so much."""
-    return keeping(
-        keep,
-        thresholds,
-        lambda threshold: [one.outcome for one in answers.at(threshold).answers],
-    )
 
 
 def _realised(found: Mapping[float, Calibrated] | Promise) -> dict[str, object]:

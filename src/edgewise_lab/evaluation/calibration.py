@@ -71,8 +71,12 @@ class Realised(msgspec.Struct, frozen=True):
     answers: tuple[Standing, ...]
 
     @property
+    def outcomes(self) -> list[Outcome]:
+        return [one.outcome for one in self.answers]
+
+    @property
     def share(self) -> float:
-        return cloud_share([one.outcome for one in self.answers])
+        return cloud_share(self.outcomes)
 
     def scores(self, low: float, high: float) -> NDArray[np.float64]:
         """float64[n]: those from `low` on, below `high`."""
@@ -136,13 +140,15 @@ class Answers:
 
     def _make(self, system: Decoded, question: Question, threshold: float) -> Standing | None:
         try:
-            made = _answered(system, question, threshold)
+            answer = system.ask(question)
         except CloudError as error:
             with self._lock:
                 if len(self.lost) >= self._may_lose:
                     raise
                 self.lost[question.id] = str(error)
             return None
+        scores = sorted(token.score for token in answer.tokens if token.score is not None)
+        made = Standing(outcome_of(question, answer), scores, threshold)
         with self._lock:
             self._made[question.id].append(made)
             if self._file:
@@ -152,35 +158,10 @@ class Answers:
         return made
 
 
-def _answered(system: Decoded, question: Question, threshold: float) -> Standing:
-    answer = system.ask(question)
-    scores = sorted(token.score for token in answer.tokens if token.score is not None)
-    return Standing(outcome_of(question, answer), scores, threshold)
-
-
 def thresholds_for(
-    shares: Sequence[float],
-    router: Router,
-    task: Task,
-    *,
-    edge: EdgeModel,
-    cloud: CloudModel,
-    deadline: float | None = None,
-    rounds: int = ROUNDS,
-    done: Done = lambda total: None,
-    workers: int = 1,
-) -> dict[float, Calibrated]:
-    """Finds a threshold for each share from the pair's own answers to `task`: see `realising`."""
-    answers = Answers(
-        router, task, edge=edge, cloud=cloud, deadline=deadline, done=done, workers=workers
-    )
-    return realising(shares, answers, rounds)
-
-
-def realising(
     shares: Sequence[float], answers: Answers, rounds: int = ROUNDS
 ) -> dict[float, Calibrated]:
-    """Finds a threshold for each share.
+    """Finds a threshold for each share, from the pair's own answers.
 
     Scores drift once the cloud has written into the prefix, so what a threshold realises is known
     only from answers made with it. Two thresholds with the share between them are brought
@@ -254,7 +235,7 @@ def _calibrated(point: Realised) -> Calibrated:
     """Picks a threshold between scores, where all these answers stay the same."""
     low = max(0.0, *(one.low for one in point.answers))
     high = min(1.0, *(one.high for one in point.answers))
-    outcomes = [one.outcome for one in point.answers]
+    outcomes = point.outcomes
     return Calibrated(
         _shortest(low, high),
         point.share,

@@ -19,7 +19,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import identity_named, router_named
 from edgewise_lab.evaluation.able_reader import AbleReader
-from edgewise_lab.evaluation.calibration import Calibrated, thresholds_for
+from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
 from edgewise_lab.evaluation.oracle import Oracle
 from edgewise_lab.evaluation.report import CLOUD, EDGE, SERVED, Figures, Row
 from edgewise_lab.evaluation.store import Cell, Store, run
@@ -245,15 +245,15 @@ class Evaluation:
         """A router at every share; only what no card and no earlier run has is calibrated."""
         identity, store = contender.identity, self._store_of(contender)
         found: dict[Cell, list[Outcome]] = {}
-        find = partial(
-            thresholds_for,
-            router=contender.router,
-            task=self.calibration,
+        answers = Answers(
+            contender.router,
+            self.calibration,
             edge=self.edge,
             cloud=self.cloud,
             deadline=self.deadline,
             workers=self._workers,
         )
+        find = partial(thresholds_for, answers=answers)
         for share, threshold in contender.thresholds(shares, find, store).items():
             cell = Cell(contender.name, share)
             system = Decoded(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -278,9 +278,12 @@ class CloudAlone:
         )
 
 
-def total(counts: Iterable[int | None]) -> int | None:
+_Number = TypeVar("_Number", int, float)
+
+
+def total(counts: Iterable[_Number | None]) -> _Number | None:
     """Their sum; None if one is not known."""
-    found: int | None = 0
+    found: Any = 0
     for count in counts:
         found = metered(found, count)
     return found

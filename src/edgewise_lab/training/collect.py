@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.systems import max_answer_tokens, question_ids, text_of
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import agreeing, is_right
-from edgewise_lab.rollouts import CloudRollouts, Continuation, Prefix, Rollouts
+from edgewise_lab.rollouts import Continuation, Prefix, Rollouts
 from edgewise_lab.training.spending import SpendingMeter
 
 Text = Literal["answer", "own"]
@@ -121,14 +122,11 @@ def collect_features(
     fresh = [sample for sample in samples if sample.question not in known and sample.ids]
     for _ in range(len(samples) - len(fresh)):
         done()
-    session = edge.session(needs_of(COLUMNS), top=top_of(COLUMNS, KEPT))
-    try:
+    with closing(edge.session(needs_of(COLUMNS), top=top_of(COLUMNS, KEPT))) as session:
         for start in range(0, len(fresh), SAMPLES_A_SHARD):
             shard = _columns(session, fresh[start : start + SAMPLES_A_SHARD], done)
             _write(folder / f"{text}-{len(shards):05d}.safetensors", shard)
             shards.append(shard)
-    finally:
-        session.close()
     return _of(_joined(shards), {sample.question for sample in samples})
 
 
@@ -277,17 +275,14 @@ def read_by_cloud(
 
 
 def _here(samples: Sequence[Sample], cloud: EdgeModel) -> Iterator[Sample]:
-    session = cloud.session()
-    try:
+    with closing(cloud.session()) as session:
         for sample in samples:
             ids = tuple(step.proposed for step in steps_along(session, sample))
             yield replace(sample, cloud=ids)
-    finally:
-        session.close()
 
 
 def _elsewhere(samples: Sequence[Sample], cloud: CloudModel) -> Iterator[Sample]:
-    rollouts = CloudRollouts(cloud)
+    rollouts = Rollouts(cloud)
     for start in range(0, len(samples), _TOGETHER):
         some = samples[start : start + _TOGETHER]
         prefixes = [Prefix((*s.prompt, *s.ids[:at]), 1) for s in some for at in range(len(s.ids))]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from edgewise.edge.base import EdgeModel, Floats, Ids
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
-from edgewise.registry import attribute
 from edgewise.routers.mlp import TABLE
 from edgewise.routers.named import ROUTERS, is_trained
 from edgewise.routers.signals import Reference, Signal, ranks_of, signals_of
@@ -92,10 +91,6 @@ def held_out(data: Data, fraction: float, seed: int) -> NDArray[np.bool_]:
     return mask
 
 
-_FITS: Mapping[str, str] = {"mlp": "edgewise_lab.training.fit:ready"}
-"""Fits of the built-in kinds: functions that return a fit once its packages are there."""
-
-
 UPDATES = 16
 """Least updates of the optimizer in an epoch."""
 
@@ -134,10 +129,8 @@ class Fitted(msgspec.Struct, frozen=True):
     labels: Floats
 
 
-class Fit(Protocol):
-    """Fits a router; `done` is called after each epoch."""
-
-    def __call__(self, data: Data, recipe: Recipe, done: Callable[[], None]) -> Fitted: ...
+Fit = Callable[[Data, Recipe, Callable[[], None]], Fitted]
+"""Fits a router; the last is called after each epoch."""
 
 
 def fit_of(kind: str) -> Fit:
@@ -146,17 +139,18 @@ def fit_of(kind: str) -> Fit:
     Raises `UsageError` for a kind that is not trained, or whose fit needs what is not installed.
     """
     found = ROUTERS.load(kind)
-    if kind in _FITS:
-        return attribute(_FITS[kind])()
-    fit = getattr(found, "fit", None)
-    if fit is None or not is_trained(kind):
+    if kind == "mlp":
+        import_torch()
+        return fit
+    own = getattr(found, "fit", None)
+    if own is None or not is_trained(kind):
         raise UsageError(
             f"A router of the kind {kind!r} cannot be trained: it has no "
-            f"{'fit' if fit is None else 'load'}",
+            f"{'fit' if own is None else 'load'}",
             hint="only calibrate it, or name another kind",
             setting="kind",
         )
-    return fit
+    return own
 
 
 def fitted(kind: str, data: Data, recipe: Recipe, done: Callable[[], None]) -> Fitted:
@@ -187,12 +181,6 @@ def _problem(found: Fitted) -> str | None:
     if not all(((values >= 0) & (values <= 1)).all() for values in (scores, labels)):
         return "scores or labels that are not from 0 to 1"
     return None
-
-
-def ready() -> Fit:
-    """`fit`, where torch is installed; raises `UsageError`."""
-    import_torch()
-    return fit
 
 
 def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> Fitted:

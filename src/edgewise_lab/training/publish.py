@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,25 +13,19 @@ from safetensors.numpy import save_file
 from edgewise.edge.base import Floats
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
 from edgewise_lab import tables
-from edgewise_lab.evaluation.statistics import Interval, mean_interval, scipy_part
+from edgewise_lab.evaluation.calibration import Calibrated
+from edgewise_lab.evaluation.statistics import mean_interval, scipy_part
 from edgewise_lab.evaluation.tasks.base import TRAINED_ON, digest
 
 README = "README.md"
 
 
-class Measured(msgspec.Struct, frozen=True):
-    """A calibrated share: its threshold, what it came to, and right answers of each system.
+class Measured(NamedTuple):
+    """The calibrated shares, and which of their answers edge and cloud alone have right."""
 
-    `interval` is the 95% interval of what it came to.
-    """
-
-    share: float
-    threshold: float
-    realised: float
-    interval: Interval
-    edge: Sequence[bool]
-    pair: Sequence[bool]
-    cloud: Sequence[bool]
+    shares: Mapping[float, Calibrated] = {}
+    edge: Sequence[bool] = ()
+    cloud: Sequence[bool] = ()
 
 
 def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
@@ -63,29 +57,27 @@ def save_weights(
     (folder / TRAINED_ON).write_text("\n".join(lines) + "\n", encoding="ascii")
 
 
-def save_card(folder: Path, card: RouterCard, measured: Sequence[Measured]) -> None:
+def save_card(folder: Path, card: RouterCard, measured: Measured | None = None) -> None:
     """Write the model card and `config.json`, which is there whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / README).write_text(model_card(card, measured), encoding="utf-8")
+    (folder / README).write_text(model_card(card, measured or Measured()), encoding="utf-8")
     described = msgspec.json.format(msgspec.json.encode(card), indent=2)
     partial = folder / f"{CONFIG}.partial"
     partial.write_bytes(described + b"\n")
     partial.replace(folder / CONFIG)
 
 
-def model_card(card: RouterCard, measured: Sequence[Measured]) -> str:
+def model_card(card: RouterCard, measured: Measured) -> str:
     """Markdown for people, from the card and the figures measured in calibration."""
     rows = [
-        {
-            "share": f"{point.share:.0%}",
-            "threshold": f"{point.threshold:.6f}",
-            "realised": tables.share(point.realised, point.interval),
-            "probability": "" if worth is None else f"{worth:.0%}",
-            "edge": _accuracy(point.edge),
-            "pair": _accuracy(point.pair),
-            "cloud": _accuracy(point.cloud),
-        }
-        for point in measured
+        (
+            f"{share:.0%}",
+            f"{point.threshold:.6f}",
+            tables.share(point.share, point.interval),
+            "" if worth is None else f"{worth:.0%}",
+            *map(_accuracy, (measured.edge, point.right, measured.cloud)),
+        )
+        for share, point in measured.shares.items()
         for worth in [card.probability_at(point.threshold)]
     ]
     # Markdown, not HTML: nothing to escape.
@@ -93,7 +85,7 @@ def model_card(card: RouterCard, measured: Sequence[Measured]) -> str:
         undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     template = environment.from_string(_TEMPLATE)
-    return template.render(card=card, rows=rows, n=len(measured[0].pair) if measured else 0)
+    return template.render(card=card, rows=rows, n=len(measured.edge))
 
 
 def _accuracy(right: Sequence[bool]) -> str:
@@ -133,8 +125,7 @@ At every token it scores from 0 to 1 how much the edge model needs the cloud mod
 | cloud share asked | threshold | realised | worth it there | edge | pair | cloud |
 |---|---|---|---|---|---|---|
 {% for row in rows %}
-| {{ row.share }} | {{ row.threshold }} | {{ row.realised }} | {{ row.probability }} \
-| {{ row.edge }} | {{ row.pair }} | {{ row.cloud }} |
+| {{ row | join(" | ") }} |
 {% endfor %}
 
 Right answers to the {{ n }} questions that the thresholds were set on, with 95% intervals: the

@@ -20,7 +20,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, behaviour_of, read_card
 from edgewise.routers.named import is_trained, router_of
 from edgewise.routers.signals import QUANTILES, Reference
-from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.calibration import Answers, thresholds_for
 from edgewise_lab.evaluation.store import read
 from edgewise_lab.evaluation.systems import (
     cloud_identity,
@@ -31,14 +31,13 @@ from edgewise_lab.evaluation.systems import (
     require_room,
     text_of,
 )
-from edgewise_lab.evaluation.tasks.base import Question, Task, digest
+from edgewise_lab.evaluation.tasks.base import Task, digest
 from edgewise_lab.evaluation.tasks.grading import agreeing_task
-from edgewise_lab.rollouts import Rollouts, cloud_rollouts, edge_rollouts
+from edgewise_lab.rollouts import Rollouts, local_rollouts
 from edgewise_lab.training.collect import (
     ANSWERS,
     KEPT,
     OWN,
-    OWN_READ,
     Columns,
     Sample,
     Text,
@@ -48,7 +47,6 @@ from edgewise_lab.training.collect import (
 )
 from edgewise_lab.training.fit import Fitted, Recipe, data_of, embeddings_of, fitted
 from edgewise_lab.training.labels.base import (
-    TOGETHER,
     Case,
     Label,
     Writer,
@@ -56,7 +54,7 @@ from edgewise_lab.training.labels.base import (
     label_all,
 )
 from edgewise_lab.training.publish import Measured, isotonic, save_card, save_weights
-from edgewise_lab.training.spending import MeteredCloud, MeteredRollouts, Spending, SpendingMeter
+from edgewise_lab.training.spending import Spending, SpendingMeter
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
 """Cloud shares that get a threshold."""
@@ -125,7 +123,7 @@ class Training:
         self.task, self.calibration = task, calibration
         self.folder, self._data = folder, data or folder / "data"
         self.meter = meter or SpendingMeter()
-        self.edge, self.cloud = edge, MeteredCloud(cloud, self.meter)
+        self.edge, self.cloud = edge, self.meter.counted(cloud)
         self._label, self.kind = label, kind
         self.inputs, self.top_k, self.recipe = inputs, _top_k(inputs, top_k), recipe
         self._progress, self._deadline, self._workers = progress or Progress(), deadline, workers
@@ -175,15 +173,17 @@ class Training:
 
     def collect(self) -> None:
         """The cloud's answers, and what the edge makes of the texts that the label reads."""
-        _, columns = self._collected(allowed=True)
-        self._reference(columns, allowed=True)
+        _, columns = self._collected()
+        self._reference(columns)
 
     def label(self) -> None:
-        samples, columns = self._collected(allowed=False)
+        self._require_collected()
+        samples, columns = self._collected()
         with ExitStack() as stack:
-            rollouts: dict[Writer, Rollouts] = {
-                writer: self._rollouts(writer, stack) for writer in self._label.writers
-            }
+            rollouts: dict[Writer, Rollouts] = {}
+            for writer in self._label.writers:
+                made = local_rollouts(self.edge) if writer == "edge" else self._by_cloud()
+                rollouts[writer] = stack.enter_context(closing(made))
             label_all(
                 self._label,
                 self._cases(samples, columns),
@@ -191,17 +191,16 @@ class Training:
                 self._data,
                 self._progress.done,
                 begun=partial(self._progress.stage, "labels"),
-                # Here they are written one after the other, and each is progress.
-                together=TOGETHER if self.cloud.local is None else 1,
             )
 
     def fit(self) -> Fitted:
         """Weights, and a card without thresholds."""
-        _, columns = self._collected(allowed=False)
+        self._require_collected()
+        _, columns = self._collected()
         values = kept_values(self._label, self._data)
         if not values.keys() >= set(columns.questions):
             raise self._lacking("label")
-        reference = self._reference(columns, allowed=False)
+        reference = self._reference(columns)
         self._progress.stage("fitting", self.recipe.epochs)
         data = data_of(
             columns,
@@ -224,7 +223,7 @@ class Training:
             baseline_loss=found.baseline_loss,
         )
         save_weights(self.folder, found.tensors, [q.text for q in self.task.questions])
-        save_card(self.folder, card, ())
+        save_card(self.folder, card)
         return found
 
     def calibrate(self, shares: Sequence[float] = SHARES) -> RouterCard:
@@ -245,8 +244,7 @@ class Training:
         self._progress.stage("calibrating", None)
         alone = edge_alone(self.edge, task.max_tokens)
         edge = [alone.answer(question).right for question in task.questions]
-        found = thresholds_for(
-            shares,
+        answers = Answers(
             router,
             task,
             edge=self.edge,
@@ -255,6 +253,7 @@ class Training:
             done=self._progress.done,
             workers=self._workers,
         )
+        found = thresholds_for(shares, answers)
         card = replace(
             card,
             thresholds={f"{share:g}": point.threshold for share, point in found.items()},
@@ -263,19 +262,7 @@ class Training:
             },
             calibrated_on=f"{self.calibration.name}, {len(questions)} other questions",
         )
-        measured = [
-            Measured(
-                share,
-                point.threshold,
-                point.share,
-                point.interval,
-                edge,
-                list(point.right),
-                [one.right for one in large],
-            )
-            for share, point in found.items()
-        ]
-        save_card(self.folder, card, measured)
+        save_card(self.folder, card, Measured(found, edge, [one.right for one in large]))
         return card
 
     def _plain_card(self) -> RouterCard:
@@ -310,88 +297,76 @@ class Training:
             )
         return card, router_of(card, self.folder)
 
-    def _collected(self, *, allowed: bool) -> tuple[list[Sample], Columns]:
-        """Collects the label's text; unless `allowed`, it must exist."""
-        text = self._label.text
+    def _collected(self) -> tuple[list[Sample], Columns]:
+        """The label's text, collected as far as it is not."""
         if not self.task.known:
-            answers = self._answers(allowed=allowed)
+            answers = self._answers()
             texts = {one.question: text_of(self.edge.tokenizer, one.ids) for one in answers}
             self.task = agreeing_task(self.task, texts)
-        if text == "own":
-            samples = self._read(self._own(allowed=allowed), allowed=allowed)
+        if self._label.text == "answer":
+            samples = self._answers()
         else:
-            samples = self._answers(allowed=allowed)
-        return samples, self._features(samples, text, allowed=allowed)
+            own = self._own()
+            self._progress.stage("cloud's reading", len(own))
+            samples = read_by_cloud(
+                own, self.cloud, self._data, self._progress.done, meter=self.meter
+            )
+        return samples, self._features(samples, self._label.text)
 
-    def _answers(self, *, allowed: bool) -> list[Sample]:
-        self._require(ANSWERS, allowed=allowed)
+    def _require_collected(self) -> None:
+        """Raises `UsageError` where the stage has not begun; what is cut short is gone on with."""
+        if not (self._data / f"{self._label.text}-00000.safetensors").exists():
+            raise self._lacking("collect")
+
+    def _answers(self) -> list[Sample]:
         self._progress.stage("cloud's answers", len(self.task.questions))
         return self._written(self.task, self._by_cloud(), ANSWERS)
 
-    def _by_cloud(self) -> Rollouts:
-        rollouts = cloud_rollouts(self.cloud)
-        # Those of a model in this process pass by its consults.
-        return rollouts if self.cloud.local is None else MeteredRollouts(rollouts, self.meter)
-
-    def _own(self, *, allowed: bool) -> list[Sample]:
-        self._require(OWN, allowed=allowed)
+    def _own(self) -> list[Sample]:
         self._progress.stage("edge's answers", len(self.task.questions))
-        return self._written(self.task, edge_rollouts(self.edge), OWN)
+        return self._written(self.task, local_rollouts(self.edge), OWN)
+
+    def _by_cloud(self) -> Rollouts:
+        if self.cloud.local is None:
+            return Rollouts(self.cloud)
+        return local_rollouts(self.cloud.local, seen=self.meter.counted)
 
     def _written(self, task: Task, rollouts: Rollouts, name: str) -> list[Sample]:
         contexts = contexts_of(self.edge, self.cloud)
+        tokenizer, done = self.edge.tokenizer, self._progress.done
         with closing(rollouts) as writer:
             return collect_answers(
-                task,
-                self.edge.tokenizer,
-                writer,
-                self._data,
-                self._progress.done,
-                contexts=contexts,
-                name=name,
+                task, tokenizer, writer, self._data, done, contexts=contexts, name=name
             )
 
-    def _read(self, samples: Sequence[Sample], *, allowed: bool) -> list[Sample]:
-        self._require(OWN_READ, allowed=allowed)
-        self._progress.stage("cloud's reading", len(samples))
-        return read_by_cloud(samples, self.cloud, self._data, self._progress.done, meter=self.meter)
-
-    def _features(self, samples: Sequence[Sample], text: Text, *, allowed: bool) -> Columns:
-        self._require(f"{text}-00000.safetensors", allowed=allowed)
+    def _features(self, samples: Sequence[Sample], text: Text) -> Columns:
         self._progress.stage("edge's features", len(samples))
         return collect_features(samples, text, self.edge, self._data, self._progress.done)
 
-    def _reference(self, columns: Columns, *, allowed: bool) -> Reference:
+    def _reference(self, columns: Columns) -> Reference:
         """Reference values of `ranks`: the edge's own writing, whatever the label reads."""
         if "ranks" not in self.inputs:
             return ()
         if self._label.text != "own":
-            columns = self._features(self._own(allowed=allowed), "own", allowed=allowed)
+            columns = self._features(self._own(), "own")
         return reference_of(columns.inputs["ranks"])
-
-    def _require(self, name: str, *, allowed: bool) -> None:
-        if not allowed and not (self._data / name).exists():
-            raise self._lacking("collect")
 
     def _cases(self, samples: Sequence[Sample], columns: Columns) -> list[Case]:
         known = {sample.question: sample for sample in samples}
         asked = {question.id: question for question in self.task.questions}
         ends = np.flatnonzero(np.diff(columns.sample)) + 1
         proposed = np.split(columns.proposed, ends)
+        contexts = contexts_of(self.edge, self.cloud)
         return [
-            self._case(asked[name], known[name], ids.tolist())
+            Case(
+                asked[name],
+                known[name],
+                ids.tolist(),
+                self.edge.tokenizer,
+                max_answer_tokens(len(known[name].prompt), self.task.max_tokens, *contexts),
+            )
             for name, ids in zip(columns.questions, proposed, strict=True)
         ]
-
-    def _case(self, question: Question, sample: Sample, proposed: list[int]) -> Case:
-        contexts = contexts_of(self.edge, self.cloud)
-        longest = max_answer_tokens(len(sample.prompt), self.task.max_tokens, *contexts)
-        return Case(question, sample, proposed, self.edge.tokenizer, longest)
-
-    def _rollouts(self, writer: Writer, stack: ExitStack) -> Rollouts:
-        rollouts = edge_rollouts(self.edge) if writer == "edge" else self._by_cloud()
-        stack.callback(rollouts.close)
-        return rollouts
 
     def _lacking(self, stage: Stage) -> UsageError:
         return UsageError(

@@ -2,14 +2,12 @@
 
 import threading
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
 from edgewise.cloud.base import CloudModel
 from edgewise.completion import Completion
 from edgewise.costs.price import NOTHING, BilledTokens, Price
-from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts, ignore
 from edgewise_lab.wrapped_cloud import WrappedCloud, observed
 
 
@@ -57,33 +55,11 @@ class SpendingMeter:
         """Spending so far."""
         return Spending(self.tokens, time.monotonic() - self._begun)
 
-    def completed(self, prompt: int, reply: Completion) -> None:
-        """Count a consult after `prompt` ids, once it is answered."""
+    def counted(self, cloud: CloudModel) -> CloudModel:
+        """`cloud`, whose consults are counted once they are answered."""
+        return WrappedCloud(cloud, observed(self._completed))
+
+    def _completed(self, prompt: int, reply: Completion) -> None:
         read = prompt if reply.prompt is None else reply.prompt
         cached = min(reply.cached or 0, read)
         self.count(BilledTokens(input=read - cached, cached=cached, output=reply.billed))
-
-
-class MeteredCloud(WrappedCloud):
-    """Implements `CloudModel`: `cloud`, whose consults are counted."""
-
-    def __init__(self, cloud: CloudModel, meter: SpendingMeter) -> None:
-        super().__init__(cloud, observed(meter.completed))
-
-
-class MeteredRollouts:
-    """Implements `Rollouts`: those of a cloud model in this process, counted."""
-
-    def __init__(self, rollouts: Rollouts, meter: SpendingMeter) -> None:
-        self._rollouts, self._meter = rollouts, meter
-
-    def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
-        def counted(index: int, written: Continuation) -> None:
-            read = len(prefixes[index].ids)
-            self._meter.count(BilledTokens(input=read, output=len(written.ids)))
-            done(index, written)
-
-        return self._rollouts.run(prefixes, counted)
-
-    def close(self) -> None:
-        self._rollouts.close()

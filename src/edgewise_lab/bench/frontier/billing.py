@@ -1,17 +1,17 @@
 """An answer's requests to the cloud, and their bill by price list."""
 
 from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal
+from typing import NamedTuple
 
 import msgspec
 
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.completion import Completion
-from edgewise.costs.price import BilledTokens, Price
 from edgewise.edge.vocabulary import common_prefix
 from edgewise.errors import CloudError
 from edgewise.prompts import Prompt
 from edgewise_lab.bench.pace import EngineTime
+from edgewise_lab.evaluation.systems import total
 from edgewise_lab.wrapped_cloud import Flying, WrappedCloud, WrappedSession
 
 
@@ -32,74 +32,51 @@ class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
     engine_seconds: float | None = None
 
 
-_MICROSECOND = 6
-
-
-class PriceList(Price, frozen=True, kw_only=True):
-    """A price of tokens, and of a `second` of the engine.
+class PriceList(NamedTuple):
+    """Prices of a prompt's token, computed or cached, of one written, and of an engine's second.
 
     What was seen before is cached where that is `cached_from` tokens or more; never where that is
     None.
     """
 
     name: str
-    second: Decimal = Decimal(0)
+    input: float = 0.0
+    cached: float = 0.0
+    output: float = 0.0
+    cached_from: int | None = None
+    second: float = 0.0
 
 
-def _of_tokens(name: str, cached: str, cached_from: int | None) -> PriceList:
-    return PriceList(
-        name=name,
-        input=Decimal(1),
-        cached=Decimal(cached),
-        output=Decimal(4),
-        cached_from=cached_from,
-    )
+OWN_GPU = PriceList("own GPU, by its seconds", second=1.0)
+"""What the engine computes counts, and tokens only so far as they take time."""
 
-
-NO_DISCOUNT = _of_tokens("no cache discount", "1", None)
-"""A price without a discount for cached prompts."""
-
-TENTH_OF_LONG = _of_tokens("cached at 10% from 1,024 tokens", "0.1", 1024)
-"""Billing of several large providers, which do not cache short prompts."""
-
-FIFTIETH = _of_tokens("cached at 2%", "0.02", 1)
-"""About the largest discount in use, for whatever was sent before."""
-
-OWN_GPU = PriceList(
-    name="own GPU, by its seconds",
-    input=Decimal(0),
-    cached=Decimal(0),
-    output=Decimal(0),
-    second=Decimal("0.001"),
+PRICE_LISTS = (
+    PriceList("no cache discount", 1, 1, 4),
+    # Of several large providers, which do not cache short prompts.
+    PriceList("cached at 10% from 1,024 tokens", 1, 0.1, 4, 1024),
+    # About the largest discount in use, for whatever was sent before.
+    PriceList("cached at 2%", 1, 0.02, 4, 1),
+    OWN_GPU,
 )
-"""3.60 an hour; what the engine computes counts, and tokens only so far as they take time."""
-
-PRICE_LISTS = (NO_DISCOUNT, TENTH_OF_LONG, FIFTIETH, OWN_GPU)
 
 
-def bill(prices: PriceList, requests: Iterable[CloudRequest]) -> Decimal:
-    """Cost of an answer's requests, exactly; times to the microsecond.
+def bill(prices: PriceList, requests: Iterable[CloudRequest]) -> float | None:
+    """Cost of requests; None where a time is priced that no engine reported.
 
     The cloud alone is one request, of which nothing was seen. Blocks in which a provider caches
-    are not counted: at most one of them a request would be dearer. Raises `ValueError` for invalid
-    counts, and for an invalid time if it is priced.
+    are not counted: at most one of them a request would be dearer.
     """
-    return sum((_cost(prices, request) for request in requests), Decimal(0))
+    return total(_cost(prices, request) for request in requests)
 
 
-def _cost(prices: PriceList, request: CloudRequest) -> Decimal:
-    prompt, seen, written = request.prompt, request.seen, request.written
-    if not (0 <= seen <= prompt and written >= 0):
-        raise ValueError(f"{request} has counts that cannot be")
-    least = prices.cached_from
+def _cost(prices: PriceList, request: CloudRequest) -> float | None:
+    seen, least = request.seen, prices.cached_from
     cached = seen if least is not None and seen >= least else 0
-    cost = prices.of(BilledTokens(input=prompt - cached, cached=cached, output=written))
-    if not prices.second:
-        return cost
-    seconds = request.engine_seconds
-    if seconds is None or not 0 <= seconds < float("inf"):
-        raise ValueError(f"{request} has no time, by which {prices.name!r} goes")
-    return cost + round(Decimal(seconds), _MICROSECOND) * prices.second
+    tokens = (request.prompt - cached) * prices.input + cached * prices.cached
+    seconds = request.engine_seconds if prices.second else 0.0
+    if seconds is None:
+        return None
+    return tokens + request.written * prices.output + seconds * prices.second
 
 
 class RecordedCloud(WrappedCloud):

@@ -1,6 +1,7 @@
 """Measured systems, and whole questions to the cloud at the same share, as rows of one report."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -117,33 +118,31 @@ def _timing(one: MeasuredAnswers, alone: Mapping[str, float | None]) -> TimedFig
         answers=len(timed),
         clock=one.clock,
         note=one.note,
-        time=_mean(taken),
+        time=fmean(taken),
         time_p50=_quantile(taken, 0.5),
         time_p95=_quantile(taken, 0.95),
         ttft=_quantile([answer.ttft for answer in timed], 0.5),
         gap=_quantile([answer.gap for answer in timed], 0.95),
-        decodes=_mean([answer.decodes for answer in timed]),
-        positions=_mean([answer.positions for answer in timed]),
-        requests=_mean([len(answer.requests) for answer in timed]),
+        decodes=fmean(answer.decodes for answer in timed),
+        positions=fmean(answer.positions for answer in timed),
+        requests=fmean(len(answer.requests) for answer in timed),
         read=mean_prompt_tokens_computed(timed),
-        engine_seconds=_engine_seconds(timed),
+        engine_seconds=_each(
+            [one.engine_seconds for answer in timed for one in answer.requests], len(timed)
+        ),
         bills={
             name: own / whole if (own := bills[name]) is not None and whole else None
             for name, whole in alone.items()
         },
-        sent=_per_answer([answer.sent for answer in timed]),
-        received=_per_answer([answer.received for answer in timed]),
+        sent=_each([answer.sent for answer in timed], len(timed)),
+        received=_each([answer.received for answer in timed], len(timed)),
     )
 
 
 def _bills(answers: Sequence[MeasuredAnswer]) -> dict[str, float | None]:
-    """All answers' bill by each list; None where it asks for a time that no engine reported."""
+    """All answers' bill by each list."""
     requests = [request for answer in answers for request in answer.requests]
-    timed = all(request.engine_seconds is not None for request in requests)
-    return {
-        prices.name: float(bill(prices, requests)) if timed or not prices.second else None
-        for prices in PRICE_LISTS
-    }
+    return {prices.name: bill(prices, requests) for prices in PRICE_LISTS}
 
 
 def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
@@ -154,20 +153,13 @@ def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
     """
     every = [request.engine_seconds for answer in answers for request in answer.requests]
     known = [seconds for seconds in every if seconds is not None]
-    mean = _mean(known) if known else None
+    mean = fmean(known) if known else None
 
     def timed(request: CloudRequest) -> CloudRequest:
         own = request.engine_seconds
         return replace(request, engine_seconds=mean if own is None else own)
 
     return [replace(one, requests=tuple(map(timed, one.requests))) for one in answers]
-
-
-def _engine_seconds(answers: Sequence[MeasuredAnswer]) -> float | None:
-    """An answer's mean; None where one is not known."""
-    every = [request.engine_seconds for answer in answers for request in answer.requests]
-    known = [seconds for seconds in every if seconds is not None]
-    return sum(known) / len(answers) if len(known) == len(every) else None
 
 
 def mean_prompt_tokens_computed(answers: Sequence[MeasuredAnswer]) -> float | None:
@@ -178,17 +170,13 @@ def mean_prompt_tokens_computed(answers: Sequence[MeasuredAnswer]) -> float | No
     every = [request for answer in answers for request in answer.requests]
     meters = any(request.computed is not None for request in every)
     counts = (r.prompt - r.seen if meters and r.computed is None else r.computed for r in every)
-    read = total(counts)
-    return None if read is None else read / len(answers)
+    return _each([*counts], len(answers))
 
 
-def _per_answer(counts: Sequence[int | None]) -> float | None:
-    read = total(counts)
-    return None if read is None else read / len(counts)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _each(counts: Sequence[float | None], answers: int) -> float | None:
+    """An answer's mean; None where one count is not known."""
+    whole = total(counts)
+    return None if whole is None else whole / answers
 
 
 def _quantile(values: Sequence[float], q: float) -> float:

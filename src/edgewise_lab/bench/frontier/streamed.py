@@ -16,6 +16,7 @@ from edgewise.engines.connections import checked_address
 from edgewise.engines.http import not_now, reading
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, CloudUnavailable
 from edgewise.servers.base import decoded
+from edgewise.servers.http import client_options, why
 from edgewise.servers.openai import COMPLETIONS
 from edgewise.servers.replies import Meter, has_ended, only, uncached
 from edgewise_lab.bench.frontier.billing import CloudRequest
@@ -32,7 +33,7 @@ from edgewise_lab.evaluation.tasks.base import Question
 
 _MOST_BYTES = 16 << 20
 _LONGEST_LINE = 1 << 20
-_SILENCE_SECONDS, _IDLE_SECONDS = 60.0, 4.0
+_SILENCE_SECONDS = 60.0
 _EXCERPT = 200
 _DATA, _DONE = b"data:", b"[DONE]"
 
@@ -60,15 +61,6 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
-class _Stream(msgspec.Struct):
-    """The answer collected from the events of a stream."""
-
-    texts: list[str] = []
-    ended: bool = False
-    usage: Meter | None = None
-    timings: _Timings | None = None
-
-
 class Streamed:
     """Implements `System`; `take` gives what it asked for since the last call.
 
@@ -91,13 +83,7 @@ class Streamed:
         self._url = checked_address(url)
         self._tokenizer, self._max_tokens, self._model = tokenizer, max_tokens, model
         self._seconds, self._asked = seconds, list[CloudRequest]()
-        self._http = httpx2.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx2.Timeout(_SILENCE_SECONDS),
-            limits=httpx2.Limits(keepalive_expiry=_IDLE_SECONDS),
-            follow_redirects=False,
-            trust_env=False,
-        )
+        self._http = httpx2.Client(**client_options(key, httpx2.Timeout(_SILENCE_SECONDS)))
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -111,12 +97,12 @@ class Streamed:
     def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
         prompt = list(question_prompt(self._tokenizer, question).ids)
         begun = time.monotonic()
-        stream = self._ask(prompt, saw)
-        request = self._request(stream, len(prompt))
+        chunks = self._ask(prompt, saw)
+        request = self._request(chunks, len(prompt))
         self._asked.append(request)
         return written(
             question,
-            "".join(stream.texts),
+            "".join(choice.text for chunk in chunks for choice in chunk.choices),
             request.written,
             cut=request.written >= self._max_tokens,
             cloud_tokens=request.written,
@@ -126,7 +112,7 @@ class Streamed:
             seconds=time.monotonic() - begun,
         )
 
-    def _ask(self, prompt: list[int], saw: Saw) -> _Stream:
+    def _ask(self, prompt: list[int], saw: Saw) -> list[_Chunk]:
         body: dict[str, Any] = {
             "prompt": prompt,
             "max_tokens": self._max_tokens,
@@ -136,19 +122,28 @@ class Streamed:
         }
         if self._model is not None:
             body["model"] = self._model
-        found = _Stream(texts=[])
+        chunks: list[_Chunk] = []
         with self._response(msgspec.json.encode(body)) as response:
             events = _events(response, time.monotonic() + CLOUD_DEADLINE, self._url)
             for data in takewhile(_DONE.__ne__, events):
                 with reading(self._url):
-                    self._add(found, decoded(data, _Chunk), saw)
+                    chunks.append(decoded(data, _Chunk))
+                    if chunks[-1].error is not None:
+                        raise CloudUnavailable(
+                            f"{self._url!r} failed within a streamed answer",
+                            hint="try again shortly",
+                        )
+                    if chunks[-1].choices:
+                        choice = only(chunks[-1].choices)
+                        has_ended(choice.finish_reason)
+                        saw(choice.text)
             # Read to its end: the connection of one that is broken off is closed.
             deque(events, maxlen=0)
-        if not found.ended:
+        if not any(one.finish_reason for chunk in chunks for one in chunk.choices):
             raise CloudUnavailable(
                 f"{self._url!r} broke a streamed answer off", hint="try again shortly"
             )
-        return found
+        return chunks
 
     @contextmanager
     def _response(self, body: bytes) -> Generator[httpx2.Response]:
@@ -163,15 +158,14 @@ class Streamed:
             ) from error
         except httpx2.HTTPError as error:
             raise CloudUnavailable(
-                f"A streamed answer of {self._url!r} broke off ({type(error).__name__})",
+                f"A streamed answer of {self._url!r} broke off ({why(error)})",
                 hint="check that it runs",
             ) from error
 
     def _begun(self, body: bytes) -> httpx2.Response:
         headers = {"Content-Type": "application/json"}
-        request = self._http.build_request(
-            "POST", self._url + COMPLETIONS, content=body, headers=headers
-        )
+        url = self._url + COMPLETIONS
+        request = self._http.build_request("POST", url, content=body, headers=headers)
         try:
             return self._http.send(request, stream=True)
         except httpx2.RemoteProtocolError:
@@ -195,24 +189,11 @@ class Streamed:
                 hint="name an engine that does, llama-server or vLLM",
             )
 
-    def _add(self, found: _Stream, chunk: _Chunk, saw: Saw) -> None:
-        if chunk.error is not None:
-            raise CloudUnavailable(
-                f"{self._url!r} failed within a streamed answer", hint="try again shortly"
-            )
-        if chunk.choices:
-            choice = only(chunk.choices)
-            saw(choice.text)
-            found.texts.append(choice.text)
-            if choice.finish_reason is not None:
-                has_ended(choice.finish_reason)
-                found.ended = True
-        found.usage = chunk.usage or found.usage
-        found.timings = chunk.timings or found.timings
-
-    def _request(self, stream: _Stream, prompt: int) -> CloudRequest:
+    def _request(self, chunks: list[_Chunk], prompt: int) -> CloudRequest:
         """The request by the engine's own meter; raises `CloudProtocolError` for invalid counts."""
-        usage, timings = stream.usage or Meter(), stream.timings or _Timings()
+        usage = next((one.usage for one in reversed(chunks) if one.usage), Meter())
+        timed = next((one.timings for one in reversed(chunks) if one.timings), None)
+        timings = timed or _Timings()
         written = usage.completion_tokens
         if written is None or not 0 < written <= self._max_tokens:
             raise CloudProtocolError(
@@ -234,7 +215,7 @@ class Streamed:
         taken = None
         if self._seconds is not None:
             taken = self._seconds(written, billed if computed is None else computed)
-        elif stream.timings is not None:
+        elif timed is not None:
             taken = (timings.prompt_ms + timings.predicted_ms) / 1000
         return CloudRequest(
             prompt=billed,

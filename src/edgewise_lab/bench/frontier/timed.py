@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -56,14 +56,6 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return self.outcome.question
 
 
-class Asked(Protocol):
-    """What counts a cloud's requests."""
-
-    def take(self) -> tuple[CloudRequest, ...]:
-        """Those since the last call."""
-        ...
-
-
 class Timed:
     """`system` over a paced `edge`, a recorded `cloud` and a `link`, those that it has."""
 
@@ -72,7 +64,7 @@ class Timed:
         system: System,
         *,
         edge: PacedEdge | None = None,
-        cloud: Asked | None = None,
+        cloud: RecordedCloud | Streamed | None = None,
         link: Link | None = None,
         one_request: bool = False,
         before: Callable[[Question], None] = lambda question: None,
@@ -128,15 +120,13 @@ class Timed:
 
 def _as_one(spans: Sequence[CloudRequest], written: int) -> CloudRequest:
     """The first prompt, and all that was written; the engine's work is that of all spans."""
-    taken = [span.engine_seconds for span in spans]
-    known = [seconds for seconds in taken if seconds is not None]
     return CloudRequest(
         prompt=spans[0].prompt,
         seen=0,
         written=written,
         cached=spans[0].cached,
         computed=total(span.computed for span in spans),
-        engine_seconds=sum(known) if len(known) == len(taken) else None,
+        engine_seconds=total(span.engine_seconds for span in spans),
     )
 
 
@@ -223,11 +213,7 @@ class PairSystems:
 
     def pair(self, router: Router, threshold: float, speculate: int) -> Timed:
         """Both, by a router with a static threshold; without `speculate` it waits for consults."""
-        edge, cloud = self._ends()
-        decoder = paired(
-            edge, router, threshold, cloud, deadline=LONGEST_DEADLINE, speculate=speculate
-        )
-        return Timed(Decoded(decoder, self._max_tokens), edge=edge, cloud=cloud, link=self._link)
+        return self._pair(router, threshold, speculate)
 
     def commit_point(self, speculate: int) -> Timed:
         """A system with one consult, where a choice is first named.
@@ -235,26 +221,35 @@ class PairSystems:
         Where that is was found out before, by an answer of the edge's that is not counted: the time
         is that of a device which knew the place.
         """
-        edge, cloud = self._ends()
         place = AtPosition(None)
 
         def find(question: Question) -> None:
             place.position = commit_position(self._model, question, self._max_tokens)
 
+        return self._pair(place, 1.0, speculate, max_cloud_tokens=1, before=find)
+
+    def _pair(
+        self,
+        router: Router,
+        threshold: float,
+        speculate: int,
+        *,
+        max_cloud_tokens: int | None = None,
+        before: Callable[[Question], None] = lambda question: None,
+    ) -> Timed:
+        edge: Any = PacedEdge(self._model, self._pace)  # it stands for the model behind it
+        cloud = self._recorded()
         decoder = paired(
             edge,
-            place,
-            1.0,
+            router,
+            threshold,
             cloud,
             deadline=LONGEST_DEADLINE,
             speculate=speculate,
-            max_cloud_tokens=1,
+            max_cloud_tokens=max_cloud_tokens,
         )
         system = Decoded(decoder, self._max_tokens)
-        return Timed(system, edge=edge, cloud=cloud, link=self._link, before=find)
-
-    def _ends(self) -> tuple[Any, RecordedCloud]:
-        return PacedEdge(self._model, self._pace), self._recorded()
+        return Timed(system, edge=edge, cloud=cloud, link=self._link, before=before)
 
     def _recorded(self) -> RecordedCloud:
         return RecordedCloud(self._asked, self._seconds)

@@ -1,9 +1,9 @@
 """Labels: what a consult at a token is worth, and how values are made and kept."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -122,19 +122,17 @@ def label_all(
     done: Callable[[], None] = lambda: None,
     *,
     begun: Callable[[int], None] = lambda left: None,
-    together: int = TOGETHER,
 ) -> Values:
     """The values of every case; those that `folder` holds are not made again.
 
-    `begun` gets how many are left to make, and `done` is called after each. So many texts have
-    their rollouts `together`, where the writers gain by it.
+    `begun` gets how many are left to make, and `done` is called after each.
     """
     path = _path(label, folder)
     known = kept_values(label, folder)
     fresh = [case for case in cases if case.question.id not in known]
     begun(len(fresh))
     waiting = iter(fresh)
-    while batch := list(islice(waiting, together)):
+    while batch := list(islice(waiting, TOGETHER)):
         for case, values in zip(batch, _together(label, batch, rollouts), strict=True):
             line = Labelled(case.question.id, tuple(_checked(label, case, values)))
             append(path, line)
@@ -168,40 +166,32 @@ def _together(
     """Advance all labellings side by side, their rollouts pooled by writer."""
     found: dict[int, list[float]] = {}
     running = {index: label.of(case) for index, case in enumerate(cases)}
-    replies: dict[int, Iterator[Continuation]] = {}
-    waiting: dict[int, list[Rollout]] = {}
+    sent: Mapping[int, list[Continuation]] = {}
     while running:
+        asked: dict[int, Sequence[Rollout]] = {}
         for index, labelling in list(running.items()):
+            reply: Any = sent.get(index)  # none begins a generator
             try:
-                if index in waiting:
-                    sent = [next(replies[index]) for _ in waiting[index]]
-                    waiting[index] = labelling.send(sent)
-                else:
-                    waiting[index] = next(labelling)
+                asked[index] = labelling.send(reply)
             except StopIteration as stop:
                 found[index] = stop.value
                 del running[index]
-                waiting.pop(index, None)
-        replies = _answered(waiting, rollouts)
+        sent = _answered(asked, rollouts)
     return [found[index] for index in range(len(cases))]
 
 
 def _answered(
-    waiting: Mapping[int, Sequence[Rollout]], rollouts: Mapping[Writer, Rollouts]
-) -> dict[int, Iterator[Continuation]]:
+    asked: Mapping[int, Sequence[Rollout]], rollouts: Mapping[Writer, Rollouts]
+) -> dict[int, list[Continuation]]:
     pooled: dict[Writer, list[Prefix]] = {}
-    for asks in waiting.values():
-        for ask in asks:
-            pooled.setdefault(ask.writer, []).append(ask.prefix)
-    unnamed = pooled.keys() - rollouts.keys()
-    if unnamed:
+    for ask in (ask for asks in asked.values() for ask in asks):
+        pooled.setdefault(ask.writer, []).append(ask.prefix)
+    if unnamed := pooled.keys() - rollouts.keys():
         raise UsageError(
             f"A label asks for rollouts by the {min(unnamed)}", hint="name it in its writers"
         )
-    written = {writer: iter(rollouts[writer].run(asked)) for writer, asked in pooled.items()}
-    return {
-        index: iter([next(written[ask.writer]) for ask in asks]) for index, asks in waiting.items()
-    }
+    written = {writer: iter(rollouts[writer].run(some)) for writer, some in pooled.items()}
+    return {index: [next(written[ask.writer]) for ask in asks] for index, asks in asked.items()}
 
 
 LABELS: Registry[type[Label]] = Registry(
