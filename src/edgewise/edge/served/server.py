@@ -1,10 +1,8 @@
 """Requests to the server that runs the edge model. Whatever goes wrong is an `EdgeError`."""
 
-import ssl
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from threading import Timer
 from urllib.parse import urlsplit
 
@@ -13,7 +11,7 @@ import msgspec
 
 from edgewise.errors import AddressError, EdgeError
 from edgewise.servers.base import Fault, Request
-from edgewise.servers.http import ERRORS, IDLE_SECONDS, MAX_REPLY, why
+from edgewise.servers.http import ERRORS, MAX_REPLY, client_options, why
 
 PATIENCE = 120.0
 """Most seconds between two tokens, or until a reply is whole: a long prompt is read before."""
@@ -38,18 +36,9 @@ class Server:
             raise AddressError(f"{url!r} is no address of a server", setting="edge") from error
 
     def _opened_client(self) -> httpx2.Client:
-        bearer = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        return httpx2.Client(
-            base_url=self.url,
-            headers={"Accept-Encoding": "identity", **bearer},
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            # Its proxy would be sent what is to stay near, and ~/.netrc gives a host a password.
-            trust_env=False,
-            follow_redirects=False,
-            verify=ssl.create_default_context(),
-            timeout=httpx2.Timeout(PATIENCE, connect=_CONNECTING),
-            limits=httpx2.Limits(keepalive_expiry=IDLE_SECONDS),
-        )
+        # A proxy of the environment would be sent what is to stay near.
+        timeout = httpx2.Timeout(PATIENCE, connect=_CONNECTING)
+        return httpx2.Client(base_url=self.url, **client_options(self._key, timeout))
 
     def close(self) -> None:
         self._http.close()
