@@ -16,8 +16,7 @@ from edgewise.costs.meter import Billing
 from edgewise.costs.price import price_of
 from edgewise.events import Consult, Finished, Pending, RolledBack, Token
 from edgewise.loop.decoder import Answer, Decoder, collect
-from edgewise.loop.escalate import Escalation
-from edgewise.loop.policy import INITIAL_BUCKET, Budget, Policy
+from edgewise.loop.policy import INITIAL_BUCKET, Budget, Escalation, Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.untrained import Constant
 from edgewise.sampling import Sampling

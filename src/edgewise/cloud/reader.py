@@ -53,7 +53,6 @@ PROBE_SECONDS = 60.0
 _PROBE, _STANDS = ("Two and two are four.", "Three and three are seven."), 1
 _ASKED = (Message("user", "What are two and two, and what are three and three?"),)
 
-
 _log = logging.getLogger(__name__)
 
 
@@ -161,8 +160,9 @@ class ReaderSession(CloudSession):
         except EdgewiseError as error:
             return failed(error if isinstance(error, CloudError) else CloudError(str(error)))
         if not passage.sentences and not request.n:
-            done: Future[Completion] = Future()
-            done.set_result(Completion(ids=(), logprobs=(), stand=request.verify))
+            done = Future[Completion]()
+            nothing = Completion(ids=(), logprobs=(), stand=request.verify, cached=0, computed=0)
+            done.set_result(nothing)
             return done
         self._asks += 1
         name = request_id(self._client.session, self._asks)
