@@ -1,4 +1,4 @@
-"""What `Usage` counts is what the answer's events say, and what its clouds were asked."""
+"""What `Usage` counts is what the events say and the clouds were asked; each draft is told once."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel
 from edgewise.completion import Completion
 from edgewise.errors import BreaksGrammar, CloudTimeout, CloudUnavailable, NothingUsable
-from edgewise.events import Consult, Event, Finished, Token, Usage
+from edgewise.events import Consult, Event, Finished, Pending, RolledBack, Token, Usage
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.one_cloud import Tier
 from edgewise.loop.policy import Policy
@@ -74,8 +74,26 @@ def corrections(tokens: Sequence[Token]) -> int:
     return count
 
 
+def require_told_once(events: Sequence[Event]) -> None:
+    """Each draft at its own place, then it is rolled back or written."""
+    told: dict[int, int] = {}
+    for event in events:
+        if isinstance(event, Pending):
+            assert event.index not in told
+            told[event.index] = event.id
+        elif isinstance(event, RolledBack):
+            assert (event.tokens, event.index <= min(told)) == (len(told), True)
+            told.clear()
+        elif isinstance(event, Token) and event.reason != "corrected":
+            if told.get(event.index) == event.id:
+                del told[event.index]
+            assert event.reason != "verified" or event.index not in told
+    assert not told
+
+
 def require_law(events: Sequence[Event], *, metered: bool = True) -> None:
     """What tokens and consults say by themselves."""
+    require_told_once(events)
     tokens, consults, usage = told(events)
     wrote = [one.source for one in tokens]
     assert (usage.edge_tokens, usage.cloud_tokens) == (wrote.count("edge"), wrote.count("cloud"))
@@ -108,6 +126,7 @@ DRAWN: dict[str, st.SearchStrategy[Any]] = {
     "stop": st.sampled_from([(), ("a",), ("e", "qu")]),
     "cap": st.sampled_from([None, None, 5]),
     "share": st.sampled_from([None, 0.2]),
+    "max_tokens": st.sampled_from([1, 3, 30]),
 }
 
 
@@ -144,7 +163,7 @@ def test_usage_is_what_the_events_say(
         tiers=tiers,
         breaker=NeverOpen(),
     )
-    events = [*decoder.stream(IDS, max_tokens=30, stop=stop)]
+    events = [*decoder.stream(IDS, max_tokens=drawn["max_tokens"], stop=stop, pending=True)]
     require_law(events)
     tokens, consults, usage = told(events)
     assert usage.cloud_calls == sum(len(one.asked) for one in clouds)
@@ -153,6 +172,7 @@ def test_usage_is_what_the_events_say(
     asked = sum(sum(one.asked) for one in clouds) - sum(one.requested for one in consults)
     brought = sum(one.answered for one in consults) + late + asked
     if way == "verify":
+        assert {(one.requested, one.answered) for one in consults} <= {(0, 0)}
         brought = sum(one.reason == "corrected" for one in tokens)
     assert usage.cloud_tokens + usage.wasted_tokens == brought
     if way in ("tokens", "several"):
@@ -177,7 +197,7 @@ def test_usage_of_passages_is_what_the_events_say(
         return 500 if failing and number == 1 else None
 
     with reading(judge, policy={"cloud_share": share}, fault=fault) as (pair, _):
-        events = [*whole(pair, escalate).stream(SAID, max_tokens=max_tokens)]
+        events = [*whole(pair, escalate).stream(SAID, max_tokens=max_tokens, pending=True)]
     require_law(events, metered=False)
     _, consults, usage = told(events)
     assert usage.escalated is (escalate == 1)

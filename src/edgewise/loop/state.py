@@ -147,28 +147,16 @@ class HeldText(NamedTuple):
         return whole[:shown], HeldText(pending, whole[shown:]), None
 
 
-class Boundary(msgspec.Struct, frozen=True):
-    """State of a cloud with another vocabulary, which can only be asked at word boundaries.
-
-    `pending`: a consult was wanted in this word and is deferred to its end. `at_boundary`: the
-    cloud's text ended here, so it may be asked again.
-    """
-
-    pending: bool = False
-    at_boundary: bool = False
-
-
-_NO_BOUNDARY = Boundary()
-
-
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """An answer after `index` tokens.
 
     `held` is text that cannot be shown yet. `unwritten` is the rest of a completion; while
     speculating, `expected` counts the tokens (or words) that one in flight will still bring.
-    `over_budget`: the last consult was refused for its cost or privacy; until one is sent the
-    answer earns nothing, since its share cannot be reached. `end` is set if the answer is over,
-    `stopped` if a stop string ended it.
+    With a cloud of another vocabulary a consult that was wanted inside a word is `deferred` to its
+    end; where the cloud's text ended (`divided`) it may be asked again. `over_budget`: the last
+    consult was refused for its cost or privacy; until one is sent the answer earns nothing, since
+    its share cannot be reached. `end` is set if the answer is over, `stopped` if a stop string
+    ended it.
     """
 
     budget: Budget
@@ -176,7 +164,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     held: HeldText = HeldText()
     unwritten: tuple[Unwritten, ...] = ()
     expected: int = 0
-    boundary: Boundary = _NO_BOUNDARY
+    deferred: bool = False
+    divided: bool = False
     over_budget: bool = False
     end: FinishReason | None = None
     stopped: str | None = None
@@ -187,15 +176,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         If the cloud cannot be asked here (inside a word), ask at the next word boundary. Never ask
         where the grammar allows one token only.
         """
-        decision = rules.policy.decide(1.0 if self.boundary.pending else step.score, self.budget)
+        decision = rules.policy.decide(1.0 if self.deferred else step.score, self.budget)
         if step.forced:
             return replace(decision, ask=0, reason="forced")
         if not decision.ask:
             return decision
         if rules.boundaries is not None:
-            refused = rules.boundaries.refused(
-                ids, rules.prompt, step.token, divided=self.boundary.at_boundary
-            )
+            refused = rules.boundaries.refused(ids, rules.prompt, step.token, divided=self.divided)
             if refused is not None:
                 return replace(decision, ask=0, reason=refused)
         return replace(decision, ask=min(decision.ask, rules.max_tokens - self.index))
@@ -254,18 +241,20 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             end = "length"
         seen = by == "cloud" or reason == "verified"
         over_budget = (self.over_budget or reason in _REFUSED) and not seen
-        budget, expected, boundary = self.budget, max(0, self.expected - 1), _NO_BOUNDARY
+        budget, expected = self.budget, max(0, self.expected - 1)
+        deferred = divided = False
         if rules.boundaries is not None:
             budget, expected = rules.policy.charged(budget, min(1, self.expected)), self.expected
-            pending = reason == "mid_word" or (reason == "forced" and self.boundary.pending)
-            boundary = Boundary(pending, len(self.unwritten) == 1 and self.unwritten[0].last)
+            deferred = reason == "mid_word" or (reason == "forced" and self.deferred)
+            divided = len(self.unwritten) == 1 and self.unwritten[0].last
         after = State(
             index=index,
             budget=budget if over_budget else rules.policy.after_token(budget),
             held=held,
             unwritten=self.unwritten[1:],
             expected=expected,
-            boundary=boundary,
+            deferred=deferred,
+            divided=divided,
             over_budget=over_budget,
             end=end,
             stopped=matched,
