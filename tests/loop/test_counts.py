@@ -14,13 +14,13 @@ from edgewise.errors import BreaksGrammar, CloudTimeout, CloudUnavailable, Nothi
 from edgewise.events import Consult, Event, Finished, Pending, RolledBack, Token, Usage
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.one_cloud import Tier
-from edgewise.loop.policy import Policy
+from edgewise.loop.policy import Budget, Policy
 from edgewise.routers.untrained import Random
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
 from tests.doubles.chat_reader import Asked, Verdict
-from tests.doubles.wrapped_cloud import Late, NeverOpen
+from tests.doubles.wrapped_cloud import Late
 from tests.loop.test_read_along import SAID, reading, whole
 from tests.loop.test_speculate import IDS, agreeing, ending, other_vocabulary, speaking
 from tests.loop.test_verify import grammar
@@ -154,18 +154,21 @@ def test_usage_is_what_the_events_say(
         verify="on" if way == "verify" else "off",
         deadline=60,
     )
-    tiers = [Tier(one.cloud, share=0.5, breaker=NeverOpen()) for one in clouds[1:]]
+    tiers = [Tier(one.cloud, share=0.5) for one in clouds[1:]]
     decoder = Decoder(
         ScriptedEdge(edge),
         router=Random(seed),
         policy=policy,
         cloud=clouds[0].cloud,
         tiers=tiers,
-        breaker=NeverOpen(),
     )
-    events = [*decoder.stream(IDS, max_tokens=drawn["max_tokens"], stop=stop, pending=True)]
+    with decoder.stream(IDS, max_tokens=drawn["max_tokens"], stop=stop, pending=True) as stream:
+        events = [*stream]
     require_law(events)
     tokens, consults, usage = told(events)
+    if (share := drawn["share"]) is not None:
+        charged = Budget().bucket + share * len(tokens) - stream.budget.bucket
+        assert usage.cloud_tokens + usage.wasted_tokens == pytest.approx(charged)
     assert usage.cloud_calls == sum(len(one.asked) for one in clouds)
     # What was asked of consults that were dropped, returned, or not in time is used or wasted.
     late = sum(one.requested for one in consults if one.outcome == "timeout")
