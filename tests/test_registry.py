@@ -222,7 +222,7 @@ def test_a_download_does_not_say_what_code_to_run(
             router_identity(Settings(router="owner/router"))
 
 
-@pytest.mark.parametrize("name", ["owner/router", "router", "smollm2-135m"])
+@pytest.mark.parametrize("name", ["owner/router", "router", "bundled-edge"])
 def test_a_folder_that_only_has_the_name_runs_no_code(
     site: Site, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

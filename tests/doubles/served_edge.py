@@ -73,6 +73,9 @@ class LlamaEdge:
     """Requests for which Ollama loaded the model anew: what it had read is lost."""
     shown: Mapping[str, object] = field(default_factory=dict)
     """Ollama's `/api/show`: what the model has of its own there."""
+    held: set[tuple[int, ...]] = field(default_factory=set)
+    """What mlx_lm.server's cache holds: asked to continue exactly that, it never answers again."""
+    dead: bool = False
     details: Mapping[str, object] = field(default_factory=dict)
     """More of each model in Ollama's list."""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -241,6 +244,10 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
 
         def whole(self, ids: list[int], most: int, spoilt: bytes | None) -> None:
             prompt, made = len(ids), []
+            served.dead |= tuple(ids) in served.held
+            if served.dead:
+                self.close_connection = True
+                return
             for number in range(1, most + 1):
                 event = served.event(ids, number)
                 spoiled = served.spoil(event, number)
@@ -249,6 +256,8 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
                     return
                 made.append(event)
                 ids = [*ids, served.likeliest(ids)[0][0]]
+            if served.program == "mlx_lm.server":
+                served.held.add(tuple(ids))
             usage: Event = {"prompt_tokens": prompt, "completion_tokens": most}
             again = 1 if served.caches else prompt
             usage["prompt_tokens_details"] = {"cached_tokens": prompt - again}

@@ -194,7 +194,7 @@ def _values(event: Token | Consult, names: str) -> list[Any]:
 
 def write_router() -> None:
     """A small perceptron over all that a browser can read; its weights are drawn."""
-    card = read_card(bundled("routers") / "smollm2-135m")
+    card = read_card(bundled("routers") / "bundled-edge")
     inputs = ("top_logprobs", "text", "ranks")
     card = replace(card, inputs=inputs, top_k=TOP, behaviour=(), probability=())
     width, rng = width_of(inputs, 0, TOP), np.random.default_rng(5)
@@ -217,7 +217,7 @@ def mlp(folder: Path) -> Mlp:
 
 def transcripts() -> list[dict[str, Any]]:
     """All of them, made now."""
-    smollm2 = bundled("routers") / "smollm2-135m"
+    packaged = bundled("routers") / "bundled-edge"
     root = FOLDER.parents[1]
     noisy = noise(1)
     return [
@@ -237,10 +237,10 @@ def transcripts() -> list[dict[str, Any]]:
             fault=lambda ask: {0: "error", 2: "declined", 3: "error"}.get(ask),
         ),
         transcript(
-            "the bundled router of another model",
-            mlp(smollm2),
+            "the router of the package",
+            mlp(packaged),
             Policy(threshold=0.03),
-            files=str(smollm2.relative_to(root)),
+            files=str(packaged.relative_to(root)),
             max_tokens=40,
         ),
         transcript(

@@ -135,8 +135,10 @@ class Dialect:
         written, end = list(ids), len(ids) + tokens
         while len(written) < end:
             most = min(end - len(written), chunk)
-            asked = self._whole_of(self.prompt(written), most, top)
-            for token in self._whole(self._event(self.kind.stream(asked))):
+            # One more than is used: mlx_lm.server 0.32 ends for good if it is to continue exactly
+            # what its cache holds.
+            asked = self._whole_of(self.prompt(written), most + 1, top)
+            for token in self._whole(self._event(self.kind.stream(asked)))[:most]:
                 written.append(token.token)
                 yield token
                 if token.token in self.tokenizer.eos_ids:
