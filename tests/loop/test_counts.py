@@ -105,6 +105,7 @@ def require_law(events: Sequence[Event], *, metered: bool = True) -> None:
         if one.ratio is not None and one.reason == "verified"
     ]
     assert (usage.lowest_ratio, usage.lowest_at) == min(ratios, default=(None, None))
+    assert all(one.score is None for one in tokens if one.reason == "span")
     failed = [one for one in consults if one.outcome != "answered"]
     assert usage.failed_calls == len(failed)
     assert usage.cloud_calls >= len(consults)

@@ -44,17 +44,6 @@ def test_without_a_cloud_the_edge_writes_everything() -> None:
     assert {t.reason for t in result.tokens} == {"no_cloud"}
 
 
-@pytest.mark.parametrize("span", [1, 2, 4])
-def test_a_span_is_written_whole_and_counted(span: int) -> None:
-    cloud = cloud_saying("blue sky today")
-    result = asking(cloud, Policy(span=span), text="x" * 40).generate(IDS)
-    assert result.text == "blue sky today"
-    assert result.usage.cloud_tokens + result.usage.wasted_tokens == sum(
-        n for _, n in cloud.asks
-    ) - (-len(result.tokens) % span)
-    assert all(t.score is None for t in result.tokens if t.reason == "span")
-
-
 def test_a_stop_string_inside_a_span_wastes_the_rest() -> None:
     result = asking(cloud_saying("ab\ncdefgh"), Policy(span=8)).generate(IDS, stop=["\n"])
     assert result.text == "ab"

@@ -165,11 +165,6 @@ def test_a_corrected_token_tells_what_the_edge_had() -> None:
     assert usage.lowest_ratio == pytest.approx(1.0)
 
 
-def test_the_edge_stops_too_soon_or_too_late() -> None:
-    assert texts("gray", "gray sky").generate(IDS).text == "gray sky"
-    assert texts("gray sky", "gray").generate(IDS).text == "gray"
-
-
 def test_the_first_token_is_the_clouds_own_choice() -> None:
     """Much follows from it: what only could be is not enough there."""
 
