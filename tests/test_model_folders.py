@@ -1,7 +1,5 @@
 """What lies at an address chooses the edge engine, and only what it reads is fetched."""
 
-import platform
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +8,8 @@ from safetensors.numpy import save
 
 from edgewise.addresses import resolve_folder
 from edgewise.edge.named import engine_at, files_read
-from edgewise.errors import AddressError, UsageError
-from edgewise.opening import edge_engine, open_edge
+from edgewise.errors import AddressError
+from edgewise.opening import edge_engine
 from edgewise.settings import Settings
 from tests.hub import Hub, Repository, in_a_process, serving
 
@@ -171,12 +169,3 @@ def test_the_rest_is_llama_cpp_s(bpe_path: Path, address: str) -> None:
 def test_an_engine_that_is_named_is_not_looked_for(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, FOLDERS["MLX"][0])
     assert edge_engine(Settings(edge=str(folder), edge_engine="transformers")) == "transformers"
-
-
-def test_without_mlx_s_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "system", lambda: "Linux")
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setitem(sys.modules, "mlx.core", None)
-    settings = Settings(edge=str(folder_of(tmp_path, FOLDERS["MLX"][0])))
-    with pytest.raises(UsageError, match=r"pip install 'edgewise\[mlx\]'"):
-        open_edge(settings)

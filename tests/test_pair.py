@@ -1,7 +1,7 @@
 """`Pair`, the library's front door, on the bundled pair and on models that others hold."""
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,7 @@ class Mute(MaxProb):
         ({"cloud": NOWHERE}, NOWHERE),
         ({"router": "coin"}, "'coin'"),
         ({"router": Path("no/where")}, "'./no/where'"),
+        ({"cloud": []}, "cloud"),
         ({"clod": "none"}, "'cloud'"),
         ({"zzzz": 1}, "'zzzz'"),
         ({"system": "\udce9"}, "UTF-8"),
@@ -354,17 +355,9 @@ def test_an_answer_may_have_a_policy_of_its_own() -> None:
 
 
 def test_several_threads_may_ask_at_a_time() -> None:
-    texts: list[str] = []
-    with Pair(cloud="none", slots=3, threads=1) as pair:
-        whole = pair.ask(QUESTION).text
-        threads = [
-            threading.Thread(target=lambda: texts.append(pair.ask(QUESTION).text)) for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert texts == [whole] * 3
+    with Pair(cloud="none", slots=3, threads=1) as pair, ThreadPoolExecutor(3) as pool:
+        answers = pool.map(pair.ask, [QUESTION] * 3)
+        assert {answer.text for answer in answers} == {pair.ask(QUESTION).text}
 
 
 def test_a_conversations_next_turn_finds_the_last_one() -> None:
@@ -425,12 +418,5 @@ def test_a_chat_draws_beside_a_cloud_of_another_vocabulary(own: ByteTokenizer | 
         assert pair.chat_sampling is not None
 
 
-def test_a_chat_is_greedy_where_the_user_says_so_or_the_pair_is_bundled() -> None:
-    with Pair(cloud="none", threads=1) as pair:
-        assert pair.chat_sampling is None
-
-
-def test_an_empty_list_of_clouds_is_refused() -> None:
-    with pytest.raises(UsageError) as caught:
-        Pair(cloud=[])
-    assert caught.value.setting == "cloud"
+def test_a_chat_is_greedy_where_the_pair_is_bundled(alone: Pair) -> None:
+    assert alone.chat_sampling is None

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from numpy.typing import NDArray
 
-from edgewise.edge.base import Needs
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import UsageError
 from edgewise.sampling import Sampling
@@ -16,9 +15,7 @@ from edgewise.sampling import Sampling
 
 def step(logits: list[float] | NDArray[np.float32], position: int = 5) -> LogitsStep:
     row = np.array(logits, np.float32)
-    return LogitsStep(
-        position, row, None, is_fresh=lambda: True, buffer=np.empty_like(row), needs=Needs.LOGITS
-    )
+    return LogitsStep(position, row, None, is_fresh=lambda: True, buffer=np.empty_like(row))
 
 
 def draws(sampling: Sampling, logits: list[float], count: int = 300) -> set[int]:

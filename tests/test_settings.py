@@ -72,6 +72,7 @@ def test_each_type_can_be_given_everywhere(tmp_path: Path) -> None:
         ("span = 'two'", {}, "span in edgewise.toml is not valid: Expected `int`, got `str`."),
         ("cloud = 5", {}, "cloud in edgewise.toml is not valid: Expected `str | null`"),
         ("on-cloud-error = 'panic'", {}, "on-cloud-error in edgewise.toml is not valid: "),
+        ("verify = 'yes'", {}, "verify in edgewise.toml is not valid: "),
         ("", {"EDGEWISE_SPAN": "1.5"}, "span in the environment is not valid: "),
         ("", {"EDGEWISE_TOP_P": " "}, "top-p in the environment is not valid: "),
         ("span = = 1", {}, "edgewise.toml"),

@@ -103,19 +103,15 @@ def with_scheme(address: str) -> str:
 
     0.0.0.0, which a server prints that listens everywhere, is this device.
     """
-    address = _ANYWHERE.sub(_this_device, address, count=1)
+    if found := _ANYWHERE.match(address):
+        here = "127.0.0.1" if found[2].startswith("0") else "[::1]"
+        address = f"{found[1] or ''}{here}{address[found.end() :]}"
     return f"http://{address}" if _HERE.fullmatch(address) else address
 
 
-def _this_device(found: re.Match[str]) -> str:
-    return (found[1] or "") + ("127.0.0.1" if found[2][0] == "0" else "[::1]")
-
-
 def without_endpoint(url: str) -> str:
-    """A server's URL, or its path, without an API's `/v1` or the endpoint that was pasted with it.
-
-    Only its end is cut off: no parser changes the rest between a check and a connection.
-    """
+    """A server's URL, or its path, without an API's `/v1` or endpoint at its end."""
+    # Only the end is cut: no parser changes the rest between a check and a connection.
     return _ENDPOINT.sub("", url).rstrip("/")
 
 
@@ -214,11 +210,7 @@ def _by_short_name(address: str, role: Role) -> Path | None:
 
 
 def resolve_tokenizer(address: str) -> Path:
-    """The GGUF file, or the folder with `tokenizer.json`, that `address` names for a tokenizer.
-
-    Of a repository with a `tokenizer.json` only the tokenizer's files are downloaded. Raises
-    `AddressError`.
-    """
+    """The GGUF file, or the folder with `tokenizer.json`, of a tokenizer; raises `AddressError`."""
     if folder := local_folder(address):
         return folder
     path, parsed = _file(address), hub_address(address)
@@ -232,10 +224,7 @@ def resolve_tokenizer(address: str) -> Path:
 
 
 class ModelFiles(NamedTuple):
-    """A model's folder, here or on the hub, before its weights are downloaded.
-
-    `names` are its files, `config` is its `config.json`, `library` what the hub says it is for.
-    """
+    """A model's folder: names of files, its `config.json`, what the hub says it is for."""
 
     names: Sequence[str]
     config: Path | None = None
@@ -243,10 +232,7 @@ class ModelFiles(NamedTuple):
 
 
 def model_files(address: str) -> ModelFiles | None:
-    """What an edge engine may know a model by; None for a GGUF, llama.cpp's. Raises `AddressError`.
-
-    Of a repository only `config.json` is downloaded.
-    """
+    """What an edge engine may know a model by; None for a GGUF. Raises `AddressError`."""
     if address == "bundled" or _file(address) is not None:
         return None
     if folder := local_folder(address):
@@ -263,10 +249,7 @@ def model_files(address: str) -> ModelFiles | None:
 
 
 def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
-    """The folder of a model, downloaded if need be, and what to call the model.
-
-    Of a repository only files whose names end as in `reads` are downloaded. Raises `AddressError`.
-    """
+    """A model's folder, downloaded as far as an engine `reads` it, and what to call the model."""
     if folder := local_folder(address):
         return folder, folder.resolve().name
     parsed = hub_address(address)
@@ -288,10 +271,7 @@ def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
 
 
 def checkpoint(name: str) -> Path | None:
-    """The folder of a router: a path, one of the package, or a hub repository's, downloaded.
-
-    None if the name has no such form. Raises `AddressError`.
-    """
+    """A router's folder, downloaded if need be; None for another name. Raises `AddressError`."""
     shipped = {one.name: one for one in bundled("routers").iterdir()}
     if folder := shipped.get(name) or local_folder(name):
         return folder
@@ -338,10 +318,7 @@ def _repository(address: HubAddress, setting: str | None) -> "Repository":
 
 
 def _listed(address: HubAddress, setting: str) -> "tuple[Repository, str, list[str]]":
-    """A repository, the folder in it that an address names, and that folder's files.
-
-    The folder has its slash; it is empty for the root. Raises `AddressError`.
-    """
+    """A repository, the folder in it with its slash (empty: the root), and that folder's files."""
     repository = _repository(address, setting)
     inside = f"{address.file.rstrip('/')}/" if address.file is not None else ""
     names = [one.removeprefix(inside) for one in repository.names if one.startswith(inside)]

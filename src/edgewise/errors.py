@@ -116,10 +116,7 @@ class CloudError(EdgewiseError):
 
 
 class CloudUnavailable(CloudError):
-    """No connection could be made or kept, or the engine has no room now.
-
-    `retry_after` is in how many seconds it wants to be asked again, None where it did not say.
-    """
+    """No connection, or no room now: for `retry_after` seconds, where it said so."""
 
     retry_after: float | None = None
 
@@ -159,10 +156,7 @@ class BreaksGrammar(NothingUsable):
 
 
 class Blocked(CloudRejected):
-    """Nothing was sent: the context filter forbids it.
-
-    `open`: only for now, since the answer's last word may become one that is redacted.
-    """
+    """Nothing was sent: the context filter forbids it. `open`: only until a word is whole."""
 
     def __init__(self, message: str, *, open: bool = False) -> None:
         super().__init__(message)

@@ -104,10 +104,7 @@ def edge_engine(settings: Settings) -> str:
 
 
 def cloud_address(settings: Settings) -> str:
-    """Address of the nearest cloud: as set, else the bundled one beside a bundled edge model.
-
-    A hosted model's name stands for its provider's address.
-    """
+    """The nearest cloud's address: as set, a provider's, or the bundled one beside its edge."""
     if settings.cloud is not None:
         first = each(settings.cloud)[0]
         return first if (known := hosted(first)) is None else known[0]
@@ -115,7 +112,6 @@ def cloud_address(settings: Settings) -> str:
 
 
 def nearest_cloud(settings: Settings) -> str:
-    """Names the nearest cloud: its address, and the model there."""
     return f"{cloud_address(settings)} {each_cloud(settings)[0].cloud_model or ''}"
 
 
@@ -448,10 +444,7 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
 
 
 def make_billing(settings: Settings) -> Billing | None:
-    """Costs and limits at the settings' price; None without one.
-
-    Raises `UsageError`, also for limits without a price.
-    """
+    """Costs and limits at the settings' price; None without one. Raises `UsageError`."""
     if settings.price is None:
         for name in ("max_cost", "max_cost_day"):
             if getattr(settings, name) is not None:

@@ -89,10 +89,7 @@ class Registry(Generic[_T]):
         return self._checked(name, loaded)
 
     def source(self, name: str) -> str:
-        """A digest of the file that defines an added name; empty for a built-in one.
-
-        It tells results of earlier code from results of the code as it is now.
-        """
+        """A digest of the file that defines an added name; empty for a built-in one."""
         if self.spelled(name) in self._built_in:
             return ""
         module = sys.modules[cast(Any, self.load(name)).__module__]
@@ -172,7 +169,6 @@ def _executed(path: Path) -> ModuleType:
 
 
 def _reason(error: Exception) -> str:
-    """An exception in one line, whether or not it has a message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     message = " ".join(str(error).split())

@@ -14,8 +14,7 @@ from edgewise.edge.step import top_ids
 from edgewise.errors import UsageError, require
 
 _LEAST_TEMPERATURE = 1e-5
-_LIKELY = 64
-"""Ids sorted first: sorting all of a large vocabulary takes half as long as a step."""
+_LIKELY = 64  # ids sorted first: sorting all of a large vocabulary takes half as long as a step
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,9 +75,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return int(ids[min(place, len(ids) - 1)])
 
     def _place(self, weights: Floats, total: float, draw: float) -> int:
-        """Index drawn, by `draw` from 0 to 1, among unnormalised probabilities in descending order.
+        """Index drawn, by `draw` from 0 to 1, among descending weights; their number if beyond.
 
-        All weights sum to `total`; returns the number of `weights` if the draw falls beyond them.
+        All of them, those beyond too, sum to `total`.
         """
         sums = np.cumsum(weights, dtype=np.float64)
         most = len(weights)

@@ -34,12 +34,8 @@ _WORDS = {
 _AS_UNSET = {"temperature": 0.0, "verify": "off"}
 """Values that mean, to commands that do not draw or verify, what no value means."""
 
-_OF_SERVE = "api_key"
-"""An option of `serve`, not a setting; it may be in the environment too."""
-
-_TYPO = 0.8
-"""Least similarity of an unknown variable to a setting's name to count as a misspelling."""
-
+_OF_SERVE = "api_key"  # an option of `serve`, not a setting; it may be in the environment too
+_TYPO = 0.8  # least similarity of an unknown variable to a setting's name to count as a misspelling
 _MONEY = Meta(ge=0, le=1e12)
 
 FLAGS, ENVIRONMENT = "the flags", "the environment"
@@ -51,10 +47,7 @@ def _about(group: str, description: str, metavar: str, *, rare: bool = False) ->
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that may stand in `edgewise.toml`; flags and `Pair`'s keywords are these.
-
-    A setting is a field here and what reads it. Its group says which commands take it (`names_in`).
-    """
+    """What may stand in `edgewise.toml`; its group says which commands take a field."""
 
     edge: Annotated[
         str, _about("models", "A GGUF, owner/repo, smollm2, ollama:NAME or a URL.", "MODEL")
@@ -263,10 +256,7 @@ def require_default(chosen: Settings, names: Collection[str], why: str) -> None:
 def require_honoured(
     chosen: Settings, places: Mapping[str, str], refused: Collection[str], reader: str
 ) -> None:
-    """Raises `UsageError` if one of the `refused`, which `reader` cannot honour, is not a default.
-
-    `places` are the sources, as `load` returns them.
-    """
+    """Raises `UsageError` if one of the `refused` is not a default; `places` as of `load`."""
     unread = [
         f"{variable(name) if where == ENVIRONMENT else spelled(name)} in {where}"
         for name, where in places.items()
@@ -280,10 +270,7 @@ def require_honoured(
 
 
 def file_bytes(path: Path, called: str, *, own: bool = False, most: int = MAX_FILE) -> bytes:
-    """The content of a file of settings, `called` so in errors; `own`: it must be this user's.
-
-    Nobody else decides where a user's prompts and key go. Raises `UsageError`.
-    """
+    """A file of settings, `called` so in errors; `own`: this user's. Raises `UsageError`."""
     try:
         if path.exists() and not path.is_file():  # a pipe would be read for ever
             raise UsageError(f"{called} is not a file.")
@@ -293,6 +280,7 @@ def file_bytes(path: Path, called: str, *, own: bool = False, most: int = MAX_FI
             content = file.read(most + 1)
     except OSError as error:
         raise UsageError(f"{called} cannot be read: {error.strerror}.") from error
+    # Nobody else decides where a user's prompts and key go.
     if own and hasattr(os, "getuid") and owner not in (os.getuid(), 0):
         raise UsageError(
             f"{called} in this folder belongs to another user",

@@ -2,8 +2,8 @@
 
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,19 +178,13 @@ class TestTokens:
     def test_threads_do_not_change_what_others_read(self, tmp_path: Path) -> None:
         tokenizer = HubTokenizer(write_tokenizer(tmp_path, models.byte_level()))
         wanted = {s: tokenizer.encode("<|im_end|>", special=s) for s in (False, True)}
-        wrong: list[list[int]] = []
 
-        def read(special: bool) -> None:
-            for _ in range(200):
-                if (ids := tokenizer.encode("<|im_end|>", special=special)) != wanted[special]:
-                    wrong.append(ids)
+        def read(special: bool) -> bool:
+            seen = (tokenizer.encode("<|im_end|>", special=special) for _ in range(200))
+            return all(ids == wanted[special] for ids in seen)
 
-        threads = [threading.Thread(target=read, args=(n % 2 == 0,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(read, [True, False, True, False]))
 
 
 class TestBeside:

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,10 +101,8 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda _: b"", "not a GGUF"),
     "two bytes": (lambda data: data[:2], "not a GGUF"),
     "text": (lambda _: b"not a model at all", "not a GGUF"),
-    "nulls": (lambda _: b"\x00" * 4096, "not a GGUF"),
     "the first word": (lambda data: data[:4], "cut off"),
     "a header": (lambda data: data[:24], "cut off"),
-    "a thousand bytes": (lambda data: data[:1000], "cut off"),
     "a third": (lambda data: data[: len(data) // 3], "cut off"),
     "all but the end": (lambda data: data[: int(0.999 * len(data))], "cut off"),
     "an unknown architecture": (lambda data: data.replace(b"llama", b"lhama"), "lhama"),
@@ -240,19 +239,14 @@ def text_of_all(tokenizer: Tokenizer, first: int = 0) -> list[bytes]:
 
 def text_by_threads(tokenizer: Tokenizer) -> list[list[bytes]]:
     """What each of many threads is told, all of them at once."""
-    found: dict[int, list[bytes]] = {}
     ready = threading.Barrier(THREADS)
 
-    def one(number: int) -> None:
+    def one(number: int) -> list[bytes]:
         ready.wait()
-        found[number] = text_of_all(tokenizer, 37 * number)
+        return text_of_all(tokenizer, 37 * number)
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return [found[number] for number in range(THREADS)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(one, range(THREADS)))
 
 
 @pytest.mark.usefixtures("hurried")
@@ -319,34 +313,26 @@ def test_a_closed_pair_is_a_sentence() -> None:
             use()
 
 
-def test_closing_while_others_tokenise_and_decode_ends_in_sentences() -> None:
-    for _ in range(4):
-        model = LlamaModel(bundled("edge"), threads=1, slots=3)
-        started = threading.Barrier(4)
-        said: list[str] = []
+@pytest.mark.parametrize("again", range(4))
+def test_closing_while_others_tokenise_and_decode_ends_in_sentences(again: int) -> None:
+    model = LlamaModel(bundled("edge"), threads=1, slots=3)
+    started = threading.Barrier(4)
 
-        def work(
-            model: LlamaModel = model, started: threading.Barrier = started, said: list[str] = said
-        ) -> None:
-            session = model.session(Needs.LOGITS)
-            started.wait()
-            try:
-                while True:
-                    session.open(model.tokenizer.encode("Tell me about copper and zinc. " * 3))
-                    model.tokenizer.piece(session.step().proposed)
-                    session.rewind(0)
-            except UsageError as error:
-                said.append(str(error))
+    def work() -> None:
+        session = model.session(Needs.LOGITS)
+        started.wait()
+        while True:
+            session.open(model.tokenizer.encode("Tell me about copper and zinc. " * 3))
+            model.tokenizer.piece(session.step().proposed)
+            session.rewind(0)
 
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
+    with ThreadPoolExecutor(3) as pool:
+        working = [pool.submit(work) for _ in range(3)]
         started.wait()
         model.close()
-        for thread in threads:
-            thread.join(60)
-        assert len(said) == 3
-        assert all("closed" in one for one in said)
+        for one in working:
+            with pytest.raises(UsageError, match="closed"):
+                one.result(60)
 
 
 def test_views_are_stale_once_the_model_is_closed() -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,8 @@ def test_answers_among_others_are_those_alone(
     model: LlamaModel, scripts: list[list[Operation]]
 ) -> None:
     def played(number: int) -> list[Floats]:
-        session = model.session()
-        try:
+        with closing(model.session()) as session:
             return play(session, PROMPTS[number], scripts[number])
-        finally:
-            session.close()
 
     numbers = range(len(scripts))
     alone = [played(number) for number in numbers]
@@ -119,16 +117,19 @@ def test_answers_among_others_are_those_alone(
     assert model.slots.sessions == 0
 
 
+def more(session: EdgeSession, count: int) -> list[int]:
+    """Tokens that the model goes on with; the session holds them then."""
+    ids: list[int] = []
+    for _ in range(count):
+        ids.append(session.step().proposed)
+        session.extend(ids[-1:])
+    return ids
+
+
 def written(model: LlamaModel, number: int, count: int, needs: Needs = Needs.NOTHING) -> list[int]:
-    session, ids = model.session(needs), list[int]()
-    try:
+    with closing(model.session(needs)) as session:
         session.open(PROMPTS[number])
-        for _ in range(count):
-            ids.append(session.step().proposed)
-            session.extend(ids[-1:])
-        return ids
-    finally:
-        session.close()
+        return more(session, count)
 
 
 @pytest.mark.parametrize("needs", [Needs.NOTHING, Needs.HIDDEN])
@@ -147,12 +148,8 @@ def test_sessions_that_wait_share_a_pass(
             until(lambda: count + len(model.slots.line) >= SLOTS)  # type: ignore[attr-defined]
 
     def write(session: EdgeSession) -> list[int]:
-        ids: list[int] = []
-        for _ in range(16):
-            ids.append(session.step().proposed)
-            session.extend(ids[-1:])
-        session.close()
-        return ids
+        with closing(session):
+            return more(session, 16)
 
     meanwhile(monkeypatch, wait)
     with ThreadPoolExecutor(SLOTS) as pool:
@@ -317,11 +314,8 @@ def test_a_ctrl_c_ends_one_wait_and_nothing_else(
         signal.signal(signal.SIGINT, old)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(written, model, 1, 12)
-        while len(ids) < 12:
-            ids.append(session.step().proposed)
-            session.extend(ids[-1:])
+        assert ids + more(session, 11) == alone[0]
         assert other.result(60) == alone[1]
-    assert ids == alone[0]
     session.close()
 
 

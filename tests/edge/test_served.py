@@ -40,6 +40,7 @@ from tests.visited import visited
 PROMPT = [11, 12, 13]
 
 Opened = Callable[..., ServedEdge]
+Begun = Callable[..., EdgeSession]
 
 # `make test` has one by ids and one by text.
 EACH = [pytest.param(p, marks=pytest.mark.deep) for p in PROGRAMS[2:]]
@@ -75,6 +76,18 @@ def opened() -> Iterator[Opened]:
         yield open_at
 
 
+@pytest.fixture
+def begun(opened: Opened) -> Begun:
+    """A session of the served model that goes on from the prompt."""
+
+    def begin(served: LlamaEdge, needs: Needs = Needs.NOTHING, **options: Any) -> EdgeSession:
+        session = opened(served, **options).session(needs)
+        session.open(PROMPT)
+        return session
+
+    return begin
+
+
 def written(session: EdgeSession, n: int) -> list[int]:
     """The session's own greedy tokens."""
     tokens: list[int] = []
@@ -103,9 +116,8 @@ def text_of(served: LlamaEdge, ids: list[int]) -> str:
     return bytes_of(served.tokenizer, ids).decode()
 
 
-def test_kept_tokens_cost_one_request(opened: Opened, anyone: LlamaEdge) -> None:
-    session = opened(anyone).session(Needs.ENTROPY)
-    session.open(PROMPT)
+def test_kept_tokens_cost_one_request(begun: Begun, anyone: LlamaEdge) -> None:
+    session = begun(anyone, Needs.ENTROPY)
     assert written(session, 20) == greedy(anyone, PROMPT, 20)
     asked = prompts(anyone)
     assert asked[0] == text_of(anyone, PROMPT)
@@ -113,9 +125,8 @@ def test_kept_tokens_cost_one_request(opened: Opened, anyone: LlamaEdge) -> None
     assert len(asked) == (3 if anyone.program == "mlx_lm.server" else 1)
 
 
-def test_another_token_is_asked_from_its_prefix(opened: Opened, anyone: LlamaEdge) -> None:
-    session = opened(anyone).session()
-    session.open(PROMPT)
+def test_another_token_is_asked_from_its_prefix(begun: Begun, anyone: LlamaEdge) -> None:
+    session = begun(anyone)
     first = session.step().proposed
     session.extend([first])
     session.step()
@@ -127,7 +138,7 @@ def test_another_token_is_asked_from_its_prefix(opened: Opened, anyone: LlamaEdg
 
 @pytest.mark.parametrize(("looks", "elsewhere"), [(0, 0), (5, 0), (1 << 30, 1)])
 def test_the_next_request_waits_for_the_slot_of_the_closed_stream(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, looks: int, elsewhere: int
+    begun: Begun, monkeypatch: pytest.MonkeyPatch, looks: int, elsewhere: int
 ) -> None:
     """The server would give it another, without the prefix.
 
@@ -135,17 +146,15 @@ def test_the_next_request_waits_for_the_slot_of_the_closed_stream(
     """
     monkeypatch.setattr(dialect, "LINGER", 0.2 if elsewhere else 60.0)
     with llama_edge(slots=2, lingers=looks) as served:
-        session = opened(served).session()
-        session.open(PROMPT)
+        session = begun(served)
         session.step()
         session.extend([999])
         assert session.step().proposed == greedy(served, [*PROMPT, 999], 1)[0]
         assert served.elsewhere == elsewhere
 
 
-def test_a_rollback_to_what_was_streamed_asks_nothing(opened: Opened, anyone: LlamaEdge) -> None:
-    session = opened(anyone).session()
-    session.open(PROMPT)
+def test_a_rollback_to_what_was_streamed_asks_nothing(begun: Begun, anyone: LlamaEdge) -> None:
+    session = begun(anyone)
     tokens = greedy(anyone, PROMPT, 5)
     for token in tokens:
         session.step()
@@ -158,21 +167,21 @@ def test_a_rollback_to_what_was_streamed_asks_nothing(opened: Opened, anyone: Ll
     assert len(anyone.requests) == 1
 
 
-def test_the_end_of_an_answer_is_told(opened: Opened, anyone: LlamaEdge) -> None:
+def test_the_end_of_an_answer_is_told(begun: Begun, anyone: LlamaEdge) -> None:
     """llama-server and vLLM tell its token; the others only that it ended, or the text's end."""
     if anyone.program in ("llama-server", "mlx_lm.server"):
         pytest.skip("its end token has candidates")
-    session = opened(anyone).session()
+    session = begun(anyone)
     anyone.ends = 3
-    session.open(PROMPT)
     assert written(session, 3) == greedy(anyone, PROMPT, 3)
     assert session.step().proposed in anyone.tokenizer.eos_ids
 
 
-def test_a_step_has_the_numbers_of_the_likeliest(opened: Opened, anyone: LlamaEdge) -> None:
+def test_a_step_has_the_numbers_of_the_likeliest(
+    opened: Opened, begun: Begun, anyone: LlamaEdge
+) -> None:
     served = anyone
-    session = opened(served).session(Needs.ENTROPY | Needs.TEXT)
-    session.open(PROMPT)
+    session = begun(served, Needs.ENTROPY | Needs.TEXT)
     step = session.step()
     top = served.likeliest(PROMPT)
     assert step.top(2)[0].tolist() == [top[0][0], top[1][0]]
@@ -191,7 +200,7 @@ def test_a_step_has_the_numbers_of_the_likeliest(opened: Opened, anyone: LlamaEd
 
 
 def test_a_token_of_which_the_stream_says_nothing_is_asked_for(
-    opened: Opened, served: LlamaEdge
+    begun: Begun, served: LlamaEdge
 ) -> None:
     """As inside a character of several tokens: the server counts them, and tells the last alone."""
 
@@ -199,20 +208,16 @@ def test_a_token_of_which_the_stream_says_nothing_is_asked_for(
         return {"stop": False, "tokens_predicted": 4} if number == 2 else event
 
     served.spoil = silent
-    session = opened(served).session()
-    session.open(PROMPT)
+    session = begun(served)
     assert written(session, 6) == greedy(served, PROMPT, 6)
     assert any(not request.get("stream") for request in served.requests)
 
 
 @pytest.mark.parametrize("at", range(1, 6))
-def test_a_stream_that_is_cut_is_asked_for_again(
-    opened: Opened, anyone: LlamaEdge, at: int
-) -> None:
+def test_a_stream_that_is_cut_is_asked_for_again(begun: Begun, anyone: LlamaEdge, at: int) -> None:
     """Or, where a whole reply is cut at its first token every time, the error names the server."""
-    session = opened(anyone).session()
+    session = begun(anyone)
     anyone.spoil = lambda event, number: None if number == at else event
-    session.open(PROMPT)
     if anyone.program != "mlx_lm.server" and (at > 1 or anyone.program == "llama-server"):
         assert written(session, 8) == greedy(anyone, PROMPT, 8)
     else:
@@ -245,11 +250,10 @@ def test_a_session_that_is_refused_takes_no_slot(opened: Opened, served: LlamaEd
 @pytest.mark.parametrize("false", FALSE)
 @pytest.mark.parametrize("at", [0, 3])
 def test_candidates_that_are_false_end_no_more_than_the_answer(
-    opened: Opened, anyone: LlamaEdge, false: str, at: int
+    begun: Begun, anyone: LlamaEdge, false: str, at: int
 ) -> None:
     """By an error that names the server; texts that have no id are left out, and many are many."""
-    session = opened(anyone).session(Needs.ENTROPY)
-    session.open(PROMPT)
+    session = begun(anyone, Needs.ENTROPY)
     taken = written(session, at)
     anyone.lie = FALSE[false]
     session.extend([999])
@@ -264,12 +268,11 @@ def test_candidates_that_are_false_end_no_more_than_the_answer(
     session.close()
 
 
-def test_of_candidates_of_one_text_the_likeliest_is_kept(opened: Opened) -> None:
+def test_of_candidates_of_one_text_the_likeliest_is_kept(begun: Begun) -> None:
     with llama_edge(program="Ollama") as ollama:
         top = ollama.likeliest(PROMPT)
         ollama.lie = lambda top: [*top, (top[1][0], -9.0)]
-        session = opened(ollama).session(Needs.ENTROPY)
-        session.open(PROMPT)
+        session = begun(ollama, Needs.ENTROPY)
         step = session.step()
         assert step.top(3)[0].tolist() == [token for token, _ in top]
         assert step.logprob(top[1][0]) == pytest.approx(top[1][1])
@@ -277,11 +280,10 @@ def test_of_candidates_of_one_text_the_likeliest_is_kept(opened: Opened) -> None
 
 @pytest.mark.parametrize("garbage", [b"{", b"[]", b"\xff\xfe", b"x" * (3 << 20), b"[" * 100_000])
 def test_garbage_is_an_error_that_names_the_server(
-    opened: Opened, anyone: LlamaEdge, garbage: bytes
+    begun: Begun, anyone: LlamaEdge, garbage: bytes
 ) -> None:
-    session = opened(anyone).session()
+    session = begun(anyone)
     anyone.spoil = lambda event, number: garbage if number == 2 else event
-    session.open(PROMPT)
     with pytest.raises(EdgeError) as caught:
         written(session, 4)
     assert anyone.url in caught.value.message
@@ -316,10 +318,9 @@ def test_another_vocabulary_is_refused(opened: Opened, anyone: LlamaEdge) -> Non
 
 
 @pytest.mark.parametrize("program", PROGRAMS[1:])
-def test_one_of_several_models_is_named(opened: Opened, program: str) -> None:
+def test_one_of_several_models_is_named(opened: Opened, begun: Begun, program: str) -> None:
     with llama_edge(program=program, models=("other", MODEL)) as served:
-        session = opened(served, model=MODEL).session()
-        session.open(PROMPT)
+        session = begun(served, model=MODEL)
         session.step()
         assert {request["model"] for request in served.requests} == {MODEL}
         for named in (None, "third"):
@@ -347,7 +348,7 @@ def test_a_model_of_ollama_has_its_tokenizer_on_this_disk(
             assert pair.edge.fingerprint() == here.edge.fingerprint()
 
 
-def test_a_server_without_logprobs_is_refused(opened: Opened) -> None:
+def test_a_server_without_logprobs_is_refused(begun: Begun) -> None:
     """LM Studio's `/v1/completions` has them as null; Ollama's had none before 0.12.11."""
 
     def bare(event: Event, number: int) -> Event:
@@ -357,8 +358,7 @@ def test_a_server_without_logprobs_is_refused(opened: Opened) -> None:
 
     for program in ("LM Studio", "Ollama"):
         with llama_edge(program=program, spoil=bare) as served:
-            session = opened(served).session()
-            session.open(PROMPT)
+            session = begun(served)
             with pytest.raises(EdgeError) as caught:
                 session.step()
             assert program in caught.value.message
@@ -460,7 +460,7 @@ def test_a_server_that_ends_without_a_reason_is_lost(program: str) -> None:
         assert "reason" in str(answer.usage.edge_error)
 
 
-def test_a_character_of_several_tokens_comes_as_one(opened: Opened) -> None:
+def test_a_character_of_several_tokens_comes_as_one(begun: Begun) -> None:
     """Ollama sends it with the candidates of its last token alone."""
     with llama_edge(program="Ollama") as served:
         character = "🙂"
@@ -471,8 +471,7 @@ def test_a_character_of_several_tokens_comes_as_one(opened: Opened) -> None:
             return made if number == 1 else None
 
         served.spoil = joined
-        session = opened(served).session()
-        session.open(PROMPT)
+        session = begun(served)
         ids = served.tokenizer.encode(character)
         assert written(session, len(ids)) == ids
 
@@ -618,19 +617,17 @@ def test_what_comes_before_a_reply_is_no_token(
 @pytest.mark.parametrize(
     ("program", "penalty"), [("Ollama", "repeat_penalty"), ("vLLM", "repetition_penalty")]
 )
-def test_a_penalty_of_the_servers_own_is_off(opened: Opened, program: str, penalty: str) -> None:
+def test_a_penalty_of_the_servers_own_is_off(begun: Begun, program: str, penalty: str) -> None:
     """Its greedy token would be another than the likeliest."""
     with llama_edge(program=program) as served:
-        session = opened(served).session()
-        session.open(PROMPT)
+        session = begun(served)
         session.step()
         for request in served.requests:
             assert {**request, **request.get("options", {})}[penalty] == 1.0
 
 
-def test_no_cookie_goes_back(opened: Opened, anyone: LlamaEdge) -> None:
-    session = opened(anyone).session()
-    session.open(PROMPT)
+def test_no_cookie_goes_back(begun: Begun, anyone: LlamaEdge) -> None:
+    session = begun(anyone)
     session.step()
     assert set(anyone.cookies) == {None}
 
@@ -656,9 +653,8 @@ def test_a_server_that_is_replaced_is_noticed_before_the_next_answer(anyone: Lla
     assert caught.value.setting == "edge"
 
 
-def test_only_what_the_server_names_is_drawn(opened: Opened, anyone: LlamaEdge) -> None:
-    session = opened(anyone).session(Needs.LOGITS)
-    session.open(PROMPT)
+def test_only_what_the_server_names_is_drawn(begun: Begun, anyone: LlamaEdge) -> None:
+    session = begun(anyone, Needs.LOGITS)
     step = session.step()
     drawn = {Sampling(temperature=2.0, seed=seed).choose(step) for seed in range(50)}
     assert drawn <= {token for token, _ in anyone.likeliest(PROMPT)}
@@ -675,10 +671,9 @@ def test_a_router_scores_whatever_a_server_is_sure_of(anyone: LlamaEdge, router:
         assert pair.ask(PROMPT, max_tokens=6).tokens
 
 
-def test_kept_tokens_cost_no_request_but_the_next_stream(opened: Opened, served: LlamaEdge) -> None:
+def test_kept_tokens_cost_no_request_but_the_next_stream(begun: Begun, served: LlamaEdge) -> None:
     served.context = 1000
-    session = opened(served).session()
-    session.open(PROMPT)
+    session = begun(served)
     assert written(session, 2 * AHEAD) == greedy(served, PROMPT, 2 * AHEAD)
     assert len(served.requests) == 2
 
@@ -737,12 +732,11 @@ def test_what_the_server_decides_is_refused(
 
 
 def test_a_proxy_of_the_environment_sees_nothing(
-    opened: Opened, served: LlamaEdge, monkeypatch: pytest.MonkeyPatch
+    begun: Begun, served: LlamaEdge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
-    session = opened(served).session()
-    session.open(PROMPT)
+    session = begun(served)
     assert session.step().proposed == greedy(served, PROMPT, 1)[0]
 
 

@@ -35,15 +35,10 @@ class Engine:
         hidden: Floats | None = None,
     ) -> LogitsStep:
         decode = self.decodes
-        return LogitsStep(
-            3,
-            logits,
-            hidden,
-            is_fresh=lambda: self.decodes == decode,
-            buffer=np.empty(len(logits), np.float32),
-            needs=needs,
-            top=top,
-        )
+        buffer, is_fresh = np.empty(len(logits), np.float32), lambda: self.decodes == decode
+        step = LogitsStep(3, logits, hidden, is_fresh=is_fresh, buffer=buffer)
+        step.own(needs, top)
+        return step
 
 
 def drawn(size: int, *, scale: float = 4.0, seed: int = 0) -> Floats:

@@ -22,7 +22,6 @@ from tests.programs import python
 SECONDS = 1.5
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-STUCK_WHERE_TOLD = f"{{% if messages[0].content == 'stick' %}}{ENDLESS}{{% endif %}}{PLAIN}"
 HAS_PROC = Path("/proc/self/status").exists()
 needs_proc = pytest.mark.skipif(not HAS_PROC, reason="looks processes up in /proc")
 

@@ -97,15 +97,9 @@ rows = st.integers(10, SIZE).flatmap(
 
 
 def score(router: Router, logits: Floats) -> float:
-    step = LogitsStep(
-        1,
-        logits,
-        None,
-        is_fresh=lambda: True,
-        buffer=np.empty(len(logits), np.float32),
-        needs=router.needs,
-        top=router.top,
-    )
+    buffer = np.empty(len(logits), np.float32)
+    step = LogitsStep(1, logits, None, is_fresh=lambda: True, buffer=buffer)
+    step.own(router.needs, router.top)
     return router.score(step)
 
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgewise.errors import ContextOverflow, UsageError
+from edgewise.errors import ContextOverflow, StaleStepError, UsageError
 from edgewise.events import Candidate
 
 Floats = NDArray[np.float32]
@@ -49,12 +49,14 @@ class Written(NamedTuple):
     tokenizer: "Tokenizer"
 
 
-class Step(Protocol):
+class Step(ABC):
     """The model's prediction of the next id at one position. Logarithms are natural.
 
     Anything not named in the session's `needs` is a view into the engine, valid until its next
     decode; reading it later raises `StaleStepError`.
     """
+
+    _written: Written | None
 
     position: int
     """Number of ids before the position."""
@@ -66,36 +68,38 @@ class Step(Protocol):
     """The likeliest id."""
 
     @property
+    @abstractmethod
     def logits(self) -> Floats:
         """float32[size], unnormalised."""
-        ...
 
     @property
+    @abstractmethod
     def hidden(self) -> Floats:
         """float32[d], the hidden state after the final norm."""
-        ...
 
     @property
     def written(self) -> Written:
         """The text before the position; only where `needs` names it."""
-        ...
+        if self._written is None:
+            raise StaleStepError("This step was computed without its text.")
+        return self._written
 
     @property
+    @abstractmethod
     def entropy(self) -> float:
         """Shannon entropy of the next-token distribution, nats."""
-        ...
 
+    @abstractmethod
     def top(self, k: int) -> tuple[Ids, Floats]:
         """The k likeliest ids and their logits, best first."""
-        ...
 
+    @abstractmethod
     def logprob(self, token: int) -> float:
         """Natural logarithm of the token's probability."""
-        ...
 
+    @abstractmethod
     def candidates(self, k: int) -> tuple[Candidate, ...]:
         """The k likeliest ids with their logprobs, best first."""
-        ...
 
 
 class Tokenizer(Protocol):
@@ -120,10 +124,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
-        """Like `encode`, with a leading BOS if the model wants one.
-
-        `special` is for what a template made, never for what others say.
-        """
+        """Like `encode`, with a leading BOS if wanted; `special` for what a template made alone."""
         ...
 
     def piece(self, token: int) -> bytes:
@@ -303,10 +304,7 @@ class EdgeModel(Protocol):
     """Sampling settings from the model's file: fields of `Sampling`."""
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> EdgeSession:
-        """A new session whose steps keep `needs` (and the `top` likeliest ids).
-
-        Raises `UsageError` when all slots are taken, or for hidden states that the engine lacks.
-        """
+        """A session whose steps keep `needs` (and the `top` likeliest ids); raises `UsageError`."""
         ...
 
     def fingerprint(self) -> str:

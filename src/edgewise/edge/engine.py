@@ -32,10 +32,7 @@ class EngineModel(EdgeModel):
     def __init__(
         self, address: str | Path, options: EdgeOptions | None = None, **changes: Any
     ) -> None:
-        """Load the model at `address`, downloaded if need be; `changes` are fields of `options`.
-
-        Raises `AddressError`, `ModelError`, `UsageError`.
-        """
+        """Load the model at `address`; `changes` are fields of `options`. Raises `UsageError`."""
         self._options = options = replace(options or EdgeOptions(), **changes)
         if options.slots < 1 or (options.context is not None and options.context < 1):
             raise UsageError("A model needs at least 1 slot and a context of at least 1 token.")
@@ -78,7 +75,6 @@ class EngineModel(EdgeModel):
         return wanted
 
     def _open_slots(self, caches: Sequence[SequenceCache], *, turn: int = BATCH) -> None:
-        """Give sessions these caches."""
         self.slots = self.kind_of_slots(
             caches,
             name=self.name,

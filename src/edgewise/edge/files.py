@@ -50,10 +50,7 @@ def other_form(path: Path) -> tuple[str, str] | None:
 
 @contextmanager
 def explained(folder: Path, engine: str) -> Generator[None]:
-    """Turns what the package `engine` raises for an unusable file or folder into a `ModelError`.
-
-    A panic of a library in Rust is no `Exception`.
-    """
+    """Turns what `engine` raises for a file or folder, a panic of Rust too, into a `ModelError`."""
     try:
         yield
     except (EdgewiseError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -111,10 +108,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def digest_of(files: Sequence[Path]) -> str:
-    """SHA-256 over names, lengths and a sample of the blocks of each file.
-
-    Two trainings differ in every block of weights, so a sample tells them apart.
-    """
+    """SHA-256 over names, lengths and some blocks of each file: trainings differ in every block."""
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
@@ -124,7 +118,6 @@ def digest_of(files: Sequence[Path]) -> str:
 
 
 def fingerprint_of(path: Path) -> str:
-    """SHA-256 over the size of a GGUF and blocks of it."""
     digest = hashlib.sha256(str(path.stat().st_size).encode())
     for block in _sampled_blocks(path):
         digest.update(block)

@@ -96,10 +96,7 @@ class Slots:
         self._free = list(caches)
 
     def run(self, run: Run) -> list[LogitsStep]:
-        """Compute `run` when its turn has come: the steps that it asked for.
-
-        Raises `ModelError`, `UsageError`. One session runs at a time; an engine may do better.
-        """
+        """The steps that `run` asked for, when its turn has come. Raises `ModelError`."""
         with self.lock:
             run.session.before(run)
             try:
@@ -160,7 +157,6 @@ class Slots:
             return not before
 
     def check_open(self) -> None:
-        """Raise `UsageError` once the model is closed."""
         if self.closed:
             raise UsageError(f"{self.name!r} is closed", hint="load it again")
 

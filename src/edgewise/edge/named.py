@@ -29,10 +29,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 def engine_at(address: str) -> str:
-    """The edge engine for what is at `address`: a server, a GGUF, or a folder that one claims.
-
-    Raises `AddressError` where none does, `UsageError` where several do.
-    """
+    """The edge engine for what is at `address`. Raises `AddressError`, `UsageError`."""
     if is_url(with_scheme(address)):
         return SERVER
     files = model_files(address)
@@ -73,11 +70,7 @@ def files_read(engine: str) -> tuple[str, ...]:
 
 
 def open_tokenizer(address: str) -> Tokenizer:
-    """The tokenizer in a GGUF, or of a folder or repository with `tokenizer.json`.
-
-    Raises `AddressError`, `ModelError` for a file that holds none, or `UsageError` without the
-    library that reads it.
-    """
+    """The tokenizer in a GGUF, a folder or a repository. Raises `UsageError`."""
     path = resolve_tokenizer(address)
     if path.is_dir():
         from edgewise.edge.tokenizer_json import HubTokenizer

@@ -19,10 +19,7 @@ MOST = 64
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """An id of a text: its logprob (nats) there, and the model's likeliest ones, best first.
-
-    Nothing stands before the first one, so nothing is known of it: None, and no candidates.
-    """
+    """An id of a text: its logprob (nats), and the likeliest there; of the first neither."""
 
     id: int
     logprob: float | None = None
@@ -32,10 +29,7 @@ class Scored(msgspec.Struct, frozen=True):
 def scored(
     model: EdgeModel, ids: Sequence[int], *, top: int = 1
 ) -> Generator[Sequence[Scored], None, None]:
-    """Scores `ids`, a batch at a time, in a session of its own.
-
-    Close it to stop early. Raises what `EdgeModel.session` and `EdgeSession.open` do.
-    """
+    """Scores `ids`, a batch at a time, in a session of its own; close it to stop early."""
     session = model.session(Needs.NOTHING)
     most = max(1, min(MOST, model.context, ROOM // (4 * model.tokenizer.size)))
     try:

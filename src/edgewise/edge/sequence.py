@@ -26,18 +26,14 @@ FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 
 _KEPT_OF_PROMPTS = 2  # its end, and its last turn, which an edited message comes back to
 
-_CLOSE = 0.05
-"""Most difference of logits computed in two ways, relative to the largest."""
+_CLOSE = 0.05  # most difference of logits computed in two ways, relative to the largest
 
 Outputs = Literal["none", "last", "all"]
 """Ids of a run whose logits are returned."""
 
 
 class KvRow(NamedTuple):
-    """Views into the engine's memory, valid until its next decode.
-
-    `logits` float32[vocabulary]; `hidden` float32[d], None if not asked for.
-    """
+    """Views until the next decode: `logits` float32[vocabulary], `hidden` float32[d] or None."""
 
     logits: Floats
     hidden: Floats | None = None
@@ -74,7 +70,6 @@ class SequenceCache(ABC):
 
     @property
     def length(self) -> int:
-        """Number of computed ids."""
         return len(self.ids)
 
     @property
@@ -97,10 +92,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def _back(self, count: int, state: Any | None) -> bool:
-        """Cut `count` ids off; with a `state`, put it in place of what cannot be cut.
-
-        False where less was cut.
-        """
+        """Cut `count` ids off; `state` replaces what cannot be cut. False where less was cut."""
 
     def _copy(self) -> Any:
         """Copy what cannot be cut. An engine whose caches are all cut anywhere needs none."""
@@ -144,10 +136,7 @@ class SequenceCache(ABC):
         return max((at for at in self._copies if at <= position), default=0)
 
     def back(self, position: int) -> int:
-        """Drop ids from `position` on, or from the last checkpoint before; returns how many remain.
-
-        Checkpoints after it belong to ids that are gone.
-        """
+        """Drop ids from `position` on, or from a checkpoint before; returns how many remain."""
         if position >= self.length:
             return self.length
         kept = self.keeps(position)
@@ -165,10 +154,7 @@ class SequenceCache(ABC):
         return kept
 
     def checkpoint(self, *, lasting: bool = False) -> None:
-        """Copy the state after the last id, where one is needed to come back.
-
-        `lasting` for positions in a prompt: the last two of them are dropped last.
-        """
+        """Copy the state after the last id; the last two `lasting` ones, in a prompt, stay."""
         if self.rewinds != "checkpoints" or not self.length:
             return
         if lasting:

@@ -1,7 +1,6 @@
 """`LogitsStep`: the `Step` of any engine that hands out a row of logits and a hidden state.
 
-Over 150,000 logits every pass counts, so each figure is computed once, on demand, in as few
-passes as it takes; what `needs` names is computed or copied when the step is made.
+Over 150,000 logits every pass counts, so each figure is computed once, on demand.
 """
 
 import math
@@ -10,7 +9,7 @@ from threading import Lock
 
 import numpy as np
 
-from edgewise.edge.base import Floats, Ids, Needs, Written
+from edgewise.edge.base import Floats, Ids, Needs, Step, Written
 from edgewise.errors import StaleStepError
 from edgewise.events import Candidate
 
@@ -46,29 +45,12 @@ def top_ids(logits: Floats, k: int) -> Ids:
     return candidates[order].astype(np.int32)
 
 
-class LogitsStep:
+class LogitsStep(Step):
     """A `Step` over live engine memory; `is_fresh` tells whether the views are still valid.
 
     Where sessions share an engine, another one's decode may come while a step is read: the engine
     calls `keep` before it.
     """
-
-    __slots__ = (
-        "_buffer",
-        "_figures",
-        "_hidden",
-        "_logits",
-        "_owned",
-        "_reading",
-        "_shared",
-        "_top",
-        "_written",
-        "is_fresh",
-        "kept",
-        "position",
-        "proposed",
-        "size",
-    )
 
     def __init__(
         self,
@@ -78,16 +60,10 @@ class LogitsStep:
         *,
         is_fresh: Callable[[], bool],
         buffer: Floats,
-        needs: Needs = Needs.NOTHING,
-        top: int = 0,
         written: Written | None = None,
         shared: bool = False,
     ) -> None:
-        """`buffer` float32[vocabulary] is scratch space, shared by the steps of one session.
-
-        Of a large vocabulary only the beginning is used. `shared` where the engine calls `keep`:
-        what leaves this object is a copy then.
-        """
+        """`buffer`: scratch space of a session's steps. `shared`: what leaves here is a copy."""
         self.position = position
         self.size = len(logits)
         self.proposed = int(logits.argmax())
@@ -101,8 +77,6 @@ class LogitsStep:
         self._written = written
         self._shared, self.kept = shared, False
         self._reading = Lock()
-        if needs:
-            self.own(needs, top)
 
     def own(self, needs: Needs, top: int = 0) -> None:
         """Compute or copy `needs`, and the `top` likeliest ids: they outlive the next decode."""
@@ -143,10 +117,7 @@ class LogitsStep:
             )
 
     def _normalised(self) -> tuple[float, float]:
-        """The entropy, and the log of the sum of exp(logits).
-
-        One pass gives both, in parts that a cache holds.
-        """
+        """The entropy, and the log of the sum of exp(logits), in one pass."""
         if self._figures is not None:
             return self._figures
         with self._reading:
@@ -183,19 +154,8 @@ class LogitsStep:
             return self._hidden
 
     @property
-    def written(self) -> Written:
-        if self._written is None:
-            raise StaleStepError("This step was computed without its text.")
-        return self._written
-
-    @property
     def entropy(self) -> float:
         return self._normalised()[0]
-
-    @property
-    def log_sum(self) -> float:
-        """log of the sum of exp(logits)."""
-        return self._normalised()[1]
 
     def top(self, k: int) -> tuple[Ids, Floats]:
         if self._top is None or len(self._top[0]) < k:
@@ -215,7 +175,8 @@ class LogitsStep:
 
     def candidates(self, k: int) -> tuple[Candidate, ...]:
         ids, logits = self.top(k)
+        log_sum = self._normalised()[1]
         return tuple(
-            Candidate(int(token), float(logit) - self.log_sum)
+            Candidate(int(token), float(logit) - log_sum)
             for token, logit in zip(ids, logits, strict=True)
         )

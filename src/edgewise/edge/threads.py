@@ -11,8 +11,7 @@ from statistics import median
 
 SYSTEM = Path("/sys")
 
-_SLOW = 0.5
-"""A core of less than so much of the fastest one's capacity is one for efficiency."""
+_SLOW = 0.5  # A core of less than so much of the fastest one's capacity is one for efficiency
 
 
 def default_threads(system: Path = SYSTEM) -> int:

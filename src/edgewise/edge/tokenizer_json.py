@@ -159,10 +159,7 @@ def _growth(step: object) -> float:
 
 
 def _templates(folder: Path, config: _TokenizerConfig) -> tuple[str | None, str | None]:
-    """The template, and the one for tools if there is one.
-
-    Files of their own beat `tokenizer_config.json`, as in transformers.
-    """
+    """The template, and the one for tools; files of their own win, as in transformers."""
     given = config.chat_template
     named = {"default": given} if isinstance(given, str) else {}
     if isinstance(given, list):
@@ -182,12 +179,7 @@ class HubTokenizer:
     """Implements `Tokenizer`, for any number of threads."""
 
     def __init__(self, folder: Path, *, size: int | None = None) -> None:
-        """Read `tokenizer.json` and what stands beside it in `folder`.
-
-        `size` is the number of the model's logits where it pads its vocabulary. Raises `ModelError`
-        for a folder without a tokenizer, and for one of another kind; `UsageError` without the
-        library.
-        """
+        """`size`: the model's number of logits, where padded. Raises `ModelError`, `UsageError`."""
         self._where = folder / TOKENIZER
         file, model = _checked(self._where)
         self._byte_level = _is_byte_level(file)

@@ -14,9 +14,7 @@ CHUNK = 1 << 16
 """Characters that are tokenised at a time to count what they come to."""
 
 _SLACK = 2
-_CONTEXT = 32
-"""Ids before a text that are read to spell it."""
-
+_CONTEXT = 32  # ids before a text that are read to spell it
 _T = TypeVar("_T")
 
 
@@ -54,7 +52,6 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
-    """Length of the common prefix."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index

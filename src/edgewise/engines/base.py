@@ -90,7 +90,6 @@ class Engine(ABC):
     """Whether it is billed once for a verification, and not for each token as a prompt or more."""
 
     def __init__(self, url: str) -> None:
-        """`url` says which engine it is."""
         self.url = url
         self.salted = False
         self.vocabulary: tuple[list[int], ...] | None = None
@@ -132,10 +131,7 @@ class Engine(ABC):
         """Ids of `text` without special tokens; None where the engine does not tokenize."""
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
-        """The text of `ids`, control tokens shown; None where it does not detokenise.
-
-        Raises a `CloudError`.
-        """
+        """The text of `ids`, control tokens shown, or None; raises a `CloudError`."""
         return None
 
     async def end_text(self) -> str | None:
@@ -159,10 +155,7 @@ class Engine(ABC):
         return False
 
     async def probe(self) -> None:
-        """Find out what the engine can do; raises `CloudRejected` for one that takes no ids.
-
-        Three rounds of parallel requests.
-        """
+        """Find out what the engine can do; raises `CloudRejected` for one that takes no ids."""
         _, self.described = await parallel(self.ready(), self.describe())
         self.watched = None
         *each, self._joint_ids = await parallel(*(self.tokenize(text) for text in (*PROBES, _ALL)))
@@ -171,10 +164,7 @@ class Engine(ABC):
         _, self.salted = await parallel(self._check_first_completion(ids), self.has_salt(ids))
 
     async def unchanged(self) -> bool:
-        """Whether what answers is what was probed; one round of requests.
-
-        Raises a `CloudError` where it is not ready.
-        """
+        """Whether what answers is what was probed; raises a `CloudError` where it is not ready."""
         checks: list[Awaitable[object]] = [self.ready(), self.describe(), self.tokenize(_ALL)]
         expected: list[object] = [None, self.described, self._joint_ids]
         if self.watched:
@@ -183,10 +173,7 @@ class Engine(ABC):
         return await parallel(*checks) == expected
 
     def compare_strings(self, tokenizer: Tokenizer) -> str:
-        """Compare what both make of the fixed strings, after a probe; says how.
-
-        Raises `VocabularyMismatch`.
-        """
+        """Compare the fixed strings, after a probe; says how. Raises `VocabularyMismatch`."""
         if self.vocabulary is None:
             raise VocabularyMismatch(
                 f"The engine at {self.url!r} does not report its tokenizer, so its vocabulary "
@@ -199,7 +186,6 @@ class Engine(ABC):
         return f"{len(PROBES)} strings have the same ids at the engine"
 
     def mismatch(self, what: str) -> VocabularyMismatch:
-        """The error for a cloud model that does this."""
         return VocabularyMismatch(
             f"The cloud model at {self.url!r} {what}, so their vocabularies differ",
             hint="choose two models of one family, or name its own tokenizer",

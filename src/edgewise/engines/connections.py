@@ -25,10 +25,7 @@ _EXEMPT = "check the proxy, or add the cloud's host to NO_PROXY"
 
 
 def checked_address(url: str) -> str:
-    """Strips an API's `/v1`, and what a pasted address has after it.
-
-    Raises `UsageError`, also where the environment's proxy for it cannot be used.
-    """
+    """Strips what is pasted after an address. Raises `UsageError`, for an unusable proxy too."""
     require_keyless(url)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:

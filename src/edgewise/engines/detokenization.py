@@ -31,9 +31,7 @@ BEYOND = 512
 
 _BEFORE, _SHOWN = 8, 40
 
-_PADDING = re.compile(r"\[PAD\d+\]")
-"""Text of padding ids in older converters."""
-
+_PADDING = re.compile(r"\[PAD\d+\]")  # text of padding ids in older converters
 _BROKEN = re.compile("\ufffd+")
 # Some engines tidy English up; the order is theirs.
 _TIDIED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
@@ -61,7 +59,6 @@ class Detokenization:
         random.Random(0).shuffle(self.words)
 
     def text(self, token: int) -> str:
-        """Expected text of a single id."""
         piece = self._pieces.get(token, b"").decode("utf-8", "replace")
         return _PADDING.sub("", self._special.get(token, piece))
 
@@ -84,10 +81,7 @@ class Detokenization:
 
 
 async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
-    """Compares the ids; returns how many are the same, as the end of a sentence.
-
-    Raises `VocabularyMismatch`, or a `CloudError` where the engine is gone.
-    """
+    """How many ids are the same, as a sentence's end. Raises `VocabularyMismatch`, `CloudError`."""
     texts = detokenization_of(tokenizer)
     words = list[int]()
     try:
@@ -106,10 +100,7 @@ async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
 
 
 async def _compared(engine: Engine, texts: Detokenization, words: list[int]) -> bool:
-    """Whether the engine detokenizes; raises `VocabularyMismatch`.
-
-    Adds to `words` how many of them each request has shown to be the same.
-    """
+    """Whether the engine detokenizes; adds to `words` how many each request showed to be alike."""
     client = Client(end=time.monotonic() + COMPARE_SECONDS)
     size = engine.described.size
     missing = None if size is None else texts.missing(size)
@@ -179,7 +170,6 @@ def difference(said: str, own: str, *, control: bool) -> tuple[str, str] | None:
 
 @once
 def detokenization_of(tokenizer: Tokenizer) -> Detokenization:
-    """The cached `Detokenization` of a tokenizer."""
     return Detokenization(tokenizer)
 
 

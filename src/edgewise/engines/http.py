@@ -82,10 +82,7 @@ class Endpoint:
     """An address that speaks JSON; connections are opened when they are needed and kept a while."""
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        """Raises `UsageError` for what is no address. `https` is verified; the key is a bearer.
-
-        `model` is one of those it serves; `listed` are all, once they were asked for.
-        """
+        """Raises `UsageError` for no address. `listed` are all models once they were asked for."""
         self.url, self.model = checked_address(url), model
         self.listed: list[str] = []
         self._bearer: Mapping[str, str] = {"Authorization": f"Bearer {key}"} if key else {}
@@ -224,14 +221,12 @@ class HttpEngine(Endpoint, Engine):
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """See `Engine.verify`."""
         request = self.server.score(await self._wanted(ids, count, client))
         reply = await self.consulted(request, client)
         with self.reading():
             return self.server.scored(reply, ids[-count:])
 
     async def consulted(self, request: Request, client: Client) -> bytes:
-        """The reply to a request about ids; raises a `CloudError`."""
         return await self.send(request, client)
 
     async def _wanted(self, ids: Sequence[int], n: int, client: Client = NOBODY) -> Wanted:
@@ -240,7 +235,6 @@ class HttpEngine(Endpoint, Engine):
         return Wanted(ids, n, model=model, session=client.session, salt=salt)
 
     async def tokenize(self, text: str) -> list[int] | None:
-        """See `Engine.tokenize`."""
         try:
             reply = await self.send(self.server.tokenize(text, await self.named()))
         except CloudRejected:
@@ -249,7 +243,6 @@ class HttpEngine(Endpoint, Engine):
             return self.server.tokenized(reply)
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
-        """See `Engine.detokenize`."""
         try:
             reply = await self.send(self.server.detokenize(ids, await self.named()), client)
         except Declined as error:
@@ -264,10 +257,7 @@ class HttpEngine(Endpoint, Engine):
         return await self.model_name()
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
-        """Whether requests may have a text as salt, and no number.
-
-        An engine that takes a number too ignores the field.
-        """
+        """Whether a request may have a text as salt and no number: some ignore the field."""
         wanted = await self._wanted(ids, 1)
 
         async def takes(salt: object) -> bool:
@@ -289,10 +279,7 @@ class HttpEngine(Endpoint, Engine):
         return self.described.model
 
     async def describe(self) -> Described:
-        """See `Engine.describe`. Empty without a valid list of models, unless one is named.
-
-        Refuses an adapter where requests would be answered without it.
-        """
+        """Empty without a list of models. Refuses an adapter that would not be what answers."""
         try:
             served = await served_model(self)
         except (CloudProtocolError, CloudRejected):
@@ -390,10 +377,7 @@ def shown(names: Sequence[str], like: str = "") -> str:
 
 
 class Declined(CloudRejected):
-    """A request was declined by its HTTP status; `said` is the engine's own reason.
-
-    `elsewhere`: nothing is at the path, which says nothing of the request.
-    """
+    """Declined by its HTTP status, for the reason `said`; `elsewhere`: nothing is at the path."""
 
     said: str = ""
     elsewhere: bool = False
@@ -406,10 +390,7 @@ class Redirected(CloudRejected):
 def not_now(
     url: str, status: int, request_id: str | None = None, later: float | None = None
 ) -> CloudError | None:
-    """The error for an HTTP status about the address, the key or overload; None for any other.
-
-    `later` is in how many seconds it wants to be asked again, where it said so.
-    """
+    """The error for a status about the address, the key or overload; `later` from `Retry-After`."""
     request_id = bounded(request_id)
     if 300 <= status < 400:
         return Redirected(

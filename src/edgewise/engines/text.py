@@ -46,10 +46,7 @@ _FILTERS = ("top_k", "min_p")
 
 
 class TextRequest(NamedTuple):
-    """A request for at most `n` tokens after `answer`, the beginning of a reply; may be empty.
-
-    With a JSON `schema` the reply fits it: of a server that reads, which continues none.
-    """
+    """At most `n` tokens after `answer`, a reply's beginning; with a JSON `schema` it fits that."""
 
     messages: Sequence[Message]
     answer: str
@@ -76,11 +73,7 @@ class TextEngine(Endpoint):
         model: str | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        """`key` is a bearer; without a `model` it is the only one that is listed.
-
-        Raises `UsageError` for an invalid address, and unless there is a `tokenizer` exactly where
-        the chat template is rendered here.
-        """
+        """A `tokenizer` exactly where the template is rendered here, else `UsageError`."""
         if server.renders != (tokenizer is not None):
             needs = "needs the" if server.renders else "takes text and needs no"
             raise UsageError(
@@ -98,10 +91,7 @@ class TextEngine(Endpoint):
         self._rendered: dict[tuple[object, ...], str] = {}
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
-        """Continue the answer of a request.
-
-        Raises a `CloudError`: `CloudRejected` where the API does not take an answer that was begun.
-        """
+        """Continue the answer of a request. Raises a `CloudError`."""
         how, text = self._drawn(request), request.answer
         if text and self.server.reads:
             raise CloudRejected(f"{self.url!r} continues no answer that was begun.")
@@ -118,10 +108,7 @@ class TextEngine(Endpoint):
             return self._checked(request, self.server.continued(reply))
 
     async def describe(self) -> Described:
-        """Describes the served model; raises a `CloudError` if the API is not of this dialect.
-
-        An API that lists no models, or not all, serves the named.
-        """
+        """Describes the served model; an API that lists none, or not all, serves the named."""
         # It may have been started anew, with another template.
         self._rendered.clear()
         models = await self._listed()
@@ -142,10 +129,7 @@ class TextEngine(Endpoint):
         return self.model
 
     async def _at_base(self, request: Request, client: Client = NOBODY) -> bytes:
-        """The reply to a request below `/v1`, or below nothing; raises a `CloudError`.
-
-        Where nothing is at one of them, the next is tried. The right one is remembered.
-        """
+        """The reply to a request below `/v1`, or below nothing: the right one is remembered."""
         if not request.path.startswith("/v1/") or (self.server.base and request.body):
             path = self.server.base + request.path.removeprefix("/v1")
             return await self.send(request._replace(path=path), client)
@@ -168,10 +152,7 @@ class TextEngine(Endpoint):
     async def _accepted(
         self, request: Request, forms: Sequence[Sequence[Fields]], client: Client
     ) -> bytes:
-        """The reply to a request and one of each of the `forms`: the first not declined yet.
-
-        After the last of them nothing is sent in their place. Raises a `CloudError`.
-        """
+        """The reply to a request with the first of each of the `forms` that is not declined."""
         gone = self._declined
         while True:
             keyed = [[(_key(n, one), one) for n, one in enumerate(form)] for form in forms]
@@ -236,10 +217,7 @@ class TextEngine(Endpoint):
         raise CloudRejected(f"{self.url!r} {many}", hint=f"name one{names}", setting="cloud_model")
 
     async def _prompt(self, request: TextRequest, client: Client) -> str:
-        """Messages and answer as one text; raises a `CloudError`.
-
-        A block of reasoning that the template opens is closed, unless the answer begins with one.
-        """
+        """Messages and answer as one text; reasoning is closed unless the answer opens it."""
         messages = request.messages
         reasoning = request.answer.lstrip().startswith(THINK)
         text = self._rendered.get((reasoning, *messages))
@@ -287,10 +265,7 @@ class TextEngine(Endpoint):
 
 
 def turns(url: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as chat APIs take them; raises `CloudRejected` for those that nobody answers.
-
-    After an assistant's message a started answer could be a new one, or its rest.
-    """
+    """Messages as chat APIs take them; raises `CloudRejected` for what nobody answers."""
     if not messages:
         raise CloudRejected(f"There is no message to send to {url!r}.")
     if messages[-1].role == "assistant":

@@ -22,16 +22,10 @@ FRESH_SECONDS = 1.0
 
 
 class VocabularyCheck:
-    """Keeps an engine checked. Lives in the engine's event loop.
-
-    `passed`: the engine is the one that was accepted, as far as is known.
-    """
+    """Keeps an engine checked, in its event loop. `passed`: it is the accepted one so far."""
 
     def __init__(self, engine: Engine, accept: Callable[[], Awaitable[object]]) -> None:
-        """`accept` judges an engine that was just probed; raises `UsageError` for another model's.
-
-        Or a `CloudError`; it has a time limit of its own.
-        """
+        """`accept` judges a probed engine; raises `UsageError`, or a `CloudError`."""
         self._engine, self._accept = engine, accept
         engine.connected = self._reconnected
         self.passed = False
@@ -40,10 +34,7 @@ class VocabularyCheck:
         self._last: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Check the engine, from the ground up where it is not known to be the same.
-
-        Calls at the same time share one check. Raises a `CloudError`, or what `accept` does.
-        """
+        """Check the engine; calls at a time share one. Raises a `CloudError`, or `accept`'s."""
         await _finished(self._start())
 
     async def complete(

@@ -13,8 +13,7 @@ from edgewise.prompts import ToolCall
 from edgewise.prompts.tool_formats import ToolFormat, bare_call, tool_format
 
 _LETTERS = string.ascii_letters + string.digits
-_ID = 9
-"""Characters of a call's id: as many as Mistral's templates insist on."""
+_ID = 9  # characters of a call's id: as many as Mistral's templates insist on
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -42,10 +41,7 @@ Part = Said | CallBegun | CallArguments
 
 
 class CallReader:
-    """Tells text and calls apart, in an answer whose grammar holds it to a form of calls.
-
-    `bare` are the tools of which an answer may be a call without the form's opening.
-    """
+    """Tells text and calls apart. `bare` are the tools whose calls may lack the form's opening."""
 
     def __init__(self, style: ToolFormat, bare: Sequence[str] = ()) -> None:
         self._style = style
@@ -68,7 +64,6 @@ class CallReader:
         return self._calls > 0 and self._place == self._behind
 
     def feed(self, text: str) -> list[Part]:
-        """Parses the next text of the answer."""
         self._text += text
         parts: list[Part] = []
         while self._text:
@@ -111,7 +106,6 @@ class CallReader:
             yield self._begun(head.removeprefix(style.before_name))
 
     def _begun(self, name: str) -> CallBegun:
-        """A call whose arguments come next."""
         self._arguments, self._place = _Object(), self._inside
         self._calls += 1
         id = "".join(secrets.choice(_LETTERS) for _ in range(_ID))

@@ -47,10 +47,7 @@ _SPECIAL = b"\xff"
 
 
 class Allowed(NamedTuple):
-    """Ids that may come next, bool[vocabulary], and whether only one may.
-
-    Where an answer can only end, one of the ids that end it will do.
-    """
+    """Ids that may come next, bool[vocabulary], and whether only one may, or any that ends."""
 
     mask: NDArray[np.bool_]
     forced: bool
@@ -284,6 +281,5 @@ def _within(work: Callable[[], Grammar]) -> Grammar:
 
 
 def _reason(words: str) -> str:
-    """The library's error message, in one line."""
     lines = [line.strip() for line in words[: 10 * _LONGEST_REASON].splitlines() if line.strip()]
     return (lines[0] if lines else "no reason given")[:_LONGEST_REASON].rstrip(".")

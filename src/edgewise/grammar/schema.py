@@ -74,10 +74,7 @@ _ANY = "*"
 
 
 class SchemaBudget:
-    """Work left for all schemas of one request.
-
-    `unheld` are keywords that were left out of lenient ones.
-    """
+    """Work left for all schemas of a request; `unheld` are keywords left out of lenient ones."""
 
     def __init__(self) -> None:
         self.values, self.states, self.characters = MAX_VALUES, MAX_MULTIPLE, MAX_SCHEMA
@@ -87,10 +84,7 @@ class SchemaBudget:
 def schema_text(
     schema: Mapping[str, object] | None, what: str, left: SchemaBudget, *, lenient: bool = False
 ) -> str:
-    """The JSON text of a schema, for a grammar. `left` is the work that it may still make.
-
-    With `lenient`, keywords that the library does not support are ignored. Raises `UsageError`.
-    """
+    """The JSON text of a schema, for a grammar. With `lenient` unsupported keywords are ignored."""
     require_shallow(schema, what)
     found = dict(schema or {})
     if lenient:
@@ -160,10 +154,7 @@ class _Weighing:
     def ways(
         self, part: object, key: str, above: tuple[int, ...], *, combined: bool = False
     ) -> _Ways:
-        """Collects what `part`, inside those `above`, says of the values at `key` and inside them.
-
-        Where it is `combined` refs are followed, but for one that leads back.
-        """
+        """What `part` says of values at `key`, inside `above`; refs are followed if `combined`."""
         self._left.values -= 1
         if self._left.values < 0 or len(above) > MAX_REFS:
             raise self._refused("has combined parts that are too large when they are written out")
@@ -173,7 +164,9 @@ class _Weighing:
         for keys in (given, *(given.get(name) for name in _KEYED)):
             if isinstance(keys, Mapping) and len(cast(Mapping[str, Any], keys)) > MAX_KEYS:
                 raise self._refused(f"has more than {MAX_KEYS} keys in one object")
-        combined = combined or _combines(given)
+        # Several parts say something of one value, so that one may name another's keys.
+        said = len(_list(given, "allOf")) + len(given.keys() & (_APPLIED - {"allOf"}))
+        combined = combined or said > 1 or (said > 0 and bool(given.keys() & _HELD))
         self.combines = self.combines or combined
         above = (*above, id(given))
 
@@ -233,12 +226,6 @@ class _Weighing:
 
     def _refused(self, why: str) -> UsageError:
         return UsageError(f"{self._what} {why}", hint="simplify it")
-
-
-def _combines(given: Mapping[str, Any]) -> bool:
-    """Whether several parts say something of one value, so that one may name another's keys."""
-    said = len(_list(given, "allOf")) + len(given.keys() & (_APPLIED - {"allOf"}))
-    return said > 1 or (said > 0 and bool(given.keys() & _HELD))
 
 
 def _inside(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, object]]:

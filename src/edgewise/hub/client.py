@@ -34,8 +34,7 @@ except ValueError as error:  # a number of the environment's that is none
         hint="check the variables that begin with HF_, or name a file on this disk",
     ) from error
 
-_LISTING_SECONDS = 10.0
-"""Timeout of the hub's list of a repository's files."""
+_LISTING_SECONDS = 10.0  # timeout of the hub's list of a repository's files
 
 _LARGEST_LISTING, _LARGEST_FILE = 16 << 20, 1 << 40
 _MOST_FILES = 1000

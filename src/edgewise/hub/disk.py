@@ -62,10 +62,7 @@ def disk_models() -> list[DiskModel]:
 
 
 def vocabulary_of(path: Path) -> str | None:
-    """A digest of the tokens of a GGUF, or of a cached repository's first; None without any.
-
-    Two models with the same digest most likely share a vocabulary; nothing is loaded for it.
-    """
+    """A digest of the tokens of a GGUF, or of a cached repository's first; None without any."""
     if path.is_dir():
         ggufs = models_among(str(path) for path in _files(path, "snapshots/*/*.gguf"))
         return vocabulary_of(Path(ggufs[0])) if ggufs else None
@@ -114,10 +111,7 @@ def _bounded(count: int, most: int) -> int:
 
 
 def ollama_file(name: str, *, whole: bool = True) -> Path:
-    """The GGUF of Ollama's model `name`, such as qwen3:0.6b. Raises `AddressError`.
-
-    Unless it is to be the `whole` model, its adapters and further files do not matter.
-    """
+    """The GGUF of Ollama's `name`; adapters do not matter unless it is to be the `whole` model."""
     wanted = _full_name(name)
     if wanted is None:
         raise AddressError(
@@ -152,10 +146,7 @@ def _full_name(name: str) -> tuple[str, ...] | None:
 
 
 def lmstudio_file(name: str) -> Path:
-    """LM Studio's GGUF by owner/repo/file or any end of it, -GGUF and .gguf left out or not.
-
-    The first of a folder counts. Raises `AddressError`.
-    """
+    """LM Studio's first GGUF by owner/repo/file or its end, without -GGUF and .gguf or with."""
     wanted, files = _plain_name(name), list(_lmstudio())
     for relative, path, _ in files:
         folder, _, _ = relative.rpartition("/")
@@ -184,10 +175,7 @@ def blobs_named(sha256: str) -> list[Path]:
 
 
 def _ollama() -> Iterator[tuple[str, tuple[Path, str]]]:
-    """Names as `ollama list` writes them, the weights, and what a model has more than these.
-
-    Models without a GGUF are left out.
-    """
+    """Names as `ollama list` writes them, the weights, and what a model has more than these."""
     for root in _ollama_folders():
         for path in _files(root, "manifest*/*/*/*/*"):
             host, owner, model, tag = path.parts[-4:]
@@ -203,10 +191,7 @@ def _ollama() -> Iterator[tuple[str, tuple[Path, str]]]:
 
 
 def _weights(root: Path, manifest: Path) -> tuple[Path, str] | None:
-    """The blob that a manifest names as the model's weights; None for another manifest.
-
-    With what makes another model of them, if anything: a projector of images does not.
-    """
+    """The blob of a manifest's weights, and what makes another model of them; None without one."""
     try:
         layers: Any = _described(manifest)["layers"]
         digests = {str(one["digest"]): None for one in layers if one["mediaType"] == _WEIGHTS}
@@ -227,7 +212,6 @@ def _ollama_folders() -> list[Path]:
 
 
 def _lmstudio() -> Iterator[tuple[str, Path, int]]:
-    """Names below its folders, files and bytes."""
     for folder in _lmstudio_folders():
         for path, size in _models(folder):
             yield path.relative_to(folder).as_posix(), path, size

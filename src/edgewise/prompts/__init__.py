@@ -39,11 +39,8 @@ __all__ = [
     "require_text",
 ]
 
-_BEGINNING = 200
-"""Characters of a message by which it is found in a prompt."""
-
-_FEWEST = 3
-"""Ids that are enough to tell a message from other text."""
+_BEGINNING = 200  # characters of a message by which it is found in a prompt
+_FEWEST = 3  # ids that are enough to tell a message from other text
 
 
 def prompt_from(
@@ -111,10 +108,7 @@ def _ids(given: Sequence[object], size: int) -> tuple[int, ...]:
 def prompt_of(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()
 ) -> Prompt:
-    """A conversation with the edge model's template; raises as `prompt_ids`.
-
-    Its messages are those without tools (`plain`), for who has another template.
-    """
+    """A conversation in the edge's template; its messages are without tools (`plain`)."""
     ids = tuple(prompt_ids(tokenizer, messages, tools))
     if has_tools(messages, tools):
         messages = plain(tool_format(tokenizer), messages, tools)
@@ -139,10 +133,7 @@ def prompt_ids(
 
 
 def last_turn(tokenizer: Tokenizer, prompt: Prompt) -> int:
-    """Approximate offset of the last user message; 0 if not found.
-
-    Searches for its first ids, without the first and last one, which neighbouring text may merge.
-    """
+    """Approximate offset of the last user message, found by its first ids; 0 if not found."""
     users = [one.content for one in prompt.messages or () if one.role == "user"]
     if not users:
         return 0

@@ -87,10 +87,7 @@ def conversation(
     *,
     parts: Collection[str] = (),
 ) -> dict[str, object]:
-    """The variables `messages` and `tools`, which is None for none.
-
-    `change` is applied to every text of a participant. Contents of the roles in `parts` are lists.
-    """
+    """Variables of a template, each text `change`d; contents of roles in `parts` are lists."""
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     made: dict[str, Any] = {"messages": [_turn(one, names, change) for one in messages]}
     for turn in made["messages"]:
@@ -112,10 +109,7 @@ def conversation(
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with adjacent turns of one role as one, with a blank line between.
-
-    An answer's text and its calls become one turn as well; results of calls stay apart.
-    """
+    """The conversation with adjacent turns of one role as one, but for results of calls."""
     groups: list[list[Message]] = []
     for one in messages:
         if groups and groups[-1][0].role == one.role != "tool":
@@ -134,10 +128,7 @@ def joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def alternating(messages: Sequence[Message], *, system: bool) -> list[Message]:
-    """The conversation in turns that alternate and begin with the user's.
-
-    The user says what `system` messages say: all of them, or with `system` those behind others.
-    """
+    """The conversation in turns that alternate; the user says what (other) `system` messages do."""
     leading = next((at for at, one in enumerate(messages) if one.role != "system"), len(messages))
     kept = [*messages[: leading if system else 0]]
     said = [
@@ -149,17 +140,13 @@ def alternating(messages: Sequence[Message], *, system: bool) -> list[Message]:
 
 
 def texts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
-    """Every text of a conversation that somebody said."""
     texts: list[str] = []
     conversation(messages, tools, lambda text: texts.append(text) or text)
     return texts
 
 
 def _arguments(call: ToolCall) -> object:
-    """Arguments of a call as templates read them: an object; the text itself where it is none.
-
-    So an answer that was cut inside a call is a history like any other.
-    """
+    """Arguments as templates read them: an object, or the text of one that was cut."""
     try:
         found = msgspec.json.decode(call.arguments or "null", type=dict[str, Any] | None)
         require_shallow(found, "The arguments")
@@ -200,7 +187,6 @@ def _call(call: ToolCall, change: Change) -> dict[str, object]:
 
 
 def _changed(value: Any, change: Change) -> object:
-    """The same with every text in it changed; keys, too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

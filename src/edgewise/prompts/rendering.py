@@ -56,7 +56,6 @@ class Renderer:
     """Renders chat templates within limits, for any number of threads."""
 
     def __init__(self, *, seconds: float = SECONDS) -> None:
-        """`seconds` a rendering."""
         self._seconds = seconds
         self._lock = threading.Lock()
         self._process: Child | None = None
@@ -162,10 +161,7 @@ atexit.register(_RENDERER.close)
 
 
 def prepare() -> None:
-    """Begin to start what renders templates; it is ready when a model has been loaded.
-
-    Where that fails, whatever has to be rendered says so.
-    """
+    """Begin to start what renders templates, to be ready with the model. Failures show later."""
     with suppress(ModelError):
         _RENDERER.start()
 

@@ -24,15 +24,11 @@ _MARKS = (
 )
 """Unicode's noncharacters: nobody may send them to somebody else."""
 
-_BLANKS = " \t\n\v\f\r"
-"""Blanks that llama.cpp drops beside a token that strips them."""
+_BLANKS = " \t\n\v\f\r"  # blanks that llama.cpp drops beside a token that strips them
 
 
 class ControlTokens:
-    """Texts of a vocabulary's control tokens, and where they occur in other texts.
-
-    A text of one character has no inside to be marked: it is a control token wherever it stands.
-    """
+    """Texts of control tokens, and where they occur. One character has no inside to be marked."""
 
     def __init__(self, special: Mapping[int, str]) -> None:
         self._ids = {text: token for token, text in sorted(special.items(), reverse=True) if text}
@@ -164,6 +160,4 @@ def _any_of(characters: set[str], *, cased: bool = False) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(either))) or r"(?!)")
 
 
-@once
-def _control_tokens(tokenizer: Tokenizer) -> ControlTokens:
-    return ControlTokens(tokenizer.special)
+_control_tokens = once(lambda tokenizer: ControlTokens(tokenizer.special))

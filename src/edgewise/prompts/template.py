@@ -45,7 +45,6 @@ def _refusal(kind: str, reason: str = "") -> bytes:
 
 
 def render(source: str, variables: dict[str, Any], longest: int) -> str:
-    """The text of a template, at most `longest` characters of it."""
     pieces: list[str] = []
     left = longest
     for piece in compiled(source).generate(**variables):

@@ -24,8 +24,7 @@ START_SECONDS = 30.0
 _KEPT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
 """Variables that an interpreter may need. Keys are not among them."""
 
-_GRACE = 1.0
-"""Seconds after the limit at which the process ends itself, in case its parent is gone."""
+_GRACE = 1.0  # seconds after the limit at which the process ends itself, in case its parent is gone
 
 Why = Literal["start", "time", "process"]
 
@@ -102,10 +101,7 @@ class Child:
             return self._receive()
 
     def kill(self) -> None:
-        """Kills it at once, with what it started in its group.
-
-        A thread that asks it gets `ChildEnded`, and ends it.
-        """
+        """Kills it at once, and its group. A thread that asks it gets `ChildEnded`, and ends it."""
         if self._process.returncode is None and sys.platform != "win32":
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -48,13 +48,11 @@ def _serve(requests: IO[bytes], replies: IO[bytes], answer: Answer, seconds: flo
 
 
 def send(stream: IO[bytes], data: bytes) -> None:
-    """Write a frame."""
     stream.write(len(data).to_bytes(HEAD, "big") + data)
     stream.flush()
 
 
 def main() -> None:
-    """Answer requests until there are none."""
     # Ctrl-C is for the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     target, memory, seconds, *folders = sys.argv[1:]

@@ -41,7 +41,6 @@ class Request(NamedTuple):
     ids: int = 0
 
     def having(self, **fields: object) -> "Request":
-        """The same with more fields."""
         return self._replace(body={**(self.body or {}), **fields})
 
 
@@ -49,10 +48,7 @@ MODELS = Request("/v1/models")
 
 
 class Fault(Exception):
-    """A reply that cannot be used; its message says what was sent.
-
-    To a cloud it is the `error`, with this `hint` and `setting`.
-    """
+    """A reply that cannot be used: what was sent, and the cloud's `error` with hint and setting."""
 
     def __init__(
         self,
@@ -107,10 +103,7 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class ListedModel(msgspec.Struct, frozen=True):
-    """An entry of `/v1/models`: `owned_by` names the engine, `meta` is llama-server's.
-
-    `parent` is the model that an adapter is for. `root` and `max_model_len` are vLLM's.
-    """
+    """An entry of `/v1/models`; `meta` is llama-server's, `root` and `max_model_len` vLLM's."""
 
     id: str
     owned_by: str = ""
@@ -198,7 +191,6 @@ class IdServer(ABC):
         return Request("/tokenize", body)
 
     def tokenized(self, data: bytes) -> list[int]:
-        """The ids; raises `Fault`."""
         return decoded(data, _Tokens).tokens
 
     def detokenize(self, ids: Sequence[int], model: str | None) -> Request:
@@ -383,16 +375,10 @@ class EdgeServer(ABC):
 
     @abstractmethod
     def metered(self, data: bytes) -> tuple[int, int | None]:
-        """Tokens of the prompt, by a whole reply, and how many of them were computed.
-
-        The latter is None where the server does not tell. Raises `Fault`.
-        """
+        """Tokens of a whole reply's prompt, and how many were computed, if told. Raises `Fault`."""
 
     def single(self, asked: WantedStream, end: int) -> Request | None:
-        """Asks for the candidates of one token of which the stream said nothing.
-
-        None where the stream is asked again instead. `end` is an end token.
-        """
+        """Asks for one token of which the stream said nothing; None: the stream is asked again."""
         return None
 
     busy: ClassVar[Request | None] = None
@@ -407,10 +393,7 @@ class EdgeServer(ABC):
         return ()
 
     def context(self, model: ServedModel, *replies: bytes | None) -> tuple[int, str]:
-        """Most ids of an answer and its prompt, and what the server adds that is not used.
-
-        Raises `UsageError`.
-        """
+        """Most ids of answer and prompt, and what the server adds in vain. Raises `UsageError`."""
         return model.context, ""
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgewise.servers.base import GREEDY, Fields, Request, TextContinuation, TextServer, WantedText
-from edgewise.servers.openai import continued
+from edgewise.servers.base import GREEDY, Fields, Request, WantedText
+from edgewise.servers.openai import OpenAiReplies
 
 _PATH = "/v1/chat/completions"
 _NO_TEMPLATE_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -17,7 +17,7 @@ _OFF = {"top_k": 0, "min_p": 0, "top_p": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatServer(TextServer):
+class ChatServer(OpenAiReplies):
     """A chat API: the answer that was begun is the last message.
 
     `begun` are fields of the request, and `last` of its last message, that make it continue;
@@ -57,9 +57,6 @@ class ChatServer(TextServer):
             return {**fields, "top_k": fields["top_k"] or -1}
         return {name: value for name, value in fields.items() if value != _OFF.get(name)}
 
-    def continued(self, data: bytes) -> TextContinuation:
-        return continued(data)
-
 
 def temperature_of(drawn: Mapping[str, Any]) -> Fields:
     """Temperature, and top-p where it filters: some models take one of them alone."""
@@ -67,7 +64,7 @@ def temperature_of(drawn: Mapping[str, Any]) -> Fields:
     return {"temperature": drawn["temperature"], **filters}
 
 
-class OpenAiServer(TextServer):
+class OpenAiServer(OpenAiReplies):
     """OpenAI, Gemini, OpenRouter and most more: whole replies, to what is to be read too."""
 
     name, reads, filters = "OpenAI chat", True, _NONE
@@ -93,9 +90,6 @@ class OpenAiServer(TextServer):
                 ({"response_format": by_schema}, {"response_format": {"type": "json_object"}})
             )
         return forms
-
-    def continued(self, data: bytes) -> TextContinuation:
-        return continued(data)
 
 
 CHAT = ChatServer(name="chat completions")

@@ -1,14 +1,9 @@
-"""One policy for connections to servers, and plain words for what goes wrong with them.
-
-TLS is verified, no cookie is kept, no redirect is followed, nothing of the environment is read.
-"""
+"""Bounds of connections to servers, and plain words for what goes wrong with them."""
 
 import os
 import socket
 import ssl
 from collections.abc import Iterator
-from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any
 
 import httpcore2
 import httpx2
@@ -41,25 +36,6 @@ _WHY: tuple[tuple[type[BaseException], str], ...] = (
     (TimeoutError, "it did not answer in time"),
     (httpx2.TimeoutException, "it did not answer in time"),
 )
-
-
-def client_options(key: str | None, timeout: httpx2.Timeout | None = None) -> dict[str, Any]:
-    """Arguments of a client that sends `key` as a bearer.
-
-    Cookies would tell a cloud whose answers it is asked; ~/.netrc would give a host its password.
-    """
-    bearer = {"Authorization": f"Bearer {key}"} if key else {}
-    return {
-        "headers": {"Accept-Encoding": "identity", **bearer},
-        "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-        "trust_env": False,
-        "follow_redirects": False,
-        "verify": ssl.create_default_context(),
-        "timeout": timeout,
-        "limits": httpx2.Limits(
-            max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_SECONDS
-        ),
-    }
 
 
 def hung_up(error: BaseException) -> bool:

@@ -63,10 +63,7 @@ class _Timings(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """A whole reply, or a part of a stream.
-
-    `tokens_predicted` counts those too of which the server says nothing.
-    """
+    """A whole reply, or a part of a stream; `tokens_predicted` counts untold ones too."""
 
     tokens: list[int] | None = None
     content: str | None = None
@@ -165,7 +162,6 @@ class LlamaCppServer(IdServer, EdgeServer):
         return reply.id_slot, reply.timings.cache_n
 
     def props(self, model: str | None) -> Request:
-        """Asks for its `Props`."""
         return Request(f"/props?{urlencode(_named(model))}".removesuffix("?"))
 
     def tokenize(self, text: str, model: str | None) -> Request:

@@ -158,10 +158,7 @@ class OllamaServer(EdgeServer):
 
 
 class OllamaText(TextServer):
-    """`/api/chat` knows all ways to draw.
-
-    A prompt longer than its context is declined, where Ollama by itself would cut it.
-    """
+    """A prompt longer than its context is declined, where Ollama by itself would cut it."""
 
     name = "Ollama"
 

@@ -100,20 +100,22 @@ class _Reply(msgspec.Struct):
     error: object = None
 
 
-def continued(data: bytes) -> TextContinuation:
-    """A reply to a chat or to a prompt, of text alone; raises `Fault`."""
-    reply = decoded(data, _Reply)
-    if reply.error is not None:
-        raise Fault(f"the error {words_of(reply.error)!r}", CloudRejected)
-    choice, usage = only(reply.choices or []), reply.usage
-    if choice.message is None and choice.text is None:
-        raise Fault("a choice without any text")
-    ended = was_ended(choice.finish_reason)
-    text = choice.text or "" if choice.message is None else text_of(choice.message)
-    return TextContinuation(text, ended, usage.prompt_tokens, usage.cached, usage.completion_tokens)
+class OpenAiReplies(TextServer):
+    """A server that replies as OpenAI's does, to a chat or to a prompt."""
+
+    def continued(self, data: bytes) -> TextContinuation:
+        reply = decoded(data, _Reply)
+        if reply.error is not None:
+            raise Fault(f"the error {words_of(reply.error)!r}", CloudRejected)
+        choice, usage = only(reply.choices or []), reply.usage
+        if choice.message is None and choice.text is None:
+            raise Fault("a choice without any text")
+        ended, prompt = was_ended(choice.finish_reason), usage.prompt_tokens
+        text = choice.text or "" if choice.message is None else text_of(choice.message)
+        return TextContinuation(text, ended, prompt, usage.cached, usage.completion_tokens)
 
 
-class CompletionsServer(TextServer):
+class CompletionsServer(OpenAiReplies):
     """By `/v1/completions` with the prompt as text."""
 
     name, prompts, renders = "completions", True, True
@@ -122,15 +124,9 @@ class CompletionsServer(TextServer):
         body = {"model": asked.model, "prompt": asked.text, "max_tokens": asked.n}
         return Request(COMPLETIONS, {**body, "stream": False, **asked.drawn})
 
-    def continued(self, data: bytes) -> TextContinuation:
-        return continued(data)
-
 
 class LmStudioServer(EdgeServer):
-    """An edge by text prompts; the GGUF is on this disk. Similar servers are subclasses.
-
-    `listed_as` is its models' `owned_by`; `place` makes a model's name an address on this disk.
-    """
+    """By text prompts. `listed_as` is the `owned_by`, `place` a model's address on this disk."""
 
     program, top, most, takes_text = "LM Studio", 10, 10, True
     listed_as: ClassVar[str] = "organization_owner"
@@ -185,10 +181,7 @@ class LmStudioServer(EdgeServer):
 
 
 class VllmServer(IdServer, LmStudioServer):
-    """By ids, which vLLM writes as `token_id:123`.
-
-    Its cache meter needs the server flag `--enable-prompt-tokens-details`.
-    """
+    """By ids, written `token_id:123`; its meter needs `--enable-prompt-tokens-details`."""
 
     name, owner, verifies, salts, names = "vLLM", "vllm", True, True, True
     program, top, most, takes_text = "vLLM", 20, 20, False
@@ -213,10 +206,7 @@ class VllmServer(IdServer, LmStudioServer):
         )
 
     def score(self, asked: Wanted) -> Request:
-        """One request with a prompt for each id, and a token written for each.
-
-        The cache serves all of them but its last block.
-        """
+        """A prompt for each id, and a token written for each: the cache serves all but the last."""
         ids = asked.ids
         prompts = [ids[:end] for end in range(len(ids) - asked.n, len(ids))]
         one = self.complete(asked._replace(n=1, drawn=GREEDY))

@@ -48,7 +48,6 @@ class Meter(msgspec.Struct):
 
     @property
     def cached(self) -> int | None:
-        """Prompt tokens that came from the cache."""
         details = self.prompt_tokens_details
         if details is not None and details.cached_tokens is not None:
             return details.cached_tokens
@@ -69,10 +68,7 @@ def only(choices: Sequence[_T]) -> _T:
 
 
 def has_ended(reason: str | None) -> bool:
-    """Whether the model ended the text, by a reply's finish reason.
-
-    Raises `Fault` where what came is no continuation that can be used.
-    """
+    """Whether the model ended the text, by its finish reason; raises `Fault` for no text."""
     if reason in _FILTERED:
         raise Fault("a reply that its content filter stopped", CloudRejected)
     if reason in _TOOLS:
@@ -140,7 +136,6 @@ def verification_of(ids: Sequence[int], told: Completion, *, written: int) -> Co
 
 
 def _candidates(top: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...]:
-    """The candidates with a finite logprob, best first."""
     known = [
         Candidate(token, logprob)
         for token, logprob in top

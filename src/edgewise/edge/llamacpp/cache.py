@@ -31,10 +31,7 @@ class LlamaContext:
     def __init__(
         self, handle: Any, model: Any, *, sequences: int, threads: Threads | None = None
     ) -> None:
-        """Take `handle`, a context of llama.cpp's `model` for so many sequences.
-
-        `threads` chooses how many a decode takes; without, as many as the context was made with.
-        """
+        """Take `handle`, a context of `model`; `threads` chooses how many a decode takes."""
         self.handle, self._threads = handle, threads
         self.decodes = 0
         self.recurrent = bool(
@@ -64,10 +61,7 @@ class LlamaContext:
         last: bool = False,
         at: int = 0,
     ) -> int:
-        """Ids of the next decode from position `start` on, with rows of `every` one, or the `last`.
-
-        The batch ends with them, after the `at` ids that it holds. Returns the last's index.
-        """
+        """Add ids from position `start` on, behind `at` others; returns the last one's index."""
         end = self._batch.n_tokens = at + len(ids)
         for index in range(at, end):
             self._batch.seq_id[index][0] = sequence
@@ -158,10 +152,7 @@ class LlamaSequence(SequenceCache):
     def run_together(
         runs: Sequence[tuple["LlamaSequence", Sequence[int], Outputs]], *, hidden: bool
     ) -> list[Sequence[KvRow]]:
-        """Runs of sequences of one context in one pass, each as `run` does it.
-
-        llama.cpp computes neighbours together, so they are best in the order of their numbers.
-        """
+        """Runs of sequences of one context in one pass, best in the order of their numbers."""
         for sequence, _, _ in runs:
             sequence.space()
         try:

@@ -84,7 +84,6 @@ def build() -> str:
 
 
 def how_to_compile() -> str:
-    """Advice on how to compile llama.cpp for this machine."""
     command = f"{_WITHOUT_AMX} {_COMPILE}" if "amx_tile" in processor() else _COMPILE
     return f"{command} compiles one for this machine"
 

@@ -37,9 +37,7 @@ from edgewise.sandbox import Child, ChildEnded
 
 _ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR
 
-_SANDBOX_CONTEXT, _PIECE = 16, 64
-"""Ids of the sandbox's context, and bytes for each piece."""
-
+_SANDBOX_CONTEXT, _PIECE = 16, 64  # ids of the sandbox's context, and bytes for each piece
 _LARGEST_RUN = 4 << 30
 """Bytes of the largest file that is asked for a token: a larger one may not fit in memory."""
 
@@ -91,10 +89,7 @@ def load_weights(
 def open_weights(
     path: Path, *, gpu_layers: int, repack: bool = True, vocabulary_only: bool = False
 ) -> Any:
-    """Like `load_weights`, for a file that may crash this process; `repack` takes time and memory.
-
-    Raises `ModelError`.
-    """
+    """Like `load_weights`, for a file that may crash this process. Raises `ModelError`."""
     llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
@@ -114,16 +109,13 @@ def open_weights(
 def new_context(
     model: Any, path: Path, *, context: int, sequences: int, threads: int | Threads
 ) -> LlamaContext:
-    """A llama.cpp context of `sequences` sequences of `context` ids; the caller closes it.
-
-    Layers with a sliding window hold all ids, so that sequences can be cut anywhere.
-    """
+    """A context of llama.cpp for `sequences` of `context` ids each; the caller closes it."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = context * sequences
     params.n_batch = params.n_ubatch = min(BATCH, context)
     params.n_seq_max = sequences
     params.kv_unified = False
-    params.swa_full = True
+    params.swa_full = True  # sliding windows hold all ids, so that they can be cut anywhere
     found = threads if isinstance(threads, Threads) else None
     params.n_threads = params.n_threads_batch = found.most if found else threads
     params.embeddings = True
@@ -184,7 +176,6 @@ def _offloaded_layers(gpu_layers: int | Literal["auto"]) -> int:
 
 
 def _refused(path: Path, log: str, why: str) -> ModelError:
-    """The error for a file that llama.cpp does not load."""
     log = log.replace(str(path), "")
     what, hint = next((what, hint) for said, what, hint in _REASONS if re.search(said, log))
     return ModelError(f"{str(path)!r} {what} (llama.cpp: {why})", hint=hint)
@@ -277,10 +268,7 @@ def _identity(path: Path, vocabulary_only: bool) -> str:
 
 
 def _loads_in_child(path: Path, vocabulary_only: bool) -> bool:
-    """Whether a child loads the file; False where nobody knows.
-
-    Raises `ModelError` for one that is refused in words, or that ends the child.
-    """
+    """Whether a child loads the file; False where nobody knows. Raises `ModelError`."""
     # What lies in the current folder is no module of ours.
     here = Path.cwd()
     folders = [folder for folder in sys.path if folder and Path(folder) != here]
@@ -313,7 +301,6 @@ def _loads_in_child(path: Path, vocabulary_only: bool) -> bool:
 
 
 def _ended(path: Path, error: ChildEnded) -> ModelError:
-    """The error for a file that ends the child."""
     late, killed = error.why == "time", error.status == -9  # as the system does, out of memory
     ends = "does not end" if late else f"ends with status {error.status}"
     said = f": {_PLACE.sub('', error.words[-1])[:300]}" if error.words else ""

@@ -50,7 +50,6 @@ class SharedSlots(Slots):
     """`Slots` of a context of llama.cpp. Sessions that wait for a step share a pass."""
 
     def __init__(self, caches: Sequence[LlamaSequence], **options: Any) -> None:
-        """See `Slots`."""
         super().__init__(caches, **options)
         self.shared = len(caches) > 1
         self.line: deque[_Queued] = deque()
@@ -165,7 +164,6 @@ class _Passes(threading.Thread):
         self._slots: set[SharedSlots] = set()
 
     def put(self, slots: SharedSlots, queued: _Queued) -> None:
-        """Add a run to the line."""
         with self._changed:
             slots.line.append(queued)
             slots.coming.discard(queued.run.session)
@@ -193,7 +191,6 @@ class _Passes(threading.Thread):
             slots.coming |= sessions
 
     def run(self) -> None:
-        """Without an end."""
         while True:
             slots, taken = self._next()
             try:

@@ -9,9 +9,7 @@ from typing import Any
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.errors import UsageError
 
-_LONGEST_PIECE = 64
-"""Bytes; the few longer pieces are asked for twice."""
-
+_LONGEST_PIECE = 64  # bytes; the few longer pieces are asked for twice
 _SPECIAL = 1 << 3 | 1 << 0  # llama.h: LLAMA_TOKEN_ATTR_CONTROL, LLAMA_TOKEN_ATTR_UNKNOWN
 
 

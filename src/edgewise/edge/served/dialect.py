@@ -47,20 +47,14 @@ _log = logging.getLogger(__name__)
 
 
 class ServedToken(NamedTuple):
-    """The id that a server wrote, and the likeliest ids there with their logprobs, in any order.
-
-    A server that says nothing of a token is taken to be sure of it: one candidate, at 0.
-    """
+    """The id that a server wrote and the likeliest there; of a silent server the id alone, at 0."""
 
     token: int
     top: Sequence[tuple[int, float | None]]
 
 
 class Dialect:
-    """A served model, asked in ids. Every method may raise `EdgeError`.
-
-    `tokenizer` is the model's own, once it was found.
-    """
+    """A served model, asked in ids of its own `tokenizer`. Every method may raise `EdgeError`."""
 
     tokenizer: Tokenizer
 
@@ -205,10 +199,7 @@ class Dialect:
             return self.kind.streamed(reply) or Event()
 
     def _tokens(self, event: Event, before: Sequence[int]) -> Sequence[ServedToken | None]:
-        """Its tokens; None for a text that no id has.
-
-        A character of several tokens may come with the candidates of its last one alone.
-        """
+        """Its tokens; None for a text that no id has."""
         if not self.kind.takes_text:
             return [_by_id(row) for row in event.rows]
         tokens = [self._token(row) for row in event.rows]
@@ -257,10 +248,7 @@ class Dialect:
         return text
 
     def _parts(self, ids: Sequence[int]) -> list[bytes | int]:
-        """Control tokens and the text before each of them and after the last.
-
-        Without blanks around it: servers drop those beside some control tokens.
-        """
+        """Control tokens and the stripped text around them: servers drop blanks beside some."""
         parts: list[bytes | int] = []
         for control, group in groupby(ids, self.tokenizer.special.__contains__):
             run = list(group)
@@ -318,10 +306,7 @@ def _warn(program: str, url: str, name: str, own: str) -> None:
 
 
 def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
-    """The model that a server serves, by trying each kind that is known.
-
-    Raises `UsageError`, or `EdgeError` where none answers.
-    """
+    """The model that a server serves, by trying each kind. Raises `UsageError`, `EdgeError`."""
     for kind in SERVERS:
         if (described := described_at(kind, server, model, context)) is not None:
             return Dialect(kind, server, described)
@@ -335,7 +320,6 @@ def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
 def described_at(
     kind: EdgeServer, server: Server, model: str | None, context: int | None
 ) -> ServedModel | None:
-    """The model, if the server is of that kind."""
     first, *others = kind.asks
     if (reply := server.found(first)) is None:
         return None

@@ -22,10 +22,7 @@ from edgewise.servers.base import LONGEST_NAME
 
 
 def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
-    """The edge engine `server`: what it is, by trying each program that is known.
-
-    Raises `UsageError`, or `EdgeError` where none answers.
-    """
+    """What it is, by trying each program that is known. Raises `UsageError` or `EdgeError`."""
     if options.threads is not None or options.gpu_layers != "auto":
         raise UsageError(
             "threads and gpu-layers do not apply to an edge model at a URL",
@@ -42,10 +39,7 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
 
 
 class ServedEdge(EdgeModel):
-    """Implements `EdgeModel`: sessions are streams, a rollback asks again from the prefix.
-
-    Steps have the likeliest ids alone, and no hidden state. The server keeps the KV cache.
-    """
+    """Sessions are streams without hidden states; a rollback asks again from the prefix."""
 
     def __init__(self, dialect: Dialect, options: EdgeOptions) -> None:
         described = dialect.described

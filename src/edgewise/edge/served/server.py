@@ -1,8 +1,10 @@
 """Requests to the server that runs the edge model. Whatever goes wrong is an `EdgeError`."""
 
+import ssl
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from threading import Timer
 from urllib.parse import urlsplit
 
@@ -11,7 +13,7 @@ import msgspec
 
 from edgewise.errors import AddressError, EdgeError
 from edgewise.servers.base import Fault, Request
-from edgewise.servers.http import ERRORS, MAX_REPLY, client_options, why
+from edgewise.servers.http import ERRORS, IDLE_SECONDS, MAX_REPLY, why
 
 PATIENCE = 120.0
 """Most seconds between two tokens, or until a reply is whole: a long prompt is read before."""
@@ -36,18 +38,24 @@ class Server:
             raise AddressError(f"{url!r} is no address of a server", setting="edge") from error
 
     def _opened_client(self) -> httpx2.Client:
-        # A proxy of the environment would be sent what is to stay near.
-        timeout = httpx2.Timeout(PATIENCE, connect=_CONNECTING)
-        return httpx2.Client(base_url=self.url, **client_options(self._key, timeout))
+        bearer = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        return httpx2.Client(
+            base_url=self.url,
+            headers={"Accept-Encoding": "identity", **bearer},
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+            # Its proxy would be sent what is to stay near, and ~/.netrc gives a host a password.
+            trust_env=False,
+            follow_redirects=False,
+            verify=ssl.create_default_context(),
+            timeout=httpx2.Timeout(PATIENCE, connect=_CONNECTING),
+            limits=httpx2.Limits(keepalive_expiry=IDLE_SECONDS),
+        )
 
     def close(self) -> None:
         self._http.close()
 
     def found(self, request: Request) -> bytes | None:
-        """The reply; None unless it has status 200.
-
-        Raises `EdgeError` for a server that cannot answer now.
-        """
+        """The reply; None unless it has status 200. Raises `EdgeError` while it cannot answer."""
         with self._sent(request) as response:
             if response.status_code == 503:
                 raise self._gone("HTTP 503: it may still be loading")
@@ -66,7 +74,6 @@ class Server:
 
     @contextmanager
     def reading(self) -> Generator[None]:
-        """Makes an `EdgeError` of a `Fault`."""
         try:
             yield
         except Fault as fault:
@@ -178,10 +185,7 @@ class Server:
 
 
 class Lines:
-    """The lines of a response with content, without comments; whoever reads them notes tokens.
-
-    A line that has none, however many come, holds no answer up for ever.
-    """
+    """The lines of a response, without comments; a time without a token ends them."""
 
     def __init__(self, server: Server, response: httpx2.Response) -> None:
         self._server, self._response = server, response

@@ -25,11 +25,8 @@ _LEAST, _SURE = -1e30, 1e-3
 """Bounds of a logprob: float32 holds it; rounding may put that of a sure token above 0."""
 
 
-class TopStep:
-    """Implements `Step` of the k likeliest ids and their logprobs, best first; owns its numbers.
-
-    The other ids share what is left of the probability.
-    """
+class TopStep(Step):
+    """A `Step` of the k likeliest ids and their logprobs; the other ids share what is left."""
 
     def __init__(
         self, ids: Ids, logprobs: Floats, written: Written | None, size: int, *, position: int
@@ -54,12 +51,6 @@ class TopStep:
     @property
     def hidden(self) -> Floats:
         raise StaleStepError("A server's step has no hidden state.")
-
-    @property
-    def written(self) -> Written:
-        if self._written is None:
-            raise StaleStepError("This step was computed without its text.")
-        return self._written
 
     @property
     def entropy(self) -> float:
@@ -107,11 +98,7 @@ class ServedSession(EdgeSession):
         release: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        """`release` gives the session's place in `model` back. `check` raises `EdgeError` where the
-        server is not what it was; it is called before the first request.
-
-        Raises `UsageError` for more candidates than the server tells.
-        """
+        """`release` gives its place back; `check` is called before the first request."""
         super().__init__(model, needs)
         kind = dialect.kind
         if top > kind.most:
@@ -135,10 +122,7 @@ class ServedSession(EdgeSession):
         self._seed = secrets.randbits(31)
 
     def open(self, ids: Sequence[int]) -> int:
-        """Returns how many the server was sent by this session; its cache may hold more.
-
-        Raises `UsageError` for a prompt that the server would read as another.
-        """
+        """Returns how many ids were sent before. Raises `UsageError` for what it would misread."""
         self._require_room(0, ids)
         try:
             self._dialect.prompt(ids)

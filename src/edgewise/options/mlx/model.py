@@ -39,15 +39,13 @@ from edgewise.options.folder import (
 from edgewise.registry import imported
 
 _BUILDS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
-_GROWTH = 8
-"""Most times that mlx-lm may enlarge the weights of a file when it unpacks them."""
+_GROWTH = 8  # most times that mlx-lm may enlarge the weights of a file when it unpacks them
 
 _GROUPS, _BITS = (16, 32, 64, 128), (2, 3, 4, 5, 6, 8)
 """Group sizes and bits that MLX supports. It ends the process for any other."""
 
 _KIND = re.compile(r"[\w-]+")
-_ASIDE = "hf_quant_config.json"
-"""Other tools' description of quantisation, which mlx-lm reads too."""
+_ASIDE = "hf_quant_config.json"  # other tools' description of quantisation, which mlx-lm reads too
 
 
 def modules() -> list[Any]:
@@ -68,7 +66,6 @@ def modules() -> list[Any]:
 
 
 def load_folder(mx: Any, folder: Path, device: Any) -> Any:
-    """A module of mlx-lm's. Raises `ModelError`."""
     files = weight_files(folder)
     count_weights(files)
     with mx.stream(device):
@@ -331,15 +328,10 @@ class MlxModel(FolderModel):
         self._seen = entered
 
     def new_cache(self) -> list[Any]:
-        """Caches for a new sequence, one a layer."""
         return import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
 
     def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> list[Any]:
-        """Compute `ids` after those in the cache, with rows for all of them, the last, or none.
-
-        Logits [n, vocabulary] and hidden states [n, d], float32 of MLX; the second is None where
-        the model shows none, and nothing is returned without outputs.
-        """
+        """Compute `ids`: logits [n, vocabulary], hidden [n, d] or None; nothing without outputs."""
         mx = self.mx
         with mx.stream(self.device):
             made = self._model(mx.array([list(ids)]), cache=cache)

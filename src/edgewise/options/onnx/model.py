@@ -41,9 +41,7 @@ CONFIG = "genai_config.json"
 _WEIGHTS = re.compile(r"\.onnx|\.data$|\.bin$")
 _PLAIN = re.compile(r"[\w-][\w. -]*")
 _LIBRARY = re.compile(r"(?i)\.(so|dll|dylib)\b")
-_WORD = re.compile(r"[\w+-]*|-?\d+\.\d+")
-"""A runtime's option: no file's name."""
-
+_WORD = re.compile(r"[\w+-]*|-?\d+\.\d+")  # A runtime's option: no file's name
 _RUNS = re.compile(r"library|libray|(^|_)libs?(_|$)|plugin|backend_path")
 _WRITES = re.compile(r"profiling|dump|optimized_model|context_enable|cache_enable")
 _LEADS = re.compile(r"(?<!pro)file|path|(^|[._])dir|load_config")
@@ -76,10 +74,7 @@ class _Config(msgspec.Struct, frozen=True):
 
 
 def read_onnx_folder(folder: Path) -> tuple[OnnxDescription, dict[str, Any]]:
-    """What `folder` holds, and its whole config.
-
-    Raises `ModelError` for what is no language model, or not safe.
-    """
+    """What `folder` holds, and its whole config. Raises `ModelError` for what is not safe."""
     path = folder / CONFIG
     raw = read_json(path, dict[str, Any])
     if raw is None:
@@ -119,12 +114,6 @@ def _checked_alone(folder: Path, config: dict[str, Any]) -> Generator[str]:
                     link.hardlink_to(path)
         (Path(private) / CONFIG).write_text(written, encoding="utf-8")
         yield private
-
-
-def build_files(folder: Path) -> list[Path]:
-    """Files that identify a model's build: the config, the graph and its weights."""
-    held = sorted(path for path in folder.iterdir() if path.is_file())
-    return [folder / CONFIG, *(path for path in held if _WEIGHTS.search(path.name))]
 
 
 def _entries(value: object, key: str = "", option: bool = False) -> Iterator[tuple[Any, ...]]:
@@ -246,7 +235,9 @@ class OnnxModel(FolderModel):
         )
 
     def fingerprint(self) -> str:
-        return digest_of(build_files(self.path))
+        held = sorted(path for path in self.path.iterdir() if path.is_file())
+        weights = [path for path in held if _WEIGHTS.search(path.name)]
+        return digest_of([self.path / CONFIG, *weights])
 
     def _free(self) -> None:
         self._model = None

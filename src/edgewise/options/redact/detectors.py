@@ -26,8 +26,7 @@ _V4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d|\w)")
 _V6 = re.compile(r"(?<![\w:.])(?=[0-9A-Fa-f]{0,4}:)[0-9A-Fa-f:.]{2,64}+(?![\w:])")
 _VERSION = re.compile(r"(?:\bv|version|release|build|firmware)[ :=]{0,2}\Z", re.IGNORECASE)
 
-_SAYS_NOTHING = ("0.", "127.", "255.")
-"""This host, any host, and masks."""
+_SAYS_NOTHING = ("0.", "127.", "255.")  # this host, any host, and masks
 
 
 class Email:
@@ -100,11 +99,8 @@ _DATE = re.compile(r"\d{4}[-./ ]\d{1,2}[-./ ]\d{1,2}\b|\d{1,2}[-./ ]\d{1,2}[-./ 
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){2,3}|\d+\.\d+")
 """An IP address or a part of one, or a fraction."""
 _BREAKS = re.compile(r"[ ()./\u00a0\u2010-\u2013-]")
-_FEWEST = 9
-"""Digits of a number that begins with no zero and is not said to be one."""
-
-_NUMBER_OF = 40
-"""Characters before a number that may say what it is."""
+_FEWEST = 9  # digits of a number that begins with no zero and is not said to be one
+_NUMBER_OF = 40  # characters before a number that may say what it is
 
 REGIONS = ("US", "GB", "DE", "FR", "ES", "IT", "NL", "AT", "CH", "PL", "IN", "AU", "BR", "JP", "CN")
 """Whose national numbers are known; those with a country's code are known of all."""

@@ -30,9 +30,7 @@ SECONDS = 5.0
 TAIL = 128
 """Characters at the end of an answer in which half a private word is looked for."""
 
-_KEPT = 8
-"""Conversations whose private words are not looked for again."""
-
+_KEPT = 8  # conversations whose private words are not looked for again
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +50,6 @@ class Redacted:
     """Implements `ContextFilter`."""
 
     def __init__(self, rules: Redaction) -> None:
-        """Raises `UsageError` for a class that cannot be looked for here."""
         self._treatments = rules.treatments
         self._detectors = detectors_of(rules)
         labels = [label for one in self._detectors.values() for label in one.labels]
@@ -128,7 +125,6 @@ class RedactedContext:
     """Implements `FilteredContext`. Of the same it always shows the same: caches go by it."""
 
     def __init__(self, before: Context, redaction: Redacted) -> None:
-        """Raises `Blocked`."""
         self._filter, self._known = redaction, Placeholders(redaction.forms)
         messages = before.messages
         texts = [before.text] if messages is None else [one.content for one in messages]
@@ -174,6 +170,5 @@ def _is_open(text: str, places: Sequence[Span], known: Placeholders) -> bool:
 
 
 def _begins(begun: str, words: Sequence[str]) -> bool:
-    """Whether one of the `words`, in order, begins so."""
     found = bisect_left(words, begun) if begun else len(words)
     return found < len(words) and words[found].startswith(begun)

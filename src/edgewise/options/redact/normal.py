@@ -13,8 +13,7 @@ from edgewise.cloud.redaction import UNSEEN, Span
 # All but what is ASCII, with the letter before it, which an accent may belong to.
 _OTHER = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]+")
 
-_Piece = tuple[str, int, int]
-"""A part of a normalized text, and where its source begins and ends."""
+_Piece = tuple[str, int, int]  # A part of a normalized text, and where its source begins and ends
 
 
 class Normal:
@@ -43,7 +42,6 @@ class Normal:
         self.text, self._places = "".join(parts) or text, places
 
     def span(self, one: Span) -> Span:
-        """A span of `text` in the text that was given."""
         if self.same:
             return one
         return Span(self._places[one.start][0], self._places[one.end - 1][1], one.label)

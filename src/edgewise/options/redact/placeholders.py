@@ -18,14 +18,9 @@ LITERAL = "TEXT"
 MOST_FOUND = 10_000
 """Private words of a conversation; one with more is not sent."""
 
-_LONGEST = 80
-"""Characters of the longest placeholder, however it is written."""
-
-_ANYWHERE = 8
-"""Characters of a word that is found inside of others, too."""
-
-_SHORTEST = 3
-"""Characters of a word that is looked for again where no detector sees it."""
+_LONGEST = 80  # characters of the longest placeholder, however it is written
+_ANYWHERE = 8  # characters of a word that is found inside of others, too
+_SHORTEST = 3  # characters of a word that is looked for again where no detector sees it
 
 _OPENS, _CLOSES = r"(?:<|\uff1c|&lt;)", r"(?:>|\uff1e|&gt;)"
 _BETWEEN = r"(?:\\?[\s_-]){0,3}"
@@ -50,9 +45,7 @@ em figcaption figure footer h1 h2 h3 h4 h5 h6 head header hr html i ins kbd li m
 pre q reasoning s samp section small span strong sub summary sup table tbody td tfoot th thead think
 thinking title tr u ul var
 """
-_OF_TEXT = frozenset(_NAMES.split())
-"""Elements that no agent reads as a call."""
-
+_OF_TEXT = frozenset(_NAMES.split())  # elements that no agent reads as a call
 _ADDRESS = re.compile(r"(?i)(?:\\?/){2}|www\.")
 _TAG = re.compile(
     r"(?i)<[a-z][\w.:-]*+[\s/](?:[^>\"']|\"[^\"]*+\"|'[^']*+')*+(?:[\"'][^\"']*\Z)?(>?)"
@@ -112,16 +105,12 @@ class Placeholders:
         self._counts = Counter[str]()
 
     def copy(self) -> "Placeholders":
-        """The same so far, to go on with."""
         made = Placeholders(self._forms)
         made.names, made._counts = self.names.copy(), self._counts.copy()
         return made
 
     def places(self, text: str, found: Iterable[Span]) -> list[Span]:
-        """Spans of `text` to replace: those `found`, known words, and literal placeholders.
-
-        In order, none overlapping another. Raises `Blocked` for too many private words.
-        """
+        """Spans of `text` to replace, in order, none overlapping. Raises `Blocked` for too many."""
         spans, read = list(found), Normal(text)
         labels = {text[one.start : one.end]: one.label for one in spans}
         if len(self.names) + len(labels) > MOST_FOUND:
@@ -136,7 +125,6 @@ class Placeholders:
         return _joined(one for one in spans if one.start < one.end)
 
     def replaced(self, text: str, places: Sequence[Span]) -> str:
-        """The text with placeholders in these places."""
         parts, at = list[str](), 0
         for start, end, label in places:
             parts += [text[at:start], self._name(text[start:end], label)]

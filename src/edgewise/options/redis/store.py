@@ -27,10 +27,7 @@ class RedisLimits(LimitStore):
     """A Redis, which gateways on several machines share."""
 
     def __init__(self, url: str) -> None:
-        """`redis://`, `rediss://` or `unix://`; a password in it is never shown.
-
-        Raises `UsageError`.
-        """
+        """A password in the `url` is never shown. Raises `UsageError`."""
         try:
             from redis.asyncio import Redis
             from redis.asyncio.retry import Retry

@@ -84,10 +84,7 @@ def _check_config(folder: Path, weights: set[str]) -> None:
 
 
 def _check_shape(torch: Any, transformers: Any, config: Any, folder: Path, held: int) -> str:
-    """Build the model without memory, so that no description makes more than the files hold.
-
-    Returns the implementation of attention that it has.
-    """
+    """Build the model without memory, and compare its size; returns its kind of attention."""
     attention = "sdpa"
     with torch.device("meta"):
         make = transformers.AutoModelForCausalLM.from_config
@@ -199,10 +196,7 @@ def _whole(kinds: Any, layer: Any) -> Any:
 
 
 class TransformersModel(FolderModel):
-    """A model in transformers' form, a `PreTrainedModel` as `network`. Implements `EdgeModel`.
-
-    One run at a time.
-    """
+    """A model in transformers' form, a `PreTrainedModel` as `network`. One run at a time."""
 
     engine = "transformers"
     reads = (".safetensors", *DESCRIPTIONS)
@@ -217,10 +211,7 @@ class TransformersModel(FolderModel):
         )
 
     def _load(self, options: EdgeOptions) -> None:
-        """A model is on one device as a whole: a GPU where there is one, or the CPU, in float32.
-
-        With 0 GPU layers it is the CPU. `threads` are torch's, of this process.
-        """
+        """On one device: a GPU if there is one, else, or with 0 GPU layers, the CPU in float32."""
         self.torch.set_num_threads(options.threads or max(1, default_threads() - 1))
         model, config = load_folder(self.torch, self._library, self.path, options.gpu_layers)
         self.network, self._config = model, config
@@ -245,17 +236,13 @@ class TransformersModel(FolderModel):
         self._seen = inputs[0]
 
     def new_cache(self) -> Any:
-        """A cache for a new sequence."""
         cache: Any = self.kinds.DynamicCache(config=self._config)
         if "chunked_attention" not in (getattr(self._config, "layer_types", None) or ()):
             cache.layers = [_whole(self.kinds, layer) for layer in cache.layers]
         return cache
 
     def run(self, ids: Sequence[int], cache: Any, *, every: bool) -> tuple[Any, Any | None]:
-        """Compute `ids` after those in the cache, with rows for all of them, or for the last.
-
-        Tensors: logits [n, vocabulary]; hidden [n, d], None where the model shows none.
-        """
+        """Compute `ids`: logits [n, vocabulary] of every id or the last; hidden [n, d] or None."""
         kept: dict[str, Any] = {} if every or not self._keeps else {"logits_to_keep": 1}
         self._seen = None
         with self.torch.inference_mode():
