@@ -174,15 +174,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     `cached_tokens` of the prompt were in the edge's KV cache. `edge_tokens + cloud_tokens` is the
     number of `Token`s. `wasted_tokens` were returned by the cloud and dropped, or asked for in
     vain; `correction_tokens` are first tokens of consults that differ from what the edge would have
-    written. `cloud_prompt_cached` and `cloud_prompt_computed` are of answered consults, by the
-    engine's meter, None if it left one out; `cloud_completion_tokens` is what the cloud wrote in
-    them, in its own vocabulary. `edge_error` says why the cloud went on without the edge, None if
-    it did not. `verified_tokens` are those of the edge's that the cloud read and let stand;
-    `lowest_ratio` is the lowest `Token.ratio` among them, at token `lowest_at`. `review` says
-    by what the cloud read the answer, None where it did not; `escalated` that it was asked for all
-    of it. `repeats`: the answer was cut since it went round in
-    circles. `sent` had left when the answer ended, `cost` is what that came to, if a price is
-    known. `tiers` are the clouds, nearest first, where there are several.
+    written, and all of sentences written anew. `cloud_prompt_cached` and `cloud_prompt_computed`
+    are of all completions, by the engine's meter, None if it left one out;
+    `cloud_completion_tokens` is what the cloud wrote in them, in its own vocabulary. `edge_error`
+    says why the cloud went on without the edge, None if it did not. `verified_tokens` are those of
+    the edge's that the cloud read and let stand; `lowest_ratio` is the lowest `Token.ratio` among
+    them, at token `lowest_at`. `review` says by what the cloud read the answer, None where it did
+    not; `escalated` that it was asked for all of it. `repeats`: the answer was cut since it went
+    round in circles. `sent` had left when the answer ended, `cost` is what that came to, if a price
+    is known. `tiers` are the clouds, nearest first, where there are several.
     """
 
     prompt_tokens: int

@@ -17,9 +17,8 @@ from edgewise.grammar.calls import call_reader, collected
 from edgewise.grammar.compiled import Grammar
 from edgewise.grammar.response_format import ResponseFormat, grammar_of, response_format_from
 from edgewise.loop.decoder import Answer, Decoder, collect
-from edgewise.loop.escalate import Escalation
 from edgewise.loop.generation import Generation
-from edgewise.loop.policy import Policy, SharedBudget
+from edgewise.loop.policy import Escalation, Policy, SharedBudget
 from edgewise.opening import (
     AUTO,
     FALLBACK_ROUTER,

@@ -63,15 +63,6 @@ def counts(answer: Answer) -> list[tuple[int, int, int, int]]:
     return [(one.wanted, one.calls, one.failed, one.wrote) for one in answer.usage.tiers]
 
 
-def test_a_late_cloud_is_charged_for_what_it_was_asked() -> None:
-    near = saying("gray skies", fault=lambda _: CloudUnavailable("gone"))
-    far = saying("gray skies", fault=lambda _: CloudTimeout("late"))
-    first = Policy(threshold=0.0, span=8, max_cloud_tokens=8)
-    answer = decoder(near, far, policy=first, script=GRAY, share=0.01).generate(IDS, max_tokens=10)
-    assert near.asks[0][1] == 8
-    assert answer.usage.wasted_tokens == sum(n for _, n in far.asks)
-
-
 def asked(cloud: ScriptedCloud) -> list[int]:
     """The places in the answer that it was asked for."""
     return [len(ids) - len(IDS) for ids, _ in cloud.asks]

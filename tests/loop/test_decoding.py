@@ -14,13 +14,12 @@ from edgewise.errors import (
     ContextOverflow,
     UsageError,
 )
-from edgewise.events import Consult, Token
+from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.loop.state import ENDLESS
 from edgewise.routers.untrained import Constant
-from edgewise.testing.scripted_cloud import ID_BYTES
 from edgewise.testing.scripted_edge import EOS, ScriptedEdge, replying
 from tests.loop.test_consults import IDS, PROMPT, asking, cloud_saying
 
@@ -43,28 +42,6 @@ def test_without_a_cloud_the_edge_writes_everything() -> None:
     result = asking(None).generate(IDS)
     assert result.text == "blue"
     assert {t.reason for t in result.tokens} == {"no_cloud"}
-
-
-def test_only_new_ids_travel() -> None:
-    cloud = cloud_saying("blue sky")
-    with asking(cloud, text="blue sky", unsure=(0, 5)).stream(IDS) as events:
-        told = [event for event in events if isinstance(event, Consult)]
-    assert cloud.asks == [(tuple(IDS), 1), ((*IDS, *b"blue "), 1)]
-    assert [(event.sent_ids, event.sent_bytes) for event in told] == [
-        (len(IDS), len(IDS) * ID_BYTES),
-        (5, 5 * ID_BYTES),
-    ]
-
-
-@pytest.mark.parametrize("span", [1, 2, 4])
-def test_a_span_is_written_whole_and_counted(span: int) -> None:
-    cloud = cloud_saying("blue sky today")
-    result = asking(cloud, Policy(span=span), text="x" * 40).generate(IDS)
-    assert result.text == "blue sky today"
-    assert result.usage.cloud_tokens + result.usage.wasted_tokens == sum(
-        n for _, n in cloud.asks
-    ) - (-len(result.tokens) % span)
-    assert all(t.score is None for t in result.tokens if t.reason == "span")
 
 
 def test_a_stop_string_inside_a_span_wastes_the_rest() -> None:

@@ -206,35 +206,6 @@ def test_a_rejected_draft_is_rolled_back() -> None:
     assert len(large.asks) == 3
 
 
-@pytest.mark.parametrize(
-    ("edge", "cloud", "more"),
-    [
-        ("abcdef", "xbcdef", {}),
-        ("abcdef", "", {}),  # the cloud ends the answer
-        ("abcdef", "azcdef", {"span": 2}),
-        ("ab", "xy", {}),  # a draft would end it
-    ],
-)
-@pytest.mark.parametrize("longest", [None, 3])
-def test_what_is_reported_of_drafts_adds_up(
-    edge: str, cloud: str, more: dict[str, Any], longest: int | None
-) -> None:
-    """Each draft is told once at its own place, and rolled back or written."""
-    decoder, _ = drafting(edge, cloud, [4], unsure=(0,), **more)
-    told: dict[int, int] = {}
-    with decoder.stream(IDS, pending=True, max_tokens=longest) as events:
-        for event in events:
-            if isinstance(event, Pending):
-                assert event.index not in told
-                told[event.index] = event.id
-            elif isinstance(event, RolledBack):
-                assert (event.tokens, event.index <= min(told)) == (len(told), True)
-                told.clear()
-            elif isinstance(event, Token) and told.get(event.index) == event.id:
-                del told[event.index]
-    assert not told
-
-
 def test_consults_of_drafts_overlap() -> None:
     """Further consults are sent before the first one is answered."""
     decoder, large = drafting("blue sky today", "blue sky today", [16], unsure=(2, 4, 6))
@@ -243,12 +214,6 @@ def test_consults_of_drafts_overlap() -> None:
         for event in events:
             sent += [len(large.asks)] if isinstance(event, Token) and event.index == 2 else []
     assert sent == [3]
-
-
-def test_a_dropped_consult_counts_against_the_cap() -> None:
-    decoder, large = drafting("grey sky", "gray sky", [8], unsure=(2, 3, 4, 5), max_cloud_tokens=3)
-    usage = decoder.generate(IDS).usage
-    assert usage.cloud_tokens + usage.wasted_tokens == sum(n for _, n in large.asks) <= 3
 
 
 def test_a_deadline_ends_the_wait_and_keeps_the_drafts() -> None:

@@ -143,7 +143,7 @@ def test_real_models_of_two_vocabularies(bpe_path: Path, turned: bool, words: bo
         (t.id, t.source, t.reason) for t in waiting.tokens
     ]
     assert waiting.usage.cloud_calls
-    assert bool(waiting.usage.cloud_tokens) == bool(waiting.usage.cloud_completion_tokens)
+    assert waiting.usage.cloud_completion_tokens > 0
     # Random weights seldom come to a whole word.
     assert waiting.usage.cloud_tokens or not turned
 

@@ -9,10 +9,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
-
 from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest, failed, with_end
-from edgewise.completion import Completion
+from edgewise.completion import Completion, Outgoing
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import PROBE_SECONDS, Client, Engine
 from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all, detokenization_of
@@ -95,6 +93,19 @@ class IoThread:
         await asyncio.gather(*tasks, return_exceptions=True)
         await last
         await asyncio.sleep(CLOSING_SECONDS)
+
+
+class Clients:
+    """The client of each consult of a session, which names it in the logs on the way."""
+
+    def __init__(self) -> None:
+        self._session, self._asks = secrets.token_hex(12), 0
+
+    def of(self, sent: Outgoing, end: float | None = None) -> Client:
+        """That of the next consult, which is waited for until `end` (monotonic clock)."""
+        self._asks += 1
+        sent.request_id = request_id(self._session, self._asks)
+        return Client(session=self._session, sent=sent, request_id=sent.request_id, end=end)
 
 
 class RemoteCloud(CloudModel):
@@ -194,16 +205,10 @@ class EngineSession(CloudSession):
     """Implements `CloudSession`: the full prefix goes with each consult."""
 
     def __init__(self, cloud: EngineCloud) -> None:
-        self._cloud = cloud
-        self._client = Client(session=secrets.token_hex(12))
-        self._asks = 0
+        self._cloud, self._clients = cloud, Clients()
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        self._asks += 1
-        name = request_id(self._client.session, self._asks)
-        request.sent.request_id = name
-        end = time.monotonic() + request.deadline
-        client = replace(self._client, sent=request.sent, request_id=name, end=end)
+        client = self._clients.of(request.sent, time.monotonic() + request.deadline)
         return self._cloud.submit(self._cloud.complete(request, client), request.deadline)
 
 

@@ -40,7 +40,7 @@ class LocalCloud(CloudModel):
         self.here = self.verifies = True
         self.room = threading.Semaphore(model.abilities.slots)
         """For sessions with the model."""
-        self._sessions: set[LocalSession] = set()
+        self.sessions: set[LocalSession] = set()
         self.closed = False
         """Whether consults fail from now on, running ones at their next token."""
 
@@ -48,8 +48,8 @@ class LocalCloud(CloudModel):
         return self.model.fingerprint()
 
     def open(self, prompt: Prompt) -> "LocalSession":
-        session = LocalSession(self, self._sessions.discard)
-        self._sessions.add(session)
+        session = LocalSession(self)
+        self.sessions.add(session)
         return session
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
@@ -63,7 +63,7 @@ class LocalCloud(CloudModel):
 
     def close(self) -> None:
         self.closed = True
-        sessions = tuple(self._sessions)
+        sessions = tuple(self.sessions)
         for session in sessions:
             session.close()
         # One may wait for room that another gives back.
@@ -79,9 +79,8 @@ class LocalSession(CloudSession):
     room. Nothing is prefetched: the model would be busy when a consult comes.
     """
 
-    def __init__(self, cloud: LocalCloud, at_end: Callable[["LocalSession"], None]) -> None:
-        """`at_end` is called with the session when it is over."""
-        self._cloud, self._at_end = cloud, at_end
+    def __init__(self, cloud: LocalCloud) -> None:
+        self._cloud = cloud
         self._eos_ids = cloud.model.tokenizer.eos_ids
         self._session: EdgeSession | None = None
         self._closing = threading.Event()
@@ -137,7 +136,7 @@ class LocalSession(CloudSession):
                 self._session.close()
                 self._cloud.room.release()
         finally:
-            self._at_end(self)
+            self._cloud.sessions.discard(self)
 
     def _answer(self, request: ConsultRequest, end: float) -> Completion:
         started = time.monotonic()

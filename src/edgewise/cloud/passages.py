@@ -64,8 +64,7 @@ def ends_passage(text: str, tokens: int, *, code: bool) -> bool:
     `code`: it begins inside of a code block. Such a block is not cut at its paragraphs.
     """
     inside = in_code(text, code)
-    closed = not inside and _closes(text)
-    if closed or (text.endswith("\n\n") and not inside):
+    if not inside and (_closes(text) or text.endswith("\n\n")):
         return True
     line = text.endswith("\n") or (not inside and _SENTENCE.search(text) is not None)
     return tokens >= MOST or (tokens >= LONGEST and line)

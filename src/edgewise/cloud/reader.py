@@ -6,7 +6,6 @@ any that verifies, and replies how many stand and what is written in place of th
 
 import codecs
 import logging
-import secrets
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -14,9 +13,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from edgewise.cloud.adapter.session import AdaptedCloud, preceding
+from edgewise.cloud.adapter.session import preceding
+from edgewise.cloud.adapter.text import ApiCloud, billed
 from edgewise.cloud.base import CloudSession, ConsultRequest, failed
-from edgewise.cloud.engine import IoThread
+from edgewise.cloud.engine import Clients
 from edgewise.cloud.passages import (
     SCHEMA,
     VERSION,
@@ -26,12 +26,12 @@ from edgewise.cloud.passages import (
     sentence_ends,
     verdict_of,
 )
-from edgewise.cloud.redaction import ContextFilter, FilteredAnswer, FilteredContext
+from edgewise.cloud.redaction import FilteredAnswer, FilteredContext
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, ids_of_text
 from edgewise.engines.base import NOBODY, Client
-from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
+from edgewise.engines.text import TextContinuation, TextRequest
 from edgewise.errors import (
     Blocked,
     CloudError,
@@ -42,8 +42,6 @@ from edgewise.errors import (
 )
 from edgewise.prompts import Message, Prompt
 from edgewise.prompts.tool_formats import MARKERS
-from edgewise.servers.replies import uncached
-from edgewise.wire.protocol import request_id
 
 WRITTEN = 1024
 """Most tokens of a verdict: some models reason before it, and are billed for that."""
@@ -52,7 +50,6 @@ PROBE_SECONDS = 60.0
 
 _PROBE, _STANDS = ("Two and two are four.", "Three and three are seven."), 1
 _ASKED = (Message("user", "What are two and two, and what are three and three?"),)
-
 
 _log = logging.getLogger(__name__)
 
@@ -67,21 +64,12 @@ class _Passage(NamedTuple):
     shown: FilteredAnswer
 
 
-class ReaderCloud(AdaptedCloud):
+class ReaderCloud(ApiCloud):
     """Implements `CloudModel` over a chat API: it verifies in passages, with `reads_passages`."""
 
     reads_passages = True
     verifies = True
-
-    def __init__(
-        self, engine: TextEngine, *, edge: Tokenizer, context_filter: ContextFilter | None = None
-    ) -> None:
-        """`context_filter` says what the cloud gets to see (default: everything)."""
-        super().__init__(engine.url, edge, context_filter)
-        self.engine = engine
-        self.seconds = 0.0
-        self._io = IoThread(self.name)
-        self.submit = self._io.submit
+    seconds = 0.0
 
     def identity(self) -> str:
         how = f"passages, prompt {VERSION}{self.filtered}"
@@ -115,9 +103,6 @@ class ReaderCloud(AdaptedCloud):
         )
         return self.vocabulary_check
 
-    def close(self) -> None:
-        self._io.close(self.engine.close())
-
     async def verdict(
         self, messages: Sequence[Message], client: Client = NOBODY
     ) -> TextContinuation:
@@ -143,8 +128,7 @@ class ReaderSession(CloudSession):
         self._cloud, self._edge, self._prompt = cloud, cloud.edge, prompt
         self._before = preceding(cloud.edge, prompt)
         self._context: FilteredContext | None = None
-        self._client = Client(session=secrets.token_hex(12))
-        self._asks = 0
+        self._clients = Clients()
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
         """Have the last `verify` ids of the request verified, or write `n` in their place.
@@ -161,14 +145,11 @@ class ReaderSession(CloudSession):
         except EdgewiseError as error:
             return failed(error if isinstance(error, CloudError) else CloudError(str(error)))
         if not passage.sentences and not request.n:
-            done: Future[Completion] = Future()
-            done.set_result(Completion(ids=(), logprobs=(), stand=request.verify))
+            done = Future[Completion]()
+            nothing = Completion(ids=(), logprobs=(), stand=request.verify, cached=0, computed=0)
+            done.set_result(nothing)
             return done
-        self._asks += 1
-        name = request_id(self._client.session, self._asks)
-        request.sent.request_id = name
-        end = time.monotonic() + request.deadline
-        client = replace(self._client, sent=request.sent, request_id=name, end=end)
+        client = self._clients.of(request.sent, time.monotonic() + request.deadline)
         if request.n:
             return self._cloud.submit(self._whole(messages, request, client), request.deadline)
         asked = question(messages, passage.before, passage.sentences)
@@ -185,12 +166,13 @@ class ReaderSession(CloudSession):
         ids = ids_of_text(self._edge, (), restored.text)
         if not ids or restored.left is not None:
             error = NothingUsable("The cloud wrote an answer of which nothing can be used.")
-            error.meter = _metered(reply)
+            error.meter = billed(reply, WRITTEN)
             raise error
         if reply.ended:
             ids.append(min(self._edge.eos_ids or frozenset([0])))
         kept = tuple(ids[:n])
-        return replace(_metered(reply, stand=0), ids=kept, logprobs=(None,) * len(kept))
+        logprobs = (None,) * len(kept)
+        return replace(billed(reply, WRITTEN), stand=0, ids=kept, logprobs=logprobs)
 
     async def _read(
         self,
@@ -207,7 +189,7 @@ class ReaderSession(CloudSession):
                 verdict_of(reply.text, passage.sentences), passage, request, reply
             )
         except NothingUsable as error:
-            error.meter = _metered(reply)
+            error.meter = billed(reply, WRITTEN)
             raise
 
     def _completion(
@@ -217,7 +199,7 @@ class ReaderSession(CloudSession):
         request: ConsultRequest,
         reply: TextContinuation,
     ) -> Completion:
-        metered = _metered(reply, stand=request.verify)
+        metered = replace(billed(reply, WRITTEN), stand=request.verify)
         if verdict.replacement is None:
             return metered
         restored = passage.shown.restored(verdict.replacement, ended=True)
@@ -270,15 +252,3 @@ class ReaderSession(CloudSession):
     def _shown(self, answer: Sequence[int]) -> FilteredAnswer:
         text = bytes_of(self._edge, answer).decode("utf-8", "ignore")
         return FilteredAnswer(text) if self._context is None else self._context.answer(text, text)
-
-
-def _metered(reply: TextContinuation, stand: int | None = None) -> Completion:
-    return Completion(
-        ids=(),
-        logprobs=(),
-        stand=stand,
-        written=WRITTEN if reply.written is None else reply.written,
-        cached=reply.cached,
-        computed=uncached(reply.prompt, reply.cached),
-        prompt=reply.prompt,
-    )

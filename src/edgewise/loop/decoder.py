@@ -15,11 +15,11 @@ from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
 from edgewise.grammar.compiled import Grammar
 from edgewise.loop.clouds import Clouds
-from edgewise.loop.escalate import Escalation
+from edgewise.loop.counts import AnswerCounts
 from edgewise.loop.generation import Generation
 from edgewise.loop.health import Breaker
 from edgewise.loop.one_cloud import CloudConsults, Tier
-from edgewise.loop.policy import Budget, Policy
+from edgewise.loop.policy import Budget, Escalation, Policy
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import Rules, State
 from edgewise.loop.verify import READS_ALONG, Verification
@@ -186,8 +186,12 @@ class Decoder:
                 rules,
                 speculation,
                 consults,
-                state=State(
-                    budget=budget, usage=Usage(prompt_tokens=rules.prompt, cached_tokens=cached)
+                state=State(budget=budget),
+                counts=AnswerCounts(
+                    rules,
+                    cached,
+                    consults.counts if consults else (),
+                    several=len(self.tiers) > 1,
                 ),
                 costs=costs,
                 closing=stack.pop_all(),
@@ -214,8 +218,8 @@ class Decoder:
             meter = costs if tier is self.tiers[-1] else None
             clouds.append(CloudConsults(tier, session, sent, ids, rules, meter))
             stack.callback(clouds[-1].close)
-        cap, several = rules.policy.max_cloud_tokens, len(self.tiers) > 1
-        return Clouds(clouds, cap=cap, several=several) if clouds else None
+        cap = rules.policy.max_cloud_tokens if len(self.tiers) > 1 else None
+        return Clouds(clouds, cap=cap) if clouds else None
 
     def generate(self, prompt: Prompt | Sequence[int], **options: Any) -> Answer:
         """`stream`, collected."""

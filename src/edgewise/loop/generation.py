@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from edgewise.completion import Completion, Verified
 from edgewise.costs.meter import AnswerCosts
-from edgewise.errors import BreaksGrammar, CloudError, EdgeError, Fault, NothingUsable
+from edgewise.errors import BreaksGrammar, CloudError, CloudTimeout, EdgeError, Fault, NothingUsable
 from edgewise.events import (
+    Candidate,
     Event,
     Finished,
     FinishReason,
@@ -27,6 +28,7 @@ from edgewise.events import (
     Token,
 )
 from edgewise.loop.clouds import Clouds
+from edgewise.loop.counts import AnswerCounts
 from edgewise.loop.policy import Budget
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import EdgeStep, Rules, State, Unwritten, circles
@@ -48,6 +50,7 @@ class Generation(Iterator[Event]):
         consults: Clouds | None,
         *,
         state: State,
+        counts: AnswerCounts,
         costs: AnswerCosts | None,
         closing: ExitStack,
         at_end: Callable[[Budget], None],
@@ -57,7 +60,7 @@ class Generation(Iterator[Event]):
         `closing` gives back the sessions; then `costs` is closed and `at_end` called, once.
         """
         self._ids, self._rules, self._state = ids, rules, state
-        self._speculation, self._consults = speculation, consults
+        self._speculation, self._consults, self._counts = speculation, consults, counts
         self._costs, self._closing, self._at_end = costs, closing, at_end
         self._events: deque[Event] = deque()
         # Tokens asked for, where, and the threshold in force there.
@@ -164,67 +167,63 @@ class Generation(Iterator[Event]):
                 return
             verdict = drafts.verdict(wait=True)
         assert verdict is not None
-        self._report(drafts)
+        self._events += drafts.over
+        drafts.over.clear()
         state, rules, step = self._state, self._rules, drafts.next_step()
         if isinstance(verdict, CloudError):
             if rules.policy.on_cloud_error == "raise":
                 raise verdict
-            self._write(state, step, verdict.reason, step)
-        elif isinstance(verdict, Completion):
-            self._rewrite(state, step, verdict, whole=drafts.escalated)
+            verdict = verdict.reason
+        if isinstance(verdict, Completion):
+            self._correct(step, verdict, whole=drafts.escalated)
         elif not isinstance(verdict, Verified):
-            state = state.stands() if verdict == "verified" else state
             self._write(state, step, verdict, step)
         elif step.forced:
             self._write(state, step, "forced", step)
         else:
-            self._judge(state, step, verdict)
+            self._judge(step, verdict)
 
-    def _judge(self, state: State, step: EdgeStep, by: Verified) -> None:
-        """Write the edge's token if the cloud lets it stand, else the cloud's own.
-
-        Where the grammar refuses that, the edge's stays.
-        """
-        rules, consults = self._rules, self._consults
-        assert consults is not None
+    def _judge(self, step: EdgeStep, by: Verified) -> None:
+        """Write the edge's token if the cloud lets it stand, else the cloud's own."""
+        rules, state = self._rules, self._state
         least = rules.policy.ratio_now(state.budget, first=not state.index)
         if rules.policy.stands(step.token, by, least):
-            self._write(state.stands(by.ratio), step, "verified", step, least, by.ratio)
+            self._write(state, step, "verified", step, least, by.ratio)
             return
-        fits, constraint = True, rules.constraint
-        if constraint is not None:
-            ends = by.id in rules.tokenizer.eos_ids
-            fits = constraint.fitting(self._ids, (by.id,), ends=ends) > 0
-        state = state.corrected(by, rules, fits=fits)
-        if fits:
-            consults.corrected()
-            self._write(state, state.unwritten[0], "corrected", step, least, by.ratio)
-        else:
-            self._write(state, step, BreaksGrammar.reason, step, least, by.ratio)
+        # What is drawn need not be the likeliest, whose logprob alone is known.
+        known = by.best if rules.sampling.greedy else None
+        top = () if known is None else ((Candidate(by.id, known),),)
+        self._correct(step, Completion(ids=(by.id,), logprobs=(known,), top=top), least, by.ratio)
 
-    def _rewrite(self, state: State, step: EdgeStep, by: Completion, *, whole: bool) -> None:
-        """Write the cloud's sentence, as far as the grammar allows it; else the edge's token."""
-        rules, consults = self._rules, self._consults
-        assert consults is not None
+    def _correct(
+        self,
+        step: EdgeStep,
+        by: Completion,
+        threshold: float | None = None,
+        ratio: float | None = None,
+        *,
+        whole: bool = False,
+    ) -> None:
+        """Write the cloud's words; where the grammar refuses them, the edge's token.
+
+        A `whole` answer is none of the share's.
+        """
+        state = self._at_hand(by)
+        if whole:
+            state = replace(state, budget=replace(state.budget, bucket=self._state.budget.bucket))
+        self._counts.escalated = whole
+        chosen = state.unwritten[0] if state.unwritten else step
+        reason = "corrected" if state.unwritten else BreaksGrammar.reason
+        self._write(state, chosen, reason, step, threshold, ratio)
+
+    def _at_hand(self, by: Completion) -> State:
+        """The state with the cloud's words to be written, as far as the grammar allows them."""
+        assert self._consults is not None
         fit = len(by.ids)
-        if (constraint := rules.constraint) is not None:
-            fit = constraint.fitting(self._ids, by.ids, ends=False)
-        state = state.rewritten(by, fit, rules, whole=whole)
-        if state.unwritten:
-            consults.corrected(len(state.unwritten))
-            self._write(state, state.unwritten[0], "corrected", step)
-        else:
-            self._write(state, step, BreaksGrammar.reason, step)
-
-    def _report(self, drafts: Verification) -> None:
-        """Count the verifications that are over, and tell of them."""
-        for outcome, event in drafts.over:
-            self._events.append(event)
-            if isinstance(outcome, CloudError):
-                self._state = self._state.failed(outcome, 0, self._rules)
-            else:
-                self._state = self._state.verified(outcome)
-        drafts.over.clear()
+        if (constraint := self._rules.constraint) is not None:
+            fit = constraint.fitting(self._ids, by.ids, ends=by.stopped)
+        self._consults.writer.brought += len(by.ids)
+        return self._state.answered(by, fit, self._rules)
 
     def _tell(self, draft: int) -> None:
         """Report the last of the drafts, if that was asked for."""
@@ -280,10 +279,12 @@ class Generation(Iterator[Event]):
             if step is None:
                 assert self._lost is not None
                 raise self._lost from error
-            self._events.extend(self._consults.events_for(error, state.index))
+            self._events += self._consults.events_for(state.index)
             if policy.on_cloud_error == "raise" and not isinstance(error, NothingUsable):
                 raise
-            state = state.failed(error, self._consults.requested, self._rules)
+            # After a timeout the cloud may still write what it was asked for.
+            lost = self._consults.requested if isinstance(error, CloudTimeout) else 0
+            state = replace(state, budget=policy.charged(state.budget, lost))
             self._write(state, step, error.reason, step, threshold)
         else:
             self._awaited = None
@@ -292,23 +293,18 @@ class Generation(Iterator[Event]):
     def _take(self, completion: Completion, step: EdgeStep | None, threshold: float | None) -> None:
         """Go on with a completion, as far as the grammar allows it; `step` is the edge's step."""
         assert self._consults is not None
-        fit = len(completion.ids)
-        outcome: Completion | CloudError = completion
-        if (constraint := self._rules.constraint) is not None:
-            fit = constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
-        token = step.token if step is not None else next(iter(completion.ids), 0)
-        state = self._state.answered(completion, token, fit, self._rules)
-        if not fit:
-            outcome = BreaksGrammar("The response format allows nothing that the cloud wrote here.")
-        changed, kept = fit > 0 and completion.ids[0] != token, len(state.unwritten)
-        self._events += self._consults.events_for(outcome, state.index, kept=kept, changed=changed)
-        if fit and step is None:
-            held = state.held.before(self._rules.tokenizer.piece(token))
-            self._write(replace(state, held=held), state.unwritten[0], "edge_lost", None)
-        elif fit:
-            self._write(state, state.unwritten[0], "critical", step, threshold)
-        elif step is not None:
-            self._write(state, step, BreaksGrammar.reason, step, threshold)
+        state = self._at_hand(completion)
+        first, refused = next(iter(state.unwritten), None), None
+        if first is None:
+            refused = BreaksGrammar("The response format allows nothing that the cloud wrote here.")
+        changed = first is not None and step is not None and first.token != step.token
+        self._events += self._consults.events_for(state.index, refused=refused, changed=changed)
+        if step is not None:
+            chosen, reason = (first, "critical") if first else (step, BreaksGrammar.reason)
+            self._write(state, chosen, reason, step, threshold)
+        elif first is not None:
+            held = state.held.before(self._rules.tokenizer.piece(first.token))
+            self._write(replace(state, held=held), first, "edge_lost", None)
         elif self._lost is not None:
             raise self._lost
 
@@ -335,26 +331,28 @@ class Generation(Iterator[Event]):
         self._ttft = self._ttft or now - self._started
         self._ids.append(token)
         if after.end is None and circles(self._ids, rules.prompt):
-            after = replace(after, end="length", usage=replace(after.usage, repeats=True))
+            after, self._counts.repeats = replace(after, end="length"), True
         self._state = after
-        self._events.append(
-            Token(
-                index=before.index,
-                id=token,
-                text=text,
-                source=source,
-                score=step.score if step and not rules.verify else None,
-                logprob=chosen.logprob,
-                seconds=now - self._last,
-                wait=waited - self._waited,
-                reason=reason,
-                threshold=threshold,
-                ratio=ratio,
-                edge=step.candidates if step and (queued or rules.candidates) else (),
-                cloud=queued.top if queued else (),
-                draft=step.token if step and queued else None,
-            )
+        if queued and consults:
+            consults.writer.wrote += 1
+        written = Token(
+            index=before.index,
+            id=token,
+            text=text,
+            source=source,
+            score=step.score if step and not rules.verify else None,
+            logprob=chosen.logprob,
+            seconds=now - self._last,
+            wait=waited - self._waited,
+            reason=reason,
+            threshold=threshold,
+            ratio=ratio,
+            edge=step.candidates if step and (queued or rules.candidates) else (),
+            cloud=queued.top if queued else (),
+            draft=step.token if step and queued else None,
         )
+        self._counts.wrote(written)
+        self._events.append(written)
         self._last, self._waited = now, waited
         drafts = self._speculation.drafts
         if after.end is not None:
@@ -363,8 +361,7 @@ class Generation(Iterator[Event]):
                 self._pending = min(self._pending, len(drafts))
             dropped, cancelled = len(drafts), self._speculation.drop(len(self._ids) - 1)
         else:
-            corrected = reason == "corrected"
-            dropped, cancelled = self._speculation.follow(token, corrected=corrected)
+            dropped, cancelled = self._speculation.follow(token, corrected=reason == "corrected")
         if dropped and self._pending:
             self._events.append(RolledBack(before.index, self._pending, cancelled))
         # The first draft is not reported: it stands for the awaited token.
@@ -376,17 +373,9 @@ class Generation(Iterator[Event]):
         """Release what is held back, and sum up."""
         self._finished = True
         text, stopped = state.held.release(self._rules.stop)
-        usage, consults, left = state.usage, self._consults, len(state.unwritten)
-        wasted = usage.wasted_tokens + left + (consults.wasted if consults else 0)
         usage = replace(
-            usage,
-            edge_tokens=state.index - usage.cloud_tokens,
-            wasted_tokens=wasted,
-            cloud_share=min(1.0, (usage.cloud_tokens + wasted) / state.index),
+            self._counts.usage(),
             edge_error=None if self._lost is None else str(self._lost),
-            review=("passages" if self._rules.passages else "tokens")
-            if self._rules.verify
-            else None,
             cost=self._costs.cost(self._ids) if self._costs else None,
         )
         total = time.monotonic() - self._started
@@ -395,7 +384,7 @@ class Generation(Iterator[Event]):
                 text=text,
                 finish_reason=reason,
                 stop=stopped or state.stopped,
-                usage=consults.with_totals(usage, left) if consults else usage,
+                usage=usage,
                 timing=Timing(ttft=self._ttft, total=total, wait=self._waited),
             )
         )

@@ -15,7 +15,8 @@ from edgewise.cloud.record import SentAnswer
 from edgewise.completion import Completion, Outgoing
 from edgewise.costs.meter import AnswerCosts
 from edgewise.errors import Blocked, CloudError, CloudTimeout, NothingUsable, require
-from edgewise.events import Consult, TierUsage
+from edgewise.events import Consult
+from edgewise.loop.counts import CloudCounts
 from edgewise.loop.health import Breaker, Latency
 from edgewise.loop.policy import Budget, SharedBudget
 from edgewise.loop.state import Rules
@@ -95,10 +96,8 @@ class Tier:
 class CloudConsults:
     """A cloud in one answer. Owned by the answer's thread; completions arrive in any thread.
 
-    `dropped` counts consults of an answer that then went another way, `wasted` the tokens they
-    asked for, whether or not these still come. `waited` seconds were spent on completions. The
-    other counts are those of `TierUsage`, and `charged` tokens. If it `ignores_breaker`, a
-    pause of the circuit breaker refuses nothing.
+    `waited` seconds were spent on completions, `charged` tokens asked for. If it `ignores_breaker`,
+    a pause of the circuit breaker refuses nothing.
     """
 
     def __init__(
@@ -115,14 +114,14 @@ class CloudConsults:
         `ids` is the answer's own list; it holds the prompt.
         """
         self.tier, self.sent, self.latency = tier, sent, tier.latency
-        self.wanted = self.calls = self.failed = self.wrote = self.charged = 0
+        self.counts, self.charged = CloudCounts(sent), 0
         self._ids, self._earned = ids, len(ids)
         self._taken = self._budget = tier.shared.take()
         self._wrong: float | None = None
-        self.dropped = self.wasted = 0
         self.waited = 0.0
         self._session, self._rules, self._policy = session, rules, rules.policy
         self._breaker, self._meter = tier.breaker, meter
+        self._limited = meter is not None and meter.limited
         # Where tokens have a price what is read ahead is billed, and no meter counts it.
         self.prefetches = tier.cloud.prefetches and meter is None
         # Where only the cloud will do, a pause would hide that it is gone.
@@ -141,7 +140,7 @@ class CloudConsults:
         """Ask for `n` tokens, or as many as the budget has, where the cloud before it scores so."""
         if score < self.tier.threshold:
             return "no"
-        self.wanted += 1
+        self.counts.wanted += 1
         if self.tier.share is not None:
             self._earn()
             if self._budget.bucket < 1:
@@ -149,7 +148,6 @@ class CloudConsults:
             n = min(n, int(self._budget.bucket))
         flight = self._flight(self._ids, n)
         if isinstance(flight, Flight):
-            self.calls += 1
             self._charge(n)
         return flight
 
@@ -174,7 +172,7 @@ class CloudConsults:
         A model in this process takes turns with the edge at its cores, and where costs are limited
         what drafts in vain cost would decide on the answer.
         """
-        return self.tier.cloud.here or (self._meter is not None and self._meter.limited)
+        return self.tier.cloud.here or self._limited
 
     def inside_word(self, token: int) -> bool:
         """Whether the answer stands where this cloud, of another vocabulary, cannot be asked."""
@@ -189,10 +187,8 @@ class CloudConsults:
         Never where costs are limited: what drafts in vain cost would decide on the answer's own
         consults, and with it the link's timing.
         """
-        if self._meter is not None and self._meter.limited:
-            return None
-        allowed = len(self._flights) < FLIGHTS and not self._breaker.is_open
-        if allowed and self._policy.may_ask_for_draft(budget, n, self.wasted):
+        allowed = not self._limited and len(self._flights) < FLIGHTS and not self._breaker.is_open
+        if allowed and self._policy.may_ask_for_draft(budget, n, self.counts.unused):
             try:
                 self._send(ids, n)
             except Blocked as error:
@@ -217,7 +213,6 @@ class CloudConsults:
         except CloudError as error:
             if (late := isinstance(error, CloudTimeout)) and self.ignores_breaker:
                 error.hint, error.setting = "allow a consult more", "deadline"
-            self.failed += 1
             self._charge(0 if late else -flight.ask)
             if isinstance(error, NothingUsable):
                 self._breaker.succeeded()
@@ -246,34 +241,38 @@ class CloudConsults:
             self._wrong = UNKNOWN if unsure(completion) is None else 0.0
         self._wrong = (self._wrong + (not agrees)) / 2
 
-    def event(self, flight: Flight, outcome: Completion | CloudError, index: int) -> Consult:
-        """The event that the consult for token `index` is over."""
-        sent = flight.sent
-        event = Consult(
+    def event(
+        self,
+        flight: Flight,
+        outcome: Completion | CloudError,
+        index: int,
+        *,
+        refused: CloudError | None = None,
+        overruled: bool = False,
+    ) -> Consult:
+        """Count the consult for token `index`, which is over, and tell of it.
+
+        Another cloud's may have `overruled` it; else its completion may be `refused`.
+        """
+        sent, asked = flight.sent, 0 if flight.verify else flight.ask
+        fault = outcome if isinstance(outcome, CloudError) else None if overruled else refused
+        self.counts.over(outcome, asked, failed=fault is not None, overruled=overruled)
+        answer = outcome if fault is None and isinstance(outcome, Completion) else None
+        return Consult(
             index=index,
-            outcome="answered",
+            outcome="answered" if fault is None else fault.reason,
+            message=None if fault is None else str(fault),
             requested=flight.ask,
-            answered=0,
+            answered=len(answer.ids) if answer else 0,
             sent_ids=sent.ids,
             sent_bytes=sent.bytes,
             seconds=(flight.landed_at or time.monotonic()) - flight.sent_at,
+            cached=answer and answer.cached,
+            computed=answer and answer.computed,
+            engine_seconds=answer and answer.engine_seconds,
             request_id=sent.request_id,
             host=self.sent.host if sent.bytes else "",
             verified=flight.verify,
-        )
-        if isinstance(outcome, CloudError):
-            return replace(event, outcome=outcome.reason, message=str(outcome))
-        meter = {name: getattr(outcome, name) for name in ("cached", "computed", "engine_seconds")}
-        return replace(event, answered=len(outcome.ids), **meter)
-
-    def usage(self) -> TierUsage:
-        return TierUsage(
-            cloud=self.sent.host,
-            wanted=self.wanted,
-            calls=self.calls,
-            failed=self.failed,
-            wrote=self.wrote,
-            sent=self.sent.counts(),
         )
 
     def drop(self, start: int = 0, end: float = math.inf) -> int:
@@ -415,8 +414,7 @@ class CloudConsults:
 
     def _forget(self, flight: Flight) -> None:
         del self._flights[flight.position]
-        self.dropped += 1
-        self.wasted += flight.ask
+        self.counts.drop(flight.ask)
 
 
 def unsure(completion: Completion) -> float | None:

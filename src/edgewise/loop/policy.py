@@ -1,10 +1,12 @@
-"""When to consult: threshold, cloud share, cap, span and deadline live here and nowhere else."""
+"""When to consult: threshold, cloud share, cap, span, deadline and escalation live here alone."""
 
 import math
 import threading
+from collections import deque
 from typing import Literal
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from edgewise.completion import Verified
@@ -46,6 +48,10 @@ RATIO, LEAST_RATIO = 0.3, 0.02
 # By which a token above the share lowers its logarithm: a full bucket verifies exactly, and an
 # answer with fifteen corrections too many moves it by a third.
 _RATIO_GAIN = -math.log(RATIO) / (MAX_BUCKET - INITIAL_BUCKET)
+
+# Answers that the least sure are told by, those before any is, and whole answers in arrears: after
+# a hundred easy questions not all of ten hard ones go.
+_SEEN, _FEW, _MOST = 128, 8, 4.0
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,3 +295,37 @@ class SharedBudget:
             self._free = min(self._free + left.bucket, MAX_BUCKET)
             self._taken -= taken.bucket
             self.level = self._free + self._taken
+
+
+class Escalation:
+    """Chooses among the answers of a pair, by the mean entropy of their first passages (nats).
+
+    Thread-safe.
+    """
+
+    def __init__(self, share: float) -> None:
+        """Raises `UsageError` for a `share` of the answers outside of 0 to 1."""
+        require(0 <= share <= 1, "escalate", "from 0 to 1 (10% is 0.1)", share)
+        self.share = share
+        self._seen = deque[float](maxlen=_SEEN)
+        self._earned, self._lock = 0.0, threading.Lock()
+
+    def wants(self, uncertainty: float) -> bool:
+        """Whether an answer is to be written whole, whose first passage is so uncertain."""
+        with self._lock:
+            self._earned = min(self._earned + self.share, _MOST)
+            self._seen.append(uncertainty)
+            known = self.share == 1 or len(self._seen) > _FEW
+            least = float(np.quantile(self._seen, 1 - self.share)) if known else np.inf
+            return uncertainty >= least and self._spent()
+
+    def rejected(self) -> bool:
+        """The same, of whose first passage nothing stands."""
+        with self._lock:
+            return self._spent()
+
+    def _spent(self) -> bool:
+        if self._earned < 1:
+            return False
+        self._earned -= 1
+        return True

@@ -12,10 +12,10 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.adapter.word_boundary import WordBoundaries
-from edgewise.completion import Completion, Verified, metered
+from edgewise.completion import Completion
 from edgewise.edge.base import Step, Tokenizer
-from edgewise.errors import CloudError, CloudTimeout, Fault
-from edgewise.events import Candidate, FinishReason, Reason, Source, Usage
+from edgewise.errors import Fault
+from edgewise.events import Candidate, FinishReason, Reason, Source
 from edgewise.grammar.calls import overlap
 from edgewise.grammar.compiled import Constraint
 from edgewise.loop.policy import Budget, Decision, Policy
@@ -147,38 +147,25 @@ class HeldText(NamedTuple):
         return whole[:shown], HeldText(pending, whole[shown:]), None
 
 
-class Boundary(msgspec.Struct, frozen=True):
-    """State of a cloud with another vocabulary, which can only be asked at word boundaries.
-
-    `pending`: a consult was wanted in this word and is deferred to its end. `at_boundary`: the
-    cloud's text ended here, so it may be asked again.
-    """
-
-    pending: bool = False
-    at_boundary: bool = False
-
-
-_NO_BOUNDARY = Boundary()
-
-
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """An answer after `index` tokens.
 
     `held` is text that cannot be shown yet. `unwritten` is the rest of a completion; while
     speculating, `expected` counts the tokens (or words) that one in flight will still bring.
-    `over_budget`: the last consult was refused for its cost or privacy; until one is sent the
-    answer earns nothing, since its share cannot be reached. `usage` counts what the cloud wrote and
-    was asked; dropped consults are counted by `CloudConsults`. `end` is set if the answer is over,
-    `stopped` if a stop string ended it.
+    With a cloud of another vocabulary a consult that was wanted inside a word is `deferred` to its
+    end; where the cloud's text ended (`divided`) it may be asked again. `over_budget`: the last
+    consult was refused for its cost or privacy; until one is sent the answer earns nothing, since
+    its share cannot be reached. `end` is set if the answer is over, `stopped` if a stop string
+    ended it.
     """
 
     budget: Budget
-    usage: Usage
     index: int = 0
     held: HeldText = HeldText()
     unwritten: tuple[Unwritten, ...] = ()
     expected: int = 0
-    boundary: Boundary = _NO_BOUNDARY
+    deferred: bool = False
+    divided: bool = False
     over_budget: bool = False
     end: FinishReason | None = None
     stopped: str | None = None
@@ -189,15 +176,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         If the cloud cannot be asked here (inside a word), ask at the next word boundary. Never ask
         where the grammar allows one token only.
         """
-        decision = rules.policy.decide(1.0 if self.boundary.pending else step.score, self.budget)
+        decision = rules.policy.decide(1.0 if self.deferred else step.score, self.budget)
         if step.forced:
             return replace(decision, ask=0, reason="forced")
         if not decision.ask:
             return decision
         if rules.boundaries is not None:
-            refused = rules.boundaries.refused(
-                ids, rules.prompt, step.token, divided=self.boundary.at_boundary
-            )
+            refused = rules.boundaries.refused(ids, rules.prompt, step.token, divided=self.divided)
             if refused is not None:
                 return replace(decision, ask=0, reason=refused)
         return replace(decision, ask=min(decision.ask, rules.max_tokens - self.index))
@@ -213,13 +198,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         opens = rules.boundaries is not None and rules.boundaries.opens(ids, rules.prompt, token)
         return replace(self, expected=self.expected - 1) if self.expected and opens else self
 
-    def answered(self, completion: Completion, token: int, fit: int, rules: Rules) -> "State":
-        """The state after a consult, if the edge would have written `token`.
+    def answered(self, completion: Completion, fit: int, rules: Rules) -> "State":
+        """The state with a completion's ids at hand, which are all charged.
 
-        The grammar allows the first `fit` ids of the completion; those beyond them, and what the
-        cap has no room for, are wasted.
+        The grammar allows the first `fit`; those beyond them, and what the cap has no room for,
+        are wasted.
         """
-        usage, ids, tops = self.usage, completion.ids, completion.top
+        ids, tops = completion.ids, completion.top
         kept, last = rules.policy.fit_to_cap(self.budget, len(ids)), len(ids) - 1
         unwritten = tuple(
             Unwritten(
@@ -231,93 +216,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             )
             for i in range(min(kept, fit))
         )
-        return replace(
-            self,
-            unwritten=unwritten,
-            budget=rules.policy.charged(self.budget, len(ids)),
-            usage=replace(
-                usage,
-                cloud_calls=usage.cloud_calls + 1,
-                failed_calls=usage.failed_calls + (not fit),
-                wasted_tokens=usage.wasted_tokens + len(ids) - len(unwritten),
-                correction_tokens=usage.correction_tokens + (fit > 0 and ids[0] != token),
-                cloud_prompt_cached=metered(usage.cloud_prompt_cached, completion.cached),
-                cloud_prompt_computed=metered(usage.cloud_prompt_computed, completion.computed),
-                cloud_completion_tokens=usage.cloud_completion_tokens + completion.billed,
-            ),
-        )
-
-    def verified(self, completion: Completion) -> "State":
-        """The state after a block of edge tokens was verified."""
-        usage = replace(
-            self.usage,
-            cloud_calls=self.usage.cloud_calls + 1,
-            cloud_prompt_cached=metered(self.usage.cloud_prompt_cached, completion.cached),
-            cloud_prompt_computed=metered(self.usage.cloud_prompt_computed, completion.computed),
-            cloud_completion_tokens=self.usage.cloud_completion_tokens + completion.billed,
-        )
-        return replace(self, usage=usage)
-
-    def stands(self, ratio: float | None = None) -> "State":
-        """The state at a token of the edge's that the cloud lets stand, with its ratio if known."""
-        usage, lowest = self.usage, self.usage.lowest_ratio
-        if ratio is not None and (lowest is None or ratio < lowest):
-            usage = replace(usage, lowest_ratio=ratio, lowest_at=self.index)
-        return replace(self, usage=replace(usage, verified_tokens=usage.verified_tokens + 1))
-
-    def corrected(self, by: Verified, rules: Rules, *, fits: bool) -> "State":
-        """The state with the cloud's token at hand; the edge's stays where the grammar refuses it.
-
-        That was asked for all the same, so it counts.
-        """
-        # What is drawn need not be the likeliest, whose logprob alone is known.
-        known = by.best if rules.sampling.greedy else None
-        top = () if known is None else (Candidate(by.id, known),)
-        unwritten = (Unwritten(by.id, known, top, ends=False, last=True),) if fits else ()
-        usage = replace(
-            self.usage,
-            wasted_tokens=self.usage.wasted_tokens + (not fits),
-            correction_tokens=self.usage.correction_tokens + fits,
-        )
-        budget = rules.policy.charged(self.budget, 1)
-        return replace(self, unwritten=unwritten, budget=budget, usage=usage)
-
-    def rewritten(self, by: Completion, fit: int, rules: Rules, *, whole: bool) -> "State":
-        """The state with the sentence at hand that the cloud wrote in place of the edge's.
-
-        Of its ids the grammar allows the first `fit`. What the cap has no room for is left to the
-        edge; all of it is charged. A `whole` answer is none of the share's.
-        """
-        ids = by.ids[: min(fit, rules.policy.fit_to_cap(self.budget, len(by.ids)))]
-        last = len(ids) - 1
-        queue = tuple(
-            Unwritten(token, None, (), ends=False, last=at == last) for at, token in enumerate(ids)
-        )
-        usage = replace(
-            self.usage,
-            wasted_tokens=self.usage.wasted_tokens + len(by.ids) - len(ids),
-            correction_tokens=self.usage.correction_tokens + len(ids),
-            escalated=whole,
-        )
-        budget = rules.policy.charged(self.budget, len(by.ids))
-        if whole:
-            budget = replace(budget, bucket=self.budget.bucket)
-        return replace(self, unwritten=queue, budget=budget, usage=usage)
-
-    def failed(self, error: CloudError, ask: int, rules: Rules) -> "State":
-        """The state after a consult that brought nothing.
-
-        After a timeout the cloud may still write what it was asked for, so that is charged and
-        counts as wasted.
-        """
-        lost = ask if isinstance(error, CloudTimeout) else 0
-        usage = replace(
-            self.usage,
-            cloud_calls=self.usage.cloud_calls + 1,
-            failed_calls=self.usage.failed_calls + 1,
-            wasted_tokens=self.usage.wasted_tokens + lost,
-        )
-        return replace(self, budget=rules.policy.charged(self.budget, lost), usage=usage)
+        budget = rules.policy.charged(self.budget, len(ids))
+        return replace(self, unwritten=unwritten, budget=budget)
 
     def write(
         self, token: int, by: Source, rules: Rules, reason: Reason | Fault | None
@@ -333,28 +233,29 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         if not piece and rules.shown and not ended:
             piece = rules.shown.get(token, b"")
         shown, held, matched = self.held.feed(piece, rules.stop)
-        usage, index, by_cloud = self.usage, self.index + 1, by == "cloud"
+        index = self.index + 1
         end: FinishReason | None = None
         if matched or ended:
             end = "stop"
         elif index == rules.max_tokens or rules.prompt + index > rules.context:
             end = "length"
-        seen = by_cloud or reason == "verified"
+        seen = by == "cloud" or reason == "verified"
         over_budget = (self.over_budget or reason in _REFUSED) and not seen
-        budget, expected, boundary = self.budget, max(0, self.expected - 1), _NO_BOUNDARY
+        budget, expected = self.budget, max(0, self.expected - 1)
+        deferred = divided = False
         if rules.boundaries is not None:
             budget, expected = rules.policy.charged(budget, min(1, self.expected)), self.expected
-            pending = reason == "mid_word" or (reason == "forced" and self.boundary.pending)
-            boundary = Boundary(pending, len(self.unwritten) == 1 and self.unwritten[0].last)
+            deferred = reason == "mid_word" or (reason == "forced" and self.deferred)
+            divided = len(self.unwritten) == 1 and self.unwritten[0].last
         after = State(
             index=index,
             budget=budget if over_budget else rules.policy.after_token(budget),
             held=held,
             unwritten=self.unwritten[1:],
             expected=expected,
-            boundary=boundary,
+            deferred=deferred,
+            divided=divided,
             over_budget=over_budget,
-            usage=replace(usage, cloud_tokens=usage.cloud_tokens + 1) if by_cloud else usage,
             end=end,
             stopped=matched,
         )

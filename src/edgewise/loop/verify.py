@@ -18,9 +18,8 @@ from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import BreaksGrammar, CloudError, Fault
 from edgewise.events import Consult, Reason
 from edgewise.loop.clouds import Clouds
-from edgewise.loop.escalate import Escalation
 from edgewise.loop.one_cloud import Flight, Refusal
-from edgewise.loop.policy import Budget
+from edgewise.loop.policy import Budget, Escalation
 from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import EdgeStep, Rules, State
 from edgewise.routers.untrained import Constant
@@ -50,7 +49,7 @@ class _Block(NamedTuple):
 class Verification(Speculation):
     """The drafts of an answer, and what the cloud says of them.
 
-    `over` are the outcomes of blocks that nobody has reported yet.
+    `over` tells of the verifications that are over and that nobody has reported yet.
     """
 
     _consults: Clouds
@@ -69,7 +68,7 @@ class Verification(Speculation):
         `escalation` decides whether the cloud writes all of it. A response format is the edge's.
         """
         super().__init__(ids, edge, READS_ALONG, consults, rules)
-        self.over: list[tuple[Completion | CloudError, Consult]] = []
+        self.over: list[Consult] = []
         self._refused: Reason | None = None
         if not consults.passages:
             self._refused = rules.policy.refuses(budget, first=True)
@@ -152,7 +151,7 @@ class Verification(Speculation):
                 continue
             self.rest()
             outcome, event = self._consults.outcome(flight, start - self._rules.prompt)
-            self.over.append((outcome, event))
+            self.over.append(event)
             if start == self._rules.prompt and self._nothing_stands(outcome):
                 whole = self._whole([*self._ids, *self.drafts[: len(places)]], len(places))
                 self._blocks.appendleft(_Block(start, end, whole))

@@ -5,16 +5,16 @@ a model writes other words than another proves nothing; only one that begins ane
 """
 
 import asyncio
-import secrets
 import time
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.adapter.session import AdaptedCloud, AdaptedSession, ReplyChunk, WordConsult
 from edgewise.cloud.adapter.word_boundary import BLANKS, WordBoundaries, added, held_back
-from edgewise.cloud.engine import IoThread
+from edgewise.cloud.engine import Clients, IoThread
 from edgewise.cloud.redaction import Context, ContextFilter
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
@@ -24,7 +24,6 @@ from edgewise.engines.vocabulary_check import FRESH_SECONDS
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 from edgewise.prompts import Message, Prompt
 from edgewise.servers.replies import THINK, uncached
-from edgewise.wire.protocol import request_id
 
 PROBE_SECONDS = 60.0
 """Timeout of a probe: how an API continues, and how much of a long prompt it computes again."""
@@ -63,11 +62,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         return f"{first}, {blanks}"
 
 
-class TextCloud(AdaptedCloud):
-    """Implements `CloudModel` over a `TextEngine`, with an I/O thread of its own.
-
-    It is asked where a word opens, for words. Once checked, `capabilities` say how it continues.
-    """
+class ApiCloud(AdaptedCloud):
+    """A cloud over a `TextEngine`, with an I/O thread of its own."""
 
     def __init__(
         self, engine: TextEngine, *, edge: Tokenizer, context_filter: ContextFilter | None = None
@@ -75,15 +71,28 @@ class TextCloud(AdaptedCloud):
         """`context_filter` says what the cloud gets to see (default: everything)."""
         super().__init__(engine.url, edge, context_filter)
         self.engine = engine
+        self._io = IoThread(self.name)
+        self.submit = self._io.submit
+
+    def close(self) -> None:
+        self._io.close(self.engine.close())
+
+
+class TextCloud(ApiCloud):
+    """Implements `CloudModel`: it is asked where a word opens, for words.
+
+    Once checked, `capabilities` say how it continues.
+    """
+
+    def __init__(self, engine: TextEngine, **options: Any) -> None:
+        super().__init__(engine, **options)
         self.capabilities = Capabilities()
         self._served: Described | None = None
         self._reconnected, self._since = asyncio.Event(), 0.0
         if engine.owner:
             # Others decline requests for a model that they do not serve any more.
             engine.connected = self._reconnected.set
-        self.boundaries = WordBoundaries(edge, reasons=engine.reasons)
-        self._io = IoThread(self.name)
-        self.submit = self._io.submit
+        self.boundaries = WordBoundaries(self.edge, reasons=engine.reasons)
 
     def identity(self) -> str:
         model = self._served.model if self._served else None
@@ -117,9 +126,6 @@ class TextCloud(AdaptedCloud):
             raise CloudUnavailable(f"{self.name!r} serves another model by now", hint="try again")
         return reply
 
-    def close(self) -> None:
-        self._io.close(self.engine.close())
-
     async def _probe(self) -> None:
         served = await self.engine.describe()
         if served != self._served:
@@ -144,9 +150,7 @@ class AdaptedTextSession(AdaptedSession):
     def __init__(self, cloud: TextCloud, prompt: Prompt) -> None:
         super().__init__(cloud, prompt)
         self._engine = cloud
-        self._before = Context(())
-        self._client = Client(session=secrets.token_hex(12))
-        self._asks = 0
+        self._before, self._clients = Context(()), Clients()
 
     def begin(self, before: Context) -> None:
         self._before = before
@@ -155,13 +159,8 @@ class AdaptedTextSession(AdaptedSession):
         self.holds_lines = self._engine.capabilities.trims
 
     def request(self, consult: WordConsult, deadline: float) -> "Future[TextContinuation]":
-        self._asks += 1
-        name = request_id(self._client.session, self._asks)
-        before = self._before
+        client, before = self._clients.of(consult.request.sent), self._before
         messages = tuple(replace(message, local=False) for message in before.messages or ())
-        sent = consult.request.sent
-        sent.request_id = name
-        client = replace(self._client, sent=sent, request_id=name)
         answer, _ = self._sent(consult)
         # An API that takes text alone has the prompt in it.
         text = answer if before.messages is not None else before.text + answer
@@ -169,15 +168,7 @@ class AdaptedTextSession(AdaptedSession):
         return self._engine.submit(self._engine.complete(asked, client), deadline)
 
     def meter(self, consult: WordConsult, reply: TextContinuation) -> Completion:
-        return Completion(
-            ids=(),
-            logprobs=(),
-            # An API that does not report it has written no more than that.
-            written=consult.step if reply.written is None else reply.written,
-            cached=reply.cached,
-            computed=uncached(reply.prompt, reply.cached),
-            prompt=reply.prompt,
-        )
+        return billed(reply, consult.step)
 
     def read(self, consult: WordConsult, reply: TextContinuation) -> ReplyChunk:
         url, text, able = self._engine.name, reply.text, self._engine.capabilities
@@ -201,6 +192,18 @@ class AdaptedTextSession(AdaptedSession):
     def _sent(self, consult: WordConsult) -> tuple[str, str]:
         """Text that the next request of a consult continues, and the blanks held back."""
         return held_back(consult.text + consult.data.decode(), lines=self.holds_lines)
+
+
+def billed(reply: TextContinuation, most: int) -> Completion:
+    """What a reply of `most` tokens was billed; an API may not report what it has written."""
+    return Completion(
+        ids=(),
+        logprobs=(),
+        written=most if reply.written is None else reply.written,
+        cached=reply.cached,
+        computed=uncached(reply.prompt, reply.cached),
+        prompt=reply.prompt,
+    )
 
 
 class Probe:

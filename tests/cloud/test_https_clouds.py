@@ -1,4 +1,5 @@
-"""A proxy of the environment carries encrypted bytes to a cloud elsewhere, and nothing else."""
+"""Where keys and prompts travel: a proxy carries encrypted bytes alone, no redirect is followed, no
+cookie goes back."""
 
 import socket
 import ssl
@@ -17,7 +18,9 @@ from edgewise.cloud import gateway_link
 from edgewise.cloud.adapter.text import TextCloud
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import open_engine
+from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.registry import opened
+from edgewise.engines.http import Redirected
 from edgewise.errors import CloudError, CloudUnavailable, UsageError
 from edgewise.prompts import Message, Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer
@@ -31,7 +34,19 @@ def by_text(url: str, *, key: str | None = None) -> TextCloud:
     return TextCloud(opened("chat", url, key=key, model="scripted"), edge=ByteTokenizer())
 
 
-CLOUDS = [*(partial(open_engine, engine=name) for name in ("vllm", "gateway")), by_text]
+BY_IDS = [
+    partial(open_engine, engine=name) for name in ("vllm", "gateway", "llama-server", "sglang")
+]
+CLOUDS = [*BY_IDS[:2], by_text]
+
+
+@pytest.fixture
+def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
+    """Who certifies clouds here."""
+    made = trustme.CA()
+    made.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    return made
 
 
 class Proxy:
@@ -95,10 +110,7 @@ class Cloud(Served):
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+def cloud(authority: trustme.CA) -> Iterator[Cloud]:
     with closing(Cloud(authority)) as made:
         yield made
 
@@ -207,3 +219,102 @@ def test_a_proxy_that_cannot_be_used_is_refused_and_not_gone_around(
     assert "word" not in str(caught.value)
     for elsewhere in ("http://cloud.example", "https://127.0.0.1:1"):
         kind(elsewhere).close()
+
+
+class Leading(Served):
+    """Answers whatever it is asked with a redirect to a second server, which notes who comes."""
+
+    def __init__(self, authority: trustme.CA) -> None:
+        super().__init__()
+        self.status, self.location = 302, ""
+        self.asked = 0
+        self.came: list[str] = []
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        self.plain, self.secure = (
+            f"{scheme}://127.0.0.1:{self.serve([web.route('*', '/{p:.*}', self._lead)], ssl=how)}"
+            for scheme, how in (("http", None), ("https", context))
+        )
+        self.elsewhere = f"http://127.0.0.1:{self.serve([web.route('*', '/{p:.*}', self._come)])}"
+
+    async def _lead(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        where = self.elsewhere + request.path
+        return web.Response(status=self.status, headers={"Location": where})
+
+    async def _come(self, request: web.Request) -> web.StreamResponse:
+        self.came.append(f"{request.path} {request.headers.get('authorization')}")
+        if request.headers.get("upgrade"):
+            socket = web.WebSocketResponse()
+            await socket.prepare(request)
+            return socket
+        return web.json_response({"data": [{"id": "x", "owned_by": "llamacpp"}], "tokens": [1]})
+
+
+@pytest.fixture
+def leading(authority: trustme.CA) -> Iterator[Leading]:
+    with closing(Leading(authority)) as made:
+        yield made
+
+
+def refusals(cloud: CloudModel) -> list[CloudError]:
+    """How a check, a push and a consult end."""
+    found: list[CloudError] = []
+    session = cloud.open(Prompt((1,), (Message("user", "so?"),)))
+    session.prefetch([1])
+    for work in (
+        lambda: cloud.check_vocabulary(ByteTokenizer()),
+        lambda: session.ask(ConsultRequest([1], 1, 20)).result(),
+    ):
+        with pytest.raises(CloudError) as refused:
+            work()
+        found.append(refused.value)
+    session.close()
+    cloud.close()
+    return found
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 305, 307, 308])
+@pytest.mark.parametrize("secure", [False, True], ids=["http", "https to http"])
+@pytest.mark.parametrize("kind", [*BY_IDS, by_text])
+def test_no_redirect_is_followed(leading: Leading, kind: Any, secure: bool, status: int) -> None:
+    leading.status = status
+    url = leading.secure if secure else leading.plain
+    for error in refusals(kind(url, key="sk-secret")):
+        assert isinstance(error, Redirected)
+        assert url in error.message
+        assert str(status) in error.message
+    assert leading.asked >= 2
+    assert leading.came == []
+
+
+def test_a_certificate_of_nobody_known_is_refused(
+    leading: Leading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with closing(LlamaServer(leading.secure, key="sk-secret")) as cloud:
+        asked = cloud.open(Prompt((1,))).ask(ConsultRequest([1], 1, 20))
+        with pytest.raises(CloudUnavailable, match="certificate"):
+            asked.result()
+    assert leading.asked == 0
+
+
+@pytest.mark.parametrize("kind", CLOUDS)
+def test_no_cookie_goes_back(kind: Callable[[str], CloudModel]) -> None:
+    came: list[str | None] = []
+
+    async def named(request: web.Request) -> web.Response:
+        came.append(request.headers.get("Cookie"))
+        return web.Response(status=404, headers={"Set-Cookie": "device=4711; Path=/"})
+
+    with closing(Served()) as server:
+        # Cookies of a number's host are kept by nobody.
+        url = f"http://localhost:{server.serve([web.route('*', '/{path:.*}', named)])}"
+        with closing(kind(url)) as cloud:
+            session = cloud.open(Prompt((1,), (Message("user", "so?"),)))
+            for _ in range(2):
+                with pytest.raises(CloudError):
+                    session.ask(ConsultRequest([1], 1, 20)).result()
+            session.close()
+    assert len(came) > 1
+    assert {*came} == {None}

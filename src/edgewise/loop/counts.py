@@ -1,0 +1,130 @@
+"""The counts of an answer: its tokens and its consults are counted here, and nowhere else.
+
+What its clouds brought, or were asked for in vain, they wrote or it is wasted.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+
+from edgewise.cloud.record import SentAnswer
+from edgewise.completion import Completion, metered
+from edgewise.errors import CloudError, CloudTimeout, NothingUsable
+from edgewise.events import SentCounts, TierUsage, Token, Usage
+from edgewise.loop.state import Rules
+
+
+class CloudCounts:
+    """What one cloud was asked in an answer, and what came of it.
+
+    `wanted`, `calls`, `failed` and `wrote` are those of `TierUsage`. `dropped` consults are those
+    whose outcome the answer did not wait for. It `brought` so many tokens, or was asked for them in
+    vain; `unused` of them are of dropped or overruled consults. `cached` and `computed` are prompt
+    tokens by its meter, None once that left one out, `written` tokens of its own vocabulary.
+    """
+
+    def __init__(self, sent: SentAnswer) -> None:
+        self.sent = sent
+        self.wanted = self.calls = self.failed = self.wrote = 0
+        self.dropped = self.brought = self.unused = self.written = 0
+        self.cached: int | None = 0
+        self.computed: int | None = 0
+
+    def over(
+        self, outcome: Completion | CloudError, asked: int, *, failed: bool, overruled: bool
+    ) -> None:
+        """A consult for `asked` tokens is over. What the answer takes of it counts when taken.
+
+        It may have `failed` though a completion came: where nothing of that is allowed.
+        """
+        self.calls += 1
+        self.failed += failed
+        meter = outcome.meter if isinstance(outcome, NothingUsable) else outcome
+        if isinstance(meter, Completion):
+            self.cached = metered(self.cached, meter.cached)
+            self.computed = metered(self.computed, meter.computed)
+            self.written += meter.billed
+        lost = 0
+        if isinstance(outcome, CloudTimeout):
+            # The cloud may still write them.
+            lost = asked
+        elif overruled and isinstance(outcome, Completion):
+            lost = len(outcome.ids)
+        self.brought += lost
+        self.unused += lost if overruled else 0
+
+    def drop(self, asked: int) -> None:
+        """A consult for `asked` tokens is not waited for."""
+        self.dropped += 1
+        self.brought += asked
+        self.unused += asked
+
+
+class AnswerCounts:
+    """The tokens of an answer, and the counts of its clouds.
+
+    `repeats` and `escalated` are those of `Usage`.
+    """
+
+    def __init__(
+        self, rules: Rules, cached: int, clouds: Sequence[CloudCounts], *, several: bool
+    ) -> None:
+        """The edge had computed `cached` ids before. `clouds` are told apart where `several`."""
+        self._rules, self._cached, self._clouds, self._several = rules, cached, clouds, several
+        self._tokens = self._verified = self._corrections = 0
+        self._lowest: tuple[float, int] | None = None
+        self._anew = self.repeats = self.escalated = False
+
+    def wrote(self, token: Token) -> None:
+        """The answer's next token. All of a sentence that the cloud wrote anew is a correction."""
+        self._tokens += 1
+        if token.reason == "verified":
+            self._verified += 1
+            if token.ratio is not None:
+                told = token.ratio, token.index
+                self._lowest = told if self._lowest is None else min(self._lowest, told)
+        self._anew = token.reason == "corrected" or (self._anew and token.reason == "span")
+        self._corrections += self._anew or token.draft not in (None, token.id)
+
+    def usage(self) -> Usage:
+        """All that was counted."""
+        clouds, (lowest, at) = self._clouds, self._lowest or (None, None)
+        wrote = sum(one.wrote for one in clouds)
+        wasted = sum(one.brought for one in clouds) - wrote
+        review = "passages" if self._rules.passages else "tokens"
+        return Usage(
+            prompt_tokens=self._rules.prompt,
+            cached_tokens=self._cached,
+            edge_tokens=self._tokens - wrote,
+            cloud_tokens=wrote,
+            wasted_tokens=wasted,
+            correction_tokens=self._corrections,
+            cloud_share=min(1.0, (wrote + wasted) / self._tokens),
+            cloud_calls=sum(one.calls + one.dropped for one in clouds),
+            failed_calls=sum(one.failed for one in clouds),
+            cloud_prompt_cached=reduce(metered, (one.cached for one in clouds), 0),
+            cloud_prompt_computed=reduce(metered, (one.computed for one in clouds), 0),
+            cloud_completion_tokens=sum(one.written for one in clouds),
+            verified_tokens=self._verified,
+            lowest_ratio=lowest,
+            lowest_at=at,
+            review=review if self._rules.verify else None,
+            escalated=self.escalated,
+            repeats=self.repeats,
+            sent=_summed([one.sent.counts() for one in clouds]),
+            tiers=tuple(map(_tier, clouds)) if self._several else (),
+        )
+
+
+def _tier(one: CloudCounts) -> TierUsage:
+    counts = {name: getattr(one, name) for name in ("wanted", "calls", "failed", "wrote")}
+    return TierUsage(cloud=one.sent.host, sent=one.sent.counts(), **counts)
+
+
+def _summed(counts: Sequence[SentCounts]) -> SentCounts:
+    return SentCounts(
+        host=", ".join(dict.fromkeys(one.host for one in counts if one.host)) or None,
+        consults=sum(one.consults for one in counts),
+        prefetches=sum(one.prefetches for one in counts),
+        bytes=sum(one.bytes for one in counts),
+        tokens=sum(one.tokens for one in counts),
+    )
