@@ -113,35 +113,35 @@ def test_options_are_met_by_entry_points_alone() -> None:
 
 
 BUDGET = {
-    "edgewise/servers": 1_798,
-    "edgewise/options": 2_094,
-    "edgewise": 3_086,
-    "edgewise/cli": 2_303,
-    "edgewise/cloud": 3_622,
+    "edgewise/servers": 1_753,
+    "edgewise/options": 2_019,
+    "edgewise": 3_032,
+    "edgewise/cli": 2_296,
+    "edgewise/cloud": 3_598,
     "edgewise/costs": 620,
-    "edgewise/edge": 4_329,
-    "edgewise/engines": 1_748,
-    "edgewise/gateway": 1_496,
-    "edgewise/grammar": 939,
-    "edgewise/hub": 759,
-    "edgewise/keys": 648,
-    "edgewise/listening": 672,
-    "edgewise/loop": 2_483,
-    "edgewise/prompts": 1_058,
+    "edgewise/edge": 4_163,
+    "edgewise/engines": 1_668,
+    "edgewise/gateway": 1_474,
+    "edgewise/grammar": 916,
+    "edgewise/hub": 742,
+    "edgewise/keys": 637,
+    "edgewise/listening": 665,
+    "edgewise/loop": 2_461,
+    "edgewise/prompts": 1_024,
     "edgewise/routers": 1_002,
-    "edgewise/sandbox": 242,
-    "edgewise/server": 3_190,
-    "edgewise/testing": 480,
-    "edgewise/wire": 272,
-    "edgewise_lab": 453,
-    "edgewise_lab/bench": 2_406,
-    "edgewise_lab/commands": 2_298,
-    "edgewise_lab/evaluation": 3_837,
-    "edgewise_lab/training": 1_614,
+    "edgewise/sandbox": 236,
+    "edgewise/server": 3_178,
+    "edgewise/testing": 476,
+    "edgewise/wire": 267,
+    "edgewise_lab": 239,
+    "edgewise_lab/bench": 2_328,
+    "edgewise_lab/commands": 2_286,
+    "edgewise_lab/evaluation": 3_821,
+    "edgewise_lab/training": 1_529,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 32_841, 181
+PRODUCT_LINES, PRODUCT_FILES = 32_227, 181
 
 
 def test_every_package_keeps_its_budget() -> None:

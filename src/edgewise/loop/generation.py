@@ -211,7 +211,7 @@ class Generation(Iterator[Event]):
         state = self._at_hand(by)
         if whole:
             state = replace(state, budget=replace(state.budget, bucket=self._state.budget.bucket))
-        self._counts.escalated = whole
+        self._counts.escalated |= whole
         chosen = state.unwritten[0] if state.unwritten else step
         reason = "corrected" if state.unwritten else BreaksGrammar.reason
         self._write(state, chosen, reason, step, threshold, ratio)
