@@ -358,3 +358,20 @@ def test_how_a_whole_answer_is_drawn_is_sent_or_refused(form: Any) -> None:
         other = whole(pair, 1.0).generate(SAID, sampling=Sampling(temperature=0.5, top_k=4))
     assert "rejected" in reasons(other)
     assert not any("top_k" in str(body) for body in served.bodies[asked:])
+
+
+def test_a_passage_of_blanks_asks_nothing_and_costs_nothing() -> None:
+    """Seen: an estimate of what would have been asked was billed."""
+    with reading(edge=" \n" * 40) as (pair, served):
+        billed = Decoder(
+            pair.edge,
+            router=Constant(0.0),
+            policy=pair.policy,
+            cloud=pair.cloud,
+            billing=Billing(price_of("0.001,0.001,8")),
+        )
+        answer = billed.generate(SAID)
+    assert not any(asked.sentences for asked in served.asked)
+    assert answer.usage.cloud_calls
+    assert answer.usage.cost is not None
+    assert answer.usage.cost.paid == 0

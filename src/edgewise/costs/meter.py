@@ -346,7 +346,11 @@ class AnswerCosts:
         for call in calls:
             if call.future.cancelled() or not call.future.done():
                 self._open.append(call)
-            elif (completion := call.completion) is not None:
+                continue
+            # A reader is not sent a passage of blanks.
+            asked = call.sent.requests or not self._tokens.asks
+            completion = call.completion if asked else None
+            if completion is not None:
                 billed = self._metered(completion, call)
                 self._learn(billed, call)
                 self._over += billed + self._repeated(call)
